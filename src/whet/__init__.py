@@ -1,0 +1,34 @@
+"""whet makes PyTorch models fast on the machine at hand, and proves it.
+
+`import whet` does nothing: no torch, no flag, no device query. The public names load when first used.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "tune": "whet.tuner",
+    "Result": "whet.tuner",
+    "load": "whet.artefact",
+    "Artefact": "whet.artefact",
+    "Workload": "whet.workload",
+    "Quality": "whet.workload",
+    "Recipe": "whet.recipe",
+    "Machine": "whet.machine",
+    "describe": "whet.machine",
+    "WhetError": "whet.errors",
+}
+
+__all__ = [*_PUBLIC, "__version__"]  # noqa: PLE0604 - names, loaded by __getattr__
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'whet' has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,68 @@
+"""A tuned model on disk: loaded in a fresh process, called as the original was.
+
+An artefact is a directory: artefact.json (how to run and call it) and the runtime's files. `load` reads it, with no
+need for the code that built the model.
+"""
+
+import importlib
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.artefact.runtime import MANIFEST, Manifest, Runtime, read_manifest
+from whet.errors import ArtefactError
+from whet.signature import Signature
+
+__all__ = ["MANIFEST", "Artefact", "Manifest", "Runtime", "load", "read_manifest"]
+
+_LOG = logging.getLogger("whet")
+
+# runtime name -> module and class; each imports its library only when used
+_RUNTIMES = {
+    "program": ("whet.artefact.program", "ProgramRuntime"),
+    "inductor": ("whet.artefact.inductor", "InductorRuntime"),
+    "openvino": ("whet.artefact.openvino", "OpenVINORuntime"),
+    "onnxruntime": ("whet.artefact.onnxruntime", "ONNXRuntime"),
+}
+
+
+class Artefact:
+    """A loaded artefact. Call it as the original model; it returns what the original returned.
+
+    A dict or a model-output object comes back as a dict whose entries are attributes too.
+    """
+
+    def __init__(self, runtime: Runtime, manifest: Manifest) -> None:
+        self.runtime = runtime
+        self.manifest = manifest
+        self.signature: Signature = manifest.read_signature()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.signature.unflatten(self.runtime.run(self.signature.flatten(args, kwargs)))
+
+    def run(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Run on flat tensors, in the signature's order, without the calling convention."""
+        return self.runtime.run(tensors)
+
+
+def load(directory: str | os.PathLike[str]) -> Artefact:
+    """Load what `whet tune` or `whet apply` wrote.
+
+    Nothing is unpickled. An artefact compiled by torch.compile or exported to another runtime holds native code or a
+    graph for it: load those from where you would install a program from. Sets torch's thread count where the
+    recipe does, and says so in the log. Raises ArtefactError for a damaged directory, MissingExtra without the library.
+    """
+    path = Path(directory)
+    manifest = read_manifest(path)
+    if manifest.runtime not in _RUNTIMES:
+        raise ArtefactError(f"{path} needs the runtime {manifest.runtime!r}, which this whet does not have")
+    if manifest.num_threads is not None:
+        torch.set_num_threads(manifest.num_threads)
+        _LOG.info("torch.set_num_threads(%d), as the recipe says", manifest.num_threads)
+    module, name = _RUNTIMES[manifest.runtime]
+    runtime: type[Runtime] = getattr(importlib.import_module(module), name)
+    return Artefact(runtime.read(path, manifest), manifest)

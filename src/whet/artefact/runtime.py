@@ -1,0 +1,94 @@
+"""How an artefact runs: what every kind of saved model can do."""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from torch import Tensor
+
+from whet.errors import ArtefactError
+from whet.files import write_whole
+from whet.signature import Signature
+
+MANIFEST = "artefact.json"
+
+
+class Manifest(BaseModel):
+    """artefact.json: how to run and call what lies beside it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: int = 1
+    runtime: str
+    signature: dict[str, Any]
+    num_threads: int | None = None
+    settings: dict[str, Any] = {}
+    notes: list[str] = []
+    fingerprint: str | None = None
+
+    def read_signature(self) -> Signature:
+        return _SIGNATURE.validate_python(self.signature)
+
+
+_SIGNATURE = TypeAdapter(Signature)
+
+
+class Runtime(ABC):
+    """A compiled or exported model: runs on flat tensors, and can be saved and loaded without pickle."""
+
+    NAME: ClassVar[str]
+
+    @abstractmethod
+    def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The outputs for flat inputs, in the signature's order. They may be overwritten by the next call."""
+
+    @abstractmethod
+    def write(self, directory: Path) -> None:
+        """Write the model's files into an existing directory."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, directory: Path, manifest: Manifest) -> Self:
+        """Load the model's files. Raises ArtefactError where they are damaged, MissingExtra without the library."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What `read` needs beyond the files, as plain JSON values."""
+        return {}
+
+    def save(
+        self, directory: Path, signature: Signature, num_threads: int | None = None, notes: Sequence[str] = ()
+    ) -> Path:
+        """Write files and manifest; the manifest last, so that a directory that has one is complete."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self.write(directory)
+        manifest = Manifest(
+            runtime=self.NAME,
+            signature=_SIGNATURE.dump_python(signature, mode="json"),
+            num_threads=num_threads,
+            settings=self.settings,
+            notes=list(notes),
+        )
+        write_whole(directory / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
+        return directory
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of an artefact. Raises ArtefactError with what is wrong with it."""
+    path = directory / MANIFEST
+    if not directory.is_dir():
+        raise ArtefactError(f"{directory} is no directory; give one that `whet tune` or `whet apply` wrote")
+    if not path.is_file():
+        raise ArtefactError(f"{directory} holds no {MANIFEST}; give a directory that `whet tune` or `whet apply` wrote")
+    try:
+        manifest = Manifest.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        manifest.read_signature()
+    except (json.JSONDecodeError, UnicodeDecodeError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise ArtefactError(f"{path} is damaged ({first}); write it again with `whet apply`") from error
+    if manifest.format != 1:
+        raise ArtefactError(f"{path} has format {manifest.format}, this whet reads format 1; install a newer whet")
+    return manifest

@@ -1,0 +1,63 @@
+"""The errors a user can cause, each with what was wrong and what to do.
+
+WhetError                     exit code 2
+├── TargetError               what was named to be tuned cannot be had
+│   ├── InputsError           the inputs do not fit the model
+│   └── ModelError            the model raises, hangs, returns NaN or is not deterministic
+├── OptionError               an option's value is out of its range
+├── MissingExtra              an optional package is not installed
+├── OutputError               the output directory cannot be written, or would be overwritten
+├── RecipeError               a recipe is damaged or does not fit
+├── ArtefactError             a saved artefact is damaged or was called with what it does not take
+├── StudyError                a study file is damaged or belongs to another search
+└── MachineError              the machine cannot be read or measured
+"""
+
+
+class WhetError(Exception):
+    """A mistake the user can mend. The message says what was wrong and what to do."""
+
+
+class TargetError(WhetError):
+    """What was named to be tuned cannot be had."""
+
+
+class InputsError(TargetError):
+    """The inputs do not fit the model."""
+
+
+class ModelError(TargetError):
+    """The model raises, hangs, returns NaN or is not deterministic."""
+
+
+class OptionError(WhetError):
+    """An option's value is out of its range."""
+
+
+class OutputError(WhetError):
+    """The output directory cannot be written, or would be overwritten."""
+
+
+class RecipeError(WhetError):
+    """A recipe is damaged, or does not fit what it is applied to."""
+
+
+class ArtefactError(WhetError):
+    """A saved artefact is damaged, or was called with what it does not take."""
+
+
+class StudyError(WhetError):
+    """A study file is damaged, or belongs to another search."""
+
+
+class MachineError(WhetError):
+    """The machine cannot be read or measured."""
+
+
+class MissingExtra(WhetError):
+    """An optional package is not installed."""
+
+    def __init__(self, package: str, extra: str, purpose: str) -> None:
+        super().__init__(f"{purpose} needs {package}, which is not installed: pip install 'whet[{extra}]'")
+        self.package = package
+        self.extra = extra

@@ -1,0 +1,41 @@
+"""Files that appear whole or not at all."""
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+
+from whet.errors import OutputError
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part: write, fsync, rename."""
+    data = content.encode() if isinstance(content, str) else content
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def replace_directory(partial: Path, directory: Path) -> None:
+    """Put a finished directory in its place in one rename; what stood there before is removed after."""
+    old = None
+    if directory.exists():
+        old = directory.with_name(f".{directory.name}.old-{secrets.token_hex(4)}")
+        directory.replace(old)
+    partial.replace(directory)
+    if old is not None:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def size_bytes(path: Path) -> int:
+    """Bytes on disk of a file, or of all files below a directory."""
+    if path.is_file():
+        return path.stat().st_size
+    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())

@@ -1,0 +1,105 @@
+"""recipe.toml: which techniques, in order, with their options, and the evidence that they pay.
+
+A recipe is written by whet, read by people and by `whet apply`, and compared with diff.
+"""
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from whet.errors import RecipeError
+from whet.files import write_whole
+
+FILE = "recipe.toml"
+
+
+class Step(BaseModel):
+    """One technique with its options, as plain values."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    technique: str
+    options: dict[str, bool | int | float | str] = {}
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{key}={_plain(value)}" for key, value in self.options.items())
+        return f"{self.technique}({inside})" if inside else self.technique
+
+
+class Evidence(BaseModel):
+    """What was measured when the recipe was found. Times in milliseconds, sizes in bytes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    verdict: str
+    objective: str
+    speedup: float
+    speedup_ci95: tuple[float, float]
+    baseline_latency_ms: float
+    latency_ms: float
+    num_pairs: int
+    quality_name: str
+    quality_baseline: float
+    quality: float
+    max_drop: float
+    size_bytes_baseline: int
+    size_bytes: int
+    peak_bytes_baseline: int
+    peak_bytes: int
+    share_of_limit: float | None = None
+
+
+class Recipe(BaseModel):
+    """Ordered techniques, the machine and versions they were proved on, and the proof."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: int = 1
+    target: str = ""
+    fingerprint: str = ""
+    machine: dict[str, bool | int | float | str | list[str]] = {}
+    versions: dict[str, str] = {}
+    evidence: Evidence | None = None
+    steps: list[Step] = Field(default_factory=list)
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.steps)) or "original"
+
+    def __iter__(self) -> Iterator[Step]:  # type: ignore[override]
+        return iter(self.steps)
+
+    @property
+    def key(self) -> str:
+        """The same for two recipes exactly when they do the same."""
+        return str(self)
+
+    def write(self, path: Path) -> None:
+        """Write it as TOML, whole or not at all."""
+        data: dict[str, Any] = self.model_dump(exclude_none=True, mode="json")
+        write_whole(path, "# Written by whet. Apply with: whet apply recipe.toml TARGET --out DIR\n" + tomli_w.dumps(data))
+
+    @classmethod
+    def read(cls, path: Path) -> "Recipe":
+        """Read and check a recipe. Raises RecipeError with what is wrong with it."""
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise RecipeError(f"{path} does not exist; `whet tune` writes one") from error
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise RecipeError(f"{path} cannot be read as a recipe: {error}") from error
+        if data.get("format", 1) != 1:
+            raise RecipeError(f"{path} has format {data['format']}; this whet reads format 1: install a newer whet")
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise RecipeError(f"{path} is no recipe of whet's: {where}: {first['msg']}") from error
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

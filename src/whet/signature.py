@@ -1,0 +1,239 @@
+"""What a model takes and gives, flattened to tensors in order.
+
+Backends speak in flat lists of tensors; people call models with positional tensors, keywords and dicts, and get
+tuples, dicts or model-output objects back. A Signature is the translation, small enough to be saved as JSON
+beside an artefact, so that a loaded artefact is called as the original was.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.errors import InputsError, TargetError
+
+Batch = Tensor | Sequence[Any] | Mapping[str, Any]
+Constant = bool | int | float | str | None
+
+_CONSTANTS = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One tensor a model takes. `name` is None for a positional one; a free dimension's size is None."""
+
+    name: str | None
+    dtype: str
+    shape: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Output:
+    """A node of what a model gives: a tensor, a constant, or a tuple or dict of nodes."""
+
+    kind: str  # "tensor", "constant", "tuple" or "dict"
+    value: Constant = None  # of a constant
+    keys: tuple[str, ...] = ()  # of a dict
+    items: tuple["Output", ...] = ()  # of a tuple or a dict
+
+
+class Outputs(dict[str, Any]):
+    """A dict of outputs whose entries are attributes too, and can be had by position, as in Hugging Face models."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __getitem__(self, key: str | int) -> Any:
+        return list(self.values())[key] if isinstance(key, int) else super().__getitem__(key)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a model is called and what it returns.
+
+    inputs: the tensors taken, positional ones first. constants: keyword arguments that are no tensors and never
+    change. output: the shape of what is returned.
+    """
+
+    inputs: tuple[Argument, ...]
+    constants: dict[str, Constant]
+    output: Output
+
+    def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """The tensors of one call, in the order of `inputs`. Raises InputsError on any other call."""
+        flat = []
+        position = 0
+        for argument in self.inputs:
+            if argument.name is None:
+                tensor = args[position] if position < len(args) else None
+                position += 1
+            else:
+                tensor = kwargs.get(argument.name)
+            if not isinstance(tensor, Tensor) or not _fits(tensor, argument):
+                raise InputsError(self._mismatch(args, kwargs))
+            flat.append(tensor)
+        if position != len(args) or len(flat) - position + len(self.constants) != len(kwargs):
+            known = {a.name for a in self.inputs} | set(self.constants)
+            if position != len(args) or any(name not in known for name in kwargs):
+                raise InputsError(self._mismatch(args, kwargs))
+        return tuple(flat)
+
+    def unflatten(self, tensors: Sequence[Tensor]) -> Any:
+        """What the model returns, from its tensors in order."""
+        return _rebuild(self.output, iter(tensors))
+
+    @property
+    def dynamic_shapes(self) -> tuple[dict[int, Any], ...] | None:
+        """Free dimensions as torch.export wants them, or None where every dimension is fixed."""
+        free = tuple(
+            {i: torch.export.Dim.AUTO for i, size in enumerate(a.shape) if size is None} for a in self.inputs
+        )
+        return free if any(free) else None
+
+    @property
+    def is_dynamic(self) -> bool:
+        return any(size is None for a in self.inputs for size in a.shape)
+
+    def _mismatch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        wanted = ", ".join(_describe(a.name, a.dtype, a.shape) for a in self.inputs)
+        given = ", ".join(
+            _describe(name, _dtype_name(value), tuple(value.shape))
+            if isinstance(value, Tensor)
+            else f"{name or 'positional'}: {type(value).__name__}"
+            for name, value in [(None, a) for a in args] + list(kwargs.items())
+        )
+        return f"this model takes ({wanted}) but was called with ({given})"
+
+
+class FlatModel(nn.Module):
+    """The model behind a signature: tensors in, a tuple of tensors out."""
+
+    def __init__(self, model: nn.Module, signature: Signature) -> None:
+        super().__init__()
+        self.model = model
+        self.names = tuple(a.name for a in signature.inputs)
+        self.constants = dict(signature.constants)
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        args = [t for t, name in zip(tensors, self.names, strict=True) if name is None]
+        kwargs = {name: t for t, name in zip(tensors, self.names, strict=True) if name is not None}
+        return tuple(_tensors(self.model(*args, **kwargs, **self.constants)))
+
+
+def split(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as positional and keyword arguments: a tensor, a sequence, or a mapping by name."""
+    if isinstance(batch, Tensor):
+        return (batch,), {}
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, list | tuple):
+        return tuple(batch), {}
+    raise InputsError(f"a batch must be a tensor, a tuple of tensors or a dict of tensors, not {type(batch).__name__}")
+
+
+def read_signature(batches: Sequence[Batch], output: Any, *, seen: Sequence[Batch] = ()) -> Signature:
+    """The signature of a model that takes `batches` and returned `output` for the first of them.
+
+    Dimensions whose size differs among `batches` and the `seen` calls become free.
+    """
+    arguments, constants = _read_arguments(batches[0])
+    for batch in [*batches[1:], *seen]:
+        others, _ = _read_arguments(batch)
+        if [(a.name, a.dtype, len(a.shape)) for a in others] != [(a.name, a.dtype, len(a.shape)) for a in arguments]:
+            raise InputsError(
+                "the model is called with inputs of different kinds: "
+                f"({', '.join(_describe(a.name, a.dtype, a.shape) for a in arguments)}) and "
+                f"({', '.join(_describe(a.name, a.dtype, a.shape) for a in others)}); give every batch the same names, "
+                "types and number of dimensions"
+            )
+        arguments = [
+            dataclasses.replace(a, shape=tuple(i if i == j else None for i, j in zip(a.shape, b.shape, strict=True)))
+            for a, b in zip(arguments, others, strict=True)
+        ]
+    return Signature(tuple(arguments), constants, _read_output(output))
+
+
+def output_tensors(output: Any) -> tuple[Tensor, ...]:
+    """The tensors in what a model returned, in order."""
+    return tuple(_tensors(output))
+
+
+def _read_arguments(batch: Batch) -> tuple[list[Argument], dict[str, Constant]]:
+    args, kwargs = split(batch)
+    arguments: list[Argument] = []
+    constants: dict[str, Constant] = {}
+    for name, value in [(None, a) for a in args] + list(kwargs.items()):
+        if isinstance(value, Tensor):
+            arguments.append(Argument(name, _dtype_name(value), tuple(value.shape)))
+        elif name is not None and isinstance(value, _CONSTANTS):
+            constants[name] = value
+        else:
+            raise InputsError(f"input {name or len(arguments)} is a {type(value).__name__}; whet takes tensors")
+    if not arguments:
+        raise InputsError("a batch holds no tensor")
+    return arguments, constants
+
+
+def _read_output(output: Any) -> Output:
+    if isinstance(output, Tensor):
+        return Output("tensor")
+    if isinstance(output, _CONSTANTS):
+        return Output("constant", value=output)
+    if isinstance(output, Mapping):
+        return Output("dict", keys=tuple(map(str, output)), items=tuple(map(_read_output, output.values())))
+    if isinstance(output, list | tuple):
+        return Output("tuple", items=tuple(map(_read_output, output)))
+    raise TargetError(
+        f"the model returns a {type(output).__name__}; whet handles tensors and tuples, lists and dicts of them "
+        "(for a Hugging Face model with a cache, set config.use_cache = False)"
+    )
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for item in output.values():
+            yield from _tensors(item)
+    elif isinstance(output, list | tuple):
+        for item in output:
+            yield from _tensors(item)
+
+
+def _rebuild(output: Output, tensors: Iterator[Tensor]) -> Any:
+    if output.kind == "tensor":
+        return next(tensors)
+    if output.kind == "constant":
+        return output.value
+    if output.kind == "dict":
+        return Outputs((key, _rebuild(item, tensors)) for key, item in zip(output.keys, output.items, strict=True))
+    return tuple(_rebuild(item, tensors) for item in output.items)
+
+
+def _fits(tensor: Tensor, argument: Argument) -> bool:
+    shape = tensor.shape
+    return (
+        len(shape) == len(argument.shape)
+        and all(want is None or want == size for want, size in zip(argument.shape, shape, strict=True))
+        and _dtype_name(tensor) == argument.dtype
+    )
+
+
+_DTYPE_NAMES = {
+    dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)
+}
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return _DTYPE_NAMES[tensor.dtype]
+
+
+def _describe(name: str | None, dtype: str, shape: Sequence[int | None]) -> str:
+    sizes = ", ".join("any" if size is None else str(size) for size in shape)
+    return f"{name + ': ' if name else ''}{dtype}[{sizes}]"

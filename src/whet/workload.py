@@ -1,0 +1,175 @@
+"""What is to be made fast: a model, the inputs it is called with, and what good results are.
+
+A Workload comes from the user's own function, from a Hugging Face directory, or from the built-in ones. It holds
+the original; every optimised variant is judged against it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.errors import InputsError, ModelError, TargetError
+from whet.signature import Batch, Signature, output_tensors, read_signature, split
+
+Predict = Callable[..., Any]
+"""The model as its users call it: the original, or any variant of it."""
+
+
+class Mode(StrEnum):
+    INFERENCE = "inference"
+    TRAINING = "training"
+    GENERATION = "generation"
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good a model's answers are.
+
+    measure: takes a callable with the model's own calling convention, returns the score.
+    """
+
+    name: str
+    measure: Callable[[Predict], float]
+    higher_is_better: bool = True
+
+    def drop(self, original: float, changed: float) -> float:
+        """How much worse `changed` is, as a fraction of `original`: 0.01 is one percent worse, negative is better."""
+        worse = original - changed if self.higher_is_better else changed - original
+        return worse / abs(original) if original else worse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is to be made fast.
+
+    model: in eval mode. inputs: batches, each a tensor, a tuple of tensors or a dict of tensors; time is measured on
+    them in turn. quality: a held-out score; without one, a variant is judged by how closely its outputs agree with the
+    original's on the calibration batches. calibration: batches that quantisers may look at; the inputs, if not given.
+    """
+
+    model: nn.Module
+    inputs: Sequence[Batch]
+    quality: Quality | None = None
+    calibration: Sequence[Batch] = ()
+    name: str = "model"
+    mode: Mode = Mode.INFERENCE
+    num_samples: int = field(default=0)  # per batch; the first input's first dimension, if not given
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise TargetError(f"model must be a torch.nn.Module, not {type(self.model).__name__}")
+        if not self.inputs:
+            raise TargetError("inputs must hold at least one batch")
+        if self.mode is not Mode.INFERENCE:
+            raise TargetError(f"whet tune handles inference workloads; this one is {self.mode}")
+        if not self.calibration:
+            object.__setattr__(self, "calibration", tuple(self.inputs))
+        if self.num_samples <= 0:
+            first = next(_tensors_of(self.inputs[0]), None)
+            num_samples = int(first.shape[0]) if first is not None and first.dim() else 1
+            object.__setattr__(self, "num_samples", max(1, num_samples))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A workload whose model has been run and found sound: its signature, outputs and score are known.
+
+    outputs: the original's, for each calibration batch, in order. score: the original's quality, if there is one.
+    """
+
+    workload: Workload
+    signature: Signature
+    outputs: tuple[tuple[Tensor, ...], ...]
+    score: float | None
+
+    def flat(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The tensors of a batch, in the signature's order."""
+        args, kwargs = split(batch)
+        return self.signature.flatten(args, kwargs)
+
+    @property
+    def flat_inputs(self) -> list[tuple[Tensor, ...]]:
+        return [self.flat(batch) for batch in self.workload.inputs]
+
+    @property
+    def flat_calibration(self) -> list[tuple[Tensor, ...]]:
+        return [self.flat(batch) for batch in self.workload.calibration]
+
+
+def examine(workload: Workload, *, with_quality: bool = True) -> Subject:
+    """Run the original: find its signature, and check that it works and can be compared with.
+
+    Raises InputsError where the inputs don't fit, ModelError where the model raises, returns NaN or infinities, or
+    answers the same question differently twice.
+    """
+    model = workload.model.eval()
+    seen: list[Batch] = []
+    with torch.no_grad():
+        outputs = [_run(model, batch) for batch in workload.calibration]
+        again = output_tensors(_run(model, workload.calibration[0]))
+        for batch in workload.inputs:
+            _run(model, batch)
+        _check_outputs(output_tensors(outputs[0]), again)
+        score = None
+        if with_quality and workload.quality is not None:
+            score = measure_quality(workload.quality, _recording(model, seen))
+    signature = read_signature([*workload.inputs, *workload.calibration], outputs[0], seen=seen)
+    return Subject(workload, signature, tuple(output_tensors(o) for o in outputs), score)
+
+
+def measure_quality(quality: Quality, predict: Predict) -> float:
+    """The score of a model or a variant. Raises TargetError where the user's function fails or returns no number."""
+    with torch.no_grad():
+        try:
+            score = float(quality.measure(predict))
+        except (TypeError, ValueError) as error:
+            raise TargetError(f"quality {quality.name!r} did not return a number: {error}") from error
+    if score != score:
+        raise ModelError(f"quality {quality.name!r} is NaN")
+    return score
+
+
+def _run(model: nn.Module, batch: Batch) -> Any:
+    args, kwargs = split(batch)
+    try:
+        return model(*args, **kwargs)
+    except (TypeError, RuntimeError, ValueError, IndexError) as error:
+        shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in _tensors_of(batch))
+        message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        kind = InputsError if isinstance(error, TypeError) or _is_shape_error(message) else ModelError
+        raise kind(f"the model raised {type(error).__name__} on inputs ({shapes}): {message}") from error
+
+
+def _is_shape_error(message: str) -> bool:
+    return any(word in message for word in ("shape", "size", "dtype", "Expected", "channels", "dimension"))
+
+
+def _check_outputs(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
+    if not first:
+        raise TargetError("the model returns no tensor")
+    for tensor in first:
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise ModelError("the model returns NaN or infinity on its own inputs; nothing can be compared with that")
+    for a, b in zip(first, second, strict=True):
+        if a.shape != b.shape or not torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-5):
+            raise ModelError(
+                "the model is not deterministic: the same inputs gave different outputs twice; "
+                "call .eval(), remove random sampling, or fix its seed inside forward"
+            )
+
+
+def _recording(model: nn.Module, seen: list[Batch]) -> Predict:
+    def predict(*args: Any, **kwargs: Any) -> Any:
+        seen.append(kwargs if kwargs and not args else tuple(args))
+        return model(*args, **kwargs)
+
+    return predict
+
+
+def _tensors_of(batch: Batch) -> Iterator[Tensor]:
+    args, kwargs = split(batch)
+    return (value for value in [*args, *kwargs.values()] if isinstance(value, Tensor))
