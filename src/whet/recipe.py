@@ -80,7 +80,9 @@ class Recipe(BaseModel):
     def write(self, path: Path) -> None:
         """Write it as TOML, whole or not at all."""
         data: dict[str, Any] = self.model_dump(exclude_none=True, mode="json")
-        write_whole(path, "# Written by whet. Apply with: whet apply recipe.toml TARGET --out DIR\n" + tomli_w.dumps(data))
+        write_whole(
+            path, "# Written by whet. Apply with: whet apply recipe.toml TARGET --out DIR\n" + tomli_w.dumps(data)
+        )
 
     @classmethod
     def read(cls, path: Path) -> "Recipe":

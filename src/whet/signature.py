@@ -91,9 +91,7 @@ class Signature:
     @property
     def dynamic_shapes(self) -> tuple[dict[int, Any], ...] | None:
         """Free dimensions as torch.export wants them, or None where every dimension is fixed."""
-        free = tuple(
-            {i: torch.export.Dim.AUTO for i, size in enumerate(a.shape) if size is None} for a in self.inputs
-        )
+        free = tuple({i: torch.export.Dim.AUTO for i, size in enumerate(a.shape) if size is None} for a in self.inputs)
         return free if any(free) else None
 
     @property

@@ -1,0 +1,23 @@
+"""How to measure: clock, memory, statistics, and measurements in processes of their own."""
+
+from whet.measure.clock import Measurement, measure_calls, measure_pairs
+from whet.measure.isolate import Failure, Outcome, run_isolated
+from whet.measure.memory import live_tensor_bytes, peak_rss_bytes, reset_peak_rss
+from whet.measure.stats import Comparison, Verdict, compare, noise_floor, percentile
+
+__all__ = [
+    "Comparison",
+    "Failure",
+    "Measurement",
+    "Outcome",
+    "Verdict",
+    "compare",
+    "live_tensor_bytes",
+    "measure_calls",
+    "measure_pairs",
+    "noise_floor",
+    "peak_rss_bytes",
+    "percentile",
+    "reset_peak_rss",
+    "run_isolated",
+]

@@ -1,0 +1,138 @@
+"""Time calls: warm up until times settle, then repeat until the budget ends; alone, or in interleaved pairs."""
+
+import gc
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from whet.measure.stats import percentile
+
+Call = Callable[[], Any]
+
+_MIN_CALLS_FOR_P99 = 500  # below that the 99th percentile is one of a handful of samples
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Times of single calls in seconds, warm, in the order they were taken."""
+
+    samples_s: tuple[float, ...]
+    num_samples_per_call: int = 1
+
+    @property
+    def latency_ms(self) -> float:
+        """Median."""
+        return statistics.median(self.samples_s) * 1e3
+
+    @property
+    def p90_ms(self) -> float:
+        return percentile(self.samples_s, 90) * 1e3
+
+    @property
+    def p99_ms(self) -> float | None:
+        """None where there are too few samples to speak of a 99th percentile."""
+        return percentile(self.samples_s, 99) * 1e3 if len(self.samples_s) >= _MIN_CALLS_FOR_P99 else None
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second."""
+        return self.num_samples_per_call * 1e3 / self.latency_ms
+
+
+def measure_calls(
+    calls: Sequence[Call], *, budget_s: float = 1.0, min_calls: int = 5, num_samples_per_call: int = 1
+) -> Measurement:
+    """Time `calls` in turn, warm, for `budget_s` seconds and at least `min_calls` calls."""
+    with _quiet_collector():
+        warm_up(calls, budget_s=budget_s)
+        samples = _take(calls, budget_s, min_calls)
+    return Measurement(tuple(samples), num_samples_per_call)
+
+
+def measure_pairs(
+    first: Sequence[Call],
+    second: Sequence[Call],
+    *,
+    budget_s: float = 2.0,
+    num_pairs: int = 8,
+    seed: int = 0,
+) -> tuple[list[float], list[float]]:
+    """Median seconds per call of two variants, in interleaved blocks whose order is random within each pair.
+
+    The two share a process, so this screens; the final word is given between processes. The first calls of a block
+    are thrown away: they pay for the other variant's caches and for its threads that still spin.
+    """
+    order = random.Random(seed)
+    block_s = budget_s / (2 * num_pairs)
+    medians: tuple[list[float], list[float]] = ([], [])
+    with _quiet_collector():
+        warm_up(first, budget_s=budget_s / 4)
+        warm_up(second, budget_s=budget_s / 4)
+        for _ in range(num_pairs):
+            for which in order.sample((0, 1), 2):
+                calls = (first, second)[which]
+                _take(calls, block_s / 5, 1)
+                medians[which].append(statistics.median(_take(calls, block_s, 3)))
+    return medians
+
+
+def warm_up(calls: Sequence[Call], *, budget_s: float, tolerance: float = 0.05) -> int:
+    """Call until the times of two successive windows agree within `tolerance`, or the budget ends.
+
+    Returns the number of calls. The first call is not counted against the budget: it may compile.
+    """
+    for call in calls:
+        call()
+    started = time.perf_counter()
+    num_calls = len(calls)
+    previous = None
+    while time.perf_counter() - started < budget_s:
+        window = statistics.median(_take(calls, min(0.05, budget_s / 4), 3))
+        num_calls += 3
+        if previous is not None and abs(window - previous) <= tolerance * previous:
+            break
+        previous = window
+    return num_calls
+
+
+def _take(calls: Sequence[Call], budget_s: float, min_calls: int) -> list[float]:
+    samples: list[float] = []
+    now = time.perf_counter_ns
+    ends = now() + int(budget_s * 1e9)
+    for call in itertools.cycle(calls):
+        synchronize()
+        started = now()
+        call()
+        synchronize()
+        ended = now()
+        samples.append((ended - started) / 1e9)
+        if ended >= ends and len(samples) >= min_calls:
+            return samples
+    return samples
+
+
+def synchronize() -> None:
+    """Wait for the GPU where one is in use; nothing on a CPU."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def _quiet_collector() -> Iterator[None]:
+    """No garbage collection inside a timed call: it would be billed to whoever is running."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,51 @@
+"""Memory: peak resident set of a process, bytes of live tensors, and the CUDA allocator's peak."""
+
+import gc
+import resource
+import sys
+from pathlib import Path
+
+import torch
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has held since it started, or since `reset_peak_rss`."""
+    if _STATUS.exists():
+        for line in _STATUS.read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS, kilobytes elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def reset_peak_rss() -> bool:
+    """Start the peak anew from what is held now. Returns False where the system cannot (all but Linux)."""
+    try:
+        _CLEAR_REFS.write_text("5", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def live_tensor_bytes() -> int:
+    """Bytes of all tensors Python can reach; storages shared by several tensors count once."""
+    seen: dict[int, int] = {}
+    for thing in gc.get_objects():
+        if isinstance(thing, torch.Tensor) and thing.layout == torch.strided and not thing.is_meta:
+            storage = thing.untyped_storage()
+            seen[storage.data_ptr()] = storage.nbytes()
+    return sum(seen.values())
+
+
+def reset_cuda_peak() -> None:
+    """Start the CUDA allocator's peak anew; nothing without CUDA."""
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+
+
+def cuda_peak_bytes() -> int | None:
+    """The CUDA allocator's peak since the last reset, or None where no GPU is in use."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None

@@ -1,0 +1,188 @@
+"""What tuning found: every trial, the finalists, the verdict. Written as JSON, shown as a table and as a report."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from whet.artefact import Artefact, load
+from whet.recipe import Recipe, Step
+
+FILE = "result.json"
+MODEL = "model"  # the tuned model's directory inside the output directory
+
+Objective = Literal["latency", "throughput", "memory", "size"]
+
+
+class Agreement(BaseModel):
+    """How closely a variant's outputs agree with the original's on the calibration batches; the worst output counts.
+
+    relative_error: norm of the difference over norm of the original. cosine: of all values taken as one vector.
+    top1: share of rows whose largest entry is at the same place; None where no output has rows of two or more floats.
+    """
+
+    relative_error: float
+    cosine: float
+    top1: float | None = None
+
+
+class TrialRecord(BaseModel):
+    """One trial. speedup: original over variant, in interleaved blocks of one process: a screening figure."""
+
+    number: int
+    steps: list[Step]
+    status: Literal["done", "rejected", "failed", "refused", "running"]
+    reason: str = ""  # why rejected, failed or refused
+    predicted: float | None = None  # the most it could gain, said before it was measured
+    speedup: float | None = None
+    speedup_ci95: tuple[float, float] | None = None
+    latency_ms: float | None = None
+    baseline_latency_ms: float | None = None
+    quality: float | None = None
+    drop: float | None = None  # fraction of the original's quality; negative is better
+    agreement: Agreement | None = None
+    peak_bytes: int | None = None
+    size_bytes: int | None = None
+    share_of_limit: float | None = None
+    build_s: float | None = None  # conversion, calibration, compilation and saving
+    seconds: float = 0.0  # all of the trial
+    notes: list[str] = Field(default_factory=list)
+    fingerprint: str = ""
+
+    @property
+    def label(self) -> str:
+        return str(Recipe(steps=self.steps))
+
+
+class Point(BaseModel):
+    """One variant as measured in processes of its own, from its artefact. `steps` empty: the original."""
+
+    steps: list[Step] = Field(default_factory=list)
+    label: str = "original"
+    latency_ms: float
+    p90_ms: float | None = None
+    throughput_per_s: float
+    peak_bytes: int
+    size_bytes: int
+    quality: float | None = None
+    agreement: Agreement | None = None
+    share_of_limit: float | None = None
+    process_latencies_ms: list[float] = Field(default_factory=list)  # the median of each process, in order
+    speedup: float = 1.0
+    speedup_ci95: tuple[float, float] = (1.0, 1.0)
+    p_value: float | None = None
+    noise: float = 1.0  # the ratio by which two runs of the original differ here
+    verdict: str = ""  # pass, fail or inconclusive: is it faster than the original?
+
+
+class RefusedTechnique(BaseModel):
+    technique: str
+    reason: str
+
+
+class LayerRow(BaseModel):
+    """One layer of the original, for the roofline and the table of layers."""
+
+    name: str
+    kind: str
+    calls: int
+    time_ms: float
+    flops: int
+    bytes: int
+    bound: str
+    share_of_limit: float
+
+
+class Diagnosed(BaseModel):
+    """What bounds the original."""
+
+    sentence: str
+    bound: str
+    shares: dict[str, float]
+    share_of_limit: float
+    layers: list[LayerRow] = Field(default_factory=list)
+
+
+class Result(BaseModel):
+    """Everything one run of `whet tune` found."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    format: int = 1
+    target: str
+    objective: Objective = "latency"
+    max_drop: float = 0.01
+    max_memory_bytes: int | None = None
+    budget_s: float = 300.0
+    verdict: Literal["gain", "no-gain", "failed"]
+    sentence: str
+    quality_name: str
+    higher_is_better: bool = True
+    baseline: Point
+    compile_only: Point | None = None
+    best: Point
+    finalists: list[Point] = Field(default_factory=list)
+    trials: list[TrialRecord] = Field(default_factory=list)
+    refused: list[RefusedTechnique] = Field(default_factory=list)
+    pareto: list[int] = Field(
+        default_factory=list
+    )  # numbers of the trials nothing else beats in all of time, size, memory, quality
+    diagnosis: Diagnosed | None = None
+    machine: dict[str, Any] = Field(default_factory=dict)
+    fingerprint: str = ""
+    limits: dict[str, Any] = Field(default_factory=dict)  # read_bandwidth in bytes/s; gemm: dtype -> operations/s
+    versions: dict[str, str] = Field(default_factory=dict)
+    command: str = ""
+    started_at: str = ""
+    seconds: float = 0.0
+    out: str = ""
+
+    @property
+    def speedup(self) -> float:
+        return self.best.speedup
+
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(steps=self.best.steps)
+
+    @property
+    def directory(self) -> Path:
+        """Where recipe, report and the tuned model lie."""
+        return Path(self.out)
+
+    def load(self) -> Artefact:
+        """The tuned model, to be called as the original."""
+        return load(self.directory / MODEL)
+
+    def summary(self) -> dict[str, Any]:
+        """The contract of `--json`: flat figures first, everything else behind them."""
+        return {
+            "format": self.format,
+            "target": self.target,
+            "verdict": self.verdict,
+            "sentence": self.sentence,
+            "objective": self.objective,
+            "speedup": self.best.speedup,
+            "speedup_ci95": list(self.best.speedup_ci95),
+            "baseline": _figures(self.baseline),
+            "compile_only": _figures(self.compile_only),
+            "best": _figures(self.best),
+            "quality_name": self.quality_name,
+            "quality_baseline": self.baseline.quality,
+            "quality_best": self.best.quality,
+            "size_bytes_baseline": self.baseline.size_bytes,
+            "size_bytes_best": self.best.size_bytes,
+            "peak_bytes_baseline": self.baseline.peak_bytes,
+            "peak_bytes_best": self.best.peak_bytes,
+            "share_of_limit": self.best.share_of_limit,
+            "recipe": str(self.directory / "recipe.toml"),
+            "steps": [step.model_dump() for step in self.best.steps],
+            "report": str(self.directory / "report.html"),
+            "fingerprint": self.fingerprint,
+            "num_trials": len(self.trials),
+            "seconds": self.seconds,
+        }
+
+
+def _figures(point: Point | None) -> dict[str, Any] | None:
+    return None if point is None else point.model_dump(mode="json", exclude={"process_latencies_ms"})

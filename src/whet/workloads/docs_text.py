@@ -1,0 +1,78 @@
+"""Text that comes with Python: the language reference that `help()` shows, and a split of it that never moves.
+
+The text differs a little between Python versions. A paragraph is held out by a hash of its first words, so that
+it lies on the same side in every version, whatever was added, removed or edited around it or further down in it.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from pydoc_data.topics import topics as TOPICS
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.errors import MissingExtra
+from whet.workloads.weights import WEIGHTS
+
+TOKENIZER = WEIGHTS / "docs-gpt" / "tokenizer.json"
+START = "<|start|>"  # the tokenizer's one special token
+
+_HELD_OUT = 48  # of 256: about a fifth of the text
+_NUM_WORDS = 6
+
+
+def is_held_out(paragraph: str) -> bool:
+    """Whether a paragraph is kept from training. Depends on its first words alone."""
+    words = re.findall(r"\w+", paragraph.lower())[:_NUM_WORDS]
+    return hashlib.sha256(" ".join(words).encode()).digest()[0] < _HELD_OUT
+
+
+def paragraphs(topics: Mapping[str, str] = TOPICS) -> dict[str, frozenset[str]]:
+    """Each different paragraph, in order, and the topics it occurs in: topics quote one another at length."""
+    found: dict[str, set[str]] = {}
+    for topic in sorted(topics):
+        for paragraph in re.split(r"\n(?:[ \t]*\n)+", topics[topic]):
+            if paragraph.strip():
+                found.setdefault(paragraph.strip("\n"), set()).add(topic)
+    return {paragraph: frozenset(names) for paragraph, names in found.items()}
+
+
+def running_text(*, held_out: bool, topics: Mapping[str, str] = TOPICS) -> str:
+    """The paragraphs of one side, each once, a blank line between them."""
+    return "\n\n".join(p for p in paragraphs(topics) if is_held_out(p) == held_out)
+
+
+def text_by_topic(*, held_out: bool, topics: Mapping[str, str] = TOPICS) -> dict[str, str]:
+    """The paragraphs of one side that occur in one topic only, by topic."""
+    found: dict[str, list[str]] = {}
+    for paragraph, names in paragraphs(topics).items():
+        if len(names) == 1 and is_held_out(paragraph) == held_out:
+            found.setdefault(next(iter(names)), []).append(paragraph)
+    return {topic: "\n\n".join(parts) for topic, parts in found.items()}
+
+
+def tokenizers() -> Any:
+    """The tokenizers package. Raises MissingExtra where it is not installed."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingExtra("tokenizers", "examples", "the text of the docs-* workloads") from error
+    return tokenizers
+
+
+def load_tokenizer(file: Path = TOKENIZER) -> Any:
+    """The byte-pair tokenizer that docs-gpt and docs-encoder share, a tokenizers.Tokenizer."""
+    return tokenizers().Tokenizer.from_file(str(file))
+
+
+def token_ids(tokenizer: Any, text: str) -> Tensor:
+    """Text -> int64 token ids [T]."""
+    return torch.tensor(tokenizer.encode(text).ids, dtype=torch.int64)
+
+
+def num_bytes(tokenizer: Any, ids: Tensor) -> int:
+    """The bytes of text that tokens stand for: a byte-level token is written with one character for each byte."""
+    return sum(len(tokenizer.id_to_token(i)) for i in ids.flatten().tolist())
