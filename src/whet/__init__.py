@@ -21,7 +21,7 @@ _PUBLIC = {
     "WhetError": "whet.errors",
 }
 
-__all__ = [*_PUBLIC, "__version__"]  # noqa: PLE0604 - names, loaded by __getattr__
+__all__ = [*_PUBLIC, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -33,7 +33,7 @@ def export(module: nn.Module, subject: Subject) -> torch.export.ExportedProgram:
             return torch.export.export(
                 module, arguments, dynamic_shapes=(shapes,) if shapes is not None else None, strict=False
             )
-    except Exception as error:  # noqa: BLE001 - torch.export raises whatever the user's forward or its tracer does
+    except Exception as error:  # torch.export raises whatever the user's forward or its tracer does
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TargetError(f"torch.export cannot trace the model: {reason}") from error
 

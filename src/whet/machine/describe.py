@@ -4,40 +4,25 @@ import hashlib
 import json
 import os
 import platform
-import re
+import sys
 from dataclasses import asdict, dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
 
-# Instruction sets that decide which kernels run; the rest of the flags say nothing about speed.
-_ISA = (
-    ("avx2", "avx2"),
-    ("avx512f", "avx512"),
-    ("avx512_vnni", "avx512_vnni"),
-    ("avx_vnni", "avx_vnni"),
-    ("avx512_bf16", "avx512_bf16"),
-    ("avx512_fp16", "avx512_fp16"),
-    ("amx_tile", "amx"),
-    ("amx_bf16", "amx_bf16"),
-    ("amx_int8", "amx_int8"),
-    ("amx_fp16", "amx_fp16"),
-    ("asimd", "neon"),
-    ("sve", "sve"),
-    ("bf16", "arm_bf16"),
-    ("i8mm", "arm_i8mm"),
-)
+from whet.machine.cgroup import cpu_quota, memory_limit
+from whet.machine.cpuinfo import chip, instruction_sets, read_cpuinfo
+from whet.machine.nvidia import driver_version
 
 
 @dataclass(frozen=True)
 class Machine:
     """What this computer is.
 
-    isa: the instruction sets that decide which kernels run. cores: that this process may use. gpu: name, or "" for
-    none. torch_threads: intra-op threads in force.
+    isa: the instruction sets that decide which kernels run. cores and memory_bytes: what this process may use, by its
+    affinity and its container. gpu: name, or "" for none. torch_threads: intra-op threads when first described.
     """
 
     chip: str
@@ -80,14 +65,14 @@ class Machine:
 
 @cache
 def describe() -> Machine:
-    """Describe the machine this process runs on."""
-    flags = _cpu_flags()
+    """Describe the machine this process runs on. Read once: threads set later do not change the fingerprint."""
+    text = read_cpuinfo()
     gpu, driver = _gpu()
     return Machine(
-        chip=_chip(),
-        isa=tuple(name for flag, name in _ISA if flag in flags),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1),
-        memory_bytes=psutil.virtual_memory().total,
+        chip=chip(text) or platform.processor() or platform.machine(),
+        isa=instruction_sets(text),
+        cores=_num_cores(),
+        memory_bytes=min(psutil.virtual_memory().total, memory_limit() or sys.maxsize),
         gpu=gpu,
         gpu_driver=driver,
         system=f"{platform.system()} {platform.machine()}",
@@ -97,33 +82,16 @@ def describe() -> Machine:
     )
 
 
-def _cpu_flags() -> frozenset[str]:
-    text = _cpuinfo()
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
-    return frozenset(found.group(1).split()) if found else frozenset()
-
-
-def _chip() -> str:
-    text = _cpuinfo()
-    names = {key: found.group(1).strip() for key in _CHIP_KEYS if (found := re.search(rf"^{key}\s*:\s*(.*)$", text, re.M))}
-    if "model name" not in names:
-        return platform.processor() or platform.machine()
-    # Virtual machines often hide the name: family, model and stepping still tell the chip.
-    numbers = "/".join(names[key] for key in ("cpu family", "model", "stepping") if key in names)
-    return f"{names['model name']} ({numbers})" if numbers else names["model name"]
-
-
-_CHIP_KEYS = ("model name", "cpu family", "model", "stepping")
-
-
-def _cpuinfo() -> str:
-    path = Path("/proc/cpuinfo")
-    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+def _num_cores() -> int:
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return min(allowed, cpu_quota() or allowed)
 
 
 def _gpu() -> tuple[str, str]:
+    """Name and driver of the current GPU; both empty without one."""
     if not torch.cuda.is_available():
         return "", ""
     major, minor = torch.cuda.get_device_capability()
-    driver = str(torch.version.cuda or torch.version.hip or "")
-    return f"{torch.cuda.get_device_name()} (sm_{major}{minor})", driver
+    runtime = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}"
+    driver = driver_version()
+    return f"{torch.cuda.get_device_name()} (sm_{major}{minor})", f"{driver}, {runtime}" if driver else runtime

@@ -1,6 +1,32 @@
-"""The machine's measured limits (types fixed by the lead; measuring to be written)."""
+"""The machine's measured limits: how fast it reads memory and multiplies matrices at the very best."""
 
+import logging
+import os
+import time
+from bisect import bisect_right
 from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from whet.errors import MachineError, OutputError
+from whet.files import write_whole
+from whet.machine import gemm
+from whet.machine.bandwidth import read_bandwidth
+from whet.machine.cache import cache_dir
+from whet.machine.cuda import cuda_bandwidth
+from whet.machine.describe import Machine
+
+_LOG = logging.getLogger("whet")
+
+# Element sizes in bytes: what a dtype that was not measured could gain over float32 at the most.
+_BYTES = {
+    "float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1, "int4": 0.5,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -8,13 +34,140 @@ class Limits:
     """The best this machine has been seen to do.
 
     read_bandwidth: bytes/s, all cores, far beyond cache. gemm: dtype name ("float32", "bfloat16", "float16",
-    "int8") -> operations/s (2mnk), dense; a dtype the machine cannot do is absent.
+    "int8") -> operations/s (2mnk), dense; a dtype the machine cannot do is absent. cached_bandwidth: (working set in
+    bytes, bytes/s), smallest first, for sets that are read again and again. operator_s: what the smallest operator
+    costs to call. notes: what makes a figure worth less.
     """
 
     read_bandwidth: float
     gemm: dict[str, float] = field(default_factory=dict)
     device: str = "cpu"
+    cached_bandwidth: tuple[tuple[int, float], ...] = ()
+    operator_s: float = 1e-6
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        rates = [self.read_bandwidth, self.operator_s, *self.gemm.values(), *(b for _, b in self.cached_bandwidth)]
+        if not all(isfinite(rate) and rate > 0 for rate in rates):
+            raise ValueError("limits must be positive and finite")
+
+    def bandwidth(self, working_set_bytes: float) -> float:
+        """Bytes/s from a set of this size that is read again and again: from a cache, where it fits in one.
+
+        Between two measured sizes it is the smaller one's, so that no model can be faster.
+        """
+        place = bisect_right([size for size, _ in self.cached_bandwidth], working_set_bytes)
+        if not self.cached_bandwidth or working_set_bytes > 2 * self.cached_bandwidth[-1][0]:
+            return self.read_bandwidth
+        return max(self.read_bandwidth, self.cached_bandwidth[max(0, place - 1)][1])
+
+    def peak(self, dtype: str) -> float:
+        """Operations/s in a dtype. One that was not measured is taken at its most: float32's, by the element's size."""
+        if dtype in self.gemm:
+            return self.gemm[dtype]
+        if not self.gemm:
+            return float("inf")
+        reference = self.gemm.get("float32", max(self.gemm.values()))
+        return max(reference, reference * _BYTES["float32"] / _BYTES.get(dtype, 4))
 
 
-def measure_limits() -> Limits:
-    raise RuntimeError
+class _Record(BaseModel):
+    """The cached file."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Literal[1] = 1
+    fingerprint: str
+    limits: Limits
+
+
+def load_limits(machine: Machine, *, refresh: bool = False, device: str = "cpu") -> Limits:
+    """The limits of this machine: measured once for each fingerprint, then read from the cache.
+
+    A damaged file is measured again, and replaced. Raises MachineError where the device cannot be measured.
+    """
+    path = cache_dir() / f"limits-{machine.fingerprint}-{device}.json"
+    if not refresh and (limits := _read(path, machine)) is not None:
+        return limits
+    limits = measure_limits(machine, device=device)
+    record = _Record(fingerprint=machine.fingerprint, limits=limits)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, record.model_dump_json(indent=2) + "\n")
+    except (OSError, OutputError) as error:
+        _LOG.warning("the machine's limits were measured but cannot be kept: %s", error)
+    return limits
+
+
+def measure_limits(
+    machine: Machine,
+    *,
+    device: str = "cpu",
+    buffer_bytes: int | None = None,
+    shapes: tuple[tuple[int, int, int], ...] | None = None,
+    budget_s: float = 1.2,
+) -> Limits:
+    """Measure them, in about ten seconds. Smaller buffers, shapes (M, N, K) or budgets are for tests.
+
+    Uses all cores that this process may use, whatever torch's thread setting, and puts that back.
+    """
+    if device == "cuda":
+        return _measure_cuda(machine, shapes or gemm.CUDA_SHAPES, budget_s)
+    if device != "cpu":
+        raise MachineError(f"limits of device {device!r} cannot be measured; give 'cpu' or 'cuda'")
+    busy_cores = _busy_cores()
+    bandwidth = read_bandwidth(machine.cores, buffer_bytes=buffer_bytes)
+    num_threads = torch.get_num_threads()
+    try:
+        # Two threads on one physical core share its multipliers.
+        torch.set_num_threads(max(1, min(machine.cores, psutil.cpu_count(logical=False) or machine.cores)))
+        peaks = gemm.gemm_peaks(gemm.DTYPES, shapes or gemm.SHAPES, budget_s=budget_s)
+    finally:
+        torch.set_num_threads(num_threads)
+    notes = bandwidth.notes
+    if busy_cores > 0.25:
+        notes += (
+            f"other processes kept {busy_cores:.1f} cores busy meanwhile, so these may be too low; "
+            "`whet limits --refresh` on an idle machine measures again",
+        )
+    return Limits(bandwidth.memory, peaks, "cpu", bandwidth.cached, _operator_s("cpu"), notes)
+
+
+def _measure_cuda(machine: Machine, shapes: tuple[tuple[int, int, int], ...], budget_s: float) -> Limits:
+    if not machine.has_cuda:
+        raise MachineError("this machine has no CUDA device that torch can use")
+    memory, cached = cuda_bandwidth()
+    peaks = gemm.gemm_peaks(gemm.CUDA_DTYPES, shapes, device="cuda", budget_s=budget_s)
+    return Limits(memory, peaks, "cuda", cached, _operator_s("cuda"))
+
+
+def _operator_s(device: str, num_calls: int = 200) -> float:
+    """What one operator on one number costs: dispatch and, on CUDA, launch."""
+    x = torch.ones(1, device=device)
+
+    def run() -> None:
+        for _ in range(num_calls):
+            torch.add(x, x)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    with torch.no_grad():
+        return gemm.best_s(run, "cpu", 0.05) / num_calls
+
+
+def _busy_cores(interval_s: float = 0.25) -> float:
+    """Cores that are busy now, while this process sleeps."""
+    psutil.cpu_percent()
+    time.sleep(interval_s)
+    return psutil.cpu_percent() / 100 * (os.cpu_count() or 1)
+
+
+def _read(path: Path, machine: Machine) -> Limits | None:
+    try:
+        record = _Record.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValidationError):
+        _LOG.warning("%s is damaged; the machine's limits are measured again", path)
+        return None
+    return record.limits if record.fingerprint == machine.fingerprint else None

@@ -4,6 +4,7 @@ A crash, a hang or running out of memory there is a result, never an end. The ch
 result as JSON files; its output goes to a log beside them.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -118,10 +119,8 @@ def _tree_rss(pid: int) -> int:
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """End the child's whole process group: compilers and worker processes that it started too."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     child.wait()
 
 

@@ -23,7 +23,7 @@ _RESAMPLES = 4000
 class Verdict(StrEnum):
     """Of the claim "the variant is faster"."""
 
-    PASS = "pass"  # noqa: S105 - faster
+    PASS = "pass"  # faster
     FAIL = "fail"  # not faster: slower, or the difference is known to be within the noise
     INCONCLUSIVE = "inconclusive"
 

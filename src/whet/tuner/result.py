@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
-from whet.artefact import Artefact, load
+from whet.artefact import load
 from whet.recipe import Recipe, Step
 
 FILE = "result.json"
@@ -136,6 +136,7 @@ class Result(BaseModel):
     started_at: str = ""
     seconds: float = 0.0
     out: str = ""
+    _original: Any = PrivateAttr(None)
 
     @property
     def speedup(self) -> float:
@@ -150,9 +151,15 @@ class Result(BaseModel):
         """Where recipe, report and the tuned model lie."""
         return Path(self.out)
 
-    def load(self) -> Artefact:
-        """The tuned model, to be called as the original."""
+    def load(self) -> Any:
+        """The tuned model, to be called as the original. Without a gain, the original."""
+        if self.verdict != "gain" and self._original is not None:
+            return self._original
         return load(self.directory / MODEL)
+
+    def keep_original(self, model: Any) -> None:
+        """Remember a model that was handed over in memory, to be returned where nothing beats it."""
+        self._original = model
 
     def summary(self) -> dict[str, Any]:
         """The contract of `--json`: flat figures first, everything else behind them."""

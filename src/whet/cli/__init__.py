@@ -1,0 +1,62 @@
+"""The command line. Only the command that is called is imported, so that `whet --help` starts at once."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from whet import __version__
+from whet.errors import WhetError
+
+# command -> (module, one line of help); each module has a function of the command's name
+COMMANDS = {
+    "tune": ("whet.cli.tune", "Find the fastest recipe for a model on this machine, and prove it."),
+    "apply": ("whet.cli.apply", "Replay a recipe on a target and save the result."),
+    "limits": ("whet.cli.limits", "Show what this machine can do at the very best, measured."),
+}
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command that the arguments name. Exits with 0, 1 (regression), 2 (wrong use), 3 (inconclusive)."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["--version"]:
+        print(f"whet {__version__}")
+        return
+    if not given or given[0] in ("--help", "-h"):
+        print(_help())
+        return
+    if given[0] not in COMMANDS:
+        print(f"error: there is no command {given[0]!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
+        sys.exit(USAGE_ERROR)
+    module, text = COMMANDS[given[0]]
+    command = getattr(importlib.import_module(module), given[0])
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(name=given[0], help=command.__doc__ or text)(command)
+    try:
+        app(given[1:], prog_name=f"whet {given[0]}")
+    except WhetError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(USAGE_ERROR)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "whet makes PyTorch models fast on the machine at hand, and proves it.",
+            "",
+            "usage: whet COMMAND [options]",
+            "",
+            *lines,
+            "",
+            "whet COMMAND --help says more. whet --version prints the version.",
+        ]
+    )

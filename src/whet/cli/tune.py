@@ -1,0 +1,122 @@
+"""whet tune: find the fastest recipe for a model, and prove it."""
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from whet.cli import tables
+from whet.cli.units import num_bytes, seconds
+from whet.tuner import Listener, TrialRecord
+from whet.tuner import tune as run_tune
+
+
+def tune(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TARGET...",
+            help="digits-cnn, docs-encoder, docs-gpt, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION",
+        ),
+    ],
+    objective: Annotated[str, typer.Option(help="latency, throughput, memory or size")] = "latency",
+    max_drop: Annotated[float, typer.Option(help="of the quality, as a fraction: 0.01 allows one percent")] = 0.01,
+    max_memory: Annotated[str | None, typer.Option(help="peak resident memory of the process, as 800MB")] = None,
+    budget: Annotated[str, typer.Option(help="time for each target, as 5m or 90s")] = "5m",
+    out: Annotated[Path | None, typer.Option(help="a new directory [default: whet-out/TARGET]")] = None,
+    storage: Annotated[str | None, typer.Option(help="an Optuna storage URL, shared by machines of one kind")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the search that --out holds")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
+) -> None:
+    """Find the fastest recipe for a model on this machine, and prove it."""
+    console = Console(stderr=as_json)
+    budget_s = seconds(budget)
+    memory = num_bytes(max_memory) if max_memory is not None else None
+    for target in targets:
+        directory = _directory(target, out, alone=len(targets) == 1, resume=resume)
+        with _Live(console, target, budget_s) as listener:
+            try:
+                result = run_tune(
+                    target,
+                    objective=objective,  # type: ignore[arg-type]  # checked there
+                    max_drop=max_drop,
+                    max_memory_bytes=memory,
+                    budget_s=budget_s,
+                    out=directory,
+                    storage=storage,
+                    resume=resume,
+                    listener=listener,
+                )
+            except KeyboardInterrupt:
+                if listener.num_trials:
+                    again = f"whet tune {target} --out {directory} --resume"
+                    console.print(f"stopped; {listener.num_trials} trials are kept. To go on: {again}")
+                raise
+        tables.show_result(console, result)
+        if as_json:
+            print(json.dumps(result.summary()))
+
+
+def _directory(target: str, out: Path | None, *, alone: bool, resume: bool) -> Path:
+    """Where a target's results go: --out itself for one target, a directory in it for each of several."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", target.rstrip("/").rpartition("/")[2].removeprefix("hf:")) or "model"
+    if out is not None:
+        return out if alone else out / name
+    directory = Path("whet-out") / name
+    if resume:
+        return directory
+    number = 2
+    while directory.exists():
+        directory = Path("whet-out") / f"{name}-{number}"
+        number += 1
+    return directory
+
+
+class _Live(Listener):
+    """Progress on the terminal: a line for every trial, and a bar of the budget with the time left."""
+
+    def __init__(self, console: Console, target: str, budget_s: float) -> None:
+        self.num_trials = 0
+        self._console = console
+        self._budget_s = budget_s
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+        )
+        self._target = target
+        self._began = time.monotonic()
+
+    def __enter__(self) -> "_Live":
+        self._console.print(f"[bold]{self._target}[/bold]: looking at the model and the machine")
+        self._progress.start()
+        self._task = self._progress.add_task("looking", total=self._budget_s)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def looked(self, facts: dict[str, Any]) -> None:
+        self._console.print(facts["diagnosis"]["sentence"])
+        score = facts["score"]
+        if score is not None:
+            self._console.print(f"{facts['quality_name']} of the original: {score:.4g}")
+        self._advance("searching")
+
+    def tried(self, record: TrialRecord) -> None:
+        self.num_trials += 1
+        tables.show_trial(self._console, record)
+        self._advance(f"searching, {self.num_trials} trials")
+
+    def measured(self, rounds_done: int, rounds: int) -> None:
+        self._advance(f"finals, round {rounds_done} of {rounds}")
+
+    def _advance(self, description: str) -> None:
+        self._progress.update(self._task, completed=time.monotonic() - self._began, description=description)

@@ -1,0 +1,155 @@
+"""How fast memory can be read, from each size of working set: a small C++ loop, compiled with the machine's compiler.
+
+A model whose weights fit in a cache reads them from there at every call, so one figure for main memory is not enough.
+"""
+
+import contextlib
+import ctypes
+import math
+import mmap
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from whet.errors import MachineError
+from whet.machine.cache import cache_dir, last_level_bytes
+
+_SOURCE = Path(__file__).with_name("bandwidth.cpp")
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread")
+_SMALLEST = 256 * 2**10
+_LONGEST_RUN = 256 * 2**20  # bytes: some milliseconds, so that other processes seldom fall into a run
+
+# Reads `bytes` at an offset of a buffer, so many times; returns bytes per second.
+Read = Callable[[int, int, int], float]
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """memory: bytes/s, far beyond cache. cached: (working set in bytes, bytes/s), smallest first; never rising."""
+
+    memory: float
+    cached: tuple[tuple[int, float], ...]
+    notes: tuple[str, ...] = ()
+
+
+def read_bandwidth(num_threads: int, *, buffer_bytes: int | None = None, num_rounds: int = 6) -> Bandwidth:
+    """Measure it with `num_threads` reading at once; the best of `num_rounds` counts.
+
+    Without a compiler, torch's own reads are timed instead, and a note says so: they show less than there is.
+    """
+    size = buffer_bytes or default_buffer_bytes()
+    with _buffer(size) as buffer:
+        notes: tuple[str, ...] = ()
+        try:
+            read = _compiled_read(buffer, num_threads)
+        except MachineError as error:
+            read = _torch_read(buffer)
+            notes = (f"read bandwidth is that of torch.sum, less than there is: {error}",)
+        return Bandwidth(_from_memory(read, size, num_rounds), _by_working_set(read, size, num_rounds), notes)
+
+
+def default_buffer_bytes() -> int:
+    """Three times the last-level cache, at least 512 MiB, at most a quarter of the memory that is free."""
+    wanted = max(512 * 2**20, 3 * last_level_bytes())
+    return max(_SMALLEST, min(wanted, psutil.virtual_memory().available // 4))
+
+
+def never_rising(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Points by size, where each is at least as fast as any larger one: a small set can be read as fast as a large."""
+    best = 0.0
+    result = []
+    for size, speed in sorted(points, reverse=True):
+        best = max(best, speed)
+        result.append((size, best))
+    return tuple(reversed(result))
+
+
+def _from_memory(read: Read, size: int, num_rounds: int) -> float:
+    """The best run over a part of the buffer, all of which is gone through between two visits to a part."""
+    part = min(size, _LONGEST_RUN)
+    offsets = range(0, size - part + 1, part)
+    return max(read(offset, part, 1) for _ in range(num_rounds) for offset in offsets)
+
+
+def _by_working_set(read: Read, size: int, num_rounds: int) -> tuple[tuple[int, float], ...]:
+    """Doubling sizes, each gone through again and again."""
+    points = []
+    for power in range(int(math.log2(max(1, size / _SMALLEST)))):
+        working_set = _SMALLEST << power
+        passes = max(2, _LONGEST_RUN // working_set)
+        points.append((working_set, max(read(0, working_set, passes) for _ in range(num_rounds))))
+    return never_rising(points)
+
+
+def _compiled_read(buffer: torch.Tensor, num_threads: int) -> Read:
+    library = _compile()
+    whet_read = library.whet_read
+    whet_read.restype = ctypes.c_size_t
+    whet_read.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+    seconds = ctypes.c_double()
+
+    def read(offset: int, size: int, passes: int) -> float:
+        got = whet_read(buffer.data_ptr() + offset, size, num_threads, passes, ctypes.byref(seconds))
+        return float(got) * passes / seconds.value
+
+    return read
+
+
+def _torch_read(buffer: torch.Tensor) -> Read:
+    words = buffer.view(torch.float32)
+
+    def read(offset: int, size: int, passes: int) -> float:
+        part = words[offset // 4 : (offset + size) // 4]
+        start = time.perf_counter()
+        for _ in range(passes):
+            part.sum()
+        return size * passes / (time.perf_counter() - start)
+
+    return read
+
+
+def _compile() -> ctypes.CDLL:
+    """Build and load the loop. Raises MachineError with the reason where that cannot be done."""
+    compiler = next(
+        (found for name in (os.environ.get("CXX"), *_COMPILERS) if name and (found := shutil.which(name))), ""
+    )
+    if not compiler:
+        raise MachineError(f"no C++ compiler found ({', '.join(_COMPILERS)}, or the one that CXX names)")
+    with contextlib.suppress(OSError):  # then a temporary directory of the system's serves
+        cache_dir().mkdir(parents=True, exist_ok=True)
+    place = cache_dir() if os.access(cache_dir(), os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="compile-", dir=place) as directory:
+        library = Path(directory) / "bandwidth.so"
+        try:
+            subprocess.run(
+                [compiler, *_FLAGS, str(_SOURCE), "-o", str(library)], check=True, capture_output=True, timeout=60
+            )
+            return ctypes.CDLL(str(library))
+        except subprocess.CalledProcessError as error:
+            lines = error.stderr.decode(errors="replace").strip().splitlines()
+            raise MachineError(f"{compiler} failed: {lines[0] if lines else error}") from error
+        except (subprocess.TimeoutExpired, OSError) as error:
+            raise MachineError(f"{compiler} failed: {error}") from error
+
+
+@contextlib.contextmanager
+def _buffer(size: int) -> Iterator[torch.Tensor]:
+    """Memory of its own pages, written once: pages never written all map to one page of zeros."""
+    memory = mmap.mmap(-1, size)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    try:
+        yield tensor.fill_(1)
+    finally:
+        del tensor  # the map goes with its last reference

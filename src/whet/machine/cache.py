@@ -1,0 +1,25 @@
+"""Where whet keeps what it measured once, and the sizes of the processor's caches."""
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def cache_dir() -> Path:
+    """WHET_CACHE where it is set, else the user's cache directory. It may not exist yet."""
+    return Path(os.environ.get("WHET_CACHE") or platformdirs.user_cache_dir("whet"))
+
+
+def last_level_bytes(directory: Path = _CACHES) -> int:
+    """Bytes of the largest cache that the first core sees; 32 MiB where the system does not say."""
+    sizes = []
+    for path in directory.glob("index*/size"):
+        text = path.read_text(encoding="utf-8").strip()
+        digits, unit = (text[:-1], text[-1]) if text and text[-1] in _UNITS else (text, "")
+        if digits.isdecimal():
+            sizes.append(int(digits) * _UNITS.get(unit, 1))
+    return max(sizes, default=32 * 2**20)

@@ -1,0 +1,54 @@
+"""What a container may use of the machine: its share of the cores and of the memory, from Linux's control groups."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+_ROOT = Path("/sys/fs/cgroup")
+_SELF = Path("/proc/self/cgroup")
+
+
+def cpu_quota(root: Path = _ROOT, self_file: Path = _SELF) -> int | None:
+    """Cores' worth of time that this process gets, rounded up; None without a limit."""
+    quotas = []
+    for directory in _directories("cpu", root, self_file):
+        words = _read(directory / "cpu.max").split()  # version 2: "200000 100000", or "max 100000"
+        if not words:  # version 1: two files, -1 for no limit
+            words = [_read(directory / "cpu.cfs_quota_us"), _read(directory / "cpu.cfs_period_us")]
+        if len(words) == 2 and all(w.isdecimal() and int(w) > 0 for w in words):
+            quotas.append(math.ceil(int(words[0]) / int(words[1])))
+    return min(quotas, default=None)
+
+
+def memory_limit(root: Path = _ROOT, self_file: Path = _SELF) -> int | None:
+    """Bytes that this process may use; None without a limit. Version 1 writes a huge number where there is none."""
+    limits = []
+    for directory in _directories("memory", root, self_file):
+        text = _read(directory / "memory.max") or _read(directory / "memory.limit_in_bytes")
+        if text.isdecimal() and int(text) < 2**60:
+            limits.append(int(text))
+    return min(limits, default=None)
+
+
+def _directories(controller: str, root: Path, self_file: Path) -> Iterator[Path]:
+    """Where limits on this process can stand: its group and the groups around it, in either version."""
+    yield root
+    yield root / controller
+    for line in _read(self_file).splitlines():
+        if line.count(":") < 2:
+            continue
+        number, controllers, path = line.split(":", 2)
+        top = root if number == "0" else root / controllers
+        if number == "0" or controller in controllers.split(","):
+            group = top / path.lstrip("/")
+            while group != top and top in group.parents:
+                yield group
+                group = group.parent
+            yield top
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,114 @@
+"""How many operations a second a matrix multiplication reaches, in each dtype: the best over several sizes."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+# M, N, K. Small ones suit chips with large caches, and slip between what other processes do; a long K suits wide units.
+SHAPES = (
+    (256, 256, 256),
+    (512, 512, 512),
+    (1024, 1024, 1024),
+    (2048, 2048, 2048),
+    (1024, 1024, 8192),
+    (4096, 4096, 4096),
+)
+CUDA_SHAPES = (*SHAPES[2:], (8192, 8192, 8192), (4096, 4096, 16384))
+DTYPES = ("float32", "bfloat16", "float16", "int8")
+CUDA_DTYPES = ("float32", "tfloat32", "bfloat16", "float16", "int8", "float8_e4m3fn")
+
+_LONGEST_S = 0.4  # of one multiplication: a dtype that the chip emulates would take seconds
+
+
+def gemm_peaks(
+    dtypes: Sequence[str], shapes: Sequence[tuple[int, int, int]], *, device: str = "cpu", budget_s: float = 1.2
+) -> dict[str, float]:
+    """Operations/s (2mnk, dense) by dtype, spending about `budget_s` on each. A dtype torch cannot multiply is absent.
+
+    "tfloat32" is float32 rounded by NVIDIA's tensor cores, as PyTorch runs it where allow_tf32 is set.
+    """
+    peaks = {}
+    for dtype in dtypes:
+        peak = _peak(dtype, sorted(shapes, key=_operations), device, budget_s / len(shapes))
+        if peak is not None:
+            peaks[dtype] = peak
+    return peaks
+
+
+def _peak(dtype: str, shapes: Sequence[tuple[int, int, int]], device: str, budget_s: float) -> float | None:
+    peak = 0.0
+    allow_tf32 = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tfloat32"
+    try:
+        for shape in shapes:
+            if peak and _operations(shape) / peak > _LONGEST_S:
+                break
+            run = _multiplication(dtype, shape, device)
+            peak = max(peak, _operations(shape) / best_s(run, device, budget_s))
+    except (
+        RuntimeError,
+        NotImplementedError,
+        ValueError,
+    ):  # what torch raises for a dtype that it cannot multiply here
+        pass
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+    return peak or None
+
+
+def best_s(run: Callable[[], object], device: str, budget_s: float) -> float:
+    """Seconds of the fastest call within the budget, at least two calls after one that is not counted.
+
+    The fastest, not the median: a limit is what the machine can do when nothing disturbs it.
+    """
+    run()
+    if device == "cuda":
+        return _best_cuda_s(run, budget_s)
+    best = float("inf")
+    num_calls = 0
+    end = time.perf_counter() + budget_s
+    while num_calls < 2 or time.perf_counter() < end:
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+        num_calls += 1
+    return best
+
+
+def _best_cuda_s(run: Callable[[], object], budget_s: float, num_calls: int = 10) -> float:
+    """By events around several calls, so that the time to launch one is hidden behind the one before."""
+    best = float("inf")
+    torch.cuda.synchronize()
+    end = time.perf_counter() + budget_s
+    while best == float("inf") or time.perf_counter() < end:
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(num_calls):
+            run()
+        stop.record()
+        stop.synchronize()
+        best = min(best, start.elapsed_time(stop) / 1000 / num_calls)
+    return best
+
+
+def _multiplication(dtype: str, shape: tuple[int, int, int], device: str) -> Callable[[], Tensor]:
+    m, n, k = shape
+    if dtype == "int8":
+        a_MK = torch.randint(-128, 128, (m, k), dtype=torch.int8, device=device)
+        b_KN = torch.randint(-128, 128, (n, k), dtype=torch.int8, device=device).t()
+        return lambda: torch._int_mm(a_MK, b_KN)
+    a_MK = torch.randn(m, k, device=device)
+    b_NK = torch.randn(n, k, device=device)
+    if dtype == "float8_e4m3fn":
+        one = torch.ones((), device=device)
+        a8_MK, b8_KN = a_MK.to(torch.float8_e4m3fn), b_NK.to(torch.float8_e4m3fn).t()
+        return lambda: torch._scaled_mm(a8_MK, b8_KN, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+    torch_dtype = torch.float32 if dtype == "tfloat32" else getattr(torch, dtype)
+    x_MK, w_KN = a_MK.to(torch_dtype), b_NK.to(torch_dtype).t()
+    return lambda: torch.mm(x_MK, w_KN)
+
+
+def _operations(shape: tuple[int, int, int]) -> int:
+    return 2 * shape[0] * shape[1] * shape[2]

@@ -1,0 +1,201 @@
+"""Modules as graphs of aten operators, for techniques that look for patterns and rewrite them.
+
+A graph comes from torch.export and is cleaned so that what follows can still change it: linear layers are nn.Linear
+modules again (under the names they had), views are reshapes, and the checks that pin every dtype are gone.
+"""
+
+import copy
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from whet.artefact import program
+from whet.errors import TargetError
+from whet.signature import FlatModel, Signature
+from whet.workload import Subject
+
+_aten = torch.ops.aten
+
+
+class Traced(nn.Module):
+    """A graph behind the calling convention of a flat module: tensors in, a tuple of tensors out."""
+
+    def __init__(self, body: fx.GraphModule) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.body(*tensors))
+
+
+def trace(module: nn.Module, subject: Subject) -> fx.GraphModule:
+    """The module as a graph, free to be rewritten; its tensors are the module's own.
+
+    Raises TargetError where torch.export cannot trace the module.
+    """
+    if isinstance(module, Traced):
+        return fx.GraphModule(module.body, copy.deepcopy(module.body.graph))
+    exported = program.export(module, subject).module(check_guards=False)
+    exported.graph.set_codegen(fx.graph.CodeGen())
+    _clean(exported.graph)
+    traced = rebuild(exported)
+    _restore_linears(traced)
+    return rebuild(traced)
+
+
+def rebuild(graph_module: fx.GraphModule) -> fx.GraphModule:
+    """The same graph, checked, without dead nodes and without the tensors and modules that nothing uses."""
+    graph_module.graph.eliminate_dead_code()
+    graph_module.graph.lint()
+    return fx.GraphModule(graph_module, graph_module.graph).eval()
+
+
+_ORIGINALS: weakref.WeakKeyDictionary[nn.Module, tuple[Signature, fx.GraphModule]] = weakref.WeakKeyDictionary()
+
+
+def trace_original(subject: Subject) -> fx.GraphModule:
+    """The original's graph, to be read only: kept for as long as the model lives, as several techniques ask for it."""
+    model = subject.workload.model
+    signature, traced = _ORIGINALS.get(model, (None, None))
+    if traced is None or signature != subject.signature:
+        traced = trace(FlatModel(model, subject.signature).eval(), subject)
+        _ORIGINALS[model] = (subject.signature, traced)
+    return traced
+
+
+def operator(node: Any) -> str:
+    """The aten operator of a node without overload, and without the underscore of its in-place form: "add"."""
+    if isinstance(node, fx.Node) and node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+        name = node.target._schema.name.removeprefix("aten::")
+        return name.removesuffix("_")
+    return ""
+
+
+def value(node: Any) -> Tensor | None:
+    """What torch.export knows of a node's tensor: shape and dtype. None for anything else."""
+    found = node.meta.get("val") if isinstance(node, fx.Node) else None
+    return found if isinstance(found, Tensor) else None
+
+
+def parameter(graph_module: fx.GraphModule, node: Any) -> Tensor | None:
+    """The parameter, buffer or constant that a node reads, or None where it reads none."""
+    if not isinstance(node, fx.Node) or node.op != "get_attr":
+        return None
+    owner, _, name = str(node.target).rpartition(".")
+    found = getattr(graph_module.get_submodule(owner), name, None)
+    return found if isinstance(found, Tensor) else None
+
+
+def is_changed_in_place(node: fx.Node) -> bool:
+    """Whether any operator writes into this node's tensor."""
+    return any(
+        user.op == "call_function"
+        and isinstance(user.target, torch._ops.OpOverload)
+        and user.target._schema.is_mutable
+        and bool(user.args)
+        and user.args[0] is node
+        for user in node.users
+    )
+
+
+def relative_error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """The largest difference between two sets of outputs, as a fraction of the largest value in each tensor."""
+    worst = 0.0
+    for a, b in zip(found, wanted, strict=True):
+        if b.numel():
+            scale = float(b.double().abs().max()) or 1.0
+            worst = max(worst, float((a.double() - b.double()).abs().max()) / scale)
+    return worst
+
+
+def verify(name: str, changed: nn.Module, module: nn.Module, subject: Subject, tolerance: float) -> None:
+    """Raise TargetError where a rewritten module answers the first calibration batch otherwise than before."""
+    batch = subject.flat_calibration[0]
+    with torch.no_grad():
+        error = relative_error(changed(*batch), module(*batch))
+    if not error <= tolerance:
+        raise TargetError(
+            f"{name} changed the outputs by {error:.1e} relative, more than {tolerance:.0e}; leave it out of the recipe"
+        )
+
+
+def _clean(graph: fx.Graph) -> None:
+    """Drop what pins dtypes or does nothing in evaluation, and let reshapes choose between view and copy."""
+    for node in list(graph.nodes):
+        name = operator(node)
+        if name == "_assert_tensor_metadata":
+            graph.erase_node(node)
+        elif name in ("dropout", "feature_dropout", "alpha_dropout") and node.args[2] is False:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif name == "view" and node.target is _aten.view.default:
+            node.target = _aten.reshape.default
+
+
+def _restore_linears(graph_module: fx.GraphModule) -> None:
+    """aten.linear on a stored weight -> nn.Linear, named as the weight's owner was."""
+    for node in list(graph_module.graph.nodes):
+        if node.target is not _aten.linear.default:
+            continue
+        x, weight, bias = (*node.args, None)[:3]
+        weight_tensor = parameter(graph_module, weight)
+        bias_tensor = parameter(graph_module, bias)
+        if weight_tensor is None or weight_tensor.dim() != 2 or (bias is not None and bias_tensor is None):
+            continue
+        path = _place_linear(graph_module, weight, weight_tensor, bias_tensor)
+        with graph_module.graph.inserting_before(node):
+            call = graph_module.graph.call_module(path, (x,))
+        call.meta = dict(node.meta)
+        node.replace_all_uses_with(call)
+        graph_module.graph.erase_node(node)
+
+
+def _place_linear(graph_module: fx.GraphModule, weight: fx.Node, weight_tensor: Tensor, bias: Tensor | None) -> str:
+    """Put an nn.Linear with these very tensors into the module; where one is already there, reuse it."""
+    owner, _, attribute = str(weight.target).rpartition(".")
+    path = owner if attribute == "weight" else f"{weight.target}".removesuffix("_weight")
+    for path in _names(path, owner):
+        there = _submodule(graph_module, path)
+        if isinstance(there, nn.Linear) and there.weight is weight_tensor and there.bias is bias:
+            return path
+        if there is None or (path == owner and _holds_only_linear(there) and _is_read_once(graph_module, weight)):
+            break
+    linear = nn.Linear(weight_tensor.shape[1], weight_tensor.shape[0], bias=bias is not None, device="meta")
+    linear.weight = _as_parameter(weight_tensor)
+    if bias is not None:
+        linear.bias = _as_parameter(bias)
+    if not graph_module.add_submodule(path, linear):
+        raise TargetError(f"the traced model has no place for a linear layer at {path}")
+    return path
+
+
+def _names(path: str, owner: str) -> Iterator[str]:
+    if path:
+        yield path
+    for i in range(1_000_000):
+        yield f"{path or owner or 'weight'}_linear{i or ''}"
+
+
+def _submodule(graph_module: fx.GraphModule, path: str) -> nn.Module | None:
+    try:
+        return graph_module.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def _holds_only_linear(module: nn.Module) -> bool:
+    names = {name for name, _ in module.named_parameters()} | {name for name, _ in module.named_buffers()}
+    return type(module) is nn.Module and names <= {"weight", "bias"} and not list(module.children())
+
+
+def _is_read_once(graph_module: fx.GraphModule, weight: fx.Node) -> bool:
+    """A weight that something else reads too (a tied embedding) must keep a place of its own."""
+    readers = [n for n in graph_module.graph.nodes if n.op == "get_attr" and n.target == weight.target]
+    return sum(len(n.users) for n in readers) == 1
+
+
+def _as_parameter(tensor: Tensor) -> nn.Parameter:
+    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)

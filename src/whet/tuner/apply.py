@@ -1,0 +1,73 @@
+"""Replay a recipe on a target: the techniques that hold here, saved as an artefact."""
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from whet.errors import OutputError
+from whet.files import replace_directory
+from whet.machine import describe
+from whet.recipe import Recipe, Step
+from whet.tuner.build import options_of
+from whet.tuner.result import Agreement
+from whet.tuner.search import error_of, isolated
+
+_LIMIT_S = 900.0
+
+
+class Applied(BaseModel):
+    """What came of applying a recipe. dropped: steps that do not hold here, with reasons. differences: of machines."""
+
+    out: str
+    steps: list[Step]
+    dropped: list[tuple[Step, str]] = Field(default_factory=list)
+    differences: list[str] = Field(default_factory=list)
+    size_bytes: int
+    original_bytes: int
+    quality_name: str
+    quality_baseline: float | None = None
+    quality: float | None = None
+    agreement: Agreement
+    notes: list[str] = Field(default_factory=list)
+
+
+def apply_recipe(recipe: str | os.PathLike[str] | Recipe, target: str, out: str | os.PathLike[str]) -> Applied:
+    """Apply a recipe to a target and save the result in a new directory `out`, for whet.load.
+
+    A recipe made on another machine is applied as far as it holds; what differs and what was dropped is returned.
+    Raises RecipeError for a damaged recipe, OutputError where `out` exists or cannot be written.
+    """
+    plan = recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe))
+    for step in plan:
+        options_of(step)
+    directory = Path(out).absolute()
+    if directory.exists():
+        raise OutputError(f"{directory} exists already; choose another --out")
+    parent = next(p for p in directory.parents if p.exists())
+    if not os.access(parent, os.W_OK):
+        raise OutputError(f"{directory} cannot be written: no permission in {parent}")
+    with tempfile.TemporaryDirectory(prefix=".whet-", dir=parent) as scratch:
+        arguments = {
+            "target": target,
+            "steps": [step.model_dump() for step in plan],
+            "directory": f"{scratch}/artefact",
+        }
+        outcome = isolated(None)("replay", arguments, Path(scratch), _LIMIT_S)
+        if outcome.failure is not None:
+            raise error_of(outcome.failure)
+        assert outcome.value is not None
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        replace_directory(Path(scratch) / "artefact", directory)
+    return Applied.model_validate(
+        {**outcome.value, "out": str(directory), "differences": _differences(plan)},
+    )
+
+
+def _differences(plan: Recipe) -> list[str]:
+    machine = describe()
+    if not plan.fingerprint or plan.fingerprint == machine.fingerprint:
+        return []
+    return machine.differences(dict[str, Any](plan.machine))

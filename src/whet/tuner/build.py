@@ -1,0 +1,59 @@
+"""From a recipe to a candidate: each technique in its stage's order, refused ones named."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from whet.errors import RecipeError
+from whet.machine import Machine
+from whet.recipe import Step
+from whet.techniques import TABLE
+from whet.techniques.technique import STAGES, Candidate, Refused, Technique
+from whet.workload import Subject
+
+
+def options_of(step: Step) -> Any:
+    """The technique's frozen options. Raises RecipeError for a technique or an option that does not exist."""
+    technique = technique_of(step)
+    try:
+        return technique.Options(**step.options)
+    except TypeError as error:
+        known = ", ".join(technique.SPACE) or "none"
+        raise RecipeError(f"{step.technique} does not take {dict(step.options)}; its options are: {known}") from error
+
+
+def technique_of(step: Step) -> Technique:
+    """The technique a step names. Raises RecipeError for one that does not exist."""
+    if step.technique not in TABLE:
+        raise RecipeError(f"there is no technique {step.technique!r}; there are: {', '.join(TABLE)}")
+    return TABLE[step.technique]
+
+
+def in_order(steps: Sequence[Step]) -> list[Step]:
+    """Steps in the order of their stages, and of the table within a stage. Raises RecipeError where two exclude each
+    other."""
+    claimed: dict[str, str] = {}
+    for step in steps:
+        for group in technique_of(step).GROUPS:
+            if group in claimed:
+                raise RecipeError(f"{claimed[group]} and {step.technique} exclude each other: both choose the {group}")
+            claimed[group] = step.technique
+    places = list(TABLE)
+    return sorted(steps, key=lambda s: (STAGES.index(technique_of(s).STAGE), places.index(s.technique)))
+
+
+def refusals(steps: Sequence[Step], subject: Subject, machine: Machine) -> list[tuple[Step, str]]:
+    """The steps that do not hold for this subject on this machine, each with its reason."""
+    refused = []
+    for step in steps:
+        verdict = technique_of(step).check(subject, machine, options_of(step))
+        if isinstance(verdict, Refused):
+            refused.append((step, verdict.reason))
+    return refused
+
+
+def build(subject: Subject, steps: Sequence[Step]) -> Candidate:
+    """Apply the steps, in order, to the original."""
+    candidate = Candidate.original(subject)
+    for step in in_order(steps):
+        candidate = technique_of(step).apply(candidate, options_of(step))
+    return candidate

@@ -1,0 +1,113 @@
+"""The finals: the best few and the original, each in processes of their own, interleaved in random order.
+
+One round is one process of each. The verdict comes from the rounds: the process is the replicate.
+"""
+
+import logging
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from whet.files import size_bytes
+from whet.measure import Verdict, compare, noise_floor
+from whet.tuner.result import Point, TrialRecord
+from whet.tuner.search import Workbench
+
+_LOG = logging.getLogger("whet")
+
+ROUNDS = 8
+_MIN_ROUNDS = 6  # with fewer, the signed-rank test cannot reach 5 %
+_RUN_S = 0.7  # of timing in each process
+_LIMIT_S = 180.0
+
+
+def run_finals(
+    bench: Workbench,
+    contenders: Sequence[TrialRecord],
+    *,
+    deadline: float,
+    rounds: int = ROUNDS,
+    seed: int = 0,
+    report: Callable[[int, int], None] = lambda done, of: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[Point, list[Point]]:
+    """Measure the original and each contender in `rounds` interleaved rounds; at least six, even past the deadline.
+
+    Returns the original's point and the contenders', each judged against the original. A contender whose process
+    fails is left out of the rest and has no point.
+    """
+    order = random.Random(seed)
+    running: list[TrialRecord | None] = [None, *contenders]
+    runs: dict[int, list[dict[str, Any]]] = {_number(c): [] for c in running}
+    for i in range(rounds):
+        if i >= _MIN_ROUNDS and clock() > deadline:
+            break
+        for contender in order.sample(running, len(running)):
+            value = _measure(bench, contender)
+            if value is None and contender is not None:
+                running = [c for c in running if c is not contender]
+            elif value is not None:
+                runs[_number(contender)].append(value)
+        report(i + 1, rounds)
+    original = runs[-1]
+    baseline = _point(bench, None, original)
+    floor = noise_floor([[r["latency_ms"] for r in original]])
+    baseline.noise = floor
+    points = []
+    for contender in running:
+        if contender is None:
+            continue
+        point = _point(bench, contender, runs[contender.number])
+        times = [r["latency_ms"] for r in original]
+        comparison = compare(times, point.process_latencies_ms, noise=floor)
+        point.speedup, point.speedup_ci95 = comparison.ratio, comparison.ci95
+        point.p_value, point.noise, point.verdict = comparison.p_value, floor, str(comparison.verdict)
+        points.append(point)
+    return baseline, points
+
+
+def is_gain(point: Point) -> bool:
+    return point.verdict == Verdict.PASS
+
+
+def _number(contender: TrialRecord | None) -> int:
+    return -1 if contender is None else contender.number
+
+
+def _measure(bench: Workbench, contender: TrialRecord | None) -> dict[str, Any] | None:
+    name = "original" if contender is None else f"trial-{contender.number}"
+    outcome = bench.run(
+        "measure_finalist",
+        {
+            "target": bench.target,
+            "directory": None if contender is None else str(bench.artefact(contender.number)),
+            "inputs": str(bench.inputs),
+            "budget_s": _RUN_S,
+        },
+        bench.directory / "finals" / name,
+        _LIMIT_S,
+    )
+    if outcome.value is None:
+        _LOG.warning("%s failed in the finals: %s", name, outcome.failure.message if outcome.failure else "no result")
+    return outcome.value
+
+
+def _point(bench: Workbench, contender: TrialRecord | None, runs: Sequence[dict[str, Any]]) -> Point:
+    latency = statistics.median(r["latency_ms"] for r in runs)
+    facts = bench.facts
+    steps = [] if contender is None else contender.steps
+    return Point(
+        steps=steps,
+        label="original" if contender is None else contender.label,
+        latency_ms=latency,
+        p90_ms=statistics.median(r["p90_ms"] for r in runs),
+        throughput_per_s=facts["num_samples"] * 1e3 / latency,
+        peak_bytes=max(r["peak_bytes"] for r in runs),
+        size_bytes=facts["original_bytes"] if contender is None else size_bytes(bench.artefact(contender.number)),
+        quality=facts["score"] if contender is None else contender.quality,
+        agreement=None if contender is None else contender.agreement,
+        share_of_limit=bench.share_of_limit(steps, latency),
+        process_latencies_ms=[r["latency_ms"] for r in runs],
+    )

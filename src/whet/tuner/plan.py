@@ -1,0 +1,122 @@
+"""Which recipe to try next: a pure function of what the study holds, so that a resumed search goes on as it was.
+
+1. torch.compile alone: no gain is claimed over eager only.
+2. Each technique alone, with what it needs, the largest bound first. One whose bound is below what has already been
+   measured cannot win alone and waits.
+3. Combinations: each technique added to the best recipe so far. A recipe that is fast but loses quality is tried
+   again with techniques that give quality back.
+4. Options of the best recipe, one at a time. After that the sampler chooses.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from whet.recipe import Recipe, Step
+from whet.techniques import TABLE
+from whet.techniques.technique import BACKEND, PRECISION
+from whet.tuner.build import in_order
+from whet.tuner.result import TrialRecord
+from whet.tuner.space import Space
+
+COMPILE_ONLY = Recipe(steps=[Step(technique="inductor", options={"engine": "jit", "freezing": False})])
+"""torch.compile(model) as its users call it."""
+
+
+def next_recipe(space: Space, records: Sequence[TrialRecord]) -> Recipe | None:
+    """The next recipe that is worth a trial, or None where the plan is at its end."""
+    tried = {record.label for record in records}
+    for steps in _plan(space, records):
+        recipe = complete(space, steps)
+        if str(recipe) not in tried:
+            return recipe
+    return None
+
+
+def complete(space: Space, steps: Sequence[Step]) -> Recipe:
+    """A recipe with every option spelled out and every step in its place, so that equal recipes have equal texts."""
+    full = [
+        Step(technique=s.technique, options={**space.offers[s.technique].default.options, **s.options}) for s in steps
+    ]
+    return Recipe(steps=in_order(full))
+
+
+def compile_only(space: Space) -> Recipe | None:
+    """torch.compile alone, or None where it cannot be offered (no compiler)."""
+    return complete(space, COMPILE_ONLY.steps) if COMPILE_ONLY.steps[0].technique in space.offers else None
+
+
+def best_record(records: Sequence[TrialRecord], *, status: str = "done") -> TrialRecord | None:
+    """The fastest trial of a status."""
+    timed = [r for r in records if r.status == status and r.speedup is not None]
+    return max(timed, key=lambda r: (r.speedup or 0.0, -r.number), default=None)
+
+
+def _plan(space: Space, records: Sequence[TrialRecord]) -> Iterator[list[Step]]:
+    reference = compile_only(space)
+    if reference is not None:
+        yield list(reference)
+    best = best_record(records)
+    reached = max(1.0, best.speedup or 1.0) if best else 1.0
+    singles = sorted(_singles(space), key=lambda steps: -space.bound(steps))
+    yield from (steps for steps in singles if space.bound(steps) > reached)
+    yield from _combinations(space, records)
+    if best is not None:
+        yield from _options(space, best.steps)
+    yield from singles
+
+
+def _singles(space: Space) -> Iterator[list[Step]]:
+    """Each technique alone; an option called `precision` makes each of its values a technique of its own."""
+    for offer in space.offers.values():
+        first = [offer.default] + [
+            s for s in offer.variants() if s.options.get(PRECISION) != offer.default.options.get(PRECISION)
+        ]
+        for step in first:
+            yield [step, *_needs(space, step)]
+    for precision in space.precisions:
+        step = space.offers[precision].default
+        for backend in space.backends:
+            pair = [step, space.offers[backend].default]
+            if space.compatible([step], pair[1]) and not _needs(space, step):
+                yield pair
+
+
+def _needs(space: Space, step: Step) -> list[Step]:
+    """The first offered technique of each group that a technique cannot do without."""
+    needed = []
+    for group in getattr(TABLE[step.technique], "NEEDS", frozenset()):
+        for offer in space.offers.values():
+            if group in offer.groups and space.compatible([step], offer.default):
+                needed.append(offer.default)
+                break
+    return needed
+
+
+def _combinations(space: Space, records: Sequence[TrialRecord]) -> Iterator[list[Step]]:
+    best = best_record(records)
+    lossy = best_record([r for r in records if r.drop is not None and r.status == "rejected"], status="rejected")
+    if lossy is not None and (best is None or (lossy.speedup or 0) > (best.speedup or 0)):
+        for name in space.offers:
+            if getattr(TABLE[name], "RESTORES_QUALITY", False):
+                for step in space.offers[name].variants():
+                    if space.compatible(lossy.steps, step):
+                        yield [*lossy.steps, step]
+    if best is None:
+        return
+    additions = [offer.default for offer in space.offers.values() if space.compatible(best.steps, offer.default)]
+    for step in sorted(additions, key=lambda s: -space.offers[s.technique].bound(s)):
+        if BACKEND in space.offers[step.technique].groups or not getattr(
+            TABLE[step.technique], "RESTORES_QUALITY", False
+        ):
+            yield [*best.steps, step]
+
+
+def _options(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
+    for i, step in enumerate(steps):
+        for name, values in space.offers[step.technique].options.items():
+            for value in values:
+                if value != step.options.get(name):
+                    yield [
+                        *steps[:i],
+                        Step(technique=step.technique, options={**step.options, name: value}),
+                        *steps[i + 1 :],
+                    ]

@@ -1,0 +1,250 @@
+"""The search: recipe after recipe, each in a process of its own, until the plan or the time is at its end."""
+
+import logging
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter
+
+from whet import errors
+from whet.errors import WhetError
+from whet.machine import Limits, describe
+from whet.measure import Failure, Outcome, run_isolated
+from whet.profiler import Profile
+from whet.recipe import Recipe
+from whet.tuner.plan import next_recipe
+from whet.tuner.result import Objective, TrialRecord
+from whet.tuner.space import Offer, Space
+from whet.tuner.study import Study
+from whet.tuner.trial import INPUTS, least_time_s
+
+_LOG = logging.getLogger("whet")
+
+_KEPT = 3  # artefacts of this many best trials stay on disk until the finals
+_TIMING_S = 2.4  # of interleaved timing in a trial
+_MEMORY_RUN_S = 0.3  # of timing in the process that only measures memory
+
+_LIMITS = TypeAdapter(Limits)
+_PROFILE = TypeAdapter(Profile)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is wanted. value() is minimised; a variant beyond a constraint is rejected."""
+
+    objective: Objective = "latency"
+    max_drop: float = 0.01
+    max_memory_bytes: int | None = None
+
+    def value(self, record: TrialRecord) -> float | None:
+        """Lower is better; None where the trial has no figure for the objective."""
+        if self.objective in ("latency", "throughput"):
+            return -math.log(record.speedup) if record.speedup else None
+        return (
+            float(record.peak_bytes or math.inf) if self.objective == "memory" else float(record.size_bytes or math.inf)
+        )
+
+    @property
+    def needs_memory(self) -> bool:
+        """Whether every trial's memory has to be measured, in one more process each."""
+        return self.objective == "memory" or self.max_memory_bytes is not None
+
+
+class Runner(Protocol):
+    """Calls a function of whet.tuner.trial in a process of its own."""
+
+    def __call__(self, function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome: ...
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """Where a search works: the target, what was found out about it, and how children are run."""
+
+    target: str
+    facts: dict[str, Any]
+    directory: Path
+    run: Runner
+    trial_limit_s: float = 300.0
+
+    @property
+    def space(self) -> Space:
+        return Space([Offer.model_validate(offer) for offer in self.facts["offers"]])
+
+    @property
+    def inputs(self) -> Path:
+        return self.directory / INPUTS
+
+    def artefact(self, number: int) -> Path:
+        return self.directory / f"trial-{number}" / "artefact"
+
+    def share_of_limit(self, steps: Sequence[Any], latency_ms: float) -> float:
+        """The least time the machine's limits allow, in the dtype the recipe computes in, over the time measured."""
+        least = least_time_s(
+            _PROFILE.validate_python(self.facts["profile"]), _LIMITS.validate_python(self.facts["limits"]), steps
+        )
+        return least * 1e3 / latency_ms
+
+
+def isolated(memory_limit_bytes: int | None) -> Runner:
+    """A runner of real processes under a memory limit."""
+
+    def run(function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
+        return run_isolated(
+            f"whet.tuner.trial:{function}",
+            arguments,
+            directory,
+            time_limit_s=time_limit_s,
+            memory_limit_bytes=memory_limit_bytes,
+            environment=QUIET,
+        )
+
+    return run
+
+
+# Nothing that runs here asks the network or reports to anyone.
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+
+
+def search(
+    bench: Workbench,
+    study: Study,
+    goal: Goal,
+    *,
+    deadline: float,
+    max_trials: int = 200,
+    report: Callable[[TrialRecord], None] = lambda record: None,
+    clock: Callable[[], float] = time.monotonic,
+) -> list[TrialRecord]:
+    """Try recipes until `deadline` (as `clock` tells), the plan's end, or `max_trials`. Returns every record.
+
+    A trial that is not expected to end before the deadline is not begun, save the first two: torch.compile alone and
+    the most promising technique. KeyboardInterrupt leaves the study as it is, to be resumed.
+    """
+    space = bench.space
+    records = study.records()
+    while len(records) < max_trials:
+        expected = _expected_s(records)
+        if len(records) >= 2 and clock() + expected > deadline:
+            _LOG.info("the time is used up after %d trials", len(records))
+            break
+        recipe = next_recipe(space, records)
+        if recipe is None and _is_exhausted(space, records):
+            break
+        number, chosen = study.begin(recipe, space, space.bound(list(recipe)) if recipe else None)
+        if recipe is None and any(r.label == str(chosen) for r in records):
+            study.give_up(number)  # the sampler chose what has been measured
+            records.append(TrialRecord(number=number, steps=list(chosen), status="refused", reason="measured before"))
+            continue
+        try:
+            record = try_recipe(bench, goal, number, chosen, space, deadline - clock())
+        except BaseException:
+            study.give_up(number)
+            raise
+        study.end(record, goal.value(record) if record.status in ("done", "rejected") else None)
+        report(record)
+        records = study.records()
+        _drop_losers(bench, goal, records)
+    return records
+
+
+def try_recipe(
+    bench: Workbench, goal: Goal, number: int, recipe: Recipe, space: Space, time_left_s: float
+) -> TrialRecord:
+    """One trial: build, save, load, judge and time a recipe in a fresh process; a failure there is its record."""
+    started = time.perf_counter()
+    folder = bench.directory / f"trial-{number}"
+    record = TrialRecord(
+        number=number,
+        steps=list(recipe),
+        status="failed",
+        predicted=space.bound(list(recipe)),
+        fingerprint=describe().fingerprint,
+    )
+    outcome = bench.run(
+        "attempt",
+        {
+            "target": bench.target,
+            "steps": [step.model_dump() for step in recipe],
+            "signature": bench.facts["signature"],
+            "directory": str(bench.artefact(number)),
+            "score": bench.facts["score"],
+            "max_drop": goal.max_drop,
+            "timing_s": _TIMING_S,
+        },
+        folder,
+        min(bench.trial_limit_s, max(time_left_s, 30.0)),
+    )
+    if outcome.failure is not None:
+        record.reason = outcome.failure.message
+    elif outcome.value is not None:
+        record = TrialRecord.model_validate({**record.model_dump(), **outcome.value})
+    if record.latency_ms:
+        record.share_of_limit = bench.share_of_limit(record.steps, record.latency_ms)
+    if record.status == "done" and goal.needs_memory:
+        _measure_memory(bench, goal, record)
+    record.seconds = time.perf_counter() - started
+    return record
+
+
+def _measure_memory(bench: Workbench, goal: Goal, record: TrialRecord) -> None:
+    folder = bench.directory / f"trial-{record.number}"
+    arguments = {
+        "target": bench.target,
+        "directory": str(bench.artefact(record.number)),
+        "inputs": str(bench.inputs),
+        "budget_s": _MEMORY_RUN_S,
+    }
+    outcome = bench.run("measure_finalist", arguments, folder / "memory", bench.trial_limit_s)
+    if outcome.value is None:
+        record.status, record.reason = "failed", outcome.failure.message if outcome.failure else "no result"
+        return
+    record.peak_bytes = outcome.value["peak_bytes"]
+    if goal.max_memory_bytes is not None and record.peak_bytes > goal.max_memory_bytes:
+        record.status = "rejected"
+        record.reason = (
+            f"peak memory {record.peak_bytes / 2**20:,.0f} MiB, more than the "
+            f"{goal.max_memory_bytes / 2**20:,.0f} MiB allowed"
+        )
+
+
+def ranked(goal: Goal, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Accepted trials, the best by the objective first."""
+    valued = [(goal.value(r), r) for r in records if r.status == "done"]
+    return [r for value, r in sorted(((v, r) for v, r in valued if v is not None), key=lambda p: (p[0], p[1].number))]
+
+
+def _drop_losers(bench: Workbench, goal: Goal, records: Sequence[TrialRecord]) -> None:
+    keep = {record.number for record in ranked(goal, records)[:_KEPT]}
+    for record in records:
+        if record.number not in keep:
+            shutil.rmtree(bench.artefact(record.number), ignore_errors=True)
+
+
+def _expected_s(records: Sequence[TrialRecord]) -> float:
+    """What the next trial may take: the mean of those so far."""
+    taken = [r.seconds for r in records if r.seconds > 0]
+    return sum(taken) / len(taken) if taken else 0.0
+
+
+def _is_exhausted(space: Space, records: Sequence[TrialRecord]) -> bool:
+    """Whether the sampler has nothing to choose from, or keeps choosing what has been measured."""
+    repeats = sum(r.reason == "measured before" for r in records)
+    return not space.offers or repeats >= 5
+
+
+def error_of(failure: Failure) -> WhetError:
+    """The user error that a child raised, as the class it had there."""
+    kind = getattr(errors, failure.type, WhetError)
+    is_plain = isinstance(kind, type) and issubclass(kind, WhetError) and kind is not errors.MissingExtra
+    return kind(failure.message) if is_plain else WhetError(failure.message)

@@ -1,0 +1,147 @@
+"""What there is to choose from: the techniques that apply here, with their options and their bounds.
+
+An Offer is small and plain (JSON), made once by a child process that has the model, and kept in the study, so that
+the parent never builds the model and every machine that shares a search chooses from the same space.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+
+from whet.machine import Limits, Machine
+from whet.profiler import Profile
+from whet.recipe import Recipe, Step
+from whet.techniques import FOLLOWING, TABLE
+from whet.techniques.technique import BACKEND, PRECISION, Applies, Technique
+from whet.tuner.build import in_order
+from whet.tuner.result import RefusedTechnique
+from whet.workload import Subject
+
+NONE = "none"
+Suggest = Callable[[str, Sequence[Any]], Any]
+
+
+class Offer(BaseModel):
+    """A technique that applies. bounds: the most each variant could gain, by the step's text."""
+
+    technique: str
+    detail: str
+    groups: list[str]
+    options: dict[str, list[bool | int | float | str]] = {}
+    bounds: dict[str, float] = {}
+
+    @property
+    def default(self) -> Step:
+        return Step(technique=self.technique, options={name: values[0] for name, values in self.options.items()})
+
+    def variants(self) -> Iterator[Step]:
+        """The default first, then each option moved alone."""
+        yield self.default
+        for name, values in self.options.items():
+            for value in values[1:]:
+                yield Step(technique=self.technique, options={**self.default.options, name: value})
+
+    def bound(self, step: Step) -> float:
+        return self.bounds.get(str(step), max(self.bounds.values(), default=1.0))
+
+
+def offers_for(
+    subject: Subject, machine: Machine, limits: Limits, profile: Profile
+) -> tuple[list[Offer], list[RefusedTechnique]]:
+    """Ask every technique of the table whether it applies, with which options, and what it could gain at most."""
+    offers = []
+    refused = [RefusedTechnique(technique=name, reason=reason) for name, reason in FOLLOWING.items()]
+    for name, technique in TABLE.items():
+        options, detail, reason = _options_that_apply(technique, subject, machine)
+        if options is None:
+            refused.append(RefusedTechnique(technique=name, reason=reason))
+            continue
+        offer = Offer(technique=name, detail=detail, groups=sorted(technique.GROUPS), options=options)
+        offer.bounds = {
+            str(step): technique.predict(profile, limits, technique.Options(**step.options))
+            for step in offer.variants()
+        }
+        offers.append(offer)
+    return offers, refused
+
+
+def _options_that_apply(
+    technique: Technique, subject: Subject, machine: Machine
+) -> tuple[dict[str, list[Any]] | None, str, str]:
+    """Values per option that the technique accepts here, the others at their defaults; None where none is accepted."""
+    defaults = {name: values[0] for name, values in technique.SPACE.items()}
+    verdicts = {}
+    first = technique.check(subject, machine, technique.Options(**defaults))
+    for name, values in technique.SPACE.items():
+        for value in values:
+            chosen = {**defaults, name: value}
+            verdicts[name, value] = technique.check(subject, machine, technique.Options(**chosen))
+    accepted = {
+        name: [value for value in values if isinstance(verdicts[name, value], Applies)]
+        for name, values in technique.SPACE.items()
+    }
+    if isinstance(first, Applies):
+        return accepted, first.detail, ""
+    # The default is refused; another value of one option may still be accepted (bf16 without the int8 package, say).
+    for name, kept in accepted.items():
+        if kept:
+            rest = {other: [value] for other, value in defaults.items() if other != name}
+            verdict = verdicts[name, kept[0]]
+            return {name: kept, **rest}, verdict.detail if isinstance(verdict, Applies) else "", first.reason
+    return None, "", first.reason
+
+
+class Space:
+    """The recipes that can be made from the offers, as parameters of an Optuna study and back."""
+
+    def __init__(self, offers: Sequence[Offer]) -> None:
+        self.offers = {offer.technique: offer for offer in offers}
+        self.backends = [o.technique for o in offers if BACKEND in o.groups]
+        self.precisions = [o.technique for o in offers if PRECISION in o.groups and BACKEND not in o.groups]
+        self.free = [o.technique for o in offers if not o.groups]
+
+    def compatible(self, steps: Sequence[Step], other: Step) -> bool:
+        """Whether a technique can join a recipe: not in it yet, and no group of it claimed."""
+        claimed = {group for step in steps for group in self.offers[step.technique].groups}
+        return other.technique not in {s.technique for s in steps} and not claimed & set(
+            self.offers[other.technique].groups
+        )
+
+    def parameters(self, recipe: Recipe) -> dict[str, Any]:
+        """A recipe as parameter values, for Optuna to enqueue."""
+        values: dict[str, Any] = {BACKEND: NONE, PRECISION: NONE, **{f"use.{name}": False for name in self.free}}
+        for step in recipe:
+            name = step.technique
+            if name in self.backends:
+                values[BACKEND] = name
+            elif name in self.precisions:
+                values[PRECISION] = name
+            else:
+                values[f"use.{name}"] = True
+            for option, chosen in {**self.offers[name].default.options, **step.options}.items():
+                values[f"{name}.{option}"] = chosen
+        return values
+
+    def recipe(self, suggest: Suggest) -> Recipe:
+        """The recipe that parameter values mean. `suggest(name, choices)` gives each value as it is asked for."""
+        names: list[str] = [n for n in self.free if suggest(f"use.{n}", [False, True])]
+        backend = suggest(BACKEND, [NONE, *self.backends])
+        if backend != NONE:
+            names.append(backend)
+        if backend == NONE or PRECISION not in self.offers[backend].groups:
+            precision = suggest(PRECISION, [NONE, *self.precisions])
+            if precision != NONE:
+                names.append(precision)
+        steps = [Step(technique=n, options=self._suggest_options(n, suggest)) for n in names]
+        return Recipe(steps=in_order(steps))
+
+    def bound(self, steps: Sequence[Step]) -> float:
+        """The most a recipe could gain: the product of its techniques' bounds, each an upper bound alone."""
+        product = 1.0
+        for step in steps:
+            product *= self.offers[step.technique].bound(step)
+        return product
+
+    def _suggest_options(self, name: str, suggest: Suggest) -> dict[str, Any]:
+        return {option: suggest(f"{name}.{option}", values) for option, values in self.offers[name].options.items()}

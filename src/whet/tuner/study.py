@@ -1,0 +1,106 @@
+"""The study: every trial that was made, in an Optuna storage, so that a search can stop, go on, and be shared."""
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import optuna
+import psutil
+from optuna.trial import TrialState
+from sqlalchemy.exc import SQLAlchemyError
+
+from whet.errors import StudyError
+from whet.recipe import Recipe
+from whet.tuner.result import TrialRecord
+from whet.tuner.space import Space
+
+RECORD = "record"
+FACTS = "facts"
+FILE = "study.db"
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+class Study:
+    """Trials of one target under one objective and one set of constraints."""
+
+    def __init__(self, study: optuna.Study) -> None:
+        self._study = study
+        self._open: dict[int, optuna.Trial] = {}
+
+    @classmethod
+    def open(cls, storage: str, name: str, *, must_exist: bool = False) -> "Study":
+        """Open or create. Raises StudyError where the storage is damaged or out of reach."""
+        try:
+            if must_exist and name not in optuna.get_all_study_names(storage):
+                raise StudyError(f"{storage} holds no search for this target, objective and limits; leave out --resume")
+            return cls(optuna.create_study(storage=storage, study_name=name, load_if_exists=True))
+        except (SQLAlchemyError, RuntimeError, ImportError, ValueError, AssertionError, KeyError) as error:
+            reason = str(error).splitlines()[0]
+            raise StudyError(f"the study {storage} cannot be read ({reason}); remove it to start anew") from error
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """What `look` found, kept with the study; None in a new one."""
+        text = self._study.user_attrs.get(FACTS)
+        return json.loads(text) if text is not None else None
+
+    @facts.setter
+    def facts(self, facts: Mapping[str, Any]) -> None:
+        self._study.set_user_attr(FACTS, json.dumps(facts))
+
+    def records(self) -> list[TrialRecord]:
+        """Every trial that ended or runs, in order. One whose process is gone is given up, to be tried again."""
+        records = []
+        for trial in self._study.get_trials(deepcopy=False):
+            text = trial.user_attrs.get(RECORD)
+            if text is None:
+                continue
+            record = TrialRecord.model_validate_json(text)
+            if trial.state == TrialState.RUNNING:
+                if _is_gone(trial.user_attrs):
+                    self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+                    continue
+            elif record.status == "running":
+                continue  # given up earlier
+            records.append(record)
+        return records
+
+    def begin(self, recipe: Recipe | None, space: Space, predicted: float | None = None) -> tuple[int, Recipe]:
+        """Claim the next trial: of this recipe, or of one that the sampler chooses. Returns its number and recipe."""
+        # A sampler seeded by the trials before it makes a resumed search choose as an uninterrupted one would.
+        num_before = len(self._study.get_trials(deepcopy=False))
+        self._study.sampler = optuna.samplers.TPESampler(seed=num_before, n_startup_trials=5)
+        if recipe is not None:
+            self._study.enqueue_trial(space.parameters(recipe))
+        trial = self._study.ask()
+        chosen = space.recipe(trial.suggest_categorical)
+        record = TrialRecord(number=trial.number, steps=list(chosen), status="running", predicted=predicted)
+        trial.set_user_attr("host", socket.gethostname())
+        trial.set_user_attr("pid", os.getpid())
+        trial.set_user_attr(RECORD, record.model_dump_json())
+        self._open[trial.number] = trial
+        return trial.number, chosen
+
+    def end(self, record: TrialRecord, value: float | None) -> None:
+        """Record a trial's outcome; the value is minimised, None where there is none."""
+        self._open.pop(record.number).set_user_attr(RECORD, record.model_dump_json())
+        if value is None:
+            self._study.tell(record.number, state=TrialState.FAIL)
+        else:
+            self._study.tell(record.number, value)
+
+    def give_up(self, number: int) -> None:
+        """Leave a trial that was interrupted, to be tried again."""
+        self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
+
+
+def default_storage(directory: Path) -> str:
+    return f"sqlite:///{directory / FILE}"
+
+
+def _is_gone(attributes: Mapping[str, Any]) -> bool:
+    return attributes.get("host") == socket.gethostname() and not psutil.pid_exists(int(attributes.get("pid", -1)))

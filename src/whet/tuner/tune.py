@@ -1,0 +1,322 @@
+"""Tuning from end to end: look at the target, search, finals, verdict, and everything written where it belongs."""
+
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+from torch import nn
+
+from whet import __version__
+from whet.errors import OptionError, OutputError, StudyError, TargetError
+from whet.files import replace_directory, write_whole
+from whet.machine import describe
+from whet.recipe import FILE as RECIPE
+from whet.recipe import Evidence, Recipe
+from whet.signature import Batch
+from whet.tuner import finals, plan, verdict
+from whet.tuner.report import write_report
+from whet.tuner.result import FILE, MODEL, Objective, Result, TrialRecord
+from whet.tuner.search import Goal, Workbench, error_of, isolated, ranked, search, try_recipe
+from whet.tuner.study import Study, default_storage
+from whet.tuner.trial import PICKLED
+from whet.workload import Quality, Workload
+
+_LOOK_LIMIT_S = 180.0
+_FINALS_SHARE = 0.4  # of the budget is left for the finals, at most
+_PROCESS_S = 3.5  # one process of the finals takes about this long
+WORK = "trials"
+
+
+class Listener:
+    """Told how tuning goes on. Each method does nothing here; a command line shows progress by overriding them."""
+
+    def looked(self, facts: dict[str, Any]) -> None:
+        """The target has been examined."""
+
+    def tried(self, record: TrialRecord) -> None:
+        """A trial has ended."""
+
+    def measured(self, rounds_done: int, rounds: int) -> None:
+        """A round of the finals has ended."""
+
+
+def tune(
+    target: str | nn.Module | Workload,
+    inputs: Batch | Sequence[Batch] | None = None,
+    *,
+    quality: Quality | None = None,
+    calibration: Sequence[Batch] = (),
+    objective: Objective = "latency",
+    max_drop: float = 0.01,
+    max_memory_bytes: int | None = None,
+    budget_s: float = 300.0,
+    out: str | os.PathLike[str] | None = None,
+    storage: str | None = None,
+    resume: bool = False,
+    trial_limit_s: float = 300.0,
+    memory_limit_bytes: int | None = None,
+    listener: Listener | None = None,
+) -> Result:
+    """Find the fastest recipe for a model on this machine, and prove it.
+
+    target: a built-in workload's name, "hf:DIR", "FILE.py:FUNCTION", "package.module:FUNCTION", a Workload, or a
+    module, with `inputs`: one batch (a tensor, a tuple, a dict) or a list of batches.
+    max_drop: how much of the quality may go, as a fraction of the original's; without a quality, how far the cosine
+    between the outputs and the original's may fall below 1. max_memory_bytes: of peak resident memory, the whole
+    process. budget_s: for search and finals. out: a new directory for recipe, report, result and model; a temporary
+    one for a model in memory. storage: an Optuna URL, for several machines of one kind to share a search.
+    resume: go on with the search that `out` (or `storage`) holds. trial_limit_s, memory_limit_bytes: of each trial.
+
+    Raises a WhetError for anything the user can mend, before anything is written.
+    """
+    goal = _checked_goal(objective, max_drop, max_memory_bytes, budget_s)
+    listener = listener or Listener()
+    started, began = time.monotonic(), datetime.datetime.now(datetime.UTC)
+    deadline = started + budget_s
+    with _prepared(target, inputs, quality, calibration, out, resume) as (address, name, directory, scratch):
+        run = isolated(memory_limit_bytes)
+        outcome = run("look", {"target": address, "directory": str(scratch)}, scratch, _LOOK_LIMIT_S)
+        if outcome.failure is not None:
+            raise error_of(outcome.failure)
+        assert outcome.value is not None
+        facts = outcome.value
+        listener.looked(facts)
+        study = _open_study(storage, directory, name, goal, facts, resume)
+        work = _move_in(scratch, directory)
+        bench = Workbench(address, {**facts, **(study.facts or {})}, work, run, trial_limit_s)
+        reserve = min(_FINALS_SHARE * budget_s, finals.ROUNDS * 3 * _PROCESS_S)
+        records = search(bench, study, goal, deadline=deadline - reserve, report=listener.tried)
+        result = _conclude(bench, goal, records, deadline, listener)
+        result.target, result.budget_s, result.out = name, budget_s, str(directory)
+        result.started_at, result.seconds = began.isoformat(timespec="seconds"), time.monotonic() - started
+        result.command = (
+            f"whet tune {shlex.quote(name)} --objective {objective} --max-drop {max_drop} --budget {budget_s:.0f}s"
+        )
+        _write(bench, result, directory)
+        shutil.rmtree(work, ignore_errors=True)
+    if isinstance(target, nn.Module):
+        result.keep_original(target)
+    elif isinstance(target, Workload):
+        result.keep_original(target.model)
+    return result
+
+
+def _checked_goal(objective: str, max_drop: float, max_memory_bytes: int | None, budget_s: float) -> Goal:
+    if objective not in ("latency", "throughput", "memory", "size"):
+        raise OptionError(f"objective {objective!r} is none of latency, throughput, memory, size")
+    if not 0 <= max_drop < 1:
+        raise OptionError(f"max_drop must lie in [0, 1): 0.01 allows one percent; got {max_drop}")
+    if max_memory_bytes is not None and max_memory_bytes <= 0:
+        raise OptionError("max_memory must be more than nothing")
+    if budget_s <= 0:
+        raise OptionError("the budget must be more than nothing")
+    return Goal(objective, max_drop, max_memory_bytes)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _prepared(
+    target: str | nn.Module | Workload,
+    inputs: Batch | Sequence[Batch] | None,
+    quality: Quality | None,
+    calibration: Sequence[Batch],
+    out: str | os.PathLike[str] | None,
+    resume: bool,
+) -> Iterator[tuple[str, str, Path, Path]]:
+    """(how children name the target, how people do, the output directory, a scratch directory for the first look)."""
+    if isinstance(target, str) and inputs is not None:
+        raise TargetError("inputs go with a model in memory; a named target brings its own")
+    directory = _checked_out(Path(out or tempfile.mkdtemp(prefix="whet-")).absolute(), resume)
+    with tempfile.TemporaryDirectory(prefix="whet-look-") as scratch:
+        if isinstance(target, str):
+            yield target, target, directory, Path(scratch)
+            return
+        workload = target if isinstance(target, Workload) else _workload(target, inputs, quality, calibration)
+        path = Path(scratch) / "workload.pkl"
+        path.write_bytes(_pickled(workload))
+        yield f"{PICKLED}{path}", workload.name, directory, Path(scratch)
+
+
+def _workload(
+    model: nn.Module, inputs: Batch | Sequence[Batch] | None, quality: Quality | None, calibration: Sequence[Batch]
+) -> Workload:
+    if not isinstance(model, nn.Module):
+        raise TargetError(f"tune takes a target's name, a Workload or a torch.nn.Module, not {type(model).__name__}")
+    if inputs is None:
+        raise TargetError("a model in memory needs inputs: one batch, or a list of batches")
+    batches: Sequence[Batch] = inputs if isinstance(inputs, list) else [inputs]
+    name = type(model).__name__
+    return Workload(model=model.eval(), inputs=batches, quality=quality, calibration=tuple(calibration), name=name)
+
+
+def _pickled(workload: Workload) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(workload))  # type: ignore[no-untyped-call]
+    except Exception as error:  # cloudpickle raises whatever the user's objects do
+        raise TargetError(
+            f"the model cannot be handed to another process ({type(error).__name__}: {error}); "
+            "write a function that builds it, and tune FILE.py:FUNCTION"
+        ) from error
+
+
+def _checked_out(directory: Path, resume: bool) -> Path:
+    if directory.exists() and not directory.is_dir():
+        raise OutputError(f"{directory} is a file; choose another --out")
+    if directory.is_dir() and any(directory.iterdir()) and not resume:
+        raise OutputError(f"{directory} exists already; choose another --out, or go on with it by --resume")
+    parent = next(p for p in [directory, *directory.parents] if p.exists())
+    if not os.access(parent, os.W_OK):
+        raise OutputError(f"{directory} cannot be written: no permission in {parent}")
+    return directory
+
+
+def _open_study(
+    storage: str | None, directory: Path, name: str, goal: Goal, facts: dict[str, Any], resume: bool
+) -> Study:
+    if storage is None:
+        directory.mkdir(parents=True, exist_ok=True)
+    title = f"whet {name} {goal.objective} {goal.max_drop} {goal.max_memory_bytes}"
+    study = Study.open(storage or default_storage(directory), title, must_exist=resume)
+    known = study.facts
+    if known is None:
+        study.facts = {key: facts[key] for key in ("fingerprint", "offers", "refused", "score", "signature")}
+    elif known["fingerprint"] != facts["fingerprint"]:
+        raise StudyError(
+            f"this search was begun on another machine (fingerprint {known['fingerprint']}, here "
+            f"{facts['fingerprint']}); times of different machines cannot be compared: give another --storage or --out"
+        )
+    elif known["signature"] != facts["signature"]:
+        raise StudyError("the target has changed since this search was begun; start anew with another --out")
+    return study
+
+
+def _move_in(scratch: Path, directory: Path) -> Path:
+    """The work directory inside the output directory, with what the first look wrote."""
+    work = directory / WORK
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        for path in scratch.glob("*.safetensors"):
+            shutil.copy(path, work / path.name)
+    except OSError as error:
+        raise OutputError(f"{directory} cannot be written: {error.strerror}") from error
+    return work
+
+
+def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline: float, listener: Listener) -> Result:
+    facts = bench.facts
+    contenders = _contenders(bench, goal, records, deadline)
+    baseline, points = finals.run_finals(bench, contenders, deadline=deadline, report=listener.measured)
+    reference = plan.compile_only(bench.space)
+    compile_only = next((p for p in points if reference and p.label == str(reference)), None)
+    if compile_only is None and reference is not None:
+        screened = next((r for r in records if r.label == str(reference)), None)
+        compile_only = verdict.point_of(screened, facts["num_samples"]) if screened else None
+    best = verdict.choose(goal, baseline, points)
+    machine = describe()
+    return Result(
+        target=facts["name"],
+        objective=goal.objective,
+        max_drop=goal.max_drop,
+        max_memory_bytes=goal.max_memory_bytes,
+        verdict="no-gain" if best is baseline else "gain",
+        sentence=verdict.sentence(goal, baseline, best, compile_only, facts["quality_name"]),
+        quality_name=facts["quality_name"],
+        higher_is_better=facts["higher_is_better"],
+        baseline=baseline,
+        compile_only=compile_only,
+        best=best,
+        finalists=points,
+        trials=records,
+        refused=facts["refused"],
+        pareto=verdict.pareto(records),
+        diagnosis=facts["diagnosis"],
+        machine=asdict(machine),
+        fingerprint=machine.fingerprint,
+        limits=facts["limits"],
+        versions=versions(),
+    )
+
+
+def _contenders(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline: float) -> list[TrialRecord]:
+    """The best two, or one where time is short; each with its artefact on disk, made again where it is not."""
+    time_left = deadline - time.monotonic()
+    num = 2 if time_left > 1.2 * finals.ROUNDS * 3 * _PROCESS_S else 1
+    chosen = []
+    for record in ranked(goal, records)[:num]:
+        if not (bench.artefact(record.number) / "artefact.json").is_file():
+            again = try_recipe(bench, goal, record.number, Recipe(steps=record.steps), bench.space, time_left)
+            if again.status != "done":
+                continue
+        chosen.append(record)
+    return chosen
+
+
+def _write(bench: Workbench, result: Result, directory: Path) -> None:
+    """Model, recipe, report and result; the result last."""
+    if result.verdict == "gain":
+        number = next(r.number for r in result.trials if r.label == result.best.label)
+        replace_directory(bench.artefact(number), directory / MODEL)
+    else:
+        _save_original(bench, directory / MODEL)
+    recipe_of(result).write(directory / RECIPE)
+    write_report(result, directory / "report.html")
+    write_whole(directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")
+
+
+def _save_original(bench: Workbench, directory: Path) -> None:
+    """The original as an artefact, so that what was tuned can be loaded whatever the verdict. A model that
+    torch.export cannot trace has none."""
+    scratch = bench.directory / "original"
+    arguments = {"target": bench.target, "steps": [], "directory": str(scratch / "artefact")}
+    if bench.run("replay", arguments, scratch, bench.trial_limit_s).failure is None:
+        replace_directory(scratch / "artefact", directory)
+
+
+def recipe_of(result: Result) -> Recipe:
+    """The winning recipe with its evidence."""
+    best, baseline = result.best, result.baseline
+    return Recipe(
+        target=result.target,
+        fingerprint=result.fingerprint,
+        machine={k: list(v) if isinstance(v, tuple | list) else v for k, v in result.machine.items()},
+        versions=result.versions,
+        evidence=Evidence(
+            verdict=result.verdict,
+            objective=result.objective,
+            speedup=best.speedup,
+            speedup_ci95=best.speedup_ci95,
+            baseline_latency_ms=baseline.latency_ms,
+            latency_ms=best.latency_ms,
+            num_pairs=len(best.process_latencies_ms),
+            quality_name=result.quality_name,
+            quality_baseline=1.0 if baseline.quality is None else baseline.quality,
+            quality=1.0 if best.quality is None else best.quality,
+            max_drop=result.max_drop,
+            size_bytes_baseline=baseline.size_bytes,
+            size_bytes=best.size_bytes,
+            peak_bytes_baseline=baseline.peak_bytes,
+            peak_bytes=best.peak_bytes,
+            share_of_limit=best.share_of_limit,
+        ),
+        steps=best.steps,
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of everything installed that a recipe's speed depends on."""
+    found = {"whet": __version__, "python": sys.version.split()[0]}
+    for package in ("torch", "torchao", "openvino", "nncf", "onnxruntime", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found

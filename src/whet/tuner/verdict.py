@@ -1,0 +1,83 @@
+"""From measured points to one verdict: gain or no gain, in a sentence, and what nothing else beats."""
+
+from collections.abc import Sequence
+
+from whet.tuner.finals import is_gain
+from whet.tuner.result import Point, TrialRecord
+from whet.tuner.search import Goal
+
+_SIZE_MARGIN = 0.99  # a variant that is smaller by less than a percent is not called smaller
+
+
+def choose(goal: Goal, baseline: Point, points: Sequence[Point]) -> Point:
+    """The best point that is proved better than the original; the original itself where none is."""
+    proved = [p for p in points if improves(goal, baseline, p)]
+    if goal.objective in ("latency", "throughput"):
+        return max(proved, key=lambda p: p.speedup, default=baseline)
+    if goal.objective == "memory":
+        return min(proved, key=lambda p: p.peak_bytes, default=baseline)
+    return min(proved, key=lambda p: (p.size_bytes, -p.speedup), default=baseline)
+
+
+def improves(goal: Goal, baseline: Point, point: Point) -> bool:
+    """Whether a point is proved better than the original in what was asked for."""
+    if goal.objective in ("latency", "throughput"):
+        return is_gain(point)
+    if goal.objective == "memory":
+        return point.peak_bytes < _SIZE_MARGIN * baseline.peak_bytes
+    return point.size_bytes < _SIZE_MARGIN * baseline.size_bytes
+
+
+def sentence(goal: Goal, baseline: Point, best: Point, compile_only: Point | None, quality_name: str) -> str:
+    """The verdict in one sentence."""
+    if best is baseline:
+        return (
+            f"No gain: nothing that was tried is proved better than the original in {goal.objective} "
+            f"(noise floor {baseline.noise - 1:.1%}); the original stays."
+        )
+    low, high = best.speedup_ci95
+    text = f"{best.label} is {best.speedup:.2f}x as fast as the original (95 % interval {low:.2f} to {high:.2f})"
+    if goal.objective == "memory":
+        text += f" and holds {baseline.peak_bytes / best.peak_bytes:.2f}x less memory at its peak"
+    if goal.objective == "size":
+        text += f" and is {baseline.size_bytes / best.size_bytes:.2f}x smaller on disk"
+    if compile_only is not None and best.label != compile_only.label:
+        text += f", torch.compile alone {compile_only.speedup:.2f}x"
+    if best.quality is not None:
+        before = "" if baseline.quality is None else f"{baseline.quality:.4g} before, "
+        text += f"; {quality_name}: {before}{best.quality:.4g} after"
+    return text + "."
+
+
+def pareto(records: Sequence[TrialRecord]) -> list[int]:
+    """Numbers of the trials that no other one beats in all of speed, size and quality."""
+    points = {
+        r.number: (-r.speedup, float(r.size_bytes), r.drop)
+        for r in records
+        if r.status in ("done", "rejected") and r.speedup and r.size_bytes and r.drop is not None
+    }
+    return [
+        number
+        for number, mine in points.items()
+        if not any(all(a <= b for a, b in zip(other, mine, strict=True)) and other != mine for other in points.values())
+    ]
+
+
+def point_of(record: TrialRecord, num_samples: int) -> Point | None:
+    """A trial as a point, where it did not come to the finals: its figures are screening figures."""
+    if record.latency_ms is None or record.speedup is None or record.speedup_ci95 is None:
+        return None
+    return Point(
+        steps=record.steps,
+        label=record.label,
+        latency_ms=record.latency_ms,
+        throughput_per_s=num_samples * 1e3 / record.latency_ms,
+        peak_bytes=record.peak_bytes or 0,
+        size_bytes=record.size_bytes or 0,
+        quality=record.quality,
+        agreement=record.agreement,
+        share_of_limit=record.share_of_limit,
+        speedup=record.speedup,
+        speedup_ci95=record.speedup_ci95,
+        verdict="screened",
+    )
