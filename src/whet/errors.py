@@ -61,3 +61,8 @@ class MissingExtra(WhetError):
         super().__init__(f"{purpose} needs {package}, which is not installed: pip install 'whet[{extra}]'")
         self.package = package
         self.extra = extra
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what an exception says, or its type where it says nothing."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

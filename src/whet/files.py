@@ -1,5 +1,6 @@
 """Files that appear whole or not at all."""
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -19,19 +20,30 @@ def write_whole(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):  # gone after the rename; or it could not be made
+            partial.unlink()
 
 
 def replace_directory(partial: Path, directory: Path) -> None:
-    """Put a finished directory in its place in one rename; what stood there before is removed after."""
-    old = None
-    if directory.exists():
-        old = directory.with_name(f".{directory.name}.old-{secrets.token_hex(4)}")
-        directory.replace(old)
-    partial.replace(directory)
-    if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
+    """Put a finished directory in its place in one rename; what stood there before is removed after.
+
+    Both must lie on one file system. Raises OutputError, with the old directory as it was.
+    """
+    old = directory.with_name(f".{directory.name}.old-{secrets.token_hex(4)}")
+    try:
+        if directory.is_dir():
+            directory.replace(old)
+        try:
+            partial.replace(directory)
+        except OSError:
+            if old.exists():
+                old.replace(directory)
+            raise
+    except OSError as error:
+        raise OutputError(f"cannot write {directory}: {error.strerror or error}") from error
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def size_bytes(path: Path) -> int:

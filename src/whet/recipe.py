@@ -3,6 +3,7 @@
 A recipe is written by whet, read by people and by `whet apply`, and compared with diff.
 """
 
+import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,8 +75,8 @@ class Recipe(BaseModel):
 
     @property
     def key(self) -> str:
-        """The same for two recipes exactly when they do the same."""
-        return str(self)
+        """The same for two recipes exactly when their steps and options are."""
+        return json.dumps([[step.technique, step.options] for step in self.steps], sort_keys=True)
 
     def write(self, path: Path) -> None:
         """Write it as TOML, whole or not at all."""

@@ -29,6 +29,10 @@ class Argument:
     dtype: str
     shape: tuple[int | None, ...]
 
+    def __str__(self) -> str:
+        sizes = ", ".join("any" if size is None else str(size) for size in self.shape)
+        return f"{self.name + ': ' if self.name else ''}{self.dtype}[{sizes}]"
+
 
 @dataclass(frozen=True)
 class Output:
@@ -49,8 +53,8 @@ class Outputs(dict[str, Any]):
         except KeyError:
             raise AttributeError(name) from None
 
-    def __getitem__(self, key: str | int) -> Any:
-        return list(self.values())[key] if isinstance(key, int) else super().__getitem__(key)
+    def __getitem__(self, key: str | int | slice) -> Any:
+        return tuple(self.values())[key] if isinstance(key, int | slice) else super().__getitem__(key)
 
 
 @dataclass(frozen=True)
@@ -66,23 +70,19 @@ class Signature:
     output: Output
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """The tensors of one call, in the order of `inputs`. Raises InputsError on any other call."""
-        flat = []
-        position = 0
-        for argument in self.inputs:
-            if argument.name is None:
-                tensor = args[position] if position < len(args) else None
-                position += 1
-            else:
-                tensor = kwargs.get(argument.name)
-            if not isinstance(tensor, Tensor) or not _fits(tensor, argument):
-                raise InputsError(self._mismatch(args, kwargs))
-            flat.append(tensor)
-        if position != len(args) or len(flat) - position + len(self.constants) != len(kwargs):
-            known = {a.name for a in self.inputs} | set(self.constants)
-            if position != len(args) or any(name not in known for name in kwargs):
-                raise InputsError(self._mismatch(args, kwargs))
-        return tuple(flat)
+        """The tensors of one call, in the order of `inputs`.
+
+        Constants may be left out; given, they must be what they were. Raises InputsError on any other call.
+        """
+        flat = (*args, *(kwargs.get(a.name) for a in self.inputs if a.name is not None))
+        extra = kwargs.keys() - {a.name for a in self.inputs}
+        if (
+            len(flat) != len(self.inputs)
+            or not all(map(_fits, flat, self.inputs))
+            or not all(name in self.constants and _same(kwargs[name], self.constants[name]) for name in extra)
+        ):
+            raise InputsError(self._mismatch(args, kwargs))
+        return flat
 
     def unflatten(self, tensors: Sequence[Tensor]) -> Any:
         """What the model returns, from its tensors in order."""
@@ -99,10 +99,12 @@ class Signature:
         return any(size is None for a in self.inputs for size in a.shape)
 
     def _mismatch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        wanted = ", ".join(_describe(a.name, a.dtype, a.shape) for a in self.inputs)
+        wanted = _describe(self.inputs, self.constants)
         given = ", ".join(
-            _describe(name, _dtype_name(value), tuple(value.shape))
+            str(_argument(name, value))
             if isinstance(value, Tensor)
+            else f"{name}={value!r}"
+            if name and isinstance(value, _CONSTANTS)
             else f"{name or 'positional'}: {type(value).__name__}"
             for name, value in [(None, a) for a in args] + list(kwargs.items())
         )
@@ -141,20 +143,21 @@ def read_signature(batches: Sequence[Batch], output: Any, *, seen: Sequence[Batc
     Dimensions whose size differs among `batches` and the `seen` calls become free.
     """
     arguments, constants = _read_arguments(batches[0])
+    places = {a.name: i for i, a in enumerate(arguments)}
     for batch in [*batches[1:], *seen]:
-        others, _ = _read_arguments(batch)
-        if [(a.name, a.dtype, len(a.shape)) for a in others] != [(a.name, a.dtype, len(a.shape)) for a in arguments]:
+        others, other_constants = _read_arguments(batch)
+        others.sort(key=lambda a: places.get(a.name, len(places)))  # keywords may come in any order
+        if list(map(_kind, others)) != list(map(_kind, arguments)) or other_constants != constants:
             raise InputsError(
-                "the model is called with inputs of different kinds: "
-                f"({', '.join(_describe(a.name, a.dtype, a.shape) for a in arguments)}) and "
-                f"({', '.join(_describe(a.name, a.dtype, a.shape) for a in others)}); give every batch the same names, "
-                "types and number of dimensions"
+                f"the model is called with inputs of different kinds: ({_describe(arguments, constants)}) and "
+                f"({_describe(others, other_constants)}); give every batch, and every call in the quality function, "
+                "the same names, types, number of dimensions and constants"
             )
         arguments = [
             dataclasses.replace(a, shape=tuple(i if i == j else None for i, j in zip(a.shape, b.shape, strict=True)))
             for a, b in zip(arguments, others, strict=True)
         ]
-    return Signature(tuple(arguments), constants, _read_output(output))
+    return Signature(tuple(arguments), constants, read_output(output))
 
 
 def output_tensors(output: Any) -> tuple[Tensor, ...]:
@@ -168,7 +171,7 @@ def _read_arguments(batch: Batch) -> tuple[list[Argument], dict[str, Constant]]:
     constants: dict[str, Constant] = {}
     for name, value in [(None, a) for a in args] + list(kwargs.items()):
         if isinstance(value, Tensor):
-            arguments.append(Argument(name, _dtype_name(value), tuple(value.shape)))
+            arguments.append(_argument(name, value))
         elif name is not None and isinstance(value, _CONSTANTS):
             constants[name] = value
         else:
@@ -178,15 +181,16 @@ def _read_arguments(batch: Batch) -> tuple[list[Argument], dict[str, Constant]]:
     return arguments, constants
 
 
-def _read_output(output: Any) -> Output:
+def read_output(output: Any) -> Output:
+    """The structure of what a model returned. Raises TargetError for anything but tensors, constants and containers."""
     if isinstance(output, Tensor):
         return Output("tensor")
     if isinstance(output, _CONSTANTS):
         return Output("constant", value=output)
     if isinstance(output, Mapping):
-        return Output("dict", keys=tuple(map(str, output)), items=tuple(map(_read_output, output.values())))
+        return Output("dict", keys=tuple(map(str, output)), items=tuple(map(read_output, output.values())))
     if isinstance(output, list | tuple):
-        return Output("tuple", items=tuple(map(_read_output, output)))
+        return Output("tuple", items=tuple(map(read_output, output)))
     raise TargetError(
         f"the model returns a {type(output).__name__}; whet handles tensors and tuples, lists and dicts of them "
         "(for a Hugging Face model with a cache, set config.use_cache = False)"
@@ -214,12 +218,12 @@ def _rebuild(output: Output, tensors: Iterator[Tensor]) -> Any:
     return tuple(_rebuild(item, tensors) for item in output.items)
 
 
-def _fits(tensor: Tensor, argument: Argument) -> bool:
-    shape = tensor.shape
+def _fits(value: Any, argument: Argument) -> bool:
     return (
-        len(shape) == len(argument.shape)
-        and all(want is None or want == size for want, size in zip(argument.shape, shape, strict=True))
-        and _dtype_name(tensor) == argument.dtype
+        isinstance(value, Tensor)
+        and value.dim() == len(argument.shape)
+        and all(want is None or want == size for want, size in zip(argument.shape, value.shape, strict=True))
+        and _DTYPE_NAMES[value.dtype] == argument.dtype
     )
 
 
@@ -228,10 +232,17 @@ _DTYPE_NAMES = {
 }
 
 
-def _dtype_name(tensor: Tensor) -> str:
-    return _DTYPE_NAMES[tensor.dtype]
+def _same(value: Any, constant: Constant) -> bool:
+    return isinstance(value, _CONSTANTS) and value == constant
 
 
-def _describe(name: str | None, dtype: str, shape: Sequence[int | None]) -> str:
-    sizes = ", ".join("any" if size is None else str(size) for size in shape)
-    return f"{name + ': ' if name else ''}{dtype}[{sizes}]"
+def _argument(name: str | None, tensor: Tensor) -> Argument:
+    return Argument(name, _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
+
+
+def _kind(argument: Argument) -> tuple[str | None, str, int]:
+    return argument.name, argument.dtype, len(argument.shape)
+
+
+def _describe(arguments: Sequence[Argument], constants: Mapping[str, Constant]) -> str:
+    return ", ".join([*map(str, arguments), *(f"{name}={value!r}" for name, value in constants.items())])

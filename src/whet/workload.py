@@ -4,6 +4,8 @@ A Workload comes from the user's own function, from a Hugging Face directory, or
 the original; every optimised variant is judged against it.
 """
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -12,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.errors import InputsError, ModelError, TargetError
-from whet.signature import Batch, Signature, output_tensors, read_signature, split
+from whet.errors import InputsError, ModelError, TargetError, WhetError, reason
+from whet.signature import Batch, Signature, output_tensors, read_output, read_signature, split
 
 Predict = Callable[..., Any]
 """The model as its users call it: the original, or any variant of it."""
@@ -62,6 +64,9 @@ class Workload:
     def __post_init__(self) -> None:
         if not isinstance(self.model, nn.Module):
             raise TargetError(f"model must be a torch.nn.Module, not {type(self.model).__name__}")
+        for name, batches in (("inputs", self.inputs), ("calibration", self.calibration)):
+            if not isinstance(batches, list | tuple):
+                raise TargetError(f"{name} must be a list of batches, not a {type(batches).__name__}")
         if not self.inputs:
             raise TargetError("inputs must hold at least one batch")
         if self.mode is not Mode.INFERENCE:
@@ -104,32 +109,40 @@ def examine(workload: Workload, *, with_quality: bool = True) -> Subject:
     """Run the original: find its signature, and check that it works and can be compared with.
 
     Raises InputsError where the inputs don't fit, ModelError where the model raises, returns NaN or infinities, or
-    answers the same question differently twice.
+    answers the same question differently twice, TargetError where the quality function fails.
     """
     model = workload.model.eval()
     seen: list[Batch] = []
     with torch.no_grad():
-        outputs = [_run(model, batch) for batch in workload.calibration]
-        again = output_tensors(_run(model, workload.calibration[0]))
-        for batch in workload.inputs:
-            _run(model, batch)
-        _check_outputs(output_tensors(outputs[0]), again)
+        raw = [_run(model, batch) for batch in workload.calibration]
+        signature = read_signature([*workload.inputs, *workload.calibration], raw[0])
+        for output in itertools.chain(raw, (_run(model, batch) for batch in workload.inputs)):
+            _check_output(output, signature)
+        _check_same(output_tensors(raw[0]), output_tensors(_run(model, workload.calibration[0])))
         score = None
         if with_quality and workload.quality is not None:
             score = measure_quality(workload.quality, _recording(model, seen))
-    signature = read_signature([*workload.inputs, *workload.calibration], outputs[0], seen=seen)
-    return Subject(workload, signature, tuple(output_tensors(o) for o in outputs), score)
+            signature = read_signature([*workload.inputs, *workload.calibration], raw[0], seen=seen)
+    return Subject(workload, signature, tuple(map(output_tensors, raw)), score)
 
 
 def measure_quality(quality: Quality, predict: Predict) -> float:
     """The score of a model or a variant. Raises TargetError where the user's function fails or returns no number."""
     with torch.no_grad():
         try:
-            score = float(quality.measure(predict))
-        except (TypeError, ValueError) as error:
-            raise TargetError(f"quality {quality.name!r} did not return a number: {error}") from error
-    if score != score:
-        raise ModelError(f"quality {quality.name!r} is NaN")
+            value: Any = quality.measure(predict)
+        except (WhetError, MemoryError):
+            raise
+        except Exception as error:  # the user's function may raise anything, and so may the model it calls
+            raise TargetError(f"quality {quality.name!r} raised {type(error).__name__}: {reason(error)}") from error
+    try:
+        score = float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TargetError(
+            f"quality {quality.name!r} must return a number; it returned a {type(value).__name__}"
+        ) from error
+    if not math.isfinite(score):
+        raise ModelError(f"quality {quality.name!r} is {score}; it must be a finite number")
     return score
 
 
@@ -137,37 +150,57 @@ def _run(model: nn.Module, batch: Batch) -> Any:
     args, kwargs = split(batch)
     try:
         return model(*args, **kwargs)
-    except (TypeError, RuntimeError, ValueError, IndexError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # the user's model may raise anything
         shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in _tensors_of(batch))
-        message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        kind = InputsError if isinstance(error, TypeError) or _is_shape_error(message) else ModelError
-        raise kind(f"the model raised {type(error).__name__} on inputs ({shapes}): {message}") from error
+        kind = InputsError if isinstance(error, TypeError) or _is_shape_error(str(error)) else ModelError
+        raise kind(f"the model raised {type(error).__name__} on inputs ({shapes}): {reason(error)}") from error
 
 
 def _is_shape_error(message: str) -> bool:
-    return any(word in message for word in ("shape", "size", "dtype", "Expected", "channels", "dimension"))
+    words = ("shape", "size", "dtype", "Expected", "channels", "dimension", "out of range")
+    return any(word in message for word in words)
 
 
-def _check_outputs(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
-    if not first:
+def _check_output(output: Any, signature: Signature) -> None:
+    if read_output(output) != signature.output:
+        raise TargetError("the model returns different structures or constants for different inputs; whet needs one")
+    tensors = output_tensors(output)
+    if not tensors:
         raise TargetError("the model returns no tensor")
-    for tensor in first:
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise ModelError("the model returns NaN or infinity on its own inputs; nothing can be compared with that")
-    for a, b in zip(first, second, strict=True):
-        if a.shape != b.shape or not torch.allclose(a.float(), b.float(), rtol=1e-3, atol=1e-5):
-            raise ModelError(
-                "the model is not deterministic: the same inputs gave different outputs twice; "
-                "call .eval(), remove random sampling, or fix its seed inside forward"
-            )
+    if not all(torch.isfinite(tensor).all() for tensor in tensors):
+        raise ModelError("the model returns NaN or infinity on its own inputs; nothing can be compared with that")
+
+
+def _check_same(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
+    if len(first) != len(second) or not all(map(_agree, first, second)):
+        raise ModelError(
+            "the model is not deterministic: the same inputs gave different outputs twice; "
+            "call .eval(), remove random sampling, or fix its seed inside forward"
+        )
+
+
+def _agree(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-5) if a.is_floating_point() else torch.equal(a, b)
 
 
 def _recording(model: nn.Module, seen: list[Batch]) -> Predict:
+    """The model, noting what it is called with: shapes and types only, which is what the meta device keeps."""
+
     def predict(*args: Any, **kwargs: Any) -> Any:
-        seen.append(kwargs if kwargs and not args else tuple(args))
+        if args and kwargs:
+            raise InputsError("the quality function must call the model as `inputs` do: all by position or all by name")
+        seen.append({k: _shape_of(v) for k, v in kwargs.items()} if kwargs else tuple(map(_shape_of, args)))
         return model(*args, **kwargs)
 
     return predict
+
+
+def _shape_of(value: Any) -> Any:
+    return value.to("meta") if isinstance(value, Tensor) else value
 
 
 def _tensors_of(batch: Batch) -> Iterator[Tensor]:

@@ -1,32 +1,31 @@
 """A torch.export program, run by PyTorch itself: what is saved when no backend compiled the model.
 
-The file is torch's .pt2 archive; whet reads it with weights_only loading, so nothing in it is unpickled freely.
+The file is torch's .pt2 archive, which is looked through before torch reads it: nothing in it may run code.
 """
 
-import io
-import json
-import pickle
-import zipfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
+import torch.ao.quantization.fx._decomposed  # noqa: F401 - makes the operators of quantised graphs known to torch
 from torch import Tensor, nn
 
+from whet.artefact.archive import check_archive
 from whet.artefact.runtime import Manifest, Runtime
-from whet.errors import ArtefactError, TargetError
+from whet.errors import ArtefactError, TargetError, reason
 from whet.workload import Subject
 
 FILE = "program.pt2"
 
 
 def export(module: nn.Module, subject: Subject) -> torch.export.ExportedProgram:
-    """The module as a graph of aten operators, on the subject's first input, its free dimensions kept free.
+    """The module as a graph of aten operators, its free dimensions kept free.
 
     Raises TargetError where the model's code cannot be traced; the message names the reason that torch gave.
     """
-    arguments = subject.flat_inputs[0]
+    arguments = _example(subject)
     shapes = subject.signature.dynamic_shapes
     try:
         with torch.no_grad():
@@ -36,6 +35,27 @@ def export(module: nn.Module, subject: Subject) -> torch.export.ExportedProgram:
     except Exception as error:  # torch.export raises whatever the user's forward or its tracer does
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TargetError(f"torch.export cannot trace the model: {reason}") from error
+
+
+def _example(subject: Subject) -> tuple[Tensor, ...]:
+    """Inputs to trace with. torch.export takes a free dimension of size 1 for a fixed one: such a size is avoided."""
+    shapes = [argument.shape for argument in subject.signature.inputs]
+
+    def too_small(tensors: tuple[Tensor, ...]) -> bool:
+        return any(
+            free is None and size < 2
+            for x, shape in zip(tensors, shapes, strict=True)
+            for free, size in zip(shape, x.shape, strict=True)
+        )
+
+    batches = [*subject.flat_inputs, *subject.flat_calibration]
+    fitting = next((batch for batch in batches if not too_small(batch)), None)
+    if fitting is not None:
+        return fitting
+    return tuple(
+        x.repeat([2 if free is None and size == 1 else 1 for free, size in zip(shape, x.shape, strict=True)])
+        for x, shape in zip(batches[0], shapes, strict=True)
+    )
 
 
 class ProgramRuntime(Runtime):
@@ -56,39 +76,27 @@ class ProgramRuntime(Runtime):
             return self._module(*tensors)  # type: ignore[no-any-return]
 
     def write(self, directory: Path) -> None:
-        torch.export.save(self._program, directory / FILE)
+        path = directory / FILE
+        _forget_sources(self._program)
+        with warnings.catch_warnings():
+            # A weight that is a view of a larger storage is saved as such, and read back right.
+            warnings.filterwarnings("ignore", message="No complete tensor found in the group", category=UserWarning)
+            torch.export.save(self._program, path)
+        check_archive(path)
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
         path = directory / FILE
-        refuse_pickles(path)
+        check_archive(path)
         try:
             return cls(torch.export.load(path))
-        except (RuntimeError, ValueError, KeyError, OSError) as error:
-            raise ArtefactError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+        except Exception as error:  # torch raises whatever its parser stumbles over
+            raise ArtefactError(f"{path} is damaged: {reason(error)}") from error
 
 
-def refuse_pickles(path: Path) -> None:
-    """Raise ArtefactError where an archive holds anything that torch.export.load would unpickle freely.
-
-    torch reads tensors raw, but falls back to full unpickling for custom objects and for sample inputs that
-    weights_only loading refuses. whet never writes such entries, so an archive that has one did not come from it.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                parts = Path(name).parts
-                if parts[-1].startswith(("custom_obj", "opaque_obj")):
-                    raise ArtefactError(f"{path} holds a pickled object ({name}); whet loads none")
-                if parts[-1].endswith("_config.json") and _has_pickle(json.loads(archive.read(name))):
-                    raise ArtefactError(f"{path} holds pickled tensors ({name}); whet loads none")
-                if "sample_inputs" in parts:
-                    torch.load(io.BytesIO(archive.read(name)), weights_only=True)
-    except (zipfile.BadZipFile, OSError, json.JSONDecodeError, pickle.UnpicklingError, RuntimeError) as error:
-        raise ArtefactError(f"{path} is damaged or not of whet's making: {str(error).splitlines()[0]}") from error
-
-
-def _has_pickle(config: Any) -> bool:
-    if isinstance(config, dict):
-        return bool(config.get("use_pickle")) or any(_has_pickle(value) for value in config.values())
-    return isinstance(config, list) and any(_has_pickle(value) for value in config)
+def _forget_sources(program: torch.export.ExportedProgram) -> None:
+    """Drop stack traces and class names from the graph: they give away paths, and take more room than small weights."""
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node"):
+                node.meta.pop(key, None)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
-from whet.errors import ArtefactError
+from whet.errors import ArtefactError, OutputError, reason
 from whet.files import write_whole
 from whet.signature import Signature
 
@@ -19,7 +19,7 @@ MANIFEST = "artefact.json"
 class Manifest(BaseModel):
     """artefact.json: how to run and call what lies beside it."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
     format: int = 1
     runtime: str
@@ -62,8 +62,14 @@ class Runtime(ABC):
     def save(
         self, directory: Path, signature: Signature, num_threads: int | None = None, notes: Sequence[str] = ()
     ) -> Path:
-        """Write files and manifest; the manifest last, so that a directory that has one is complete."""
-        directory.mkdir(parents=True, exist_ok=True)
+        """Write files and manifest; the manifest last, so that a directory that has one is complete.
+
+        Raises OutputError where the directory cannot be written.
+        """
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"cannot write {directory}: {error.strerror or error}") from error
         self.write(directory)
         manifest = Manifest(
             runtime=self.NAME,
@@ -84,11 +90,11 @@ def read_manifest(directory: Path) -> Manifest:
     if not path.is_file():
         raise ArtefactError(f"{directory} holds no {MANIFEST}; give a directory that `whet tune` or `whet apply` wrote")
     try:
-        manifest = Manifest.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(data, dict) and data.get("format", 1) != 1:
+            raise ArtefactError(f"{path} has format {data['format']}, this whet reads format 1; install a newer whet")
+        manifest = Manifest.model_validate(data)
         manifest.read_signature()
-    except (json.JSONDecodeError, UnicodeDecodeError, ValidationError) as error:
-        first = str(error).splitlines()[0]
-        raise ArtefactError(f"{path} is damaged ({first}); write it again with `whet apply`") from error
-    if manifest.format != 1:
-        raise ArtefactError(f"{path} has format {manifest.format}, this whet reads format 1; install a newer whet")
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError, ValidationError) as error:
+        raise ArtefactError(f"{path} is damaged ({reason(error)}); write it again with `whet apply`") from error
     return manifest

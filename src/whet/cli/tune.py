@@ -31,6 +31,7 @@ def tune(
     out: Annotated[Path | None, typer.Option(help="a new directory [default: whet-out/TARGET]")] = None,
     storage: Annotated[str | None, typer.Option(help="an Optuna storage URL, shared by machines of one kind")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the search that --out holds")] = False,
+    exclude: Annotated[str, typer.Option(help="techniques not to be tried, separated by commas")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
 ) -> None:
     """Find the fastest recipe for a model on this machine, and prove it."""
@@ -50,6 +51,7 @@ def tune(
                     out=directory,
                     storage=storage,
                     resume=resume,
+                    exclude=[name.strip() for name in exclude.split(",") if name.strip()],
                     listener=listener,
                 )
             except KeyboardInterrupt:

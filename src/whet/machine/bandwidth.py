@@ -26,7 +26,9 @@ _SOURCE = Path(__file__).with_name("bandwidth.cpp")
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread")
 _SMALLEST = 256 * 2**10
-_LONGEST_RUN = 256 * 2**20  # bytes: some milliseconds, so that other processes seldom fall into a run
+_PART = 32 * 2**20  # read in less than a millisecond or two, so that other processes seldom fall into a run
+
+_LONGEST_S = 1.0  # of rounds over one working set
 
 # Reads `bytes` at an offset of a buffer, so many times; returns bytes per second.
 Read = Callable[[int, int, int], float]
@@ -41,8 +43,8 @@ class Bandwidth:
     notes: tuple[str, ...] = ()
 
 
-def read_bandwidth(num_threads: int, *, buffer_bytes: int | None = None, num_rounds: int = 6) -> Bandwidth:
-    """Measure it with `num_threads` reading at once; the best of `num_rounds` counts.
+def read_bandwidth(num_threads: int, *, buffer_bytes: int | None = None, num_rounds: int = 12) -> Bandwidth:
+    """Measure it with `num_threads` reading at once; the best of `num_rounds` counts for each part.
 
     Without a compiler, torch's own reads are timed instead, and a note says so: they show less than there is.
     """
@@ -54,7 +56,7 @@ def read_bandwidth(num_threads: int, *, buffer_bytes: int | None = None, num_rou
         except MachineError as error:
             read = _torch_read(buffer)
             notes = (f"read bandwidth is that of torch.sum, less than there is: {error}",)
-        return Bandwidth(_from_memory(read, size, num_rounds), _by_working_set(read, size, num_rounds), notes)
+        return Bandwidth(_speed(read, size, num_rounds), _by_working_set(read, size, num_rounds), notes)
 
 
 def default_buffer_bytes() -> int:
@@ -73,21 +75,31 @@ def never_rising(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ..
     return tuple(reversed(result))
 
 
-def _from_memory(read: Read, size: int, num_rounds: int) -> float:
-    """The best run over a part of the buffer, all of which is gone through between two visits to a part."""
-    part = min(size, _LONGEST_RUN)
-    offsets = range(0, size - part + 1, part)
-    return max(read(offset, part, 1) for _ in range(num_rounds) for offset in offsets)
-
-
 def _by_working_set(read: Read, size: int, num_rounds: int) -> tuple[tuple[int, float], ...]:
     """Doubling sizes, each gone through again and again."""
-    points = []
-    for power in range(int(math.log2(max(1, size / _SMALLEST)))):
-        working_set = _SMALLEST << power
-        passes = max(2, _LONGEST_RUN // working_set)
-        points.append((working_set, max(read(0, working_set, passes) for _ in range(num_rounds))))
-    return never_rising(points)
+    powers = range(int(math.log2(max(1, size / _SMALLEST))))
+    return never_rising([(_SMALLEST << i, _speed(read, _SMALLEST << i, num_rounds)) for i in powers])
+
+
+def _speed(read: Read, working_set: int, num_rounds: int) -> float:
+    """Bytes/s over a working set that is gone through round after round, part by part.
+
+    Each part counts with its best round, so that a busy machine disturbs little, and all parts count, so that a set
+    that fits in a cache only in part is not taken for one that fits.
+    """
+    part = min(working_set, _PART)
+    passes = _PART // part
+    offsets = range(0, working_set - part + 1, part)
+    best = dict.fromkeys(offsets, 0.0)
+    end = time.perf_counter() + _LONGEST_S
+    for round_number in range(num_rounds + 1):
+        if round_number > 1 and time.perf_counter() > end:
+            break
+        for offset in offsets:
+            speed = read(offset, part, passes)
+            if round_number:  # the first one fills the caches
+                best[offset] = max(best[offset], speed)
+    return len(best) / sum(1 / speed for speed in best.values())
 
 
 def _compiled_read(buffer: torch.Tensor, num_threads: int) -> Read:

@@ -46,10 +46,9 @@ class Machine:
 
     def differences(self, other: dict[str, Any]) -> list[str]:
         """In words, where another machine's facts differ from these."""
-        mine = json.loads(json.dumps(asdict(self)))
         lines = []
-        for name, value in mine.items():
-            theirs = other.get(name)
+        for name, value in _plain(asdict(self)).items():
+            theirs = _plain(other).get(name)
             if name == "memory_bytes" and isinstance(theirs, int):
                 same = round(value / 2**30) == round(theirs / 2**30)
             else:
@@ -80,6 +79,11 @@ def describe() -> Machine:
         torch=torch.__version__,
         torch_threads=torch.get_num_threads(),
     )
+
+
+def _plain(facts: dict[str, Any]) -> dict[str, Any]:
+    """As they come back from a file: tuples are lists."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in facts.items()}
 
 
 def _num_cores() -> int:

@@ -27,7 +27,7 @@ def gemm_peaks(
 ) -> dict[str, float]:
     """Operations/s (2mnk, dense) by dtype, spending about `budget_s` on each. A dtype torch cannot multiply is absent.
 
-    "tfloat32" is float32 rounded by NVIDIA's tensor cores, as PyTorch runs it where allow_tf32 is set.
+    "tfloat32" is float32 rounded by NVIDIA's tensor cores, as PyTorch runs it where fp32_precision allows it.
     """
     peaks = {}
     for dtype in dtypes:
@@ -39,8 +39,8 @@ def gemm_peaks(
 
 def _peak(dtype: str, shapes: Sequence[tuple[int, int, int]], device: str, budget_s: float) -> float | None:
     peak = 0.0
-    allow_tf32 = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = dtype == "tfloat32"
+    precision = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32" if dtype == "tfloat32" else "ieee"
     try:
         for shape in shapes:
             if peak and _operations(shape) / peak > _LONGEST_S:
@@ -54,7 +54,7 @@ def _peak(dtype: str, shapes: Sequence[tuple[int, int, int]], device: str, budge
     ):  # what torch raises for a dtype that it cannot multiply here
         pass
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+        torch.backends.cuda.matmul.fp32_precision = precision
     return peak or None
 
 
@@ -96,15 +96,18 @@ def _best_cuda_s(run: Callable[[], object], budget_s: float, num_calls: int = 10
 def _multiplication(dtype: str, shape: tuple[int, int, int], device: str) -> Callable[[], Tensor]:
     m, n, k = shape
     if dtype == "int8":
-        a_MK = torch.randint(-128, 128, (m, k), dtype=torch.int8, device=device)
-        b_KN = torch.randint(-128, 128, (n, k), dtype=torch.int8, device=device).t()
+        a_MK = torch.randint(-128, 128, (1, k), dtype=torch.int8, device=device).repeat(m, 1)
+        b_KN = torch.randint(-128, 128, (1, k), dtype=torch.int8, device=device).repeat(n, 1).t()
         return lambda: torch._int_mm(a_MK, b_KN)
-    a_MK = torch.randn(m, k, device=device)
-    b_NK = torch.randn(n, k, device=device)
+    # Rows may be equal: drawing random numbers would take longer than multiplying them.
+    a_MK = torch.randn(1, k, device=device).repeat(m, 1)
+    b_NK = torch.randn(1, k, device=device).repeat(n, 1)
     if dtype == "float8_e4m3fn":
         one = torch.ones((), device=device)
         a8_MK, b8_KN = a_MK.to(torch.float8_e4m3fn), b_NK.to(torch.float8_e4m3fn).t()
-        return lambda: torch._scaled_mm(a8_MK, b8_KN, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        return lambda: torch._scaled_mm(
+            a8_MK, b8_KN, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
     torch_dtype = torch.float32 if dtype == "tfloat32" else getattr(torch, dtype)
     x_MK, w_KN = a_MK.to(torch_dtype), b_NK.to(torch_dtype).t()
     return lambda: torch.mm(x_MK, w_KN)

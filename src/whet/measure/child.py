@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from whet.errors import WhetError
+from whet.errors import WhetError, reason
 
 ARGUMENTS = "arguments.json"
 RESULT = "result.json"
@@ -23,25 +23,38 @@ def main(function: str, directory: str) -> int:
     _die_with_parent()
     folder = Path(directory)
     arguments = json.loads((folder / ARGUMENTS).read_text(encoding="utf-8"))
-    module, _, name = function.partition(":")
-    result: dict[str, Any]
-    try:
-        result = {"value": getattr(importlib.import_module(module), name)(**arguments)}
-    except WhetError as error:
-        result = {"kind": "user", "type": type(error).__name__, "message": str(error)}
-    except MemoryError as error:
-        result = {"kind": "memory", "type": "MemoryError", "message": str(error) or "out of memory"}
-    except Exception as error:  # noqa: BLE001 - whatever a model or a backend raises is this trial's result
-        traceback.print_exc()
-        lines = str(error).strip().splitlines() or [""]
-        result = {"kind": "error", "type": type(error).__name__, "message": f"{type(error).__name__}: {lines[0][:400]}"}
     partial = folder / f"{RESULT}.partial"
-    partial.write_text(json.dumps(result), encoding="utf-8")
+    partial.write_text(_call(function, arguments), encoding="utf-8")
     partial.replace(folder / RESULT)
     sys.stdout.flush()
     sys.stderr.flush()
     # Runtimes' worker threads may hang in their destructors; the result is safe, so leave at once.
     os._exit(0)
+
+
+def _call(function: str, arguments: dict[str, Any]) -> str:
+    """The function's value, or what it raised, as JSON."""
+    module, _, name = function.partition(":")
+    try:
+        value = getattr(importlib.import_module(module), name)(**arguments)
+        if not isinstance(value, dict):
+            raise TypeError(f"{function} must return a dict, not {type(value).__name__}")
+        return json.dumps({"value": value})
+    except WhetError as error:
+        failure = {"kind": "user", "type": type(error).__name__, "message": str(error)}
+    except Exception as error:  # noqa: BLE001 - whatever a model or a backend raises is this trial's result
+        traceback.print_exc()
+        kind = "memory" if _is_out_of_memory(error) else "error"
+        message = f"{type(error).__name__}: {reason(error)[:400]}"
+        failure = {"kind": kind, "type": type(error).__name__, "message": message}
+    return json.dumps(failure)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Python's MemoryError, torch's OutOfMemoryError on a GPU, and the RuntimeError of torch's CPU allocator."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error)
 
 
 def _die_with_parent() -> None:

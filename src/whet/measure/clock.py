@@ -17,19 +17,21 @@ from whet.measure.stats import percentile
 Call = Callable[[], Any]
 
 _MIN_CALLS_FOR_P99 = 500  # below that the 99th percentile is one of a handful of samples
+_BLOCK_CALLS = 3  # different calls in one block of a pair, at most
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Times of single calls in seconds, warm, in the order they were taken."""
+    """Times of single calls in seconds, warm, in the order they were taken: `num_calls` different ones in turn."""
 
     samples_s: tuple[float, ...]
     num_samples_per_call: int = 1
+    num_calls: int = 1
 
     @property
     def latency_ms(self) -> float:
-        """Median."""
-        return statistics.median(self.samples_s) * 1e3
+        """The median; of several calls the mean of their medians, as one median over unequal calls would be of none."""
+        return _seconds_per_call(self.samples_s, self.num_calls) * 1e3
 
     @property
     def p90_ms(self) -> float:
@@ -49,11 +51,11 @@ class Measurement:
 def measure_calls(
     calls: Sequence[Call], *, budget_s: float = 1.0, min_calls: int = 5, num_samples_per_call: int = 1
 ) -> Measurement:
-    """Time `calls` in turn, warm, for `budget_s` seconds and at least `min_calls` calls."""
+    """Time `calls` in turn, warm, in whole rounds, for `budget_s` seconds and at least `min_calls` calls."""
     with _quiet_collector():
         warm_up(calls, budget_s=budget_s)
         samples = _take(calls, budget_s, min_calls)
-    return Measurement(tuple(samples), num_samples_per_call)
+    return Measurement(tuple(samples), num_samples_per_call, len(calls))
 
 
 def measure_pairs(
@@ -66,6 +68,9 @@ def measure_pairs(
 ) -> tuple[list[float], list[float]]:
     """Median seconds per call of two variants, in interleaved blocks whose order is random within each pair.
 
+    first[i] and second[i] are the same call. The two blocks of a pair make the same few calls in whole rounds, however
+    many of them fit in: with unequal batches, a slow variant would else be timed on others than a fast one.
+
     The two share a process, so this screens; the final word is given between processes. The first calls of a block
     are thrown away: they pay for the other variant's caches and for its threads that still spin.
     """
@@ -75,11 +80,11 @@ def measure_pairs(
     with _quiet_collector():
         warm_up(first, budget_s=budget_s / 4)
         warm_up(second, budget_s=budget_s / 4)
-        for _ in range(num_pairs):
+        for i in range(num_pairs):
             for which in order.sample((0, 1), 2):
-                calls = (first, second)[which]
-                _take(calls, block_s / 5, 1)
-                medians[which].append(statistics.median(_take(calls, block_s, 3)))
+                calls = _window((first, second)[which], i)
+                _take(calls[:1], block_s / 5, 1)
+                medians[which].append(_seconds_per_call(_take(calls, block_s, 3), len(calls)))
     return medians
 
 
@@ -94,15 +99,28 @@ def warm_up(calls: Sequence[Call], *, budget_s: float, tolerance: float = 0.05) 
     num_calls = len(calls)
     previous = None
     while time.perf_counter() - started < budget_s:
-        window = statistics.median(_take(calls, min(0.05, budget_s / 4), 3))
-        num_calls += 3
+        samples = _take(calls, min(0.05, budget_s / 4), 3)
+        num_calls += len(samples)
+        window = _seconds_per_call(samples, len(calls))
         if previous is not None and abs(window - previous) <= tolerance * previous:
             break
         previous = window
     return num_calls
 
 
+def _window(calls: Sequence[Call], i: int) -> list[Call]:
+    """The few calls whose turn it is in the i-th pair."""
+    size = min(_BLOCK_CALLS, len(calls))
+    return [calls[(i * size + j) % len(calls)] for j in range(size)]
+
+
+def _seconds_per_call(samples: Sequence[float], num_calls: int) -> float:
+    """Each call's median, averaged over the `num_calls` calls that were taken in turn."""
+    return statistics.fmean(statistics.median(samples[i::num_calls]) for i in range(num_calls))
+
+
 def _take(calls: Sequence[Call], budget_s: float, min_calls: int) -> list[float]:
+    """Times of whole rounds of `calls`: at least `min_calls` of them, and for at least `budget_s` seconds."""
     samples: list[float] = []
     now = time.perf_counter_ns
     ends = now() + int(budget_s * 1e9)
@@ -113,7 +131,7 @@ def _take(calls: Sequence[Call], budget_s: float, min_calls: int) -> list[float]
         synchronize()
         ended = now()
         samples.append((ended - started) / 1e9)
-        if ended >= ends and len(samples) >= min_calls:
+        if ended >= ends and len(samples) >= min_calls and len(samples) % len(calls) == 0:
             return samples
     return samples
 

@@ -22,6 +22,8 @@ import psutil
 from whet.measure.child import ARGUMENTS, LOG, RESULT
 
 _POLL_S = 0.05
+_LIST_S = 0.5  # listing every process of a busy machine takes milliseconds, which the child would be timed with
+_LOG_TAIL = 4096
 
 
 class FailureKind(StrEnum):
@@ -62,8 +64,8 @@ def run_isolated(
 ) -> Outcome:
     """Call `package.module:function`(**arguments) in a fresh process and return what came of it.
 
-    arguments and the function's result must be JSON. `directory` holds the exchange and the child's log. On Ctrl-C
-    the child and all it started are ended, and KeyboardInterrupt goes on.
+    arguments must be JSON, and the function's result a dict that is. `directory` holds the exchange and the child's
+    log. On Ctrl-C the child and all it started are ended, and KeyboardInterrupt goes on.
     """
     directory.mkdir(parents=True, exist_ok=True)
     (directory / RESULT).unlink(missing_ok=True)
@@ -88,7 +90,7 @@ def run_isolated(
 
 
 def _watch(child: subprocess.Popen[bytes], deadline: float, memory_limit: int | None) -> tuple[int, FailureKind | None]:
-    peak = 0
+    peak, tree, listed = 0, _tree(child.pid), time.perf_counter()
     while True:
         try:
             child.wait(_POLL_S)
@@ -96,31 +98,41 @@ def _watch(child: subprocess.Popen[bytes], deadline: float, memory_limit: int | 
             pass
         else:
             return peak, None
-        peak = max(peak, _tree_rss(child.pid))
+        now = time.perf_counter()
+        if now > listed + _LIST_S:
+            tree, listed = _tree(child.pid), now
+        peak = max(peak, _rss(tree))
         if memory_limit is not None and peak > memory_limit:
             return peak, FailureKind.MEMORY
-        if time.perf_counter() > deadline:
+        if now > deadline:
             return peak, FailureKind.TIMEOUT
 
 
-def _tree_rss(pid: int) -> int:
-    total = 0
+def _tree(pid: int) -> list[psutil.Process]:
+    """A process and all it started, down to the last; none once it has ended."""
     try:
         process = psutil.Process(pid)
-        for each in [process, *process.children(recursive=True)]:
-            try:
-                total += each.memory_info().rss
-            except psutil.Error:
-                continue
+        return [process, *process.children(recursive=True)]
     except psutil.Error:
-        return 0
+        return []
+
+
+def _rss(tree: list[psutil.Process]) -> int:
+    total = 0
+    for process in tree:
+        with contextlib.suppress(psutil.Error):
+            total += process.memory_info().rss
     return total
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the child's whole process group: compilers and worker processes that it started too."""
+    """End the child and all it started: compilers and worker processes, in its session or in their own."""
+    tree = _tree(child.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
+    for process in tree:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
     child.wait()
 
 
@@ -128,25 +140,29 @@ def _read_result(
     directory: Path, returncode: int, ended_by: FailureKind | None, time_limit_s: float, memory_limit: int | None
 ) -> tuple[dict[str, Any] | None, Failure | None]:
     if ended_by is FailureKind.TIMEOUT:
-        return None, Failure(ended_by, f"took longer than its limit of {time_limit_s:.0f} s")
+        return None, Failure(ended_by, f"took longer than its limit of {time_limit_s:g} s")
     if ended_by is FailureKind.MEMORY and memory_limit is not None:
         return None, Failure(ended_by, f"used more memory than its limit of {memory_limit / 2**20:,.0f} MiB")
     try:
-        result = json.loads((directory / RESULT).read_text(encoding="utf-8"))
+        match json.loads((directory / RESULT).read_text(encoding="utf-8")):
+            case {"value": dict() as value}:
+                return value, None
+            case {"kind": str() as kind, "message": str() as message, "type": str() as type_}:
+                return None, Failure(FailureKind(kind), message, type_)
     except (OSError, ValueError):
-        return None, Failure(FailureKind.CRASH, _crash_message(directory, returncode))
-    if "value" in result:
-        return result["value"], None
-    return None, Failure(FailureKind(result["kind"]), result["message"], result["type"])
+        pass
+    return None, Failure(FailureKind.CRASH, _crash_message(directory, returncode))
 
 
 def _crash_message(directory: Path, returncode: int) -> str:
-    if returncode < 0:
-        name = signal.Signals(-returncode).name
-        reason = f"the process was ended by {name}"
-        if name == "SIGKILL":
-            reason += " (out of memory, or by hand)"
+    if returncode >= 0:
+        reason = f"the process ended with exit code {returncode} and gave no result"
+    elif -returncode == signal.SIGKILL:
+        reason = "the process was ended by SIGKILL (out of memory, or by hand)"
     else:
-        reason = f"the process ended with exit code {returncode}"
-    text = (directory / LOG).read_text(encoding="utf-8", errors="replace").strip()
+        known = -returncode in list(signal.Signals)
+        reason = f"the process was ended by {signal.Signals(-returncode).name if known else f'signal {-returncode}'}"
+    with (directory / LOG).open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_TAIL))
+        text = log.read().decode(errors="replace").strip()
     return f"{reason}: {text.splitlines()[-1][:300]}" if text else reason

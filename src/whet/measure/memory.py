@@ -1,5 +1,6 @@
 """Memory: peak resident set of a process, bytes of live tensors, and the CUDA allocator's peak."""
 
+import contextlib
 import gc
 import resource
 import sys
@@ -31,12 +32,19 @@ def reset_peak_rss() -> bool:
 
 
 def live_tensor_bytes() -> int:
-    """Bytes of all tensors Python can reach; storages shared by several tensors count once."""
+    """Bytes of all tensors Python can reach; storages shared by several tensors count once.
+
+    Tensors without memory of their own (meta, fake, and wrappers around other tensors) count nothing.
+    """
     seen: dict[int, int] = {}
     for thing in gc.get_objects():
-        if isinstance(thing, torch.Tensor) and thing.layout == torch.strided and not thing.is_meta:
-            storage = thing.untyped_storage()
-            seen[storage.data_ptr()] = storage.nbytes()
+        # Not isinstance: it asks for __class__, which runs code of proxies and of modules that warn when looked at.
+        if not issubclass(type(thing), torch.Tensor) or thing.layout != torch.strided:
+            continue
+        storage = thing.untyped_storage()
+        if storage.device.type != "meta":  # a fake tensor's is meta, whatever device the tensor says
+            with contextlib.suppress(RuntimeError):  # "invalid python storage": a wrapper's
+                seen[storage.data_ptr()] = storage.nbytes()
     return sum(seen.values())
 
 

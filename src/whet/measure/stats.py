@@ -1,8 +1,8 @@
 """Is it faster? Paired ratios, their interval, a signed-rank test, and the machine's own noise.
 
 The replicate is the process: one pair is the original and the variant, each measured in a process of its own, one
-right after the other. A verdict wants three things at once: the interval beyond 1, the signed-rank test below 5 %,
-and a gain larger than what two runs of the *same* code differ by here.
+right after the other. A verdict wants three things at once: the interval beyond 1, the signed-rank test below 5 %
+(which takes at least six pairs), and a gain larger than what as many pairs of the *same* code would show here.
 
 Sources: Kalibera and Jones, "Rigorous Benchmarking in Reasonable Time" (ISMM 2013), on the level of replication;
 Hesterberg, "What Teachers Should Know About the Bootstrap" (2015), on widening percentile intervals of small samples.
@@ -18,6 +18,7 @@ from scipy import stats
 
 _CONFIDENCE = 0.95
 _RESAMPLES = 4000
+_MIN_RESAMPLED = 6  # resamples of fewer pairs cannot leave their range, which misses the mean once in 2 ** (pairs - 1)
 
 
 class Verdict(StrEnum):
@@ -32,8 +33,9 @@ class Verdict(StrEnum):
 class Comparison:
     """How many times faster the variant is, from pairs.
 
-    ratio: geometric mean of original / variant. ci95: bootstrap interval of it. p_value: Wilcoxon's signed rank, two
-    sided. noise: the ratio by which two runs of the same code differ; 1.0 if unknown.
+    ratio: geometric mean of original / variant. ci95: bootstrap interval of it (Student's t under six pairs; without
+    limits for one). p_value: Wilcoxon's signed rank, two sided. noise: the ratio that as many pairs of the same code
+    could show by chance; 1.0 if unknown.
     """
 
     ratio: float
@@ -47,14 +49,14 @@ class Comparison:
 def compare(original: Sequence[float], variant: Sequence[float], *, noise: float = 1.0, seed: int = 0) -> Comparison:
     """Compare paired times. original[i] and variant[i] were taken side by side; positive, any one unit.
 
-    Raises ValueError for unequal or empty samples, or times that are not positive.
+    Raises ValueError for unequal or empty samples, or times that are not positive and finite.
     """
     if len(original) != len(variant) or not original:
         raise ValueError(f"pairs wanted, got {len(original)} and {len(variant)} times")
-    if min(*original, *variant) <= 0:
-        raise ValueError("times must be positive")
+    if not all(0 < time < math.inf for time in (*original, *variant)):
+        raise ValueError("times must be positive and finite")
     logs = np.log(np.asarray(original, dtype=float) / np.asarray(variant, dtype=float))
-    low, high = _bootstrap_interval(logs, seed)
+    low, high = _interval(logs, seed)
     p_value = signed_rank(logs)
     ratio = math.exp(float(logs.mean()))
     return Comparison(
@@ -67,20 +69,24 @@ def compare(original: Sequence[float], variant: Sequence[float], *, noise: float
     )
 
 
-def noise_floor(groups: Sequence[Sequence[float]]) -> float:
-    """The ratio by which two equal runs differ, from times of the same code in successive processes.
+def noise_floor(groups: Sequence[Sequence[float]], *, num_pairs: int | None = None) -> float:
+    """The ratio that `num_pairs` pairs of the same code could show by chance, from times in successive processes.
 
-    groups: one sequence of times per variant, in the order they were taken. Each successive pair is an A/A pair; the
-    floor is the half-width of the 95 % interval that as many A/A pairs would give for their mean. 1.0 with under
-    three times.
+    groups: one sequence of times per variant, in the order they were taken. Neighbours in a group are A/A pairs; the
+    floor is the half-width of the 95 % interval of the mean of `num_pairs` such pairs (as many as the shortest group
+    has times, if not given). 1.0, unknown, from fewer than two neighbours.
     """
-    logs = np.concatenate([np.diff(np.log(np.asarray(g, dtype=float))) for g in groups if len(g) > 1] or [np.empty(0)])
+    groups = [g for g in groups if len(g) > 1]
+    logs = np.concatenate([np.diff(np.log(np.asarray(g, dtype=float))) for g in groups] or [np.empty(0)])
     if len(logs) < 2:
         return 1.0
-    # Differences between neighbours have twice the variance of one run, as a pair's ratio does.
-    num_pairs = max(len(g) for g in groups)
+    num_pairs = num_pairs or min(map(len, groups))
+    # Differences between neighbours have twice the variance of one run, as a pair's ratio does. Their mean is not
+    # taken off: with a drift it is what the pairs, taken in random order, suffer from too. Neighbouring differences
+    # share a run, so m of them tell as much about the variance as 2 m^2 / (3 m - 1) would on their own (von Neumann).
     spread = math.sqrt(float(np.mean(np.square(logs))))
-    return math.exp(1.96 * spread / math.sqrt(num_pairs))
+    freedom = sum(2 * (len(g) - 1) ** 2 / (3 * (len(g) - 1) - 1) for g in groups)
+    return math.exp(float(stats.t.ppf((1 + _CONFIDENCE) / 2, freedom)) * spread / math.sqrt(num_pairs))
 
 
 def signed_rank(logs: Sequence[float] | np.ndarray) -> float:
@@ -101,14 +107,17 @@ def geometric_mean(ratios: Sequence[float]) -> float:
     return math.exp(float(np.mean(np.log(np.asarray(ratios, dtype=float)))))
 
 
-def _bootstrap_interval(logs: np.ndarray, seed: int) -> tuple[float, float]:
-    """Percentile bootstrap of the mean, widened for small samples as Hesterberg (2015, section 5.3) does."""
+def _interval(logs: np.ndarray, seed: int) -> tuple[float, float]:
+    """95 % interval of the mean: bootstrap percentiles, widened as Hesterberg (2015, section 5.3) does."""
     num = len(logs)
     if num == 1:
         return -math.inf, math.inf
+    tail = (1 - _CONFIDENCE) / 2
+    if num < _MIN_RESAMPLED:
+        center, half = float(logs.mean()), -float(stats.t.ppf(tail, num - 1) * logs.std(ddof=1)) / math.sqrt(num)
+        return center - half, center + half
     random = np.random.default_rng(seed)
     means = logs[random.integers(0, num, (_RESAMPLES, num))].mean(axis=1)
-    tail = (1 - _CONFIDENCE) / 2
     widened = stats.norm.cdf(math.sqrt(num / (num - 1)) * stats.t.ppf(tail, num - 1))
     low, high = np.quantile(means, [widened, 1 - widened])
     return float(low), float(high)

@@ -107,7 +107,8 @@ class Attention(nn.Module):
         v_BNTH = v_BKTH.repeat_interleave(group, dim=1)
         mixed_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, is_causal=True)
         mixed_BTD = mixed_BNTH.transpose(1, 2).reshape(B, T, self.num_heads * self.head_dim)
-        return self.o_proj(mixed_BTD)  # type: ignore[no-any-return]
+        output_BTD: Tensor = self.o_proj(mixed_BTD)
+        return output_BTD
 
 
 class GatedMLP(nn.Module):
@@ -121,7 +122,8 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(wide, D, bias=bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))  # type: ignore[no-any-return]
+        output_BTD: Tensor = self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+        return output_BTD
 
 
 class DecoderLayer(nn.Module):
@@ -136,7 +138,8 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TH, sin_TH)
-        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))  # type: ignore[no-any-return]
+        mlp_BTD: Tensor = self.mlp(self.post_attention_layernorm(x_BTD))
+        return x_BTD + mlp_BTD
 
 
 class Decoder(nn.Module):
@@ -162,7 +165,8 @@ class Decoder(nn.Module):
         cos_TH, sin_TH = angles_TH.cos().to(x_BTD.dtype), angles_TH.sin().to(x_BTD.dtype)
         for layer in self.layers:
             x_BTD = layer(x_BTD, cos_TH, sin_TH)
-        return self.lm_head(self.norm(x_BTD))  # type: ignore[no-any-return]
+        logits_BTV: Tensor = self.lm_head(self.norm(x_BTD))
+        return logits_BTV
 
 
 def rotate(x_BNTH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:

@@ -53,7 +53,8 @@ class Attention(nn.Module):
         mixed_BNTH = torch.matmul(weights_BNTS, value_BNSH)
 
         mixed_BTD = mixed_BNTH.transpose(1, 2).reshape(B, T, D)
-        return self.output(mixed_BTD)  # type: ignore[no-any-return]
+        output_BTD: Tensor = self.output(mixed_BTD)
+        return output_BTD
 
 
 class EncoderLayer(nn.Module):
@@ -71,7 +72,8 @@ class EncoderLayer(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         x_BTD = self.attention_norm(x_BTD + self.dropout(self.attention(x_BTD)))
         mlp_BTD = self.down(F.gelu(self.up(x_BTD)))
-        return self.mlp_norm(x_BTD + self.dropout(mlp_BTD))  # type: ignore[no-any-return]
+        output_BTD: Tensor = self.mlp_norm(x_BTD + self.dropout(mlp_BTD))
+        return output_BTD
 
 
 class Encoder(nn.Module):
@@ -94,7 +96,7 @@ class Encoder(nn.Module):
     def encode(self, input_ids_BT: Tensor) -> Tensor:
         """Token ids [B, T] -> the last layer's output [B, T, D]."""
         positions_T = torch.arange(input_ids_BT.shape[1], device=input_ids_BT.device)
-        x_BTD = self.token_embedding(input_ids_BT) + self.position_embedding(positions_T)
+        x_BTD: Tensor = self.token_embedding(input_ids_BT) + self.position_embedding(positions_T)
         x_BTD = self.dropout(self.embedding_norm(x_BTD))
         for layer in self.layers:
             x_BTD = layer(x_BTD)
@@ -102,7 +104,8 @@ class Encoder(nn.Module):
 
     def forward(self, input_ids_BT: Tensor) -> Tensor:
         x_BTD = self.encode(input_ids_BT)
-        return self.head(self.dropout(x_BTD.mean(dim=1)))  # type: ignore[no-any-return]
+        logits_BK: Tensor = self.head(self.dropout(x_BTD.mean(dim=1)))
+        return logits_BK
 
 
 def _initialise(module: nn.Module) -> None:

@@ -1,24 +1,45 @@
-"""Cost of each layer (types fixed by the lead; measuring to be written)."""
+"""The cost of each layer: time, operations, bytes and operators, over one call of the model."""
 
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from whet.profiler.spans import Spans, watched, watching_cost_s
+from whet.profiler.work import FORMULAS, Work, WorkCounter, count_work
+from whet.signature import split
+from whet.workload import Subject
+
+_LEAST_S = 0.3  # quick models are repeated more often, as long as this
+_MOST_REPEATS = 50
+_CONTAINERS = frozenset({"Module", "Sequential", "ModuleList", "ModuleDict"})
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One leaf module (or one bare operator) over one call of the model.
+    """One module over one call of the model: what runs in it, and not in a module inside it.
 
-    flops: 2mnk operations as PyTorch's FlopCounterMode counts them. weight_bytes: parameters read.
-    activation_bytes: inputs read and outputs written. time_s: measured.
+    flops: 2mnk operations as PyTorch's FlopCounterMode counts them. weight_bytes: parameters and buffers read, each
+    once. activation_bytes: inputs read and outputs written. time_s: measured. model_weight_bytes: what the whole model
+    reads, so what passes through the caches before these weights are read again.
     """
 
-    name: str  # qualified module name, "" for what no module owns
-    kind: str  # module class name, as Linear, Conv2d
+    name: str  # qualified module name, "" for what only the model's own forward runs
+    kind: str  # torch.nn's class, as Linear, Conv2d, also for classes derived from it; else the module's own class
     calls: int
     time_s: float
     flops: int
     weight_bytes: int
     activation_bytes: int
-    num_operators: int  # aten calls: each costs dispatch
+    num_operators: int  # aten calls that are no views: each costs dispatch
+    operators: tuple[str, ...] = ()  # their names, as addmm, _softmax
+    model_weight_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -30,5 +51,131 @@ class Profile:
     dtype: str = "float32"
 
 
-def profile_layers(subject: object, *, repeats: int = 5) -> Profile:
-    raise RuntimeError
+def profile_layers(subject: Subject, *, repeats: int = 5) -> Profile:
+    """Profile the model on the workload's first batch, in evaluation mode, without gradients.
+
+    Times are medians of at least `repeats` calls, free of what watching them costs. The work is counted in one more
+    call. Where PyTorch runs several modules as one fused operator, their work goes to the module that ran it.
+    """
+    model = subject.workload.model
+    args, kwargs = split(subject.workload.inputs[0])
+    named = list(_modules(model))
+    modules = [module for _, module in named]
+    tensors = [
+        t for t in (*model.parameters(), *model.buffers(), *args, *kwargs.values()) if isinstance(t, torch.Tensor)
+    ]
+    device = tensors[0].device.type if tensors else "cpu"
+
+    def run() -> Any:
+        return model(*args, **kwargs)
+
+    with torch.no_grad():
+        total_s, spans, seconds = _time(run, modules, device, repeats)
+        with FlopCounterMode(display=False, custom_mapping=FORMULAS) as flops:
+            counter = WorkCounter(model, flops)
+            with watched(run, modules, counter) as watched_run:
+                count_work(counter, watched_run)
+    work = _fold(counter, spans)
+    model_weight_bytes = sum(sum(w.weights.values()) for w in work.values())
+    layers = tuple(
+        _layer(name, module, spans.calls[i], seconds.get(i, 0.0), work.get(i, Work()), model_weight_bytes)
+        for i, (name, module) in enumerate(named)
+        if i in spans.calls
+    )
+    return Profile(total_s, layers, _dtype(model))
+
+
+def _layer(name: str, module: nn.Module, calls: int, time_s: float, work: Work, model_weight_bytes: int) -> LayerCost:
+    return LayerCost(
+        name=name,
+        kind=kind_of(module),
+        calls=calls,
+        time_s=time_s,
+        flops=work.flops,
+        weight_bytes=sum(work.weights.values()),
+        activation_bytes=work.activation_bytes,
+        num_operators=work.num_operators,
+        operators=tuple(work.operators),
+        model_weight_bytes=model_weight_bytes,
+    )
+
+
+def kind_of(module: nn.Module) -> str:
+    """The name of torch.nn's class that a module is or derives from; of its own class, where that is a container."""
+    for cls in type(module).__mro__:
+        name: str = cls.__name__
+        if name not in _CONTAINERS and getattr(nn, name, None) is cls:
+            return name
+    return str(type(module).__name__)
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The model, then all modules in it that run Python code of their own, each once. A compiled one counts whole."""
+    opaque: tuple[str, ...] = ()
+    for name, module in model.named_modules():
+        if opaque and name.startswith(opaque):
+            continue
+        compiled = type(module).__name__ == "OptimizedModule"  # by name: importing torch._dynamo takes a second
+        if compiled or isinstance(module, torch.jit.ScriptModule):
+            opaque += (f"{name}." if name else "",)
+            if name and not compiled:
+                continue  # a script's forward cannot be replaced: its work goes to its caller
+        yield name, module
+
+
+def _time(
+    run: Callable[[], Any], modules: Sequence[nn.Module], device: str, repeats: int
+) -> tuple[float, Spans, dict[int, float]]:
+    """Median seconds of a bare call, the last spans, and median exclusive seconds by module."""
+    run()
+    totals: list[float] = []
+    samples: list[dict[int, float]] = []
+    began = time.perf_counter()
+    while len(totals) < repeats or (time.perf_counter() - began < _LEAST_S and len(totals) < _MOST_REPEATS):
+        totals.append(_bare_s(run, device))
+        spans = Spans(device)
+        with watched(run, modules, spans) as watched_run:
+            watched_run()
+        samples.append(_without_watching(spans, device))
+    return statistics.median(totals), spans, {i: statistics.median(s[i] for s in samples) for i in samples[0]}
+
+
+def _bare_s(run: Callable[[], Any], device: str) -> float:
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter_ns()
+    run()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter_ns() - start) / 1e9
+
+
+def _without_watching(spans: Spans, device: str) -> dict[int, float]:
+    own_s, around_s = watching_cost_s(device)
+    inner_calls = Counter[int]()
+    for index, calls in spans.calls.items():
+        inner_calls[spans.parents[index]] += calls
+    return {
+        index: max(0.0, seconds - own_s * spans.calls[index] - around_s * inner_calls[index])
+        for index, seconds in spans.exclusive_s().items()
+    }
+
+
+def _fold(counter: WorkCounter, spans: Spans) -> dict[int, Work]:
+    """The work by module that was timed. One that ran only where fused paths are off gives its work to its caller."""
+    folded: dict[int, Work] = {}
+    for index, work in counter.work.items():
+        while index not in spans.calls and index in counter.parents:
+            index = counter.parents[index]
+        folded.setdefault(index, Work()).add(work)
+    return folded
+
+
+def _dtype(model: nn.Module) -> str:
+    """The dtype of most of the weights."""
+    sizes = Counter[torch.dtype]()
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            sizes[tensor.dtype] += tensor.numel()
+    most = max(sizes, key=lambda dtype: sizes[dtype], default=torch.float32)
+    return str(most).removeprefix("torch.")

@@ -168,7 +168,8 @@ def _reshaped(node: fx.Node) -> Scores | None:
 
 
 def _key_product(node: fx.Node) -> Scores | None:
-    name, args = operator(node), list(node.args)
+    name = operator(node)
+    args: list[Any] = list(node.args)
     if name == "einsum":
         return _key_einsum(node)
     steps: list[Step] = []
@@ -184,7 +185,17 @@ def _key_product(node: fx.Node) -> Scores | None:
     num_dims = dims.pop()
     straight = tuple(range(num_dims))
     swapped = (*straight[:-2], num_dims - 1, num_dims - 2)
-    return Scores(Operand(query, straight), Operand(keyT, swapped), tuple(steps), (node,))
+    key = Operand(keyT.args[0], straight) if _is_transposed(keyT, num_dims) else Operand(keyT, swapped)
+    return Scores(Operand(query, straight), key, tuple(steps), (node,))
+
+
+def _is_transposed(node: fx.Node, num_dims: int) -> bool:
+    """Whether a node does nothing but exchange the last two dimensions."""
+    if operator(node) == "mT":
+        return True
+    if operator(node) == "transpose":
+        return {int(dim) % num_dims for dim in node.args[1:]} == {num_dims - 2, num_dims - 1}  # type: ignore[arg-type]
+    return False
 
 
 def _key_einsum(node: fx.Node) -> Scores | None:
@@ -283,7 +294,8 @@ def _fill(operand: Any) -> float | None:
         return _fill(operand.args[-1] if operator(operand) == "full" else operand.args[0])
     if operator(operand) in ("lift_fresh_copy", "detach"):
         return _fill(operand.args[0])
-    constant = parameter(operand.graph.owning_module, operand) if isinstance(operand, fx.Node) else None
+    owner = operand.graph.owning_module if isinstance(operand, fx.Node) else None
+    constant = parameter(owner, operand) if owner is not None else None
     return _fill(constant.item()) if constant is not None and constant.dim() == 0 else None
 
 
@@ -305,9 +317,7 @@ def _replace(graph: fx.Graph, attention: Attention) -> None:
         return node if num_dims == 4 else call(_aten.unsqueeze.default, node, 1)
 
     with graph.inserting_before(output):
-        query_BNTH, key_BNSH, value_BNSH = map(
-            to_4d, (attention.scores.query, attention.scores.key, attention.value)
-        )
+        query_BNTH, key_BNSH, value_BNSH = map(to_4d, (attention.scores.query, attention.scores.key, attention.value))
         query_BNTH, scale = _scaled(call, query_BNTH, attention.scores.steps)
         mask = _mask(call, attention.scores.steps, folded=num_dims == 3 and split is None)
         mixed = call(

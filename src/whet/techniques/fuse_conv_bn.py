@@ -12,7 +12,7 @@ Source          Jacob et al., 2017 (arXiv:1712.05877), section 3.2; torch.nn.uti
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from torch import fx, nn
 from torch.nn.utils import fusion
@@ -20,7 +20,6 @@ from torch.nn.utils import fusion
 from whet.errors import TargetError
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
-from whet.profiler.diagnosis import speedup_bound
 from whet.techniques.graph import operator, trace, trace_original, value, verify
 from whet.techniques.technique import Applies, Candidate, Refused, Stage, Verdict
 from whet.workload import Subject
@@ -111,7 +110,8 @@ def _fold(module: nn.Module, layer_path: str, norm_path: str) -> bool:
         layer, norm = module.get_submodule(layer_path), module.get_submodule(norm_path)
     except AttributeError:
         return False
-    if type(norm) not in _BATCH_NORMS.__args__:  # a subclass may do more than normalise: activate, drop paths
+    # a subclass may do more than normalise, as activate
+    if not isinstance(norm, _BATCH_NORMS) or type(norm) not in get_args(_BATCH_NORMS):
         return False
     folded: nn.Module
     if isinstance(layer, _CONVOLUTIONS):

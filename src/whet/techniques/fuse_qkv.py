@@ -113,7 +113,7 @@ def _fuse(traced: fx.GraphModule, nodes: Sequence[fx.Node]) -> None:
 
 
 def _path(paths: Sequence[str]) -> str:
-    """ "layer.query" and "layer.key" -> "layer.query_key". """
+    """ "layer.query" and "layer.key" -> "layer.query_key"."""
     owner = paths[0].rpartition(".")[0]
     name = "_".join(path.rpartition(".")[2] for path in paths)
     return f"{owner}.{name}" if owner else name

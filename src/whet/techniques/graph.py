@@ -5,6 +5,7 @@ modules again (under the names they had), views are reshapes, and the checks tha
 """
 
 import copy
+import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -106,8 +107,8 @@ def relative_error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     worst = 0.0
     for a, b in zip(found, wanted, strict=True):
         if b.numel():
-            scale = float(b.double().abs().max()) or 1.0
-            worst = max(worst, float((a.double() - b.double()).abs().max()) / scale)
+            a, b = a.detach().double(), b.detach().double()
+            worst = max(worst, float((a - b).abs().max()) / (float(b.abs().max()) or 1.0))
     return worst
 
 
@@ -156,12 +157,12 @@ def _restore_linears(graph_module: fx.GraphModule) -> None:
 def _place_linear(graph_module: fx.GraphModule, weight: fx.Node, weight_tensor: Tensor, bias: Tensor | None) -> str:
     """Put an nn.Linear with these very tensors into the module; where one is already there, reuse it."""
     owner, _, attribute = str(weight.target).rpartition(".")
-    path = owner if attribute == "weight" else f"{weight.target}".removesuffix("_weight")
-    for path in _names(path, owner):
+    is_alone = attribute == "weight" and _is_read_once(graph_module, weight)
+    for path in _names(owner if attribute == "weight" else str(weight.target).removesuffix("_weight")):
         there = _submodule(graph_module, path)
         if isinstance(there, nn.Linear) and there.weight is weight_tensor and there.bias is bias:
             return path
-        if there is None or (path == owner and _holds_only_linear(there) and _is_read_once(graph_module, weight)):
+        if there is None or (is_alone and path == owner and _holds_only_linear(there)):
             break
     linear = nn.Linear(weight_tensor.shape[1], weight_tensor.shape[0], bias=bias is not None, device="meta")
     linear.weight = _as_parameter(weight_tensor)
@@ -172,11 +173,10 @@ def _place_linear(graph_module: fx.GraphModule, weight: fx.Node, weight_tensor: 
     return path
 
 
-def _names(path: str, owner: str) -> Iterator[str]:
-    if path:
-        yield path
-    for i in range(1_000_000):
-        yield f"{path or owner or 'weight'}_linear{i or ''}"
+def _names(path: str) -> Iterator[str]:
+    yield path or "weight"
+    for i in itertools.count():
+        yield f"{path or 'weight'}_linear{i or ''}"
 
 
 def _submodule(graph_module: fx.GraphModule, path: str) -> nn.Module | None:

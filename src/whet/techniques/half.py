@@ -1,6 +1,8 @@
 """Models in a 16-bit floating-point type, float32 at their borders: what bf16 and fp16 share."""
 
+import copy
 import itertools
+import math
 import re
 from typing import Any
 
@@ -28,7 +30,8 @@ def bfloat16_refusal(subject: Subject, machine: Machine) -> str:
         found = re.search(r"sm_(\d+)", machine.gpu)
         return "" if found and int(found.group(1)) >= _AMPERE else f"{machine.gpu} has no native bfloat16 (sm_80 has)"
     if _NATIVE_BFLOAT16.isdisjoint(machine.isa):
-        return f"{machine.chip} has no native bfloat16 (none of {', '.join(sorted(_NATIVE_BFLOAT16))}): it would emulate it"
+        names = ", ".join(sorted(_NATIVE_BFLOAT16))
+        return f"{machine.chip} has no native bfloat16 (none of {names}): it would emulate it"
     return ""
 
 
@@ -47,7 +50,7 @@ def to_half(candidate: Candidate, dtype: torch.dtype, name: str) -> Candidate:
     dtypes = tuple(t.dtype for t in candidate.subject.outputs[0])
     module: nn.Module
     if isinstance(candidate.module, Traced):
-        module, _ = _repaired(candidate.copy_module(), candidate.subject, dtype)
+        module, _ = _repaired(copy.deepcopy(candidate.module), candidate.subject, dtype)
     else:
         module = _cast(candidate.copy_module(), dtype)
         if (reason := _failure(Half(module, dtype, dtypes), candidate.subject)) is not None:
@@ -104,42 +107,58 @@ def _failure(half: "Half", subject: Subject) -> str | None:
 def _repaired(traced: Traced, subject: Subject, dtype: torch.dtype) -> tuple[Traced, int]:
     """A converted graph with a cast wherever an operator needs one, and how many."""
     _cast(traced, dtype)
-    inputs = [x.to(dtype) if x.is_floating_point() else x for x in subject.flat_inputs[0]]
-    casts = _Casts(traced.body, dtype)
+    repair = _Repair(traced.body, dtype)
     with torch.no_grad():
-        casts.run(*inputs)
-    for node in casts.nodes:
-        _insert_casts(node, casts.needed[node], dtype)
-    return Traced(rebuild(traced.body)), len(casts.nodes)
+        repair.run(*(x.to(dtype) if x.is_floating_point() else x for x in subject.flat_inputs[0]))
+    num_casts = _insert_casts(traced.body.graph, repair.wide_inputs, dtype)
+    return Traced(rebuild(traced.body)), num_casts
 
 
-class _Casts(fx.Interpreter):
-    """Runs a graph once and finds the operators that refuse float32 beside a narrower dtype."""
+class _Repair(fx.Interpreter):
+    """Runs a graph once and finds the operators that refuse float32 beside a narrower dtype.
+
+    Numbers in the graph that the narrow dtype can't hold (a float32 minimum as a mask's fill) become its own extremes.
+    """
 
     def __init__(self, body: fx.GraphModule, dtype: torch.dtype) -> None:
         super().__init__(body)
         self.dtype = dtype
-        self.needed: dict[fx.Node, list[fx.Node]] = {}
-
-    @property
-    def nodes(self) -> list[fx.Node]:
-        return list(self.needed)
+        self.wide_inputs: dict[fx.Node, list[fx.Node]] = {}  # by the operator that refused them
 
     def run_node(self, n: fx.Node) -> Any:
         try:
             return super().run_node(n)
-        except RuntimeError:
-            wide = [node for node in n.all_input_nodes if self._is_wide(node)]
-            if not wide:
+        except RuntimeError as error:
+            if "overflow" in str(error):
+                n.args = fx.node.map_aggregate(n.args, self._into_range)
+            wide = {node: x for node in n.all_input_nodes if (x := self.env.get(node)) is not None and _is_wide(x)}
+            if not wide and "overflow" not in str(error):
                 raise
-            self.needed[n] = wide
-            kept = {node: self.env[node] for node in wide}
-            self.env.update({node: _narrow(x, self.dtype) for node, x in kept.items()})
+            self.wide_inputs[n] = list(wide)
+            self.env.update({node: x.to(self.dtype) for node, x in wide.items()})
             try:
                 return super().run_node(n)
             finally:
-                self.env.update(kept)
+                self.env.update(wide)
 
-    def _is_wide(self, node: fx.Node) -> bool:
-        found = self.env.get(node)
-        return isinstance(found, Tensor) and found.dtype == torch.float32
+    def _into_range(self, argument: Any) -> Any:
+        if isinstance(argument, float) and math.isfinite(argument):
+            limits = torch.finfo(self.dtype)
+            return min(max(argument, limits.min), limits.max)
+        return argument
+
+
+def _is_wide(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype == torch.float32
+
+
+def _insert_casts(graph: fx.Graph, wide_inputs: dict[fx.Node, list[fx.Node]], dtype: torch.dtype) -> int:
+    """One cast for each wide tensor, before the first operator that needs it narrow."""
+    narrow: dict[fx.Node, fx.Node] = {}
+    for node, inputs in wide_inputs.items():
+        for wide in inputs:
+            if wide not in narrow:
+                with graph.inserting_before(node):
+                    narrow[wide] = graph.call_function(_aten.to.dtype, (wide, dtype))
+            node.replace_input_with(wide, narrow[wide])
+    return len(narrow)

@@ -10,6 +10,11 @@ A technique module has
     check     does it apply to this subject on this machine?
     predict   the speedup it could bring at the very most, from the profile and the machine's limits: 1.0 is none
     apply     candidate -> candidate; the one given stays as it was
+
+and may have
+
+    NEEDS             groups without a technique of which it cannot pay
+    RESTORES_QUALITY  True where it gives back quality that the others of a recipe cost
 """
 
 import copy
@@ -67,6 +72,7 @@ class Candidate:
 
     module: tensors in, tuple of tensors out (as FlatModel), in float32 at its borders. runtime: set by a backend; it
     then runs instead of the module. num_threads: None leaves the machine's default. notes: downgrades, for the report.
+    kept: names of layers, in the module, that whoever lowers the precision must leave in floating point.
     """
 
     subject: Subject
@@ -74,6 +80,7 @@ class Candidate:
     runtime: Runtime | None = None
     num_threads: int | None = None
     notes: tuple[str, ...] = ()
+    kept: frozenset[str] = frozenset()
 
     @classmethod
     def original(cls, subject: Subject) -> "Candidate":
@@ -95,6 +102,10 @@ class Candidate:
 
     def with_runtime(self, runtime: Runtime, *notes: str) -> "Candidate":
         return replace(self, runtime=runtime, notes=self.notes + notes)
+
+    def keeps(self, name: str) -> bool:
+        """Whether a layer of the module is to stay in floating point. Wrappers may have put a prefix before its name."""
+        return name in self.kept or any(name.endswith(f".{kept}") for kept in self.kept)
 
     def call(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run it on flat inputs."""
@@ -121,4 +132,3 @@ class Technique(Protocol):
     check: Callable[[Subject, Machine, Any], Verdict]
     predict: Callable[[Profile, Limits, Any], float]
     apply: Callable[[Candidate, Any], Candidate]
-

@@ -47,12 +47,15 @@ class Offer(BaseModel):
 
 
 def offers_for(
-    subject: Subject, machine: Machine, limits: Limits, profile: Profile
+    subject: Subject, machine: Machine, limits: Limits, profile: Profile, *, exclude: Sequence[str] = ()
 ) -> tuple[list[Offer], list[RefusedTechnique]]:
     """Ask every technique of the table whether it applies, with which options, and what it could gain at most."""
     offers = []
     refused = [RefusedTechnique(technique=name, reason=reason) for name, reason in FOLLOWING.items()]
     for name, technique in TABLE.items():
+        if name in exclude:
+            refused.append(RefusedTechnique(technique=name, reason="left out by --exclude"))
+            continue
         options, detail, reason = _options_that_apply(technique, subject, machine)
         if options is None:
             refused.append(RefusedTechnique(technique=name, reason=reason))

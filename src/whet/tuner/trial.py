@@ -42,7 +42,7 @@ _PROFILE = TypeAdapter(Profile)
 _STEPS = TypeAdapter(list[Step])
 
 
-def look(target: str, directory: str) -> dict[str, Any]:
+def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, Any]:
     """Check a target and say what there is to try: signature, score, profile, diagnosis, offers, refusals.
 
     Writes the inputs as safetensors into `directory`, for processes that have no need of the model's code.
@@ -52,7 +52,7 @@ def look(target: str, directory: str) -> dict[str, Any]:
     machine = describe()
     limits = load_limits(machine)
     profile = profile_layers(subject)
-    offers, refused = offers_for(subject, machine, limits, profile)
+    offers, refused = offers_for(subject, machine, limits, profile, exclude=exclude)
     write_inputs(subject, Path(directory) / INPUTS)
     diagnosis = diagnose(profile, limits)
     quality = workload.quality

@@ -25,6 +25,7 @@ from whet.machine import describe
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Evidence, Recipe
 from whet.signature import Batch
+from whet.techniques import TABLE
 from whet.tuner import finals, plan, verdict
 from whet.tuner.report import write_report
 from whet.tuner.result import FILE, MODEL, Objective, Result, TrialRecord
@@ -65,6 +66,7 @@ def tune(
     out: str | os.PathLike[str] | None = None,
     storage: str | None = None,
     resume: bool = False,
+    exclude: Sequence[str] = (),
     trial_limit_s: float = 300.0,
     memory_limit_bytes: int | None = None,
     listener: Listener | None = None,
@@ -77,17 +79,19 @@ def tune(
     between the outputs and the original's may fall below 1. max_memory_bytes: of peak resident memory, the whole
     process. budget_s: for search and finals. out: a new directory for recipe, report, result and model; a temporary
     one for a model in memory. storage: an Optuna URL, for several machines of one kind to share a search.
-    resume: go on with the search that `out` (or `storage`) holds. trial_limit_s, memory_limit_bytes: of each trial.
+    resume: go on with the search that `out` (or `storage`) holds. exclude: techniques not to be tried. trial_limit_s, memory_limit_bytes: of each trial.
 
     Raises a WhetError for anything the user can mend, before anything is written.
     """
     goal = _checked_goal(objective, max_drop, max_memory_bytes, budget_s)
+    if unknown := [name for name in exclude if name not in TABLE]:
+        raise OptionError(f"there is no technique {unknown[0]!r} to exclude; there are: {', '.join(TABLE)}")
     listener = listener or Listener()
     started, began = time.monotonic(), datetime.datetime.now(datetime.UTC)
     deadline = started + budget_s
     with _prepared(target, inputs, quality, calibration, out, resume) as (address, name, directory, scratch):
         run = isolated(memory_limit_bytes)
-        outcome = run("look", {"target": address, "directory": str(scratch)}, scratch, _LOOK_LIMIT_S)
+        outcome = run("look", {"target": address, "directory": str(scratch), "exclude": list(exclude)}, scratch, _LOOK_LIMIT_S)
         if outcome.failure is not None:
             raise error_of(outcome.failure)
         assert outcome.value is not None

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from whet.errors import MissingExtra
-from whet.workloads.weights import WEIGHTS
 
-TOKENIZER = WEIGHTS / "docs-gpt" / "tokenizer.json"
-START = "<|start|>"  # the tokenizer's one special token
+TOKENIZER = "tokenizer.json"
+START = "<|start|>"  # the tokenizer's one special token, id 0
 
 _HELD_OUT = 64  # of 256: a quarter of the text
 _NUM_WORDS = 6
@@ -63,14 +62,21 @@ def tokenizers() -> Any:
     return tokenizers
 
 
-def load_tokenizer(file: Path = TOKENIZER) -> Any:
-    """The byte-pair tokenizer that docs-gpt and docs-encoder share, a tokenizers.Tokenizer."""
-    return tokenizers().Tokenizer.from_file(str(file))
+def load_tokenizer(directory: Path) -> Any:
+    """A workload's byte-pair tokenizer, a tokenizers.Tokenizer."""
+    return tokenizers().Tokenizer.from_file(str(directory / TOKENIZER))
 
 
 def token_ids(tokenizer: Any, text: str) -> Tensor:
     """Text -> int64 token ids [T]."""
     return torch.tensor(tokenizer.encode(text).ids, dtype=torch.int64)
+
+
+def windows(ids_T: Tensor, width: int, stride: int) -> Tensor:
+    """Each run of `width` tokens that starts at a multiple of `stride`: [T] -> [windows, width]."""
+    if len(ids_T) < width:
+        return ids_T.new_empty(0, width)
+    return ids_T.unfold(0, width, stride)
 
 
 def num_bytes(tokenizer: Any, ids: Tensor) -> int:

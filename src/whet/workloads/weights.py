@@ -4,6 +4,8 @@ bf16 halves what the package weighs. Scores are always taken on the weights as s
 """
 
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -11,33 +13,39 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from whet.files import replace_directory
+
 WEIGHTS = Path(__file__).parent / "weights"
+FILE = "model.safetensors"
 
 
-def load_weights(model: nn.Module, file: Path) -> None:
-    """Fill a model from a safetensors file, in place. Every weight must be there, and no other."""
-    model.load_state_dict({name: _to(torch.float32, tensor) for name, tensor in load_file(file).items()})
+def load_weights(model: nn.Module, directory: Path) -> None:
+    """Fill a model from a directory, in place. Every weight must be there, and no other."""
+    weights = load_file(directory / FILE)
+    model.load_state_dict({name: _cast(tensor, torch.float32) for name, tensor in weights.items()})
 
 
-def save_weights(weights: Mapping[str, Tensor], file: Path) -> None:
-    """Write weights in bf16, whole or not at all."""
-    rounded = {name: _to(torch.bfloat16, tensor).contiguous() for name, tensor in weights.items()}
-    write_whole(file, lambda temporary: save_file(rounded, temporary, metadata={"format": "pt"}))
+def save_weights(weights: Mapping[str, Tensor], directory: Path) -> None:
+    """Write weights into a directory, in bf16."""
+    rounded = {name: _cast(tensor, torch.bfloat16).contiguous() for name, tensor in weights.items()}
+    save_file(rounded, directory / FILE, metadata={"format": "pt"})
 
 
-def write_whole(file: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a file beside the wanted one, then put it in its place: readers see the old or the new one."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a directory beside the wanted one, then put it in its place: no half-written one shows."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
-        write(temporary)
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(file)
+        write(partial)
+        for file in partial.iterdir():
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+        partial.chmod(0o755)  # mkdtemp lets nobody else in
+        replace_directory(partial, directory)
     finally:
-        temporary.unlink(missing_ok=True)
+        shutil.rmtree(partial, ignore_errors=True)
 
 
-def _to(dtype: torch.dtype, tensor: Tensor) -> Tensor:
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Counters, such as those of batch normalisation, stay whole numbers."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -1,0 +1,193 @@
+"""whet's winner beside its peers used directly by their own documented calls, in one run, paired.
+
+    python benchmarks/tune_peers.py [--budget 240] [--sets 3] [--models bert-base,vit-base,resnet-50]
+
+For each model: `whet tune` finds a recipe; then every contender lives in a process of its own, idle but for its turn,
+and is asked for a short burst of calls in random order, round after round. A set is one such group of processes; the
+whole is repeated with fresh ones. The pair is the process: the median of a contender's bursts in one set. Ratios are
+geometric means over the sets' rounds; the interval is a bootstrap over rounds of all sets.
+
+Writes docs/results/peers.json and prints the table; `benchmarks/results.py` puts it into docs/results.md.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from peers import PEERS, make_hf_directories  # noqa: I001
+
+from whet.machine import describe
+from whet.measure import compare, measure_calls
+from whet.tuner.tune import tune, versions
+
+MODELS = {"bert-base": "BERT-base, 1 x 128 tokens", "vit-base": "ViT-base, 1 image", "resnet-50": "ResNet-50, 1 image"}
+WHET = "whet"
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+EXTERNAL = ("torch.compile", "openvino int8", "onnxruntime int8")  # what the winner must not be slower than
+_BURST_S = 0.4
+
+
+def main() -> None:
+    arguments = _arguments()
+    if arguments.worker:
+        _serve(arguments.worker, arguments.target)
+        return
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="whet-peers-") as scratch:
+        directories = make_hf_directories(Path(scratch) / "models")
+        for name in arguments.models.split(","):
+            rows.append(_one_model(name, directories[name], Path(scratch), arguments))
+            _show(rows)
+    machine = describe()
+    report = {
+        "command": f"python benchmarks/tune_peers.py --budget {arguments.budget} --sets {arguments.sets}",
+        "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
+        "versions": versions(),
+        "extras": arguments.extras,
+        "models": rows,
+    }
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    (RESULTS / f"peers{'' if arguments.extras else '-torch-only'}.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budget", type=float, default=240.0, help="seconds for whet tune, each model")
+    parser.add_argument("--sets", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--no-extras", dest="extras", action="store_false", help="tune without openvino and onnxruntime")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--target", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _one_model(name: str, directory: Path, scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    target = f"hf:{directory}"
+    out = scratch / f"tuned-{name}"
+    exclude = () if arguments.extras else ("openvino", "onnxruntime")
+    result = tune(target, budget_s=arguments.budget, out=out, exclude=exclude)
+    contenders = [p for p in PEERS if arguments.extras or not p.startswith(("openvino", "onnx"))] + [WHET]
+    bursts: dict[str, list[float]] = {c: [] for c in contenders}
+    for number in range(arguments.sets):
+        for contender, times in _one_set(contenders, target, out, arguments.rounds, number).items():
+            bursts[contender] += times
+    present = [c for c in contenders if bursts[c]]
+    best_peer = min((c for c in present if c in EXTERNAL), key=lambda c: statistics.median(bursts[c]))
+    return {
+        "name": name,
+        "what": MODELS[name],
+        "recipe": str(result.recipe),
+        "verdict": result.verdict,
+        "tuning_s": round(result.seconds, 1),
+        "agreement": None if result.best.agreement is None else result.best.agreement.model_dump(),
+        "size_bytes": [result.baseline.size_bytes, result.best.size_bytes],
+        "latency_ms": {c: statistics.median(bursts[c]) for c in present},
+        "best_peer": best_peer,
+        "over_best_peer": _ratio(bursts[best_peer], bursts[WHET]),
+        "over_eager": _ratio(bursts["eager"], bursts[WHET]),
+        "failed": [c for c in contenders if not bursts[c]],
+    }
+
+
+def _ratio(theirs: list[float], ours: list[float]) -> dict[str, Any]:
+    comparison = compare(theirs, ours)
+    return {"ratio": comparison.ratio, "ci95": list(comparison.ci95), "num_rounds": comparison.num_pairs}
+
+
+def _one_set(contenders: list[str], target: str, out: Path, rounds: int, seed: int) -> dict[str, list[float]]:
+    """Start a process for each contender, one after the other, then ask them in turn."""
+    order = random.Random(seed)
+    workers = {}
+    for contender in order.sample(contenders, len(contenders)):
+        address = str(out / "model") if contender == WHET else target
+        worker = subprocess.Popen(
+            [sys.executable, __file__, "--worker", contender, "--target", address + "|" + target],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if _answer(worker) == "ready":
+            workers[contender] = worker
+    times: dict[str, list[float]] = {c: [] for c in workers}
+    for _ in range(rounds):
+        for contender in order.sample(list(workers), len(workers)):
+            worker = workers[contender]
+            assert worker.stdin is not None
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+            times[contender].append(float(_answer(worker)))
+    for worker in workers.values():
+        worker.communicate("stop\n")
+    return times
+
+
+def _answer(worker: subprocess.Popen[str]) -> str:
+    assert worker.stdout is not None
+    for line in worker.stdout:
+        if line.startswith("answer "):
+            return line.removeprefix("answer ").strip()
+    return "gone"
+
+
+def _serve(contender: str, addresses: str) -> None:
+    """A worker: build the contender, then time a burst whenever asked."""
+    address, target = addresses.split("|")
+    call = _contender_call(contender, address, target)
+    call()
+    time.sleep(0.2)
+    print("answer ready", flush=True)
+    for line in sys.stdin:
+        if line.strip() != "go":
+            return
+        measurement = measure_calls([call], budget_s=_BURST_S)
+        print(f"answer {measurement.latency_ms:.6f}", flush=True)
+
+
+def _contender_call(contender: str, address: str, target: str) -> Any:
+    from whet.signature import split
+    from whet.workloads import resolve
+
+    workload = resolve(target)
+    args, kwargs = split(workload.inputs[0])
+    if contender != WHET:
+        return PEERS[contender](workload.model, dict(kwargs))
+    import whet
+
+    artefact = whet.load(address)
+    return lambda: artefact(*args, **kwargs)
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    names = list(rows[0]["latency_ms"])
+    table = Table(title="median latency, ms")
+    table.add_column("model")
+    for name in names:
+        table.add_column(name, justify="right")
+    table.add_column("over best peer", justify="right")
+    table.add_column("over eager", justify="right")
+    for row in rows:
+        cells = [f"{row['latency_ms'].get(n, float('nan')):.2f}" for n in names]
+        table.add_row(row["name"], *cells, _interval(row["over_best_peer"]), _interval(row["over_eager"]))
+    Console().print(table)
+
+
+def _interval(ratio: dict[str, Any]) -> str:
+    low, high = ratio["ci95"]
+    return f"{ratio['ratio']:.2f} ({low:.2f}-{high:.2f})"
+
+
+if __name__ == "__main__":
+    main()

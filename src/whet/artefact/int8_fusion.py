@@ -1,0 +1,51 @@
+"""Teach torch's compiler to run quantised graphs on int8 kernels.
+
+A quantised graph says "dequantise, multiply, quantise" in plain operators. torchao brings the patterns by which the
+compiler turns that into one int8 product; without them it multiplies in floating point and nothing is gained. They are
+needed wherever such a graph is compiled: when a package is made, and when one compiled at load is read.
+"""
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_LOGGERS = ("torchao", "torch.utils._pytree")
+
+
+def is_quantised(program: torch.export.ExportedProgram) -> bool:
+    """Whether a graph quantises or dequantises anywhere."""
+    return any(
+        isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "quantized_decomposed"
+        for graph_module in program.graph_module.modules()
+        if isinstance(graph_module, torch.fx.GraphModule)
+        for node in graph_module.graph.nodes
+    )
+
+
+def register() -> None:
+    """Make the patterns known to the compiler of this process. Takes seconds the first time: it imports torchao."""
+    with quiet_import():
+        import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer  # noqa: F401, PLC0415
+
+
+@contextmanager
+def quiet_import() -> Iterator[None]:
+    """Keep from the user what importing torchao says about itself.
+
+    It warns of its own GPU libraries where they don't fit, of a deprecated call it makes, and, by way of the compiler,
+    of torch.jit inside torch. Errors pass.
+    """
+    levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=DeprecationWarning, message=".*torch.jit.*")
+            warnings.filterwarnings("ignore", category=SyntaxWarning)
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

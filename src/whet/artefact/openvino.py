@@ -1,0 +1,182 @@
+"""An OpenVINO model on the CPU: openvino_model.xml, openvino_model.bin, and how they are to be compiled.
+
+The one place that imports OpenVINO. Tensors pass without a copy in both directions: inputs are read where torch keeps
+them, and outputs of known size are written straight into fresh torch tensors.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from whet.artefact.runtime import Manifest, Runtime
+from whet.errors import ArtefactError, MissingExtra
+
+FILE = "openvino_model.xml"  # the weights lie beside it, in openvino_model.bin
+
+_LOG = logging.getLogger("whet")
+_UNSET = object()
+
+# OpenVINO type name -> torch dtype
+_DTYPES = {
+    "boolean": torch.bool,
+    "u8": torch.uint8,
+    "i8": torch.int8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+}
+
+
+class Settings(BaseModel):
+    """How the model is compiled. precision: what floating-point layers compute in; int8 layers say so in the graph."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    precision: Literal["f32", "bf16"] = "f32"
+
+
+class OpenVINORuntime(Runtime):
+    """A compiled OpenVINO model. Not for several threads at once: it owns a single inference request."""
+
+    NAME = "openvino"
+
+    def __init__(self, model: Any, settings: Settings) -> None:
+        self._model = model
+        self._settings = settings
+        self._compiled: _Compiled | None = None
+
+    def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if self._compiled is None:
+            self._compiled = _Compiled(self._model, self._settings)
+        return self._compiled(tensors)
+
+    def write(self, directory: Path) -> None:
+        import_openvino().save_model(self._model, directory / FILE, compress_to_fp16=False)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return self._settings.model_dump()
+
+    @classmethod
+    def read(cls, directory: Path, manifest: Manifest) -> Self:
+        """Read and compile, on as many threads as torch has now."""
+        openvino = import_openvino()
+        path = directory / FILE
+        try:
+            settings = Settings.model_validate(manifest.settings)
+            runtime = cls(openvino.Core().read_model(path), settings)
+            runtime._compiled = _Compiled(runtime._model, settings)
+        except (RuntimeError, ValidationError) as error:
+            raise ArtefactError(f"{path} is damaged: {_reason(error)}; write it again with `whet apply`") from error
+        return runtime
+
+
+class _Compiled:
+    """The compiled model and its inference request."""
+
+    def __init__(self, model: Any, settings: Settings) -> None:
+        compiled = import_openvino().Core().compile_model(model, "CPU", properties(settings))
+        _report_downgrade(compiled, settings)
+        self._request = compiled.create_infer_request()
+        # Fixed shapes only: outputs whose size depends on the inputs are read after the call.
+        self._outputs = [
+            (
+                tuple(out.partial_shape.to_shape()) if out.partial_shape.is_static else None,
+                _DTYPES[out.element_type.get_type_name()],
+            )
+            for out in compiled.outputs
+        ]
+
+    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        request = self._request
+        taken = [tensor.detach().contiguous() for tensor in tensors]  # must live until the call is over
+        for i, tensor in enumerate(taken):
+            request.set_input_tensor(i, share(tensor))
+        results = []
+        for i, (shape, dtype) in enumerate(self._outputs):
+            result = torch.empty(shape or (), dtype=dtype)
+            results.append(result)
+            if shape is not None:
+                request.set_output_tensor(i, share(result))
+        request.infer(share_inputs=True, share_outputs=True)
+        for i, (shape, dtype) in enumerate(self._outputs):
+            if shape is None:
+                results[i] = _copy(request.get_output_tensor(i), dtype)
+        return tuple(results)
+
+
+def properties(settings: Settings) -> dict[str, Any]:
+    """What the CPU plugin is told: one request at a time, at the lowest latency, on torch's number of threads."""
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": settings.precision,
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+    }
+
+
+def import_openvino() -> ModuleType:
+    """OpenVINO, without its telemetry. Raises MissingExtra."""
+    try:
+        with no_telemetry():
+            import openvino
+    except ImportError as error:
+        raise MissingExtra("openvino", "openvino", "an OpenVINO model") from error
+    return openvino  # type: ignore[no-any-return]
+
+
+def share(tensor: Tensor) -> Any:
+    """The same memory, as OpenVINO's tensor. The torch tensor must be contiguous, and live as long."""
+    openvino = import_openvino()
+    if tensor.dtype is torch.bfloat16:  # numpy has no such type
+        return openvino.Tensor(tensor.view(torch.int16).numpy(), openvino.Shape(list(tensor.shape)), openvino.Type.bf16)
+    return openvino.Tensor(tensor.numpy(), shared_memory=True)
+
+
+@contextmanager
+def no_telemetry() -> Iterator[None]:
+    """Import OpenVINO and NNCF inside this, and they neither phone home nor write a client's id into $HOME/intel.
+
+    Both take the absence of the package openvino_telemetry for a no; without a consent file its presence is a yes.
+    What another part of the program imported before stays as it is.
+    """
+    before = sys.modules.get("openvino_telemetry", _UNSET)
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if before is _UNSET:
+            sys.modules.pop("openvino_telemetry", None)
+        else:
+            sys.modules["openvino_telemetry"] = before  # type: ignore[assignment]
+
+
+def _copy(result: Any, dtype: torch.dtype) -> Tensor:
+    """A torch tensor of its own with an OpenVINO tensor's values."""
+    if dtype is torch.bfloat16:
+        return torch.from_numpy(result.data.view("int16")).view(dtype).clone()
+    return torch.from_numpy(result.data).clone()
+
+
+def _report_downgrade(compiled: Any, settings: Settings) -> None:
+    used = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+    if used != settings.precision:
+        _LOG.warning("OpenVINO computes in %s here, not in %s: the chip lacks it", used, settings.precision)
+
+
+def _reason(error: Exception) -> str:
+    """The last line of an OpenVINO message: the ones before say where in its sources it was raised."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1].replace(os.linesep, " ") if lines else type(error).__name__

@@ -1,0 +1,71 @@
+"""whet limits: what this machine can do at the very best."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from whet.machine import Limits, Machine, describe, load_limits
+
+_NAMES = {"tfloat32": "tf32", "float8_e4m3fn": "float8"}
+
+
+def limits(
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="measure again; the best figures count")] = False,
+) -> None:
+    """Show what this machine can do at the very best: measured once, then read from the cache."""
+    console = Console(stderr=as_json)
+    machine = describe()
+    devices = ("cuda", "cpu") if machine.has_cuda else ("cpu",)
+    with console.status("measuring the machine's limits, about ten seconds"):
+        measured = [load_limits(machine, refresh=refresh, device=device) for device in devices]
+    if as_json:
+        facts = {
+            "fingerprint": machine.fingerprint,
+            "machine": asdict(machine),
+            "limits": [asdict(m) for m in measured],
+        }
+        print(json.dumps(facts))
+        return
+    console.print(_facts(machine))
+    for found in measured:
+        console.print(_rates(found))
+        for note in found.notes:
+            console.print(f"note: {note}", markup=False, highlight=False)
+
+
+def _facts(machine: Machine) -> Table:
+    table = Table(title=f"machine {machine.fingerprint}", title_justify="left", show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("chip", machine.chip)
+    table.add_row("instructions", ", ".join(machine.isa) or "not known")
+    table.add_row("cores", f"{machine.cores}, of which torch uses {machine.torch_threads}")
+    table.add_row("memory", f"{machine.memory_bytes / 2**30:.0f} GiB")
+    if machine.has_cuda:
+        table.add_row("gpu", f"{machine.gpu}, driver {machine.gpu_driver}")
+    table.add_row("torch", machine.torch)
+    return table
+
+
+def _rates(limits: Limits) -> Table:
+    table = Table(title=f"measured limits, {limits.device}", title_justify="left")
+    table.add_column("limit")
+    table.add_column("reached", justify="right")
+    table.add_column("of float32", justify="right")
+    for dtype, rate in limits.gemm.items():
+        ratio = rate / limits.gemm["float32"] if "float32" in limits.gemm else float("nan")
+        table.add_row(f"matrix product, {_NAMES.get(dtype, dtype)}", f"{rate / 1e9:,.0f} GFLOP/s", f"{ratio:.2f}x")
+    table.add_row("read from memory", f"{limits.read_bandwidth / 1e9:,.0f} GB/s", "")
+    for size, rate in limits.cached_bandwidth[::3]:
+        table.add_row(f"read {_size(size)} again and again", f"{rate / 1e9:,.0f} GB/s", "")
+    table.add_row("call the smallest operator", f"{limits.operator_s * 1e6:.1f} µs", "")
+    return table
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.0f} MiB" if num_bytes >= 2**20 else f"{num_bytes / 2**10:.0f} KiB"

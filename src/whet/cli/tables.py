@@ -1,0 +1,132 @@
+"""What `whet tune` shows on a terminal: the finals and the verdict, one line a trial, what was refused."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from whet.recipe import FILE as RECIPE
+from whet.recipe import Step
+from whet.tuner import figures
+from whet.tuner.result import MODEL, Point, RefusedTechnique, Result, TrialRecord
+
+_VERDICTS = {
+    "pass": ("PASS", "green"),
+    "fail": ("FAIL", "red"),
+    "inconclusive": ("INCONCLUSIVE", "yellow"),
+    "screened": ("screening", "dim"),
+}
+_HEADLINES = {"gain": ("GAIN", "bold green"), "no-gain": ("NO GAIN", "bold"), "failed": ("FAILED", "bold red")}
+_STATUSES = {"done": "green", "rejected": "yellow", "failed": "red", "refused": "dim", "running": "dim"}
+
+
+def show_result(console: Console, result: Result) -> None:
+    """The original, torch.compile alone and the finalists; the verdict; where everything lies. Fits 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+    table.add_column("variant", ratio=1, min_width=15, overflow="fold")
+    table.add_column("latency", justify="right")
+    table.add_column(Text("speedup\n95%"), justify="right")
+    table.add_column("faster?")
+    quality = figures.one_line(result.quality_name) if figures.has_metric(result) else "cosine"
+    table.add_column(Text(quality), justify="right", max_width=9, overflow="fold")
+    table.add_column("size", justify="right")
+    table.add_column("memory", justify="right")
+    for point in figures.final_points(result):
+        table.add_row(*_cells(result, point), style="bold" if point.label == result.best.label else "")
+    console.print()
+    console.print(table)
+    word, style = _HEADLINES[result.verdict]
+    sentence = figures.one_line(result.sentence)
+    repeats = sentence.lower().startswith(word.lower())
+    console.print()
+    console.print(Text(sentence, style) if repeats else Text.assemble((word, style), "  ", sentence))
+    console.print()
+    _show_places(console, result)
+
+
+def show_trial(console: Console, record: TrialRecord) -> None:
+    """One line for a trial that ended. Its figures are screening figures."""
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(f"{record.status:<8}", _STATUSES[record.status])
+    line.append(f"{figures.ratio(record.speedup):>8}")
+    line.append(f"{figures.duration(record.latency_ms):>9}")
+    line.append(f"{'drop ' + figures.percent(record.drop) if record.drop is not None else figures.DASH:>12}", "dim")
+    line.append("  ")
+    names, options = _names(record.steps), _options(record.steps)
+    line.append(names)
+    reason = figures.one_line(record.reason).removeprefix(f"{names}: ")
+    if reason:
+        line.append(f": {reason}", "dim")
+    elif options:
+        line.append(f" {options}", "dim")
+    console.print(line, no_wrap=True, overflow="ellipsis")
+
+
+def show_refused(console: Console, refused: Sequence[RefusedTechnique]) -> None:
+    """The techniques that do not apply here, each with its reason."""
+    if not refused:
+        return
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(min_width=12, max_width=24, overflow="fold", style="dim")
+    table.add_column(ratio=1, overflow="fold")
+    for entry in refused:
+        table.add_row(Text(figures.one_line(entry.technique)), Text(figures.one_line(entry.reason)))
+    console.print(Text("refused here", "bold"))
+    console.print(table)
+
+
+def _cells(result: Result, point: Point) -> list[Text]:
+    baseline = result.baseline
+    name = Text(_names(point.steps))
+    if point.steps and figures.is_compile_only(result, point):
+        name = Text("torch.compile alone")
+    if point.label == result.best.label:
+        name.append("  kept" if not point.steps else "  winner", "green")
+    speedup = Text(figures.ratio(point.speedup) if point.steps else figures.DASH)
+    if point.steps and figures.interval(point.speedup_ci95) != figures.DASH:
+        speedup.append(f"\n{figures.interval(point.speedup_ci95)}", "dim")
+    word, style = _VERDICTS.get(point.verdict, (figures.DASH, ""))
+    cosine = point.agreement.cosine if point.agreement else None
+    return [
+        name,
+        Text(figures.duration(point.latency_ms, like=baseline.latency_ms)),
+        speedup,
+        Text(word, style),
+        Text(figures.score(point.quality) if figures.has_metric(result) else figures.cosine(cosine)),
+        Text(figures.num_bytes(point.size_bytes or None, like=baseline.size_bytes or None)),
+        Text(figures.num_bytes(point.peak_bytes or None, like=baseline.peak_bytes or None)),
+    ]
+
+
+def _show_places(console: Console, result: Result) -> None:
+    if not result.out:
+        return
+    for name, file in (("report", "report.html"), ("recipe", RECIPE), ("model", MODEL)):
+        path = figures.one_line(str(_shortened(result.directory / file)))
+        console.print(Text.assemble((f"{name:<8}", "dim"), path), overflow="fold")
+
+
+def _shortened(path: Path) -> Path:
+    """As seen from the working directory, where it lies below."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_absolute() and path.is_relative_to(here) else path
+
+
+def _names(steps: Sequence[Step]) -> str:
+    return figures.one_line(" + ".join(step.technique for step in steps)) or "original"
+
+
+def _options(steps: Sequence[Step]) -> str:
+    """All options in one bracket, briefly, as they tell apart trials of the same techniques: (jit, no freezing)."""
+    words = [_brief(key, value) for step in steps for key, value in step.options.items()]
+    return figures.one_line(f"({', '.join(words)})") if words else ""
+
+
+def _brief(key: str, value: bool | int | float | str) -> str:
+    name = key.replace("_", " ")
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return value if isinstance(value, str) else f"{name} {value}"

@@ -1,0 +1,111 @@
+"""int8 for OpenVINO models: NNCF's quantiser, and which layers it hurts most."""
+
+import contextlib
+import io
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from whet.artefact.openvino import no_telemetry, share
+from whet.errors import MissingExtra, TargetError, reason
+from whet.machine import describe
+from whet.techniques.openvino_sensitivity import rank
+
+PRESETS = ("mixed", "performance")
+RANGES = ("mean", "extreme", "quantile", "histogram")
+
+_RANGE_NAMES = {"mean": "MEAN_MINMAX", "extreme": "MINMAX", "quantile": "MEAN_QUANTILE", "histogram": "HISTOGRAM"}
+# With these, 8-bit products are summed in 32 bits; without, in 16 bits that overflow at full range.
+_WIDE_SUMS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "neon"})
+_NUM_RANKING_BATCHES = 2
+
+
+def quantize(
+    model: Any,
+    batches: Sequence[tuple[Tensor, ...]],
+    *,
+    is_transformer: bool,
+    preset: str,
+    ranges: str,
+    smooth_quant: bool,
+    keep: int,
+) -> tuple[Any, list[str]]:
+    """A copy of an OpenVINO model in int8, calibrated on `batches`, and notes on what was left out.
+
+    See techniques.openvino.Options. Raises TargetError where NNCF cannot quantise the model.
+    """
+    nncf = import_nncf()
+    contiguous = [[tensor.detach().contiguous() for tensor in batch] for batch in batches]
+    shared = [[share(tensor) for tensor in batch] for batch in contiguous]
+    arguments = {
+        "model_type": nncf.ModelType.TRANSFORMER if is_transformer else None,
+        "preset": nncf.QuantizationPreset(preset),
+        "target_device": nncf.TargetDevice.CPU,
+        "subset_size": len(shared),
+    }
+    ignored, notes = [], []
+    try:
+        with _quiet(nncf):
+            if keep:
+                draft = nncf.quantize(
+                    model.clone(),
+                    nncf.Dataset(shared),
+                    **arguments,
+                    advanced_parameters=_advanced(nncf, ranges, smooth_quant=False, corrects_bias=False),
+                )
+                ignored = rank(model, draft, shared[:_NUM_RANKING_BATCHES])[:keep]
+                notes = [f"openvino: {len(ignored)} layers kept out of int8: {', '.join(ignored)}"]
+            quantized = nncf.quantize(
+                model.clone(),
+                nncf.Dataset(shared),
+                **arguments,
+                ignored_scope=nncf.IgnoredScope(names=ignored),
+                advanced_parameters=_advanced(nncf, ranges, smooth_quant=smooth_quant, corrects_bias=True),
+            )
+    except Exception as error:  # NNCF and OpenVINO raise whatever they stumble over
+        raise TargetError(f"NNCF cannot quantise the model: {reason(error)}") from error
+    return quantized, notes
+
+
+def import_nncf() -> Any:
+    """NNCF, without its telemetry, and without its claim on every logger of the program. Raises MissingExtra."""
+    logger_class = logging.getLoggerClass()
+    try:
+        with no_telemetry():
+            import nncf
+            import nncf.quantization.advanced_parameters
+            import nncf.quantization.range_estimator
+    except ImportError as error:
+        raise MissingExtra("nncf", "openvino", "int8 in OpenVINO") from error
+    finally:
+        logging.setLoggerClass(logger_class)
+    return nncf
+
+
+def _advanced(nncf: Any, ranges: str, *, smooth_quant: bool, corrects_bias: bool) -> Any:
+    parameters = nncf.quantization.advanced_parameters
+    estimators = nncf.quantization.range_estimator.RangeEstimatorParametersSet
+    has_wide_sums = not _WIDE_SUMS.isdisjoint(describe().isa)
+    return parameters.AdvancedQuantizationParameters(
+        overflow_fix=nncf.OverflowFix.DISABLE if has_wide_sums else nncf.OverflowFix.ENABLE,
+        disable_bias_correction=not corrects_bias,
+        activations_range_estimator_params=getattr(estimators, _RANGE_NAMES[ranges]),
+        smooth_quant_alphas=parameters.AdvancedSmoothQuantParameters(
+            matmul=parameters.AdvancedSmoothQuantParameters().matmul if smooth_quant else -1
+        ),
+    )
+
+
+@contextlib.contextmanager
+def _quiet(nncf: Any) -> Iterator[None]:
+    """Keep NNCF's progress bars and reports off stdout, where whet's answers go. Errors are raised, not logged."""
+    logger = logging.getLogger("nncf")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,111 @@
+"""Which layers of an OpenVINO model int8 hurts most.
+
+One graph answers for all of them. Each layer y = f(x) becomes y + gate * (q(x) - y), where q is the layer as the
+quantiser made it and the gates are an input: the graph is compiled once, and run once for each layer with that layer's
+gate open alone. What the outputs then lose is that layer's share.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from whet.artefact.openvino import import_openvino
+
+Arrays = Sequence[Any]
+
+_LAYERS = frozenset({"MatMul", "Convolution", "GroupConvolution"})
+_DECOMPRESSION = frozenset({"Convert", "Subtract", "Multiply", "Reshape"})
+_DEPTH = 6  # how far above a layer its quantiser may stand: quantisers move up through reshapes and transposes
+
+
+def rank(model: Any, quantized: Any, batches: Sequence[Arrays]) -> list[str]:
+    """Names of the quantised layers with weights, the one whose rounding changes the outputs most first."""
+    openvino = import_openvino()
+    gated, names = _gate(model.clone(), quantized)
+    compiled = openvino.Core().compile_model(gated, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    request = compiled.create_infer_request()
+    harm = np.zeros(len(names))
+    for arrays in batches:
+
+        def outputs(gates: Any, arrays: Arrays = arrays) -> list[Any]:
+            return [np.array(y, dtype=np.float64) for y in request.infer([*arrays, gates]).values()]
+
+        exact = outputs(np.zeros(len(names), np.float32))
+        for i, gates in enumerate(np.eye(len(names), dtype=np.float32)):
+            harm[i] += max(_relative_error(y, wanted) for y, wanted in zip(outputs(gates), exact, strict=True))
+    return [names[i] for i in np.argsort(-harm, kind="stable")]
+
+
+def _relative_error(found: Any, wanted: Any) -> float:
+    size = float(np.linalg.norm(wanted))
+    return float(np.linalg.norm(found - wanted)) / (size or 1.0)
+
+
+def _gate(model: Any, quantized: Any) -> tuple[Any, list[str]]:
+    """Put a gate on every layer that the quantiser touched. Returns the model, with the gates as last input."""
+    from openvino import opset13 as ops
+
+    twins = {op.get_friendly_name(): op for op in quantized.get_ops()}
+    found = []
+    for op in model.get_ordered_ops():
+        twin = twins.get(op.get_friendly_name())
+        if op.get_type_name() in _LAYERS and twin is not None and _is_compressed(twin.input_value(1)):
+            rounding = _quantizer_above(twin.input_value(0))
+            if rounding is not None:
+                found.append((op, twin, rounding))
+    gates = ops.parameter([len(found)], np.float32, name="gates")
+    zero = ops.constant(np.int64(0))
+    for i, (op, twin, rounding) in enumerate(found):
+        gate = ops.gather(gates, ops.constant(np.int64(i)), zero)
+        _open(op, _quantized_twin(op, twin, rounding), gate)
+    model.add_parameters([gates])
+    model.validate_nodes_and_infer_types()
+    return model, [op.get_friendly_name() for op, _, _ in found]
+
+
+def _open(op: Any, quantized: Any, gate: Any) -> None:
+    """Replace op's output, for everything that reads it, by op + gate * (quantized - op)."""
+    from openvino import opset13 as ops
+
+    readers = list(op.output(0).get_target_inputs())
+    mixed = ops.add(op.output(0), ops.multiply(gate, ops.subtract(quantized, op.output(0))))
+    for reader in readers:
+        reader.replace_source_output(mixed.output(0))
+
+
+def _quantized_twin(op: Any, twin: Any, rounding: Any) -> Any:
+    """The layer on the rounded input, with the rounded weights."""
+    from openvino import opset13 as ops
+    from openvino.utils.node_factory import NodeFactory
+
+    limits = [ops.constant(_as_scalar(rounding.input_value(i))) for i in range(1, 5)]
+    rounded = ops.fake_quantize(op.input_value(0), *limits, rounding.get_attributes()["levels"])
+    inputs = [rounded.output(0), twin.input_value(1)]
+    return NodeFactory("opset13").create(op.get_type_name(), inputs, op.get_attributes())
+
+
+def _quantizer_above(value: Any) -> Any:
+    """The FakeQuantize that rounds a layer's input, or None where the input is not rounded."""
+    for _ in range(_DEPTH):
+        node = value.get_node()
+        if node.get_type_name() == "FakeQuantize":
+            return node
+        if not node.get_input_size():
+            return None
+        value = node.input_value(0)
+    return None
+
+
+def _as_scalar(value: Any) -> Any:
+    """A quantiser's limit as a number, whatever rank it was given; per-channel limits keep their shape."""
+    data = value.get_node().data
+    return data.reshape(()) if data.size == 1 else data
+
+
+def _is_compressed(value: Any) -> bool:
+    """Whether a weight is stored in 8 bits, as the quantiser leaves it: Constant -> Convert -> Subtract -> Multiply."""
+    node = value.get_node()
+    while node.get_type_name() in _DECOMPRESSION:
+        node = node.input_value(0).get_node()
+    return node.get_type_name() == "Constant" and node.get_output_element_type(0).get_type_name() in ("i8", "u8")

@@ -1,0 +1,157 @@
+"""Figures as people read them, on the terminal and in the report: three significant digits with their unit.
+
+What was not measured is a dash, never a zero.
+"""
+
+import math
+from collections.abc import Sequence
+
+from whet.measure import Comparison, compare
+from whet.tuner.result import Agreement, Point, Result
+
+DASH = "—"
+
+_TIMES = (("s", 1e3), ("ms", 1.0), ("µs", 1e-3))  # unit -> milliseconds
+_SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+_OPERATIONS = (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3))
+
+
+def digits(value: float | None) -> str:
+    """Three significant digits, never in powers of ten: 0.0123, 1.23, 12.3, 1,230."""
+    if value is None or math.isnan(value):
+        return DASH
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    rounded = float(f"{value:.3g}")
+    exponent = math.floor(math.log10(abs(rounded))) if rounded else 2
+    return f"{rounded:,.{max(0, 2 - exponent)}f}".replace("-", "−")
+
+
+def duration(milliseconds: float | None, like: float | None = None) -> str:
+    """A time in s, ms or µs; in the unit that fits `like`, so that a column keeps one unit."""
+    return _in_unit(milliseconds, like, _TIMES)
+
+
+def num_bytes(count: int | None, like: int | None = None) -> str:
+    """A size in GB, MB or kB (powers of 1000); in the unit that fits `like`, where given."""
+    return _in_unit(count, like, _SIZES)
+
+
+def operations(count: float | None) -> str:
+    """Floating-point operations in TFLOP, GFLOP, MFLOP or kFLOP."""
+    return _in_unit(count, None, _OPERATIONS)
+
+
+def from_to(before: str, after: str) -> str:
+    """ "164 ms", "18.4 ms" -> "164 → 18.4 ms"."""
+    value, _, unit = before.partition(" ")
+    return f"{value} → {after}" if unit and after.endswith(f" {unit}") else f"{before} → {after}"
+
+
+def ratio(value: float | None) -> str:
+    """How many times: 3.42×."""
+    return DASH if value is None or math.isnan(value) else f"{_hundredths(value)}×"
+
+
+def interval(ci95: Sequence[float] | None) -> str:
+    """The 95% interval of a ratio: 3.31–3.54; a dash where there is none, as from a single pair."""
+    if ci95 is None or not all(math.isfinite(end) for end in ci95):
+        return DASH
+    return "–".join(map(_hundredths, ci95))
+
+
+def percent(fraction: float | None) -> str:
+    """A share: 42%, 4.2%, 0.42%."""
+    if fraction is None or math.isnan(fraction):
+        return DASH
+    if math.isinf(fraction):
+        return "∞" if fraction > 0 else "−∞"
+    value = abs(fraction) * 100
+    sign = "−" if fraction < 0 else ""
+    if value and value < 0.005:
+        return ">−0.01%" if sign else "<0.01%"
+    decimals = 2 if value < 1 else 1 if value < 10 else 0
+    return f"{sign}{value:.{decimals}f}%" if value else "0%"
+
+
+def score(value: float | None) -> str:
+    """A quality as its metric gives it, to four digits."""
+    if value is None:
+        return DASH
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:,.2f}"
+
+
+def cosine(value: float | None) -> str:
+    """Four decimals, but never rounded up to perfect."""
+    if value is None or math.isnan(value):
+        return DASH
+    return ">0.9999" if 0.99995 <= value < 1 - 1e-12 else f"{value:.4f}"
+
+
+def agreement(found: Agreement | None) -> str:
+    """In words: "cosine 0.9993, error 3.7%, top-1 99%"."""
+    if found is None:
+        return DASH
+    parts = [f"cosine {cosine(found.cosine)}", f"error {percent(found.relative_error)}"]
+    if found.top1 is not None:
+        parts.append(f"top-1 {percent(found.top1)}")
+    return ", ".join(parts)
+
+
+def p_value(value: float | None) -> str:
+    if value is None or math.isnan(value):
+        return DASH
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def one_line(text: str) -> str:
+    """A message from outside on one line, without what would steer a terminal."""
+    return "".join(c for c in " ".join(text.split()) if c.isprintable())
+
+
+def has_metric(result: Result) -> bool:
+    """Whether the workload has a quality metric; without one, agreement with the original's outputs stands for it."""
+    return result.baseline.quality is not None
+
+
+def measured(value: int | float | None) -> float | None:
+    """None for the zero of a size or memory that nobody measured."""
+    return value or None
+
+
+def over_compile_only(result: Result) -> Comparison | None:
+    """The winner against torch.compile alone, by the finals' pairs; None where the two were not measured together."""
+    other = result.compile_only
+    if other is None:
+        return None
+    mine, theirs = result.best.process_latencies_ms, other.process_latencies_ms
+    if not mine or len(mine) != len(theirs) or min(*mine, *theirs) <= 0:
+        return None
+    return compare(theirs, mine, noise=result.baseline.noise)
+
+
+def final_points(result: Result) -> list[Point]:
+    """The original, then everything that was measured beside it, fastest first; last what was only screened."""
+    points = {point.label: point for point in result.finalists if point.steps}
+    if result.compile_only is not None:
+        points.setdefault(result.compile_only.label, result.compile_only)
+    if result.best.steps:
+        points.setdefault(result.best.label, result.best)
+    return [result.baseline, *sorted(points.values(), key=lambda p: (p.verdict == "screened", -p.speedup))]
+
+
+def is_compile_only(result: Result, point: Point) -> bool:
+    return result.compile_only is not None and point.label == result.compile_only.label
+
+
+def _hundredths(value: float) -> str:
+    """At least two decimals below 10, as 0.98 and 1.02 are told apart by them."""
+    return f"{value:.2f}" if 0.1 <= value < 9.995 else digits(value)
+
+
+def _in_unit(value: float | None, like: float | None, units: Sequence[tuple[str, float]]) -> str:
+    if value is None or not math.isfinite(value):
+        return DASH
+    reference = abs(like or value)
+    unit, scale = next(((u, s) for u, s in units if reference >= s), units[-1])
+    return f"{digits(value / scale)} {unit}"

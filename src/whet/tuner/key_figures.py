@@ -1,0 +1,137 @@
+"""The report's head: what was gained, in six figures, each with what it takes to judge it."""
+
+from dataclasses import dataclass
+
+from whet.tuner import figures
+from whet.tuner.figures import DASH
+from whet.tuner.result import Point, Result, TrialRecord
+
+_SPEED = "Speedup over the original"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One key figure. main: of the objective. tone: good, warn or nothing."""
+
+    title: str
+    value: str
+    detail: str
+    main: bool = False
+    tone: str = ""
+
+
+def key_figures(result: Result) -> list[Tile]:
+    """Speed, latency, quality, size, memory, and the gain over torch.compile alone; the objective's own first."""
+    tiles = [
+        _speed_tile(result),
+        _latency_tile(result),
+        _quality_tile(result),
+        *_byte_tiles(result),
+        _compile_tile(result),
+    ]
+    return sorted(tiles, key=lambda tile: not tile.main)
+
+
+def _speed_tile(result: Result) -> Tile:
+    best = result.best
+    main = result.objective == "latency"
+    if best.steps:
+        detail = f"95% interval {figures.interval(best.speedup_ci95)}"
+        if best.p_value is not None:
+            detail += f", p = {figures.p_value(best.p_value)}".replace("= <", "< ")
+        if best.verdict != "pass":
+            detail += f"; {_said(best)}"
+        return Tile(_SPEED, figures.ratio(best.speedup), detail, main, "good" if best.verdict == "pass" else "")
+    others = figures.final_points(result)[1:]
+    if not others:
+        return Tile(_SPEED, DASH, "nothing came to the finals", main)
+    nearest = others[0]
+    if nearest.verdict == "pass":  # faster, but not better in what was asked for
+        return Tile(_SPEED, DASH, "the original stays", main)
+    tone = "warn" if nearest.verdict == "inconclusive" else ""
+    between = figures.interval(nearest.speedup_ci95)
+    detail = f"nearest: {figures.ratio(nearest.speedup)}, 95% interval {between}, {_said(nearest)}"
+    return Tile(_SPEED, "none proved", detail, main, tone)
+
+
+def _latency_tile(result: Result) -> Tile:
+    best, baseline = result.best, result.baseline
+    before = figures.duration(baseline.latency_ms)
+    rates = figures.digits(baseline.throughput_per_s or None)
+    main = result.objective == "throughput"
+    if not best.steps:
+        return Tile("Latency", before, f"{rates} samples/s; the original stays", main)
+    after = figures.duration(best.latency_ms, like=baseline.latency_ms)
+    rates += f" → {figures.digits(best.throughput_per_s or None)} samples/s"
+    return Tile("Latency of one batch", figures.from_to(before, after), rates, main)
+
+
+def _quality_tile(result: Result) -> Tile:
+    best, baseline = result.best, result.baseline
+    if not figures.has_metric(result):
+        title = "Agreement with the original"
+        if best.agreement is None:
+            return Tile(title, DASH, "no quality metric was given")
+        words = figures.agreement(best.agreement).partition(", ")
+        return Tile(title, words[0], f"{words[2]}; no quality metric was given")
+    title = f"Quality: {result.quality_name}"
+    direction = "higher" if result.higher_is_better else "lower"
+    if not best.steps or best.quality is None or baseline.quality is None:
+        return Tile(title, figures.score(baseline.quality), f"of the original; {direction} is better")
+    record = record_of(result, best)
+    drop = f"drop {figures.percent(record.drop)}, allowed {figures.percent(result.max_drop)}; " if record else ""
+    value = f"{figures.score(baseline.quality)} → {figures.score(best.quality)}"
+    return Tile(title, value, f"{drop}{direction} is better")
+
+
+def _byte_tiles(result: Result) -> list[Tile]:
+    best, baseline = result.best, result.baseline
+    tiles = []
+    for title, objective, before, after, words in (
+        ("Size on disk", "size", baseline.size_bytes, best.size_bytes, ("smaller", "larger")),
+        ("Peak memory of the process", "memory", baseline.peak_bytes, best.peak_bytes, ("less", "more")),
+    ):
+        main = result.objective == objective
+        first = figures.num_bytes(before or None)
+        if not best.steps:
+            tiles.append(Tile(title, first, "the original’s", main))
+            continue
+        detail = DASH
+        if before and after:
+            low, high = sorted((before, after))
+            word = words[0] if after < before else words[1]
+            detail = "the same" if low == high else f"{figures.ratio(high / low)} {word}"
+        second = figures.num_bytes(after or None, like=before or None)
+        tiles.append(Tile(title, figures.from_to(first, second), detail, main))
+    return tiles
+
+
+def _compile_tile(result: Result) -> Tile:
+    """The gain over torch.compile alone, so that none is claimed over eager only."""
+    other, title = result.compile_only, "Speedup over torch.compile alone"
+    if other is None:
+        return Tile(title, DASH, "torch.compile alone could not be measured here")
+    latency = figures.duration(other.latency_ms, like=result.baseline.latency_ms)
+    itself = f"torch.compile alone: {latency}, {figures.ratio(other.speedup)} of the original’s speed, {_said(other)}"
+    if not result.best.steps:
+        return Tile(title, DASH, itself)
+    if figures.is_compile_only(result, result.best):
+        return Tile(title, DASH, "the winner is torch.compile alone")
+    compared = figures.over_compile_only(result)
+    if compared is not None:
+        detail = f"95% interval {figures.interval(compared.ci95)}; {latency} alone"
+        tone = {"pass": "good", "inconclusive": "warn"}.get(compared.verdict, "")
+        return Tile(title, figures.ratio(compared.ratio), detail, tone=tone)
+    rough = figures.ratio(result.best.speedup / other.speedup) if other.speedup else DASH
+    return Tile(title, f"≈ {rough}", f"by screening figures, not measured in pairs; {latency} alone")
+
+
+def _said(point: Point) -> str:
+    return {"pass": "PASS", "fail": "FAIL", "inconclusive": "INCONCLUSIVE", "screened": "screening only"}.get(
+        point.verdict, "not judged"
+    )
+
+
+def record_of(result: Result, point: Point) -> TrialRecord | None:
+    """The trial that a point comes from."""
+    return next((t for t in result.trials if t.label == point.label and t.status == "done"), None)

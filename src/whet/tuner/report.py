@@ -1,0 +1,209 @@
+"""report.html: everything one run of `whet tune` found, on one page that opens offline.
+
+The page is a template (report.html.j2, which escapes all that is put into it), a style sheet (report.css) and SVG
+plots. It holds no script and refers to nothing outside itself.
+"""
+
+import datetime
+import shlex
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from whet.errors import MissingExtra
+from whet.files import write_whole
+from whet.recipe import FILE as RECIPE
+from whet.recipe import Recipe
+from whet.tuner import figures, plots
+from whet.tuner.figures import DASH
+from whet.tuner.key_figures import key_figures, record_of
+from whet.tuner.result import MODEL, Point, Result, TrialRecord
+
+_HERE = Path(__file__).parent
+_VERDICTS = {"gain": "gain", "no-gain": "no gain", "failed": "failed"}
+_ORDER = ("done", "rejected", "failed", "refused", "running")
+_MEANINGS = {
+    "compute": "arithmetic is the limit: fewer operations, or a data type the machine multiplies faster, would help",
+    "bandwidth": "moving bytes is the limit: fusion, smaller weights or smaller activations would help",
+    "overhead": "calling operators costs more than they do: compilation, fusion or larger batches would help",
+}
+_NO_PLOTS = "plots need matplotlib: pip install 'whet[report]'"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A plot, or why there is none."""
+
+    title: str
+    svg: Markup | None = None
+    missing: str = ""
+
+
+def write_report(result: Result, path: Path) -> None:
+    """Write the page, whole or not at all. Raises OutputError where it cannot be written."""
+    write_whole(path, render(result, recipe_text(result, path.parent)))
+
+
+def render(result: Result, toml: str) -> str:
+    """The page as text. toml: the recipe as it lies on disk."""
+    trials = sorted(result.trials, key=lambda t: (_ORDER.index(t.status), -(t.speedup or 0.0), t.number))
+    layers = plots.main_layers(result)
+    every_layer = result.diagnosis.layers if result.diagnosis else []
+    points = figures.final_points(result)
+    return _environment().get_template("report.html.j2").render(
+        r=result,
+        css=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
+        verdict_word=_VERDICTS[result.verdict],
+        day=_day(result.started_at),
+        tiles=key_figures(result),
+        has_metric=figures.has_metric(result),
+        quality_title=_quality_title(result),
+        points=points,
+        num_processes=len(result.baseline.process_latencies_ms),
+        compile_label=result.compile_only.label if result.compile_only else None,
+        finalist_labels={point.label for point in result.finalists},
+        winner_notes=_notes_of_best(result),
+        shares=_shares(result),
+        layers=layers,
+        layers_ms=sum(layer.time_ms for layer in every_layer),
+        other_layers={
+            "count": len(every_layer) - len(layers),
+            "time_ms": sum(layer.time_ms for layer in every_layer) - sum(layer.time_ms for layer in layers),
+        },
+        limits=_limits(result),
+        machine=_machine(result),
+        trials=trials,
+        trial_counts=_counts(trials),
+        any_memory=any(t.peak_bytes for t in trials),
+        plots={
+            "roofline": _figure("Roofline", plots.roofline, result),
+            "pareto": _figure("Latency against quality", plots.pareto, result),
+            "predicted": _figure("Predicted against measured", plots.predicted_measured, result),
+        },
+        recipe_path=shlex.quote(str(result.directory / RECIPE)),
+        target_argument=shlex.quote(result.target),
+        model_path=repr(str(result.directory / MODEL)),
+        toml=toml,
+        spread=_spread(points),
+    )  # fmt: skip
+
+
+def recipe_text(result: Result, directory: Path) -> str:
+    """recipe.toml as it lies beside the report; where it does not, the recipe's steps in the same form."""
+    path = directory / RECIPE
+    if path.is_file():
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    recipe = Recipe(
+        target=result.target, fingerprint=result.fingerprint, versions=result.versions, steps=result.best.steps
+    )
+    return tomli_w.dumps(recipe.model_dump(exclude_none=True, exclude={"machine"}, mode="json")).strip()
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    named = (
+        figures.cosine, figures.digits, figures.duration, figures.interval, figures.measured,
+        figures.num_bytes, figures.operations, figures.p_value, figures.percent, figures.ratio, figures.score,
+    )  # fmt: skip
+    environment.filters |= {function.__name__: function for function in named}
+    environment.filters["kind"] = lambda bound: bound.removesuffix("-bound")
+    return environment
+
+
+def _figure(title: str, draw: Callable[[Result], str | None], result: Result) -> Figure:
+    try:
+        svg = draw(result)
+    except MissingExtra:
+        return Figure(title, missing=_NO_PLOTS)
+    return Figure(title, svg=None if svg is None else Markup(svg))  # matplotlib escapes the text it draws
+
+
+def _quality_title(result: Result) -> str:
+    if not figures.has_metric(result):
+        return "Agreement (cosine)"
+    return result.quality_name[:1].upper() + result.quality_name[1:]
+
+
+def _notes_of_best(result: Result) -> list[str]:
+    record = record_of(result, result.best) if result.best.steps else None
+    return record.notes if record else []
+
+
+def _shares(result: Result) -> list[dict[str, Any]]:
+    shares = result.diagnosis.shares if result.diagnosis else {}
+    total = sum(shares.values()) or 1.0
+    found = []
+    for name, value in sorted(shares.items(), key=lambda item: -item[1]):
+        kind = name.removesuffix("-bound")
+        width = f"{100 * value / total:.2f}"
+        found.append({"name": name, "kind": kind, "value": value, "width": width, "meaning": _MEANINGS.get(kind, "")})
+    return found
+
+
+def _limits(result: Result) -> list[tuple[str, str]]:
+    rows = []
+    bandwidth = result.limits.get("read_bandwidth")
+    if bandwidth:
+        rows.append(("memory, reading", f"{figures.digits(bandwidth / 1e9)} GB/s"))
+    fastest = max((float(rate) for _, rate in result.limits.get("cached_bandwidth") or ()), default=0.0)
+    if fastest:
+        rows.append(("cache, reading", f"{figures.digits(fastest / 1e9)} GB/s"))
+    for dtype, rate in (result.limits.get("gemm") or {}).items():
+        rows.append((f"matrix product, {plots.dtype_name(dtype)}", f"{figures.digits(rate / 1e9)} GFLOP/s"))
+    return rows
+
+
+def _machine(result: Result) -> list[tuple[str, str]]:
+    rows = []
+    for name, value in result.machine.items():
+        if name.endswith("_bytes") and isinstance(value, int):
+            name, text = name.removesuffix("_bytes"), figures.num_bytes(value)
+        elif isinstance(value, list | tuple):
+            text = ", ".join(map(str, value))
+        else:
+            text = str(value)
+        rows.append((name.replace("_", " "), text or "none"))
+    return rows
+
+
+def _counts(trials: list[TrialRecord]) -> str:
+    counts = Counter[str](t.status for t in trials)
+    parts = [f"{counts[status]} {status}" for status in _ORDER if counts[status]]
+    noun = "trial" if len(trials) == 1 else "trials"
+    return f"{len(trials)} {noun}: {', '.join(parts)}" if parts else "No trials"
+
+
+def _day(started_at: str) -> str:
+    try:
+        return datetime.datetime.fromisoformat(started_at).strftime("%d %B %Y").lstrip("0")
+    except ValueError:
+        return ""
+
+
+def _spread(points: list[Point]) -> Callable[[Point], Markup]:
+    """Draws the median of each process of a point as a dot, all points on one scale from zero."""
+    width, height = 110, 16
+    longest = max((t for p in points for t in p.process_latencies_ms), default=1.0)
+
+    def draw(point: Point) -> Markup:
+        if not point.process_latencies_ms:
+            return Markup(DASH)
+        dots = "".join(
+            f'<circle cx="{4 + (width - 8) * t / longest:.1f}" cy="{height / 2:g}" r="3"/>'
+            for t in point.process_latencies_ms
+        )
+        return Markup(
+            f'<svg class="spread" width="{width}" height="{height}" viewBox="0 0 {width} {height}" aria-hidden="true">'
+            f'<path d="M0 {height / 2:g}H{width}" stroke="var(--rule)"/>'
+            f'<g fill="var(--accent)" fill-opacity="0.55">{dots}</g></svg>'
+        )  # fmt: skip
+
+    return draw

@@ -1,0 +1,63 @@
+"""docs-gpt: a Llama-shaped decoder predicts the text of Python's language reference, token by token.
+
+Its directory is a Hugging Face one, which transformers' AutoModelForCausalLM and AutoTokenizer load too.
+"""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whet.models.decoder import load_decoder
+from whet.workload import Predict, Quality, Workload
+from whet.workloads.docs_text import START, load_tokenizer, num_bytes, running_text, token_ids, windows
+from whet.workloads.weights import WEIGHTS
+
+NAME = "docs-gpt"
+NUM_TOKENS = 128
+NUM_HELD_OUT = 80  # windows scored: some 35 KB of text, in a second or two
+NUM_CALIBRATION = 16  # batches
+
+
+def build(weights: Path = WEIGHTS) -> Workload:
+    """The workload: one window of 128 tokens at a time; quality is bits per byte of held-out text, lower is better.
+
+    Each window is read on its own: a start token and its first 127 tokens go in, and all its 128 are predicted.
+    """
+    tokenizer = load_tokenizer(weights / NAME)
+    start = tokenizer.token_to_id(START)
+    test_BT = windows(token_ids(tokenizer, running_text(held_out=True)), NUM_TOKENS, NUM_TOKENS)[:NUM_HELD_OUT]
+    train_BT = windows(token_ids(tokenizer, running_text(held_out=False)), NUM_TOKENS, NUM_TOKENS)[:NUM_CALIBRATION]
+    total_bytes = num_bytes(tokenizer, test_BT)
+    batches = list(zip(shift(test_BT, start).split(1), test_BT.split(1), strict=True))
+
+    def bits_per_byte(predict: Predict) -> float:
+        nats = sum(
+            float(F.cross_entropy(predict(x_BT).float().flatten(0, 1), y_BT.flatten(), reduction="sum"))
+            for x_BT, y_BT in batches
+        )
+        return nats / math.log(2) / total_bytes
+
+    return Workload(
+        model=load_decoder(weights / NAME),
+        inputs=[x_BT for x_BT, _ in batches[:4]],
+        quality=Quality("bits per byte", bits_per_byte, higher_is_better=False),
+        calibration=shift(train_BT, start).split(1),
+        name=NAME,
+    )
+
+
+def baseline() -> float:
+    """Bits per byte of the held-out text under the frequencies of single bytes in the training text."""
+    counts = Counter(running_text(held_out=False).encode())
+    total = counts.total() + 256  # one is added to each byte's count: one that training never saw has no zero chance
+    held_out = running_text(held_out=True).encode()
+    return -sum(math.log2((counts[byte] + 1) / total) for byte in held_out) / len(held_out)
+
+
+def shift(windows_BT: Tensor, start: int) -> Tensor:
+    """What goes in to predict windows: a start token, then all but the last token, [B, T] -> [B, T]."""
+    return torch.cat((torch.full_like(windows_BT[:, :1], start), windows_BT[:, :-1]), dim=1)

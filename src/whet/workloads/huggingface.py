@@ -1,0 +1,197 @@
+"""A workload from a Hugging Face directory: `hf:DIR` or `hf:DIR?batch=8&seq=256`.
+
+The model is built by the class its config.json names and run in fp32. Nothing is downloaded and no code from the
+directory is run. There is no quality: a variant is judged by how closely it agrees with the original.
+"""
+
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import parse_qsl
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor, nn
+
+from whet.errors import MissingExtra, TargetError, reason
+from whet.workload import Workload
+
+DEFAULT_TOKENS = 128
+DEFAULT_IMAGE_SIZE = 224  # pixels
+NUM_BATCHES = 4
+
+
+class Options(BaseModel):
+    """What may follow the question mark. seq: tokens in each text."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    batch: Annotated[int, Field(ge=1, le=65536)] = 1
+    seq: Annotated[int, Field(ge=1)] | None = None
+
+
+def build(directory_and_options: str) -> Workload:
+    """The workload of `DIR?batch=B&seq=T`, its inputs random from a fixed seed.
+
+    Raises TargetError where the directory or an option is wrong, MissingExtra where transformers is not installed.
+    """
+    name, _, query = directory_and_options.partition("?")
+    options = _parse_options(query)
+    directory = Path(name).expanduser()
+    _check_directory(directory)
+    model = _load(directory)
+    generator = torch.Generator().manual_seed(0)
+    return Workload(
+        model=model,
+        inputs=[example_inputs(model, options, generator) for _ in range(NUM_BATCHES)],
+        name=directory.resolve().name,
+    )
+
+
+def example_inputs(model: nn.Module, options: Options, generator: torch.Generator) -> dict[str, Tensor]:
+    """One batch of what the model's forward takes: text, images or both. Raises TargetError where it takes neither."""
+    parameters = inspect.signature(model.forward).parameters
+    config: Any = model.config
+    wanted = {"pixel_values", "input_ids"} & set(parameters)
+    if getattr(config, "vision_config", None) is None:  # a model of one kind of data says which
+        wanted &= {model.main_input_name}
+    if not wanted:
+        raise TargetError(
+            f"{type(model).__name__} takes {model.main_input_name}; whet makes example inputs for text (input_ids) and "
+            "images (pixel_values) only: write a function that returns (model, inputs) and name it as FILE.py:FUNCTION"
+        )
+    inputs = {}
+    if "pixel_values" in wanted:
+        inputs["pixel_values"] = _image(getattr(config, "vision_config", None) or config, options, generator)
+    if "input_ids" in wanted:
+        text_config = config.get_text_config()
+        inputs["input_ids"] = _text(text_config, options, generator)
+        if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters:
+            inputs["decoder_input_ids"] = _text(text_config, options, generator)
+        if "attention_mask" in parameters and not _is_decoder_only(config):
+            # Encoders are served with a mask; in a causal decoder it only keeps the fast kernels away.
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    elif options.seq is not None:
+        raise TargetError(f"{type(model).__name__} takes images: seq does not apply, leave it out")
+    return inputs
+
+
+def _image(config: Any, options: Options, generator: torch.Generator) -> Tensor:
+    """Noise, fp32 [batch, channels, height, width]."""
+    size = getattr(config, "image_size", None) or DEFAULT_IMAGE_SIZE
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    channels = getattr(config, "num_channels", None) or 3
+    return torch.randn(options.batch, channels, height, width, generator=generator)
+
+
+def _text(config: Any, options: Options, generator: torch.Generator) -> Tensor:
+    """Random token ids, int64 [batch, seq]."""
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    if limit and options.seq and options.seq > limit:
+        raise TargetError(
+            f"seq={options.seq} is more than the {limit} tokens this model takes (max_position_embeddings)"
+        )
+    num_tokens = options.seq or min(DEFAULT_TOKENS, limit or DEFAULT_TOKENS)
+    padding = getattr(config, "pad_token_id", None)
+    input_ids = torch.randint(config.vocab_size, (options.batch, num_tokens), generator=generator)
+    # A padding token in the middle of a text would be masked by some models.
+    return input_ids if padding is None else input_ids.where(input_ids != padding, (padding + 1) % config.vocab_size)
+
+
+def _is_decoder_only(config: Any) -> bool:
+    from transformers.models.auto import modeling_auto  # loaded before, with the model
+
+    causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return config.model_type in causal and config.model_type not in masked and not config.is_encoder_decoder
+
+
+def _parse_options(query: str) -> Options:
+    try:
+        pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
+        return Options.model_validate(dict(pairs))
+    except ValidationError as error:
+        first = error.errors()[0]
+        wrong = f"{'.'.join(map(str, first['loc']))}={first['input']}: {first['msg']}"
+    except ValueError:
+        wrong = "not of the form NAME=VALUE&NAME=VALUE"
+    raise TargetError(f"bad option in ?{query}: {wrong}. Options are batch and seq: hf:DIR?batch=8&seq=256")
+
+
+def _check_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise TargetError(
+            f"no directory {directory}; hf:DIR takes a directory that save_pretrained wrote or that was downloaded "
+            "(whet downloads nothing itself: huggingface-cli download NAME --local-dir DIR)"
+        )
+    if not (directory / "config.json").is_file():
+        raise TargetError(f"{directory} has no config.json: it is no Hugging Face model directory")
+    if not any(directory.glob("*.safetensors")):
+        other = next((file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern)), None)
+        raise TargetError(
+            f"{directory} has no *.safetensors weights"
+            + (f", only {other}, and whet reads no pickles: save it again with save_pretrained" if other else "")
+        )
+
+
+def _load(directory: Path) -> nn.Module:
+    """The model, in fp32 and eval mode, without a cache."""
+    with _quiet():
+        transformers = _transformers()
+        try:
+            config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            for part in {id(c): c for c in (config, config.get_text_config())}.values():
+                part.use_cache = False  # a cache is no tensor, and one call has no use for it
+            model, info = _class_of(transformers, config).from_pretrained(
+                directory,
+                config=config,
+                dtype=torch.float32,
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+        except Exception as error:
+            raise TargetError(f"transformers cannot load {directory}: {reason(error)}") from error
+    if missing := sorted(info["missing_keys"]):
+        raise TargetError(
+            f"the weights in {directory} lack {missing[0]}"
+            + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
+            + f" of {type(model).__name__}: they would be random"
+        )
+    loaded: nn.Module = model.eval()
+    return loaded
+
+
+def _class_of(transformers: Any, config: Any) -> Any:
+    """The class named in config.json's architectures; the bare model where it names none that transformers has."""
+    name = (config.architectures or [""])[0]
+    return getattr(transformers, name, None) or transformers.AutoModel
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingExtra("transformers", "hf", "hf:DIR") from error
+    return transformers
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars or log lines from transformers and what it imports; as before afterwards."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        bars = _transformers().utils.logging
+        had_bars = bars.is_progress_bar_enabled()
+        bars.disable_progress_bar()
+        try:
+            yield
+        finally:
+            if had_bars:
+                bars.enable_progress_bar()
+    finally:
+        logging.disable(before)

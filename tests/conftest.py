@@ -1,0 +1,20 @@
+"""What every test runs under: one thread that sleeps while it waits, a fixed seed, no time limits on single examples."""
+
+import os
+
+# Before torch is imported, and handed on to child processes. Threads that spin while they wait make two processes on
+# one machine many times slower than one after the other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("whet", deadline=None, derandomize=True, database=None, max_examples=50)
+settings.load_profile("whet")
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    torch.manual_seed(0)

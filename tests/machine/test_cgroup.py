@@ -1,0 +1,61 @@
+"""Limits of containers, in both versions of control groups, at the root and in a group below it."""
+
+from pathlib import Path
+
+import pytest
+
+from whet.machine.cgroup import cpu_quota, memory_limit
+
+
+def write(root: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "cores", "num_bytes"),
+    [
+        ({}, "", None, None),
+        ({"cpu.max": "max 100000\n", "memory.max": "max\n"}, "0::/\n", None, None),
+        ({"cpu.max": "150000 100000\n", "memory.max": "1073741824\n"}, "0::/\n", 2, 2**30),
+        (
+            {"cpu.max": "max 100000\n", "a/cpu.max": "400000 100000\n", "a/b/cpu.max": "max 100000\n"},
+            "0::/a/b\n",
+            4,
+            None,
+        ),
+        ({"a/memory.max": "4096\n", "a/b/memory.max": "8192\n"}, "0::/a/b\n", None, 4096),
+        (
+            {
+                "cpu/cpu.cfs_quota_us": "50000\n",
+                "cpu/cpu.cfs_period_us": "100000\n",
+                "memory/memory.limit_in_bytes": "9223372036854771712\n",
+            },
+            "4:memory:/\n1:cpu:/\n",
+            1,
+            None,
+        ),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "1:cpu:/\n", None, None),
+        (
+            {
+                "cpu,cpuacct/job/cpu.cfs_quota_us": "300000\n",
+                "cpu,cpuacct/job/cpu.cfs_period_us": "100000\n",
+                "memory/job/memory.limit_in_bytes": "123456\n",
+            },
+            "3:cpu,cpuacct:/job\n2:memory:/job\n",
+            3,
+            123456,
+        ),
+        ({"cpu.max": "nonsense\n", "memory.max": "\n"}, "nonsense\n", None, None),
+    ],
+)
+def test_reads_limits(
+    tmp_path: Path, files: dict[str, str], own: str, cores: int | None, num_bytes: int | None
+) -> None:
+    root = tmp_path / "cgroup"
+    write(root, files)
+    (tmp_path / "self").write_text(own)
+    assert cpu_quota(root, tmp_path / "self") == cores
+    assert memory_limit(root, tmp_path / "self") == num_bytes

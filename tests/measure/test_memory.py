@@ -1,0 +1,117 @@
+"""Peaks against allocations of known size, in processes of their own: a peak belongs to a whole process."""
+
+import gc
+import subprocess
+import sys
+import weakref
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+
+from whet.measure.memory import cuda_peak_bytes, live_tensor_bytes, peak_rss_bytes, reset_cuda_peak, reset_peak_rss
+
+MB = 2**20
+
+
+def run(code: str) -> list[int]:
+    """The integers a fresh process prints."""
+    code = "from whet.measure.memory import peak_rss_bytes, reset_peak_rss\nimport numpy as np\n" + code
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return [int(word) for word in done.stdout.split()]
+
+
+def test_the_peak_grows_by_what_is_allocated_and_touched_and_stays() -> None:
+    before, after, freed = run(
+        "print(peak_rss_bytes())\nx = np.ones(8 * 2**20)\nprint(peak_rss_bytes())\ndel x\nprint(peak_rss_bytes())"
+    )
+    assert 60 * MB <= after - before <= 80 * MB
+    assert freed >= after
+
+
+def test_memory_that_is_not_touched_does_not_count() -> None:
+    before, after = run("print(peak_rss_bytes())\nx = np.empty(64 * 2**20)\nprint(peak_rss_bytes())")
+    assert after - before < 16 * MB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can start a peak anew")
+def test_the_peak_starts_anew() -> None:
+    peak, could, anew = run(
+        "x = np.ones(16 * 2**20)\ndel x\nprint(peak_rss_bytes(), int(reset_peak_rss()), peak_rss_bytes())"
+    )
+    if not could:
+        pytest.skip("this system forbids it")
+    assert 120 * MB <= peak - anew <= 150 * MB
+
+
+def test_the_reset_says_whether_it_worked() -> None:
+    before = peak_rss_bytes()
+    could = reset_peak_rss()
+    assert could is False or peak_rss_bytes() <= before
+
+
+def test_a_storage_that_is_shared_counts_once() -> None:
+    gc.collect()
+    before = live_tensor_bytes()
+    x = torch.zeros(1000)
+    assert live_tensor_bytes() - before == 4000
+    views = [x[:10], x.view(10, 100), x.detach(), torch.nn.Parameter(x)]
+    assert live_tensor_bytes() - before == 4000
+    y = x.clone().to(torch.float64)
+    assert live_tensor_bytes() - before == 4000 + 8000
+    del x, views
+    gc.collect()
+    assert live_tensor_bytes() - before == 8000
+    assert y.numel() == 1000
+
+
+def test_tensors_without_memory_count_nothing() -> None:
+    gc.collect()
+    before = live_tensor_bytes()
+    meta = torch.zeros(1000, device="meta")
+    with FakeTensorMode():
+        fake = torch.zeros(1000)
+    assert live_tensor_bytes() == before
+    assert meta.shape == fake.shape
+
+
+class Wrapper(torch.Tensor):
+    """A tensor whose values lie in another one, as quantised weights do."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> "Wrapper":
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=torch.float32)  # type: ignore[attr-defined]
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        raise NotImplementedError(function)
+
+
+def test_a_wrapper_counts_as_what_it_holds() -> None:
+    gc.collect()
+    before = live_tensor_bytes()
+    wrapper = Wrapper(torch.zeros(1000, dtype=torch.int8))
+    assert live_tensor_bytes() - before == 1000
+    assert wrapper.inner.dtype == torch.int8
+
+
+def test_dead_proxies_do_no_harm() -> None:
+    class Thing:
+        pass
+
+    thing = Thing()
+    proxy = weakref.proxy(thing)
+    del thing
+    assert live_tensor_bytes() >= 0
+    with pytest.raises(ReferenceError):
+        _ = proxy.anything
+
+
+def test_without_a_gpu_there_is_no_gpu_peak() -> None:
+    if torch.cuda.is_initialized():
+        pytest.skip("a GPU is in use")
+    reset_cuda_peak()
+    assert cuda_peak_bytes() is None

@@ -1,0 +1,122 @@
+"""Small models of each shape that techniques look for, with inputs, as subjects ready to be tuned."""
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whet.workload import Subject, Workload, examine
+
+
+class ConvNet(nn.Module):
+    """Convolutions with batch norms, one of them on a shortcut; 64 channels, as blocked kernels want them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(16, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+        self.conv1 = nn.Conv2d(64, 64, 3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        self.head = nn.Linear(64, 32)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        x_BCHW = self.stem(x_BCHW)
+        x_BCHW = F.relu(x_BCHW + self.bn1(self.conv1(x_BCHW)))
+        return self.head(x_BCHW.mean(dim=(2, 3)))
+
+
+class Encoder(nn.Module):
+    """One transformer layer with attention written out by hand and separate projections."""
+
+    def __init__(self, width: int = 64, num_heads: int = 4) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.embedding = nn.Embedding(50, width)
+        self.query, self.key = nn.Linear(width, width), nn.Linear(width, width, bias=False)
+        self.value, self.output = nn.Linear(width, width), nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(0.1)
+        self.head = nn.Linear(width, 32)
+
+    def forward(self, ids_BT: Tensor) -> Tensor:
+        x_BTD = self.embedding(ids_BT)
+        B, T, D = x_BTD.shape
+
+        def heads(y_BTD: Tensor) -> Tensor:
+            return y_BTD.view(B, T, self.num_heads, -1).transpose(1, 2)
+
+        query, key, value = heads(self.query(x_BTD)), heads(self.key(x_BTD)), heads(self.value(x_BTD))
+        scores_BNTS = query @ key.transpose(-2, -1) / math.sqrt(D / self.num_heads)
+        weights_BNTS = self.dropout(scores_BNTS.softmax(dim=-1))
+        mixed_BTD = (weights_BNTS @ value).transpose(1, 2).reshape(B, T, D)
+        x_BTD = self.norm(x_BTD + self.output(mixed_BTD))
+        x_BTD = x_BTD + self.down(F.gelu(self.up(x_BTD)))
+        return self.head(x_BTD.mean(dim=1))
+
+
+class HuggingFaceLike(nn.Module):
+    """The part of a transformers model's interface that techniques use: config, attention by name, dict outputs."""
+
+    _supports_sdpa = True
+
+    def __init__(self, width: int = 64) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(_attn_implementation="eager", hidden_size=width)
+        self.embed = nn.Embedding(50, width)
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width) for _ in range(3))
+        self.o_proj = nn.Linear(width, width)
+        self.register_buffer("inv_freq", 1.0 / 10_000 ** (torch.arange(0, 8) / 8), persistent=False)
+
+    def set_attn_implementation(self, name: str) -> None:
+        self.config._attn_implementation = name
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+        x = self.embed(input_ids)
+        q, k, v = (p(x).unflatten(-1, (4, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        angles = torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq).repeat(1, 2).to(x.dtype)
+        q, k = q * angles.cos(), k * angles.cos()
+        keep = attention_mask[:, None, None, :].bool()
+        if self.config._attn_implementation == "sdpa":
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=keep)
+        else:
+            scores = q @ k.mT * q.shape[-1] ** -0.5
+            scores = scores + torch.zeros_like(scores).masked_fill(~keep, torch.finfo(scores.dtype).min)
+            mixed = scores.softmax(dim=-1, dtype=torch.float32).to(q.dtype) @ v
+        x = x + self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return {"last_hidden_state": x, "pooled": x.mean(dim=1)}
+
+
+def conv_net() -> Subject:
+    torch.manual_seed(0)
+    model = ConvNet().eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+            nn.init.normal_(module.running_mean)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias)
+    return examine(Workload(model=model, inputs=[torch.randn(2, 16, 12, 12)], name="conv_net"))
+
+
+def encoder() -> Subject:
+    torch.manual_seed(0)
+    inputs = [torch.randint(0, 50, (2, 16)), torch.randint(0, 50, (2, 12))]
+    return examine(Workload(model=Encoder().eval(), inputs=inputs, name="encoder"))
+
+
+def hugging_face_like() -> Subject:
+    torch.manual_seed(0)
+    mask = torch.ones(2, 16, dtype=torch.int64)
+    mask[1, 10:] = 0
+    batch = {"input_ids": torch.randint(0, 50, (2, 16)), "attention_mask": mask}
+    return examine(Workload(model=HuggingFaceLike().eval(), inputs=[batch], name="hugging_face_like"))
+
+
+SUBJECTS: dict[str, Callable[[], Subject]] = {
+    "conv_net": conv_net,
+    "encoder": encoder,
+    "hugging_face_like": hugging_face_like,
+}

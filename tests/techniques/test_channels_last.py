@@ -1,0 +1,27 @@
+"""Channels-last: the same numbers in another order of memory."""
+
+import torch
+from small_models import SUBJECTS
+from torch import nn
+
+from whet.techniques import Applies, Candidate, Refused, channels_last
+from whet.techniques.graph import relative_error
+
+
+def test_turns_weights_and_inputs(machine) -> None:
+    subject = SUBJECTS["conv_net"]()
+    assert channels_last.check(subject, machine, channels_last.Options()) == Applies("2 convolutions")
+    seen = []
+    tuned = channels_last.apply(Candidate.original(subject), channels_last.Options())
+    convolution = next(m for m in tuned.module.modules() if isinstance(m, nn.Conv2d))
+    convolution.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    with torch.no_grad():
+        outputs = tuned.call(*subject.flat_inputs[0])
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
+    assert relative_error(outputs, subject.outputs[0]) < 1e-5
+
+
+def test_refused_without_convolutions(machine) -> None:
+    verdict = channels_last.check(SUBJECTS["encoder"](), machine, channels_last.Options())
+    assert verdict == Refused("the model has no 2-d convolution")

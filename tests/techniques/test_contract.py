@@ -1,0 +1,262 @@
+"""What every technique in the table must do, whoever wrote it.
+
+check -> apply (the original stays as it was) -> call (close to the original) -> save -> reload in a fresh process
+(the same outputs as before). Small models: a convolution network, an encoder with attention by hand, and one with the
+interface of a Hugging Face model. A new technique joins by its line in the table, and by a tolerance here.
+"""
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import SUBJECTS
+from torch import Tensor
+
+import whet.techniques
+from whet.errors import MissingExtra
+from whet.files import size_bytes
+from whet.machine import Limits
+from whet.profiler import LayerCost, Profile
+from whet.techniques import FOLLOWING, TABLE, Candidate, Refused, Technique, fp16
+from whet.techniques.graph import relative_error
+from whet.techniques.technique import STAGES
+from whet.workload import Subject
+
+RELOAD = Path(__file__).with_name("reload_artefact.py")
+HEADINGS = ("What", "When it helps", "When it hurts", "Numerics", "Composes", "Source")
+
+# The largest difference to the original, as a fraction of its largest output, that each technique's card allows for.
+TOLERANCES = {
+    "fuse_conv_bn": 1e-4,
+    "sdpa_attention": 1e-4,
+    "fuse_qkv": 1e-5,
+    "bf16": 3e-2,
+    "fp16": 5e-3,
+    "autocast": 3e-2,
+    "int8_dynamic": 0.1,
+    "int8_static": 0.2,
+    "int8_weight": 0.1,
+    "int4_weight": 0.5,
+    "keep_precision": 0.2,
+    "channels_last": 1e-5,
+    "inductor": 1e-4,
+    "openvino": 1e-4,
+    "onnxruntime": 1e-4,
+    "threads": 1e-6,
+}
+OPTION_TOLERANCES = {"bf16": 3e-2, "fp16": 5e-3, "int8": 0.2}  # where an option chooses a backend's precision
+
+# Techniques that take seconds to apply: their defaults only, and one model.
+COSTLY = frozenset({"inductor", "openvino", "onnxruntime", "int8_static", "keep_precision"})
+
+TECHNIQUES = pytest.mark.parametrize("name", TABLE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One technique with one set of options, to be tried on one model."""
+
+    technique: Technique
+    options: Any
+    subject: Subject
+
+    def __str__(self) -> str:
+        chosen = dataclasses.asdict(self.options)
+        return f"{self.technique.NAME}({chosen}) on {self.subject.workload.name}"
+
+    @property
+    def tolerance(self) -> float:
+        chosen = [OPTION_TOLERANCES[v] for v in dataclasses.asdict(self.options).values() if v in OPTION_TOLERANCES]
+        return max([TOLERANCES[self.technique.NAME], *chosen])
+
+
+@pytest.fixture(scope="module")
+def reload() -> Iterator[Callable[[Path], str]]:
+    """Loads an artefact in a fresh process and runs it; "ok", or what went wrong."""
+    command = [sys.executable, str(RELOAD)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+
+        def run(directory: Path) -> str:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(f"{directory}\n")
+            return process.stdout.readline().strip()
+
+        yield run
+        process.communicate()
+
+
+@TECHNIQUES
+def test_contract(name, machine, reload, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(fp16, "float16_speedup", lambda device: 2.0)  # its numerics are the same on every chip
+    assert name in TOLERANCES, f"say in TOLERANCES how close {name} stays to the original"
+    default = TABLE[name].Options()
+    applied: set[Any] = set()
+    reasons = []
+    for i, case in enumerate(_cases(TABLE[name])):
+        if case.options in applied and (name in COSTLY or case.options != default):
+            continue
+        verdict = case.technique.check(case.subject, machine, case.options)
+        if isinstance(verdict, Refused):
+            assert verdict.reason
+            reasons.append(f"{case}: {verdict.reason}")
+            continue
+        assert verdict.detail
+        directory = tmp_path / str(i)
+        _apply_and_save(case, directory)
+        assert reload(directory) == "ok", str(case)
+        _compare_reloaded(case, directory)
+        applied.add(case.options)
+    missing = [reason for reason in reasons if "pip install" in reason]
+    if not applied and missing:
+        pytest.skip(missing[0])
+    assert applied, f"{name} applies to none of the small models: {reasons}"
+
+
+def _cases(technique: Technique) -> Iterator[Case]:
+    """The default options on every model, then each option's other values, which need only one model that they fit."""
+    defaults = {name: values[0] for name, values in technique.SPACE.items()}
+    chosen = [defaults]
+    if technique.NAME not in COSTLY:
+        chosen += [{**defaults, name: value} for name, values in technique.SPACE.items() for value in values[1:]]
+    for options, build in itertools.product(chosen, SUBJECTS.values()):
+        yield Case(technique, technique.Options(**options), build())
+
+
+def _apply_and_save(case: Case, directory: Path) -> None:
+    """Apply, and hold the result against the original, which must not have changed."""
+    model = case.subject.workload.model
+    weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    original = Candidate.original(case.subject)
+    batches = case.subject.flat_inputs
+    with torch.no_grad():
+        before = [original.call(*batch) for batch in batches]
+        try:
+            tuned = case.technique.apply(original, case.options)
+        except MissingExtra as error:
+            pytest.skip(str(error))
+        after = [original.call(*batch) for batch in batches]
+        found = [_copies(tuned.call(*batch)) for batch in batches]
+    assert tuned is not original
+    assert {key: t.dtype for key, t in model.state_dict().items()} == {key: t.dtype for key, t in weights.items()}
+    assert all(torch.equal(t, weights[key]) for key, t in model.state_dict().items()), f"{case} changed the original"
+    for old, new, ours in zip(before, after, found, strict=True):
+        assert all(map(torch.equal, old, new)), f"{case} changed the original's outputs"
+        assert [(y.shape, y.dtype) for y in ours] == [(y.shape, y.dtype) for y in old], str(case)
+        error = relative_error(ours, old)
+        assert error <= case.tolerance, f"{case} is off by {error:.1e}"
+    tuned.save(directory)
+    assert size_bytes(directory) > 0
+    save_file(_named(batches), f"{directory}.inputs.safetensors")
+    save_file(_named(found), f"{directory}.expected.safetensors")
+
+
+def _compare_reloaded(case: Case, directory: Path) -> None:
+    expected = load_file(f"{directory}.expected.safetensors")
+    found = load_file(f"{directory}.outputs.safetensors")
+    assert found.keys() == expected.keys()
+    error = relative_error([found[key] for key in expected], list(expected.values()))
+    assert error <= 1e-6, f"{case}, reloaded, is off by {error:.1e}"
+
+
+def _named(batches: list[tuple[Tensor, ...]]) -> dict[str, Tensor]:
+    return {f"{i}.{j}": x.detach().clone().contiguous() for i, batch in enumerate(batches) for j, x in enumerate(batch)}
+
+
+def _copies(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(y.clone() for y in tensors)
+
+
+@TECHNIQUES
+def test_card(name) -> None:
+    card = inspect.getdoc(TABLE[name]) or ""
+    missing = [heading for heading in HEADINGS if not re.search(rf"^{heading}\s\s+\S", card, re.MULTILINE)]
+    assert not missing, f"{name}'s card lacks {missing}"
+    positions = [re.search(rf"^{heading}\s\s", card, re.MULTILINE).start() for heading in HEADINGS]
+    assert positions == sorted(positions)
+
+
+@TECHNIQUES
+def test_is_a_technique(name) -> None:
+    technique = TABLE[name]
+    assert isinstance(technique, Technique)
+    assert isinstance(technique, ModuleType)
+    assert technique.NAME == name == technique.__name__.rpartition(".")[2]
+    assert technique.STAGE in STAGES
+    assert isinstance(technique.GROUPS, frozenset)
+    options = technique.Options
+    assert dataclasses.is_dataclass(options)
+    assert options.__dataclass_params__.frozen
+    assert all(field.kw_only for field in dataclasses.fields(options))
+
+
+@TECHNIQUES
+def test_defaults_come_first_in_the_space(name) -> None:
+    technique = TABLE[name]
+    defaults = dataclasses.asdict(technique.Options())
+    assert set(technique.SPACE) <= set(defaults)
+    assert {option: defaults[option] for option in technique.SPACE} == {o: v[0] for o, v in technique.SPACE.items()}
+    for values in technique.SPACE.values():
+        assert len(set(values)) == len(values)
+        assert all(isinstance(value, bool | int | float | str) for value in values), "a recipe can't hold it"
+
+
+@TECHNIQUES
+def test_names_no_other_technique(name) -> None:
+    tree = ast.parse(inspect.getsource(TABLE[name]))
+    imported = {part for node in ast.walk(tree) for path in _imports(node) for part in path.split(".")}
+    assert not imported & (set(TABLE) - {name})
+
+
+def _imports(node: ast.AST) -> Iterator[str]:
+    """The modules of whet that a node imports."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name.startswith("whet"))
+    elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("whet.techniques"):
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@TECHNIQUES
+def test_predicts_a_bound(name) -> None:
+    technique = TABLE[name]
+    layers = (
+        LayerCost("conv", "Conv2d", 1, 2e-3, 10**9, 10**5, 10**6, 1),
+        LayerCost("norm", "BatchNorm2d", 1, 1e-3, 0, 10**3, 10**6, 1),
+        LayerCost("linear", "Linear", 1, 5e-3, 10**9, 10**6, 10**5, 1),
+        LayerCost("attention", "Attention", 1, 2e-3, 10**8, 0, 10**6, 8, ("bmm", "_softmax", "bmm")),
+    )
+    limits = Limits(3e10, {"float32": 1e12, "bfloat16": 4e12, "float16": 1e9, "int8": 8e12})
+    for values in itertools.product(*technique.SPACE.values()):
+        options = technique.Options(**dict(zip(technique.SPACE, values, strict=True)))
+        bound = technique.predict(Profile(1e-2, layers), limits, options)
+        assert math.isfinite(bound)
+        assert bound >= 1.0
+
+
+def test_the_table_is_in_the_order_of_stages() -> None:
+    stages = [STAGES.index(technique.STAGE) for technique in TABLE.values()]
+    assert stages == sorted(stages)
+
+
+def test_every_technique_file_is_in_the_table() -> None:
+    """A file with a NAME that the table forgot would never be tried."""
+    directory = Path(whet.techniques.__file__).parent
+    named = {path.stem for path in directory.glob("*.py") if re.search(r"^NAME = ", path.read_text(), re.MULTILINE)}
+    assert named == set(TABLE)
+
+
+def test_what_follows_is_not_there_yet() -> None:
+    assert not set(FOLLOWING) & set(TABLE)
+    assert all(reason for reason in FOLLOWING.values())

@@ -1,0 +1,138 @@
+"""bf16, fp16 and autocast: close to the original, float32 at the borders, and refused where they can't pay."""
+
+import dataclasses
+
+import pytest
+import torch
+from small_models import SUBJECTS
+from torch import Tensor, nn
+
+from whet.errors import TargetError
+from whet.techniques import Applies, Candidate, Refused, autocast, bf16, fp16, fuse_qkv, half, sdpa_attention
+from whet.techniques.graph import relative_error
+
+
+@pytest.mark.parametrize("technique", [bf16, autocast], ids=lambda t: t.NAME)
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_close_and_float32_at_the_borders(technique, name) -> None:
+    subject = SUBJECTS[name]()
+    tuned = technique.apply(Candidate.original(subject), technique.Options())
+    with torch.no_grad():
+        outputs = tuned.call(*subject.flat_inputs[0])
+    assert {y.dtype for y in outputs} == {torch.float32}
+    error = relative_error(outputs, subject.outputs[0])
+    assert 1e-4 < error < 3e-2  # bfloat16 has 8 bits: less error would mean that nothing was converted
+
+
+def test_what_stays_float32() -> None:
+    conv = bf16.apply(Candidate.original(SUBJECTS["conv_net"]()), bf16.Options()).module
+    dtypes = {name.removeprefix("module.model."): x.dtype for name, x in conv.state_dict().items()}
+    assert dtypes["conv1.weight"] == dtypes["head.bias"] == torch.bfloat16
+    assert {dtypes[f"bn1.{x}"] for x in ("weight", "bias", "running_mean", "running_var")} == {torch.float32}
+    assert dtypes["bn1.num_batches_tracked"] == torch.int64
+    rotary = bf16.apply(Candidate.original(SUBJECTS["hugging_face_like"]()), bf16.Options()).module
+    assert dict(rotary.named_buffers())["module.model.inv_freq"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["encoder", "hugging_face_like"])
+def test_after_graph_rewrites(name) -> None:
+    """A traced graph pins float32 (a mask's minimum, an upcast softmax): it is repaired, not refused."""
+    subject = SUBJECTS[name]()
+    fused = fuse_qkv.apply(Candidate.original(subject), fuse_qkv.Options())
+    tuned = bf16.apply(fused, bf16.Options())
+    with torch.no_grad():
+        outputs = tuned.call(*subject.flat_inputs[0])
+    assert 1e-4 < relative_error(outputs, subject.outputs[0]) < 3e-2
+    weights = [m.weight.dtype for m in tuned.module.modules() if isinstance(m, nn.Linear)]
+    assert set(weights) == {torch.bfloat16}
+
+
+class Pinned(nn.Module):
+    """Upcasts for itself, and forgets to come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        y = self.a(x).to(torch.float32)
+        scores = (y @ y.mT).masked_fill(~keep, -3.4e38)
+        mask = torch.zeros(4, 4).masked_fill(~keep, torch.finfo(torch.float32).min)
+        y = nn.functional.scaled_dot_product_attention(self.b(y), x, x, attn_mask=mask)
+        return scores.softmax(-1) @ y
+
+
+def test_repairs_a_model_that_pins_float32(subject_of) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 4, 8), torch.ones(4, 4, dtype=torch.bool).tril()
+    subject = subject_of(Pinned(), x)
+    tuned = bf16.apply(Candidate.original(subject), bf16.Options())
+    assert len(tuned.notes) == 1
+    assert "pins float32" in tuned.notes[0]
+    assert relative_error(tuned.call(*x), subject.outputs[0]) < 3e-2
+
+
+@pytest.mark.parametrize("technique", [bf16, autocast], ids=lambda t: t.NAME)
+def test_refused_without_native_bfloat16(technique, subject_of, machine) -> None:
+    subject = subject_of(nn.Linear(2, 2), torch.randn(1, 2))
+    assert isinstance(technique.check(subject, machine, technique.Options()), Applies)
+    without = dataclasses.replace(machine, chip="old chip", isa=("avx2", "avx512", "avx512_vnni"))
+    verdict = technique.check(subject, without, technique.Options())
+    assert isinstance(verdict, Refused)
+    assert verdict.reason.startswith("old chip has no native bfloat16")
+
+
+def test_refused_for_a_bfloat16_model(subject_of, machine) -> None:
+    subject = subject_of(nn.Linear(2, 2).bfloat16(), torch.randn(1, 2).bfloat16())
+    assert bf16.check(subject, machine, bf16.Options()) == Refused("the model's weights are bfloat16 already")
+
+
+@pytest.mark.parametrize(("gpu", "reason"), [("T4 (sm_75)", "T4 (sm_75) has no native bfloat16"), ("A100 (sm_80)", "")])
+def test_refused_on_older_gpus(gpu, reason, subject_of, machine, monkeypatch) -> None:
+    monkeypatch.setattr(half, "device_type", lambda subject: "cuda")
+    subject = subject_of(nn.Linear(2, 2), torch.randn(1, 2))
+    assert half.bfloat16_refusal(subject, dataclasses.replace(machine, gpu=gpu)).startswith(reason)
+    assert bool(half.bfloat16_refusal(subject, dataclasses.replace(machine, gpu=gpu))) == bool(reason)
+
+
+@pytest.mark.parametrize(("ratio", "applies"), [(0.002, False), (1.4, False), (1.6, True)])
+def test_fp16_needs_a_fast_product(ratio, applies, subject_of, machine, monkeypatch) -> None:
+    monkeypatch.setattr(fp16, "float16_speedup", lambda device: ratio)
+    verdict = fp16.check(subject_of(nn.Linear(2, 2), torch.randn(1, 2)), machine, fp16.Options())
+    assert isinstance(verdict, Applies if applies else Refused)
+    assert f"{ratio:.2g} times" in (verdict.detail if isinstance(verdict, Applies) else verdict.reason)
+
+
+def test_fp16_probe_is_measured_once() -> None:
+    assert fp16.float16_speedup("cpu") == fp16.float16_speedup("cpu") >= 0
+
+
+def test_fp16_close_and_overflow_refused(subject_of) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 8), torch.randn(4, 8)
+    subject = subject_of(model, x)
+    outputs = fp16.apply(Candidate.original(subject), fp16.Options()).call(x)
+    assert 1e-6 < relative_error(outputs, subject.outputs[0]) < 3e-3
+    nn.init.constant_(model.bias, 1e5)
+    with pytest.raises(TargetError, match="overflow"):
+        fp16.apply(Candidate.original(subject_of(model, x)), fp16.Options())
+
+
+def test_sdpa_then_bf16_on_hugging_face_bert(subject_of) -> None:
+    """The whole chain on a transformers model with a padding mask: attention, projections, precision."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, vocab_size=50
+    )
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    mask = torch.ones(2, 9, dtype=torch.int64)
+    mask[1, 5:] = 0
+    batch = {"input_ids": torch.randint(0, 50, (2, 9)), "attention_mask": mask}
+    subject = subject_of(transformers.BertModel(config), batch)
+    candidate = Candidate.original(subject)
+    for technique in (sdpa_attention, fuse_qkv, bf16):
+        candidate = technique.apply(candidate, technique.Options())
+    with torch.no_grad():
+        outputs = candidate.call(*subject.flat_inputs[0])
+    assert relative_error(outputs, subject.outputs[0]) < 5e-2

@@ -1,0 +1,47 @@
+"""The number of threads travels with the artefact."""
+
+import dataclasses
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import whet.artefact
+from whet.errors import OptionError
+from whet.techniques import Applies, Candidate, Refused, threads
+
+
+def test_choices_are_descending_and_end_with_one() -> None:
+    choices = threads.SPACE["num_threads"]
+    assert choices[-1] == 1
+    assert sorted(set(choices), reverse=True) == list(choices)
+    assert choices[0] <= len(os.sched_getaffinity(0))
+
+
+def test_check(subject_of, machine) -> None:
+    subject = subject_of(nn.Linear(2, 2), torch.randn(1, 2))
+    alone = dataclasses.replace(machine, cores=1)
+    assert threads.check(subject, alone, threads.Options(num_threads=1)) == Refused("the machine has one core")
+    assert threads.check(subject, machine, threads.Options(num_threads=2)) == Applies("2 instead of 4 threads")
+    for same_or_more in (4, 8):
+        assert isinstance(threads.check(subject, machine, threads.Options(num_threads=same_or_more)), Refused)
+
+
+def test_load_sets_them(subject_of, tmp_path) -> None:
+    subject = subject_of(nn.Linear(2, 2), torch.randn(1, 2))
+    tuned = threads.apply(Candidate.original(subject), threads.Options(num_threads=1))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        loaded = whet.artefact.load(tuned.save(tmp_path / "artefact"))
+        assert torch.get_num_threads() == 1
+        assert loaded.manifest.num_threads == 1
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_refuses_none(subject_of) -> None:
+    candidate = Candidate.original(subject_of(nn.Linear(2, 2), torch.randn(1, 2)))
+    with pytest.raises(OptionError, match="at least 1"):
+        threads.apply(candidate, threads.Options(num_threads=0))

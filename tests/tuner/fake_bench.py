@@ -1,0 +1,90 @@
+"""A workbench whose trials are arithmetic: what each technique gains and costs is written down here."""
+
+from pathlib import Path
+from typing import Any
+
+from whet.measure import Outcome
+from whet.measure.isolate import Failure, FailureKind
+from whet.recipe import Step
+from whet.tuner.search import Workbench
+from whet.tuner.space import Offer
+
+GAIN = {"inductor": 1.2, "bf16": 1.5, "int8_static": 3.0, "openvino": 2.0, "fuse_qkv": 1.1, "channels_last": 0.9}
+LOSES_QUALITY = {"int8_static"}
+RESTORES = {"keep_precision"}
+
+
+def offers() -> list[Offer]:
+    return [
+        Offer(technique="fuse_qkv", detail="", groups=[], bounds={"fuse_qkv": 1.3}),
+        Offer(technique="keep_precision", detail="", groups=[], options={"layers": [2, 4]}),
+        Offer(technique="bf16", detail="", groups=["precision"], bounds={"bf16": 4.0}),
+        Offer(technique="int8_static", detail="", groups=["precision"], bounds={"int8_static": 8.0}),
+        Offer(technique="channels_last", detail="", groups=[], bounds={"channels_last": 1.2}),
+        Offer(
+            technique="inductor",
+            detail="",
+            groups=["backend"],
+            options={"engine": ["package", "jit"], "freezing": [True, False]},
+            bounds={"x": 2.0},
+        ),
+        Offer(
+            technique="openvino",
+            detail="",
+            groups=["backend", "precision"],
+            options={"precision": ["int8", "bf16"]},
+            bounds={"openvino(precision=int8)": 9.0, "openvino(precision=bf16)": 5.0},
+        ),
+    ]
+
+
+class FakeRunner:
+    """Answers `attempt` by the tables above. crash: techniques whose process is killed; calls: recipes, in order."""
+
+    def __init__(self, *, crash: frozenset[str] = frozenset(), interrupt_at: int | None = None) -> None:
+        self.crash = crash
+        self.interrupt_at = interrupt_at
+        self.calls: list[list[Step]] = []
+
+    def __call__(self, function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
+        assert function == "attempt"
+        steps = [Step.model_validate(s) for s in arguments["steps"]]
+        if self.interrupt_at == len(self.calls):
+            raise KeyboardInterrupt
+        self.calls.append(steps)
+        names = {step.technique for step in steps}
+        if names & self.crash:
+            return Outcome(None, Failure(FailureKind.CRASH, "the process was ended by SIGKILL"), 0.1, 0)
+        speedup = 1.0
+        for step in steps:
+            speedup *= GAIN.get(step.technique, 1.0)
+            if step.options.get("precision") == "bf16":
+                speedup *= 0.8
+        drop = 0.05 if names & LOSES_QUALITY and not names & RESTORES else 0.0
+        rejected = drop > arguments["max_drop"]
+        Path(arguments["directory"]).mkdir(parents=True)
+        value = {
+            "status": "rejected" if rejected else "done",
+            "reason": "quality drops" if rejected else "",
+            "speedup": speedup,
+            "speedup_ci95": [speedup * 0.98, speedup * 1.02],
+            "latency_ms": 10 / speedup,
+            "baseline_latency_ms": 10.0,
+            "drop": drop,
+            "quality": 1 - drop,
+            "size_bytes": 1000,
+            "build_s": 0.1,
+        }
+        return Outcome(value, None, 0.1, 0)
+
+
+def bench(directory: Path, runner: FakeRunner) -> Workbench:
+    facts = {
+        "offers": [offer.model_dump() for offer in offers()],
+        "signature": {},
+        "score": 1.0,
+        "num_samples": 1,
+        "profile": {"total_s": 0.01, "layers": [], "dtype": "float32"},
+        "limits": {"read_bandwidth": 1e10, "gemm": {"float32": 1e11}, "device": "cpu"},
+    }
+    return Workbench("fake", facts, directory, runner)

@@ -1,0 +1,137 @@
+"""The search on a bench of pure arithmetic: order, groups, rejection, failure, interruption, resumption."""
+
+from pathlib import Path
+
+import pytest
+from fake_bench import FakeRunner, bench, offers
+
+from whet.errors import StudyError
+from whet.recipe import Recipe, Step
+from whet.tuner.plan import complete, next_recipe
+from whet.tuner.result import TrialRecord
+from whet.tuner.search import Goal, ranked, search
+from whet.tuner.space import Space
+from whet.tuner.study import FILE, Study, default_storage
+
+FOREVER = 1e9
+
+
+def run(directory: Path, runner: FakeRunner, *, max_trials: int = 30, goal: Goal = Goal()) -> list[TrialRecord]:  # noqa: B008
+    directory.mkdir(exist_ok=True)
+    study = Study.open(default_storage(directory), "test")
+    return search(bench(directory, runner), study, goal, deadline=FOREVER, max_trials=max_trials, clock=lambda: 0.0)
+
+
+def labels(records: list[TrialRecord]) -> list[str]:
+    return [record.label for record in records]
+
+
+def test_torch_compile_alone_comes_first_then_the_largest_bound(tmp_path: Path) -> None:
+    records = run(tmp_path, FakeRunner(), max_trials=3)
+    assert labels(records)[0] == "inductor(engine=jit, freezing=false)"
+    assert labels(records)[1] == "openvino(precision=int8)"
+    assert labels(records)[2] == "int8_static + inductor(engine=package, freezing=true)"
+
+
+def test_no_recipe_claims_a_group_twice_or_is_tried_twice(tmp_path: Path) -> None:
+    records = run(tmp_path, FakeRunner())
+    assert len(labels(records)) == len(set(labels(records)))
+    groups = {offer.technique: offer.groups for offer in offers()}
+    for record in records:
+        claimed = [g for step in record.steps for g in groups[step.technique]]
+        assert len(claimed) == len(set(claimed)), record.label
+
+
+def test_quality_is_given_back_to_the_fastest_that_lost_it(tmp_path: Path) -> None:
+    records = run(tmp_path, FakeRunner())
+    lossy = [r for r in records if r.status == "rejected"]
+    assert any({s.technique for s in r.steps} == {"int8_static", "inductor"} for r in lossy)
+    best = ranked(Goal(), records)[0]
+    assert {"int8_static", "keep_precision", "inductor"} <= {s.technique for s in best.steps}
+    assert best.drop == 0.0
+
+
+def test_a_crash_is_a_failed_trial_and_the_search_goes_on(tmp_path: Path) -> None:
+    records = run(tmp_path, FakeRunner(crash=frozenset({"openvino"})))
+    failed = [r for r in records if r.status == "failed"]
+    assert failed
+    assert all("SIGKILL" in r.reason for r in failed)
+    assert ranked(Goal(), records)
+
+
+def test_a_resumed_search_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", FakeRunner(), max_trials=25)
+    (tmp_path / "parts").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts", FakeRunner(interrupt_at=4), max_trials=25)
+    halfway = Study.open(default_storage(tmp_path / "parts"), "test").records()
+    assert labels(halfway) == labels(whole)[:4]
+    resumed = run(tmp_path / "parts", FakeRunner(), max_trials=25)
+    assert labels(resumed) == labels(whole)
+    assert [r.speedup for r in resumed] == [r.speedup for r in whole]
+
+
+def test_only_the_best_artefacts_stay_on_disk(tmp_path: Path) -> None:
+    records = run(tmp_path, FakeRunner())
+    kept = {int(p.parent.name.removeprefix("trial-")) for p in tmp_path.glob("trial-*/artefact")}
+    assert kept == {r.number for r in ranked(Goal(), records)[:3]}
+
+
+def test_the_time_ends_the_search_but_two_trials_are_always_made(tmp_path: Path) -> None:
+    study = Study.open(default_storage(tmp_path), "test")
+    records = search(bench(tmp_path, FakeRunner()), study, Goal(), deadline=-1.0, clock=lambda: 0.0)
+    assert len(records) == 2
+
+
+def test_parameters_and_recipes_are_each_others_inverse() -> None:
+    space = Space(offers())
+    recipe = complete(space, [Step(technique="int8_static"), Step(technique="inductor"), Step(technique="fuse_qkv")])
+    values = space.parameters(recipe)
+    assert str(space.recipe(lambda name, choices: values[name])) == str(recipe)
+
+
+def test_a_technique_that_cannot_win_alone_waits() -> None:
+    space = Space(offers())
+    fast = TrialRecord(
+        number=1, steps=[Step(technique="openvino")], status="done", speedup=6.0, speedup_ci95=(5.9, 6.1)
+    )
+    first = TrialRecord(
+        number=0,
+        steps=list(complete(space, [Step(technique="inductor", options={"engine": "jit", "freezing": False})])),
+        status="done",
+        speedup=1.0,
+    )
+    int8 = TrialRecord(
+        number=2,
+        steps=list(complete(space, [Step(technique="int8_static"), Step(technique="inductor")])),
+        status="failed",
+    )
+    openvino = TrialRecord(number=3, steps=list(complete(space, [Step(technique="openvino")])), status="failed")
+    recipe = next_recipe(space, [first, fast, int8, openvino])
+    assert recipe is not None
+    assert str(recipe) != "bf16", "its bound of 4 is below the 6 already measured"
+
+
+def test_a_damaged_study_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"this is no database, whatever its name says" * 100)
+    with pytest.raises(StudyError, match="cannot be read"):
+        Study.open(default_storage(tmp_path), "test")
+
+
+def test_nothing_to_resume_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="leave out --resume"):
+        Study.open(default_storage(tmp_path), "test", must_exist=True)
+
+
+def test_a_trial_whose_process_is_gone_is_tried_again(tmp_path: Path) -> None:
+    space = Space(offers())
+    study = Study.open(default_storage(tmp_path), "test")
+    _, recipe = study.begin(complete(space, [Step(technique="fuse_qkv")]), space)
+    assert labels(study.records()) == [str(recipe)], "it runs: nobody else takes it"
+    trial = study._study.get_trials(deepcopy=False)[0]
+    study._study._storage.set_trial_user_attr(trial._trial_id, "pid", 2**22 + 1)
+    assert study.records() == []
+
+
+def test_an_empty_recipe_reads_as_the_original() -> None:
+    assert str(Recipe()) == "original"

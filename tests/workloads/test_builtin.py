@@ -1,0 +1,109 @@
+"""What every built-in workload promises: its score, its size, its shapes, its time."""
+
+import subprocess
+import sys
+import time
+from importlib import import_module
+
+import pytest
+import torch
+
+from whet.errors import MissingExtra
+from whet.signature import output_tensors, split
+from whet.workload import examine
+from whet.workloads import BUILTIN, docs_encoder, docs_gpt, resolve
+from whet.workloads.weights import WEIGHTS
+
+pytest.importorskip("sklearn")
+pytest.importorskip("tokenizers")
+
+
+@pytest.fixture(scope="module", params=BUILTIN)
+def workload(request):
+    return resolve(request.param)
+
+
+@pytest.fixture(scope="module")
+def subject(workload):
+    return examine(workload)
+
+
+def test_is_sound_and_has_one_shape(workload, subject):
+    assert not subject.signature.is_dynamic  # inputs, calibration and scoring alike
+    assert not workload.model.training
+    assert all(p.dtype == torch.float32 for p in workload.model.parameters())
+    assert len(workload.calibration) == 16
+    assert len(workload.inputs) == 4
+
+
+def test_score(workload, subject):
+    module = import_module(f"whet.workloads.{workload.name.replace('-', '_')}")
+    floor = module.baseline()
+    match workload.name:
+        case "digits-cnn":
+            assert subject.score >= 0.97
+            assert floor < 0.2
+        case "docs-encoder":
+            assert subject.score >= floor + 0.3
+        case "docs-gpt":
+            assert subject.score <= 0.6 * floor
+
+
+def test_is_reproducible(workload):
+    again = resolve(workload.name)
+    for batch, other in zip(workload.inputs, again.inputs, strict=True):
+        assert torch.equal(batch, other)
+
+
+def test_is_scored_in_seconds(workload):
+    assert workload.quality is not None
+    start = time.perf_counter()
+    with torch.no_grad():
+        workload.quality.measure(workload.model)
+    assert time.perf_counter() - start < 20  # takes 1 to 2 on a quiet two-core machine
+
+
+def test_exports(workload):
+    args, kwargs = split(workload.inputs[0])
+    with torch.no_grad():
+        program = torch.export.export(workload.model, args, kwargs, strict=False)
+        want = output_tensors(workload.model(*args, **kwargs))
+        for got, wanted in zip(output_tensors(program.module()(*args, **kwargs)), want, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_small():
+    for name in BUILTIN:
+        assert (WEIGHTS / name / "model.safetensors").stat().st_size <= 8_000_000
+
+
+def test_transformers_loads_docs_gpt():
+    transformers = pytest.importorskip("transformers")
+    directory = WEIGHTS / docs_gpt.NAME
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    text = "The syntax for an assignment statement"
+    ours = resolve(docs_gpt.NAME).model
+    ids = tokenizer(text, return_tensors="pt").input_ids
+    assert tokenizer.decode(ids[0]) == text
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_labels_are_topics_with_passages_to_score():
+    labels = docs_encoder.load_labels(WEIGHTS / docs_encoder.NAME)
+    assert labels == sorted(set(labels))
+    assert len(labels) >= 10
+
+
+@pytest.mark.parametrize(("package", "name"), [("sklearn", "digits-cnn"), ("tokenizers", "docs-gpt")])
+def test_missing_package_is_named(monkeypatch, package, name):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(sys.modules, f"{package}.datasets", None)
+    with pytest.raises(MissingExtra, match=r"whet\[examples\]"):
+        resolve(name)
+
+
+def test_names_load_nothing():
+    code = "import sys; from whet.workloads import BUILTIN; sys.exit(bool({'torch', 'sklearn'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

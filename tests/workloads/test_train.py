@@ -1,0 +1,41 @@
+"""Two steps of each training: that it runs from start to finish, and writes what its workload reads."""
+
+import pytest
+import torch
+
+from whet.workloads import BUILTIN, digits_cnn, docs_encoder, docs_gpt
+from whet.workloads.train.__main__ import TRAINERS, main
+from whet.workloads.train.loop import Schedule, fit
+
+pytest.importorskip("sklearn")
+pytest.importorskip("tokenizers")
+
+BUILD = {"digits-cnn": digits_cnn.build, "docs-encoder": docs_encoder.build, "docs-gpt": docs_gpt.build}
+
+
+def test_every_builtin_can_be_trained():
+    assert set(TRAINERS) == set(BUILTIN)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_trains(tmp_path, capsys, name):
+    assert main([name, "--steps", "1", "--out", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert f"{name}: held-out" in said
+    assert "baseline" in said
+    assert BUILD[name](tmp_path).name == name
+
+
+def test_fit_lowers_the_loss():
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    x = torch.randn(64, 4)
+    y = x.sum(1, keepdim=True)
+
+    def loss(step):
+        return (model(x).float() - y).square().mean()
+
+    before = loss(0).item()
+    fit(model, loss, Schedule(steps=100, learning_rate=0.05, weight_decay=0.0, warmup=5))
+    assert loss(0).item() < before / 10
+    assert not model.training
