@@ -14,7 +14,7 @@ from pathlib import Path
 from whet.files import write_whole
 from whet.machine import describe
 from whet.machine.limits import load_limits
-from whet.tuner.tune import tune, versions
+from whet.tuner.tuning import tune, versions
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TARGETS = ("digits-cnn", "docs-encoder", "docs-gpt")

@@ -30,7 +30,7 @@ from peers import PEERS, make_hf_directories  # noqa: I001
 
 from whet.machine import describe
 from whet.measure import compare, measure_calls
-from whet.tuner.tune import tune, versions
+from whet.tuner.tuning import tune, versions
 
 MODELS = {"bert-base": "BERT-base, 1 x 128 tokens", "vit-base": "ViT-base, 1 image", "resnet-50": "ResNet-50, 1 image"}
 WHET = "whet"

@@ -1,4 +1,4 @@
-"""What every test runs under: one thread that sleeps while it waits, a fixed seed, no time limits on single examples."""
+"""What every test runs under: one thread that sleeps while it waits, a fixed seed, no deadline on single examples."""
 
 import os
 

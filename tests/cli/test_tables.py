@@ -25,7 +25,8 @@ def lines(shown: Console) -> list[str]:
 
 def point(steps: list[Step], latency_ms: float, speedup: float = 1.0, verdict: str = "", **more: object) -> Point:
     values: dict[str, object] = {
-        "steps": steps, "label": " + ".join(map(str, steps)) or "original", "latency_ms": latency_ms, "speedup": speedup,
+        "steps": steps, "label": " + ".join(map(str, steps)) or "original", "latency_ms": latency_ms,
+        "speedup": speedup,
         "speedup_ci95": (speedup * 0.99, speedup * 1.01), "throughput_per_s": 1e3 / latency_ms, "verdict": verdict,
         "peak_bytes": 612_000_000, "size_bytes": 102_400_000, "quality": 0.9817, **more,
     }  # fmt: skip
@@ -64,7 +65,9 @@ RECORDS = [
         number=0, steps=[FUSE, OPENVINO], status="done", speedup=9.5, latency_ms=5.87, drop=0.0008,
         agreement=Agreement(relative_error=0.1, cosine=0.99),
     ),
-    TrialRecord(number=1, steps=LONG, status="rejected", speedup=123.4, latency_ms=0.0123, drop=-0.5, reason="too bad " * 40),
+    TrialRecord(
+        number=1, steps=LONG, status="rejected", speedup=123.4, latency_ms=0.0123, drop=-0.5, reason="too bad " * 40
+    ),
     TrialRecord(number=2, steps=[COMPILE], status="failed", reason="Killed\nby [bold]signal[/bold] 9 \x1b[31m"),
     TrialRecord(number=3, steps=[FUSE], status="refused", reason="fuse_conv_bn: the model holds no convolution"),
 ]  # fmt: skip

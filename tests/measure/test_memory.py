@@ -26,7 +26,7 @@ def test_the_peak_grows_by_what_is_allocated_and_touched_and_stays() -> None:
         "print(peak_rss_bytes())\nx = np.ones(8 * 2**20)\nprint(peak_rss_bytes())\ndel x\nprint(peak_rss_bytes())"
     )
     assert 60 * MB <= after - before <= 80 * MB
-    assert freed >= after
+    assert freed >= after - MB  # Linux sums its counters up now and then
 
 
 def test_memory_that_is_not_touched_does_not_count() -> None:

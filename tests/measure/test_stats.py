@@ -186,7 +186,15 @@ def test_a_gain_within_the_noise_does_not_pass() -> None:
 
 @pytest.mark.parametrize(
     ("original", "variant"),
-    [([], []), ([1.0], []), ([1.0, 2.0], [1.0]), ([0.0], [1.0]), ([1.0], [-1.0]), ([math.nan], [1.0]), ([math.inf], [1.0])],
+    [
+        ([], []),
+        ([1.0], []),
+        ([1.0, 2.0], [1.0]),
+        ([0.0], [1.0]),
+        ([1.0], [-1.0]),
+        ([math.nan], [1.0]),
+        ([math.inf], [1.0]),
+    ],
 )
 def test_times_that_are_none_are_refused(original: Sequence[float], variant: Sequence[float]) -> None:
     with pytest.raises(ValueError, match=r"pairs|positive"):

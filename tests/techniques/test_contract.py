@@ -7,6 +7,7 @@ interface of a Hugging Face model. A new technique joins by its line in the tabl
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
@@ -131,8 +132,14 @@ def _cases(technique: Technique) -> Iterator[Case]:
     chosen = [defaults]
     if technique.NAME not in COSTLY:
         chosen += [{**defaults, name: value} for name, values in technique.SPACE.items() for value in values[1:]]
-    for options, build in itertools.product(chosen, SUBJECTS.values()):
-        yield Case(technique, technique.Options(**options), build())
+    for options, model in itertools.product(chosen, SUBJECTS):
+        yield Case(technique, technique.Options(**options), _subject(model))
+
+
+@functools.cache
+def _subject(name: str) -> Subject:
+    """Built once for all techniques: none may change it, which is tested."""
+    return SUBJECTS[name]()
 
 
 def _apply_and_save(case: Case, directory: Path) -> None:

@@ -114,7 +114,7 @@ def test_page_stands_alone(name: str, htmls: dict[str, str], pages: dict[str, Pa
 def test_every_trial_is_listed_with_its_reason(name: str, htmls: dict[str, str]) -> None:
     result, page = MAKERS[name](), section(htmls[name], "trials")
     assert len(page.rows) == 1 + len(result.trials)
-    by_number = {row[0]: row for row in page.rows[1:]}
+    by_number = {row[0].strip(): [cell.strip() for cell in row] for row in page.rows[1:]}
     for trial in result.trials:
         row = by_number[str(trial.number)]
         assert row[2] == trial.status
@@ -135,7 +135,7 @@ def test_figures_of_a_gain(htmls: dict[str, str], pages: dict[str, Page]) -> Non
         "102 → 24.7 MB 4.15× smaller",
         "612 → 388 MB 1.58× less",
     ):
-        assert words in re.sub(r"(?<=[×a-zB0-9])(?=95%|drop|4\.15|1\.58)", " ", text), words
+        assert words in text
     finals = section(htmls["gain"], "finals")
     winner = finals.row("fuse_conv_bn + openvino")
     assert winner[1:10] == [
@@ -254,7 +254,8 @@ def test_bare_result_renders(tmp_path: Path) -> None:
     baseline = fake_results.gain().baseline
     baseline.process_latencies_ms = []
     result = Result(
-        target="m", verdict="failed", sentence="Every trial failed.", quality_name="loss", baseline=baseline, best=baseline
+        target="m", verdict="failed", sentence="Every trial failed.", quality_name="loss", baseline=baseline,
+        best=baseline,
     )  # fmt: skip
     page = Page(written(result, tmp_path))
     assert "No variant came as far as the finals" in page.text

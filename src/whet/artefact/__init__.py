@@ -25,6 +25,7 @@ _LOG = logging.getLogger("whet")
 _RUNTIMES = {
     "program": ("whet.artefact.program", "ProgramRuntime"),
     "inductor": ("whet.artefact.inductor", "InductorRuntime"),
+    "compile": ("whet.artefact.inductor", "CompileRuntime"),
     "openvino": ("whet.artefact.openvino", "OpenVINORuntime"),
     "onnxruntime": ("whet.artefact.onnxruntime", "ONNXRuntime"),
 }

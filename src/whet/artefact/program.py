@@ -6,7 +6,7 @@ The file is torch's .pt2 archive, which is looked through before torch reads it:
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.ao.quantization.fx._decomposed  # noqa: F401 - makes the operators of quantised graphs known to torch
@@ -18,6 +18,8 @@ from whet.errors import ArtefactError, TargetError, reason
 from whet.workload import Subject
 
 FILE = "program.pt2"
+
+_PACKED_PRODUCT = torch.ops.aten._weight_int4pack_mm_for_cpu.default  # its weights lie differently on each chip
 
 
 def export(module: nn.Module, subject: Subject) -> torch.export.ExportedProgram:
@@ -84,9 +86,21 @@ class ProgramRuntime(Runtime):
             torch.export.save(self._program, path)
         check_archive(path)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Weights that are packed for one kind of chip say for which."""
+        packed = any(node.target is _PACKED_PRODUCT for node in self._program.graph.nodes)
+        return {"cpu_capability": torch.backends.cpu.get_cpu_capability()} if packed else {}
+
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
         path = directory / FILE
+        here = torch.backends.cpu.get_cpu_capability()
+        if (there := manifest.settings.get("cpu_capability", here)) != here:
+            raise ArtefactError(
+                f"{path} holds 4-bit weights packed for {there}, and this machine has {here}; apply the recipe again "
+                "with `whet apply` on this machine"
+            )
         check_archive(path)
         try:
             return cls(torch.export.load(path))

@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import WhetError, reason
-
-ARGUMENTS = "arguments.json"
-RESULT = "result.json"
-LOG = "log.txt"
+from whet.measure.isolate import ARGUMENTS, RESULT
 
 _PR_SET_PDEATHSIG = 1
 

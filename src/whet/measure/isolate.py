@@ -19,7 +19,10 @@ from typing import Any
 
 import psutil
 
-from whet.measure.child import ARGUMENTS, LOG, RESULT
+# The files of the exchange; child.py, which is run as a program, takes their names from here.
+ARGUMENTS = "arguments.json"
+RESULT = "result.json"
+LOG = "log.txt"
 
 _POLL_S = 0.05
 _LIST_S = 0.5  # listing every process of a busy machine takes milliseconds, which the child would be timed with

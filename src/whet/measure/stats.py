@@ -73,7 +73,7 @@ def noise_floor(groups: Sequence[Sequence[float]], *, num_pairs: int | None = No
     """The ratio that `num_pairs` pairs of the same code could show by chance, from times in successive processes.
 
     groups: one sequence of times per variant, in the order they were taken. Neighbours in a group are A/A pairs; the
-    floor is the half-width of the 95 % interval of the mean of `num_pairs` such pairs (as many as the shortest group
+    floor is the half-width of the 95% interval of the mean of `num_pairs` such pairs (as many as the shortest group
     has times, if not given). 1.0, unknown, from fewer than two neighbours.
     """
     groups = [g for g in groups if len(g) > 1]
@@ -108,7 +108,7 @@ def geometric_mean(ratios: Sequence[float]) -> float:
 
 
 def _interval(logs: np.ndarray, seed: int) -> tuple[float, float]:
-    """95 % interval of the mean: bootstrap percentiles, widened as Hesterberg (2015, section 5.3) does."""
+    """95% interval of the mean: bootstrap percentiles, widened as Hesterberg (2015, section 5.3) does."""
     num = len(logs)
     if num == 1:
         return -math.inf, math.inf

@@ -7,6 +7,12 @@ from whet.techniques import (
     fp16,
     fuse_conv_bn,
     fuse_qkv,
+    inductor,
+    int4_weight,
+    int8_dynamic,
+    int8_static,
+    int8_weight,
+    keep_precision,
     sdpa_attention,
     threads,
 )
@@ -24,7 +30,13 @@ TABLE: dict[str, Technique] = {
         bf16,
         fp16,
         autocast,
+        keep_precision,
+        int8_static,
+        int8_dynamic,
+        int8_weight,
+        int4_weight,
         channels_last,
+        inductor,
         threads,
     )
 }

@@ -95,8 +95,8 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
         return Applies(f"the whole graph, in {options.precision}")
     if find_spec("nncf") is None:
         return Refused("nncf, which int8 needs, is not installed: pip install 'whet[openvino]'")
-    if options.smooth_quant and not is_transformer(subject.workload.model):
-        return Refused("smooth_quant is for transformers, and the model has neither layer norm nor attention")
+    if options.smooth_quant and not _has_inner_linear(subject.workload.model):
+        return Refused("smooth_quant is for linear layers in the midst of a model, and this one has a last one at most")
     num_batches = len(subject.workload.calibration)
     return Applies(f"the whole graph, in int8 calibrated on {num_batches} batch{'es' * (num_batches > 1)}")
 
@@ -122,7 +122,6 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
         model, kept = openvino_int8.quantize(
             model,
             candidate.subject.flat_calibration,
-            is_transformer=is_transformer(candidate.subject.workload.model),
             preset=options.preset,
             ranges=options.ranges,
             smooth_quant=options.smooth_quant,
@@ -159,10 +158,9 @@ def convert(candidate: Candidate) -> tuple[Any, list[str]]:
     return model, notes
 
 
-def is_transformer(model: nn.Module) -> bool:
-    """Whether there is layer norm or attention in it, for which NNCF has rules of its own."""
-    names = (type(module).__name__ for module in model.modules())
-    return any("LayerNorm" in name or "RMSNorm" in name or "Attention" in name for name in names)
+def _has_inner_linear(model: nn.Module) -> bool:
+    """More than one linear layer; Hugging Face's Conv1D is one too."""
+    return sum(isinstance(m, nn.Linear | nn.MultiheadAttention) or type(m).__name__ == "Conv1D" for m in model.modules()) > 1
 
 
 def halve_weights(model: Any) -> None:

@@ -26,7 +26,6 @@ def quantize(
     model: Any,
     batches: Sequence[tuple[Tensor, ...]],
     *,
-    is_transformer: bool,
     preset: str,
     ranges: str,
     smooth_quant: bool,
@@ -40,12 +39,13 @@ def quantize(
     contiguous = [[tensor.detach().contiguous() for tensor in batch] for batch in batches]
     shared = [[share(tensor) for tensor in batch] for batch in contiguous]
     arguments = {
-        "model_type": nncf.ModelType.TRANSFORMER if is_transformer else None,
+        "model_type": nncf.ModelType.TRANSFORMER if is_transformer(model) else None,
         "preset": nncf.QuantizationPreset(preset),
         "target_device": nncf.TargetDevice.CPU,
         "subset_size": len(shared),
     }
-    ignored, notes = [], []
+    ignored = _pooled(model) if smooth_quant else []
+    notes = []
     try:
         with _quiet(nncf):
             if keep:
@@ -55,8 +55,9 @@ def quantize(
                     **arguments,
                     advanced_parameters=_advanced(nncf, ranges, smooth_quant=False, corrects_bias=False),
                 )
-                ignored = rank(model, draft, shared[:_NUM_RANKING_BATCHES])[:keep]
-                notes = [f"openvino: {len(ignored)} layers kept out of int8: {', '.join(ignored)}"]
+                kept = rank(model, draft, shared[:_NUM_RANKING_BATCHES])[:keep]
+                notes.append(f"openvino: {len(kept)} layers kept out of int8: {', '.join(kept)}")
+                ignored = sorted({*ignored, *kept})
             quantized = nncf.quantize(
                 model.clone(),
                 nncf.Dataset(shared),
@@ -67,6 +68,42 @@ def quantize(
     except Exception as error:  # NNCF and OpenVINO raise whatever they stumble over
         raise TargetError(f"NNCF cannot quantise the model: {reason(error)}") from error
     return quantized, notes
+
+
+def is_transformer(model: Any) -> bool:
+    """Whether an OpenVINO model has attention or layer norm, for which NNCF has patterns of its own."""
+    return any(
+        op.get_type_name() in ("ScaledDotProductAttention", "MVN")
+        or (op.get_type_name() == "Softmax" and "MatMul" in _readers(op))
+        for op in model.get_ops()
+    )
+
+
+def _readers(op: Any) -> list[str]:
+    """Type names of what reads an operator's result, looking through operators that only move data."""
+    names = []
+    for reader in op.output(0).get_target_inputs():
+        node = reader.get_node()
+        moves = node.get_type_name() in ("Reshape", "Transpose", "Broadcast", "Unsqueeze", "Squeeze")
+        names += _readers(node) if moves else [node.get_type_name()]
+    return names
+
+
+def _pooled(model: Any) -> list[str]:
+    """Names of the products that read a mean or another reduction.
+
+    OpenVINO 2026.4 multiplies a reduction's result by the wrong channels' factors where SmoothQuant puts some there: it
+    fuses them into the reduction and forgets that an axis is gone. These few, small layers stay in floating point.
+    """
+    return sorted(
+        {
+            reader.get_node().get_friendly_name()
+            for op in model.get_ops()
+            if op.get_type_name().startswith("Reduce")
+            for reader in op.output(0).get_target_inputs()
+            if reader.get_node().get_type_name() == "MatMul"
+        }
+    )
 
 
 def import_nncf() -> Any:

@@ -2,6 +2,6 @@
 
 from whet.tuner.apply import apply_recipe
 from whet.tuner.result import Point, Result, TrialRecord
-from whet.tuner.tune import Listener, tune
+from whet.tuner.tuning import Listener, tune
 
 __all__ = ["Listener", "Point", "Result", "TrialRecord", "apply_recipe", "tune"]

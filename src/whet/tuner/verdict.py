@@ -36,7 +36,7 @@ def sentence(goal: Goal, baseline: Point, best: Point, compile_only: Point | Non
             f"(noise floor {baseline.noise - 1:.1%}); the original stays."
         )
     low, high = best.speedup_ci95
-    text = f"{best.label} is {best.speedup:.2f}x as fast as the original (95 % interval {low:.2f} to {high:.2f})"
+    text = f"{best.label} is {best.speedup:.2f}x as fast as the original (95% interval {low:.2f} to {high:.2f})"
     if goal.objective == "memory":
         text += f" and holds {baseline.peak_bytes / best.peak_bytes:.2f}x less memory at its peak"
     if goal.objective == "size":

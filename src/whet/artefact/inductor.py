@@ -1,0 +1,224 @@
+"""A model compiled by torch's inductor: native code in a package, or a program that is compiled when it is loaded.
+
+InductorRuntime   AOTInductor: compiled once, here; loading takes milliseconds and needs no compiler.
+CompileRuntime    torch.compile, as most people call it: compiled again in every process that loads the artefact.
+
+A package is a zip archive with a shared library. Loading it maps native code into the process, so load only what you
+would install a program from. It runs on machines that have the instructions it was compiled for.
+"""
+
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+import warnings
+import weakref
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from whet.artefact import int8_fusion
+from whet.artefact.program import ProgramRuntime, export
+from whet.artefact.runtime import Manifest, Runtime
+from whet.errors import ArtefactError, TargetError, reason
+from whet.machine import describe
+from whet.workload import Subject
+
+FILE = "model.pt2"
+
+# Unpacks of 4-bit weights: folded at compile time they would be stored at four times the size.
+_KEEP_PACKED = (torch.ops.aten.bitwise_and.Scalar, torch.ops.aten.__rshift__.Scalar)
+
+
+class InductorRuntime(Runtime):
+    """An AOTInductor package.
+
+    isa: the instruction sets of the machine it was compiled on, as in Machine.isa; code is compiled for all of them.
+    """
+
+    NAME = "inductor"
+
+    def __init__(self, package: Path, isa: Sequence[str]) -> None:
+        self._package = package
+        self._isa = list(isa)
+        # What torch._inductor.aoti_load_package wraps: that one imports the compiler (seconds) to load, and parses the
+        # structure of inputs and outputs again at every call.
+        self._loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)
+
+    @classmethod
+    def compile(cls, module: nn.Module, subject: Subject, *, freezing: bool, max_autotune: bool) -> Self:
+        """Compile a module ahead of time. Raises TargetError where the compiler fails, or makes a wrong model."""
+        program = export(module, subject)
+        folder = tempfile.mkdtemp(prefix="whet-inductor-")
+        package = Path(folder) / FILE
+        if int8_fusion.is_quantised(program):
+            int8_fusion.register()
+        try:
+            # freezing does nothing while gradients are on
+            with torch.no_grad(), _settings(freezing=freezing, max_autotune=max_autotune), _quiet():
+                torch._inductor.aoti_compile_and_package(program, package_path=str(package))
+            runtime = cls(package, describe().isa)
+            weakref.finalize(runtime, shutil.rmtree, folder, ignore_errors=True)
+            _check_is_pure(runtime, subject)
+        except Exception as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, TargetError):
+                raise
+            # the compiler and its many passes raise whatever they stumble over
+            raise TargetError(f"torch's inductor cannot compile the model: {reason(error)}") from error
+        return runtime
+
+    def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return tuple(self._loader.run(list(tensors)))
+
+    def write(self, directory: Path) -> None:
+        shutil.copyfile(self._package, directory / FILE)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"isa": self._isa, "torch": torch.__version__}
+
+    @classmethod
+    def read(cls, directory: Path, manifest: Manifest) -> Self:
+        path = directory / FILE
+        isa = _compiled_for(path, manifest)
+        try:
+            with zipfile.ZipFile(path) as archive:
+                broken = archive.testzip()  # a library that is cut short would end the process when it is mapped
+        except (OSError, zipfile.BadZipFile) as error:
+            raise ArtefactError(f"{path} is damaged: {reason(error)}; write it again with `whet apply`") from error
+        if broken is not None:
+            raise ArtefactError(f"{path} is damaged: {broken} is not what was written; write it again with `whet apply`")
+        try:
+            return cls(path, isa)
+        except Exception as error:  # the loader raises RuntimeError, and OSError by way of dlopen
+            raise ArtefactError(
+                f"{path} does not load here: {reason(error)}. It was compiled by torch {manifest.settings.get('torch')}, "
+                f"this is {torch.__version__}; apply the recipe again with `whet apply` on this machine"
+            ) from error
+
+
+class CompileRuntime(ProgramRuntime):
+    """A program that torch.compile compiles at its first call in each process.
+
+    options: freezing, max_autotune and reduce_overhead (CUDA graphs), as plain booleans.
+    """
+
+    NAME = "compile"
+
+    def __init__(
+        self,
+        program: torch.export.ExportedProgram,
+        *,
+        freezing: bool = False,
+        max_autotune: bool = False,
+        reduce_overhead: bool = False,
+        is_dynamic: bool = False,
+    ) -> None:
+        super().__init__(program)
+        self._options = {"freezing": freezing, "max_autotune": max_autotune, "reduce_overhead": reduce_overhead}
+        if int8_fusion.is_quantised(program):
+            int8_fusion.register()
+        options = {"freezing": freezing, "max_autotune": max_autotune, "triton.cudagraphs": reduce_overhead}
+        # dynamic=None lets torch compile once more when it sees another shape; where they are known to vary, once is enough
+        self._compiled = torch.compile(self._module, dynamic=True if is_dynamic else None, options=options)
+        self._is_compiled = False
+
+    def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            if self._is_compiled:
+                return tuple(self._compiled(*tensors))
+            with _quiet():
+                outputs = tuple(self._compiled(*tensors))
+        self._is_compiled = True
+        return outputs
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings, **self._options}
+
+    @classmethod
+    def read(cls, directory: Path, manifest: Manifest) -> Self:
+        plain = ProgramRuntime.read(directory, manifest)
+        options = {name: bool(manifest.settings.get(name)) for name in ("freezing", "max_autotune", "reduce_overhead")}
+        return cls(plain._program, is_dynamic=manifest.read_signature().is_dynamic, **options)
+
+
+def missing_tools(*, at_load: bool) -> str:
+    """What has to be installed before inductor can compile for a CPU, or "" where all is there."""
+    # as torch._inductor.config chooses it, which takes seconds to import
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
+        return f"torch compiles with {compiler}, which is not installed: install it (Debian: apt install g++)"
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    if at_load and not headers.is_file():
+        return f"torch.compile needs {headers}: install Python's headers (Debian: apt install python3-dev)"
+    return ""
+
+
+@contextmanager
+def _settings(*, freezing: bool, max_autotune: bool) -> Iterator[None]:
+    """The compiler's settings for a package."""
+    import torch._inductor.constant_folding as folding  # the compiler: seconds to import, not needed to load a package
+
+    settings = {
+        "freezing": freezing,
+        "max_autotune": max_autotune,
+        "cpp.dynamic_threads": True,  # else the number of threads in force now would be compiled in
+        # Nobody debugs the generated code here: without line tables g++ needs a fifth less time.
+        "aot_inductor.enable_line_tables": False,
+    }
+    kept = [operator for operator in _KEEP_PACKED if operator not in folding._dont_constant_fold]
+    folding._dont_constant_fold.extend(kept)
+    try:
+        with torch._inductor.config.patch(settings):
+            yield
+    finally:
+        for operator in kept:
+            folding._dont_constant_fold.remove(operator)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the compiler's warnings about its own insides from the user."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch\b.*")
+        warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*", category=FutureWarning)
+        yield
+
+
+def _check_is_pure(runtime: Runtime, subject: Subject) -> None:
+    """Raise TargetError where a compiled model writes into its inputs, or answers differently the second time.
+
+    Fusing an addition into a product may turn into adding in place, to a tensor that is still needed.
+    """
+    given = subject.flat_inputs[0]
+    inputs = tuple(x.clone() for x in given)
+    first = tuple(y.clone() for y in runtime.run(inputs))
+    changed = [i for i, (x, before) in enumerate(zip(inputs, given, strict=True)) if not torch.equal(x, before)]
+    if changed:
+        raise TargetError(f"torch's inductor made a model that overwrites its input {changed[0]}; leave it out of the recipe")
+    for a, b in zip(first, runtime.run(tuple(x.clone() for x in given)), strict=True):
+        if not torch.allclose(a, b, rtol=1e-2, atol=1e-3 * float(a.abs().max()) if a.numel() else 0.0, equal_nan=True):
+            raise TargetError("torch's inductor made a model that answers differently each time; leave it out of the recipe")
+
+
+def _compiled_for(path: Path, manifest: Manifest) -> list[str]:
+    """The instruction sets a package was compiled for; all of them must be here, else its code ends the process."""
+    isa = manifest.settings.get("isa")
+    if not isinstance(isa, list) or not all(isinstance(name, str) for name in isa):
+        raise ArtefactError(f"{path.parent} does not say what it was compiled for; write it again with `whet apply`")
+    missing = [name for name in isa if name not in describe().isa]
+    if missing:
+        raise ArtefactError(
+            f"{path} was compiled for a machine with {', '.join(missing)}, which this one has not; apply the recipe "
+            "again with `whet apply` on this machine"
+        )
+    return isa

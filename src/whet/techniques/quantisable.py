@@ -1,0 +1,42 @@
+"""Which layers int8 and int4 techniques work on, and what they need of the chip."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from whet.machine import Machine
+from whet.workload import Subject
+
+LAYERS = nn.Linear | nn.Conv1d | nn.Conv2d
+KINDS = frozenset({"Linear", "Conv1d", "Conv2d"})
+
+_INT8_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
+_NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "arm_bf16"})
+
+
+def find_layers(module: nn.Module, kinds: type | object = LAYERS) -> Iterator[tuple[str, nn.Module]]:
+    """Layers with matrix products whose weights are float32, by name. Subclasses may do something else: left out."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, kinds) and type(layer).__module__.startswith("torch.nn."):  # type: ignore[arg-type]
+            if layer.weight.dtype == torch.float32:
+                yield name, layer
+
+
+def has_int8_products(machine: Machine) -> bool:
+    return not _INT8_PRODUCTS.isdisjoint(machine.isa)
+
+
+def has_bfloat16(machine: Machine) -> bool:
+    return not _NATIVE_BFLOAT16.isdisjoint(machine.isa)
+
+
+def refusal(subject: Subject, machine: Machine, *, rest: str) -> str:
+    """Why quantising on this CPU is out of the question, or ""."""
+    if subject.flat_inputs[0][0].device.type != "cpu":
+        return "written for CPUs; the inputs are on a GPU"
+    if not any(find_layers(subject.workload.model)):
+        return "the model has no linear layer or convolution with float32 weights"
+    if rest == "bfloat16" and not has_bfloat16(machine):
+        return f"{machine.chip} has no native bfloat16 for what is not quantised; use rest=float32"
+    return ""

@@ -1,0 +1,213 @@
+"""Linear layers and embeddings that hold their weights in 8 or 4 bits and compute in floating point.
+
+Plain modules with integer buffers: torch.export, compilers and files need to know nothing about them.
+
+Few rows (a token at a time, batch 1): torch's own kernels read the integers and multiply. Many rows: the weights are
+unpacked at each call and the product is the library's, which torch's kernels would be far slower than.
+
+Shape suffixes: R rows, K inputs, N outputs, G groups of inputs, V vocabulary, D width.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whet.machine import describe
+from whet.techniques import quantisable
+from whet.techniques.graph import Traced, trace
+from whet.techniques.technique import Candidate
+
+# Measured on a Xeon with AVX-512 and AMX, one thread, 2048 x 2048, in ms, torch's int8 kernel against unpacking:
+# 4 rows 0.39 : 1.3, 16 rows 2.4 : 2.6, 128 rows 12.7 : 2.0.
+FEW_ROWS = 8
+
+Replace = Callable[[nn.Linear, int], nn.Module | None]
+
+
+class Int8Linear(nn.Module):
+    """x @ weight.T + bias with int8 weights, one scale per output."""
+
+    def __init__(self, linear: nn.Linear, num_rows: int) -> None:
+        super().__init__()
+        weight_NK, scale_N = quantise_rows(linear.weight.detach())
+        self.register_buffer("weight_NK", weight_NK)
+        self.register_buffer("scale_N", scale_N)
+        self.register_buffer("bias_N", None if linear.bias is None else linear.bias.detach().clone())
+        self.has_few_rows = num_rows <= FEW_ROWS
+        self.dtype = product_dtype(num_rows)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_RK = x.reshape(-1, x.shape[-1]).to(self.dtype)
+        if self.has_few_rows:
+            y_RN = torch.ops.aten._weight_int8pack_mm(x_RK, self.weight_NK, self.scale_N)
+        else:
+            y_RN = F.linear(x_RK, self.weight_NK.to(self.dtype)) * self.scale_N
+        return _finish(y_RN, x, self.bias_N)
+
+
+class Int4Linear(nn.Module):
+    """x @ weight.T + bias with 4-bit weights, a scale and an offset per output and group of inputs.
+
+    Few rows: the weights lie as torch's kernel for this chip wants them, and only for it (`packed_for`). Many rows: a
+    byte holds a column of a group's first half (low bits) and one of its second half (high bits).
+    """
+
+    def __init__(self, linear: nn.Linear, num_rows: int, group_size: int) -> None:
+        super().__init__()
+        levels_NK, scale_NG, offset_NG = quantise_groups(linear.weight.detach(), group_size)
+        self.group_size = group_size
+        self.has_few_rows = num_rows <= FEW_ROWS
+        self.dtype = product_dtype(num_rows)
+        if self.has_few_rows:
+            self.register_buffer("packed", torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels_NK.int(), 1))
+            scale_offset_GN2 = torch.stack([scale_NG, offset_NG], dim=-1).transpose(0, 1).contiguous()
+            self.register_buffer("scale_offset_GN2", scale_offset_GN2.to(self.dtype))
+        else:
+            first, second = levels_NK.unflatten(1, (-1, 2, group_size // 2)).unbind(2)
+            self.register_buffer("packed", (first | (second << 4)).contiguous())
+            self.register_buffer("scale_NG1", scale_NG.to(self.dtype)[..., None])
+            self.register_buffer("offset_NG1", offset_NG.to(self.dtype)[..., None])
+        self.register_buffer("bias_N", None if linear.bias is None else linear.bias.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_RK = x.reshape(-1, x.shape[-1]).to(self.dtype)
+        if self.has_few_rows:
+            y_RN = torch.ops.aten._weight_int4pack_mm_for_cpu(
+                x_RK, self.packed, self.group_size, self.scale_offset_GN2
+            )
+        else:
+            first, second = x_RK.unflatten(1, (-1, 2, self.group_size // 2)).unbind(2)
+            y_RN = F.linear(first.flatten(1), self._unpack(self.packed & 15))
+            y_RN = y_RN + F.linear(second.flatten(1), self._unpack(self.packed >> 4))
+        return _finish(y_RN, x, self.bias_N)
+
+    def _unpack(self, levels: Tensor) -> Tensor:
+        """Half of the weights: levels of [N, G, group_size / 2] -> values of [N, K / 2]."""
+        return ((levels.to(self.dtype) - 8) * self.scale_NG1 + self.offset_NG1).flatten(1)
+
+
+class Int8Embedding(nn.Module):
+    """Rows of a table with int8 entries, one scale per row."""
+
+    def __init__(self, embedding: nn.Embedding) -> None:
+        super().__init__()
+        weight_VD, scale_V = quantise_rows(embedding.weight.detach())
+        self.register_buffer("weight_VD", weight_VD)
+        self.register_buffer("scale_V", scale_V)
+        self.dtype = embedding.weight.dtype
+
+    def forward(self, ids: Tensor) -> Tensor:
+        scale = F.embedding(ids, self.scale_V[:, None])
+        return F.embedding(ids, self.weight_VD).to(self.dtype) * scale.to(self.dtype)
+
+
+def replace_linears(candidate: Candidate, make: Replace) -> tuple[nn.Module, int, list[str]]:
+    """A copy of the candidate's module whose linear layers are what `make` gives for (layer, most rows it is given).
+
+    Layers that the candidate keeps, and those for which `make` gives None, stay. Returns the module, how many layers
+    were replaced, and the names of those that stayed because of `make`.
+    """
+    module = candidate.copy_module()
+    if any(isinstance(m, nn.MultiheadAttention | nn.TransformerEncoderLayer) for m in module.modules()):
+        module = Traced(trace(module, candidate.subject))  # they use their layers' weights without calling the layers
+    rows = count_rows(module, candidate)
+    replaced: dict[nn.Module, nn.Module] = {}
+    left = []
+    for name, layer in list(quantisable.find_layers(module, nn.Linear)):
+        if candidate.keeps(name) or name not in rows:
+            continue
+        made = make(layer, rows[name])  # type: ignore[arg-type]
+        if made is None:
+            left.append(name)
+        else:
+            replaced[layer] = made
+    swap(module, replaced)
+    return module, len(replaced), left
+
+
+def swap(module: nn.Module, replaced: dict[nn.Module, nn.Module]) -> None:
+    """Put other modules in the place of those given, under every name they have."""
+    for name, layer in list(module.named_modules(remove_duplicate=False)):
+        if layer in replaced:
+            module.set_submodule(name, replaced[layer])
+
+
+def count_rows(module: nn.Module, candidate: Candidate) -> dict[str, int]:
+    """The most rows that each linear layer is given by inputs and calibration batches; layers never called are absent."""
+    rows: dict[str, int] = {}
+
+    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def see(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+            rows[name] = max(rows.get(name, 0), args[0].numel() // args[0].shape[-1])
+
+        return see
+
+    handles = [
+        layer.register_forward_pre_hook(watch(name)) for name, layer in quantisable.find_layers(module, nn.Linear)
+    ]
+    try:
+        with torch.no_grad():
+            for batch in _distinct(candidate):
+                module(*batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return rows
+
+
+def _distinct(candidate: Candidate) -> Iterator[tuple[Tensor, ...]]:
+    """One batch of each set of shapes."""
+    seen = set()
+    for batch in [*candidate.subject.flat_inputs, *candidate.subject.flat_calibration]:
+        shapes = tuple(x.shape for x in batch)
+        if shapes not in seen:
+            seen.add(shapes)
+            yield batch
+
+
+def product_dtype(num_rows: int) -> torch.dtype:
+    """torch's integer kernels are written for bfloat16; other products are fast in it only where the chip has it."""
+    return torch.bfloat16 if num_rows <= FEW_ROWS or quantisable.has_bfloat16(describe()) else torch.float32
+
+
+def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """(int8 levels, scale in bfloat16 per row): weight is about levels * scale[:, None]."""
+    scale = (weight.abs().amax(dim=1) / 127).clamp(min=torch.finfo(torch.bfloat16).tiny).to(torch.bfloat16)
+    levels = (weight / scale.float()[:, None]).round().clamp(-128, 127).to(torch.int8)
+    return levels, scale
+
+
+def quantise_groups(weight_NK: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(levels 0..15 as uint8 [N, K], scale [N, G], offset [N, G]): weight is about (level - 8) * scale + offset.
+
+    Of a few ranges, from all of a group's values to three quarters of it, the one with the least squared error.
+    """
+    weight_NGK = weight_NK.unflatten(1, (-1, group_size))
+    low, high = weight_NGK.amin(dim=-1), weight_NGK.amax(dim=-1)
+    best: tuple[Tensor, ...] | None = None
+    for share in (1.0, 0.95, 0.9, 0.85, 0.8, 0.75):
+        # rounded first, as they are stored, so that the levels make up for it
+        scale = ((high - low) * share / 15).clamp(min=1e-8).to(torch.bfloat16).float()
+        offset = ((high + low) / 2 + scale / 2).to(torch.bfloat16).float()
+        levels = ((weight_NGK - offset[..., None]) / scale[..., None] + 8).round().clamp(0, 15)
+        error = ((levels - 8) * scale[..., None] + offset[..., None] - weight_NGK).square().sum(dim=-1)
+        if best is None:
+            best = (error, levels, scale, offset)
+        else:
+            better = error < best[0]
+            found = (error, levels, scale, offset)
+            best = tuple(
+                torch.where(better[..., None] if new.dim() == 3 else better, new, old)
+                for new, old in zip(found, best, strict=True)
+            )
+    assert best is not None
+    _, levels, scale, offset = best
+    return levels.to(torch.uint8).flatten(1), scale, offset
+
+
+def _finish(y_RN: Tensor, x: Tensor, bias_N: Tensor | None) -> Tensor:
+    """Back to the shape and dtype of the input, with the bias added in that dtype."""
+    y = y_RN.to(x.dtype).reshape(*x.shape[:-1], -1)
+    return y if bias_N is None else y + bias_N.to(x.dtype)

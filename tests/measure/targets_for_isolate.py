@@ -1,0 +1,74 @@
+"""What the tests of isolate call in child processes: each ends in its own way."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from whet.errors import InputsError
+
+
+def add(a: float, b: float) -> dict[str, Any]:
+    print("adding")
+    return {"sum": a + b, "pid": os.getpid(), "path": os.environ["PYTHONPATH"]}
+
+
+def user_error() -> dict[str, Any]:
+    raise InputsError("the batch is upside down; turn it")
+
+
+def error() -> dict[str, Any]:
+    raise KeyError("first line\nsecond line")
+
+
+def kill_self(number: int = signal.SIGKILL) -> dict[str, Any]:
+    print("last words", flush=True)
+    os.kill(os.getpid(), number)
+    time.sleep(60)
+    return {}
+
+
+def read_null() -> dict[str, Any]:
+    ctypes.string_at(0)
+    return {}
+
+
+def leave(code: int) -> dict[str, Any]:
+    os._exit(code)
+
+
+def sys_exit(code: int) -> dict[str, Any]:
+    sys.exit(code)
+
+
+def hang(pids: str) -> dict[str, Any]:
+    """Start two processes that sleep, one in a session of its own, write all process ids, and sleep."""
+    sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+    sleepers = [subprocess.Popen(sleep, start_new_session=own) for own in (False, True)]
+    partial = Path(pids + ".partial")
+    partial.write_text(" ".join(str(pid) for pid in (os.getpid(), *(s.pid for s in sleepers))))
+    partial.replace(pids)
+    time.sleep(600)
+    return {}
+
+
+def leave_a_process_behind() -> dict[str, Any]:
+    return {"pid": subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid}
+
+
+def hold_memory(megabytes: int) -> dict[str, Any]:
+    held = [np.ones(2**17) for _ in range(megabytes)]
+    time.sleep(60)
+    return {"held": len(held)}
+
+
+def endless_log() -> dict[str, Any]:
+    print("x" * 10_000_000)
+    print("the last line", flush=True)
+    os._exit(4)

@@ -1,0 +1,196 @@
+"""Every way for a child process to end, and that nothing it started lives on."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from whet.measure import isolate
+from whet.measure.isolate import ARGUMENTS, LOG, RESULT, FailureKind, Outcome, run_isolated
+
+HERE = Path(__file__).parent
+TARGETS = "targets_for_isolate"
+PATH = {"PYTHONPATH": str(HERE)}
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def isolated(function: str, *, time_limit_s: float = 120, memory: int | None = None, **arguments: Any) -> Outcome:
+        return run_isolated(
+            f"{TARGETS}:{function}",
+            arguments,
+            tmp_path / "exchange",
+            time_limit_s=time_limit_s,
+            memory_limit_bytes=memory,
+            environment=PATH,
+        )
+
+    return isolated
+
+
+def failure_of(outcome: Outcome) -> tuple[FailureKind, str]:
+    assert outcome.value is None
+    assert outcome.failure is not None
+    return outcome.failure.kind, outcome.failure.message
+
+
+def is_gone(pid: int, within_s: float = 10) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True  # killed, and nobody has asked for its exit code yet
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def read_pids(path: Path, within_s: float = 60) -> list[int]:
+    deadline = time.monotonic() + within_s
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return [int(word) for word in path.read_text().split()]
+
+
+def test_a_value_comes_back_from_another_process(run: Run, tmp_path: Path) -> None:
+    outcome = run("add", a=1.5, b=2)
+    assert outcome.failure is None
+    assert outcome.value is not None
+    assert outcome.value["sum"] == 3.5
+    assert outcome.value["pid"] != os.getpid()
+    assert outcome.seconds > 0
+    assert outcome.peak_rss_bytes > 2**20
+    assert outcome.value["path"] == str(HERE)
+    assert json.loads((tmp_path / "exchange" / ARGUMENTS).read_text()) == {"a": 1.5, "b": 2}
+    assert (tmp_path / "exchange" / LOG).read_text() == "adding\n"  # and no warning of whet's own making
+
+    # An old result is not taken for a new one.
+    assert failure_of(run("leave", code=0))[0] is FailureKind.CRASH
+
+
+def test_a_user_error_keeps_its_type_and_message(run: Run) -> None:
+    outcome = run("user_error")
+    assert failure_of(outcome) == (FailureKind.USER, "the batch is upside down; turn it")
+    assert outcome.failure is not None
+    assert outcome.failure.type == "InputsError"
+
+
+def test_an_exception_is_an_error_and_its_traceback_is_logged(run: Run, tmp_path: Path) -> None:
+    outcome = run("error")
+    kind, message = failure_of(outcome)
+    assert kind is FailureKind.ERROR
+    assert message.startswith("KeyError: ")
+    assert "\n" not in message
+    assert "Traceback" in (tmp_path / "exchange" / LOG).read_text()
+
+
+def test_sigkill_is_a_crash_that_is_named(run: Run) -> None:
+    kind, message = failure_of(run("kill_self"))
+    assert kind is FailureKind.CRASH
+    assert "SIGKILL" in message
+    assert "last words" in message
+
+
+def test_a_signal_without_a_name_is_a_crash(run: Run) -> None:
+    kind, message = failure_of(run("kill_self", number=signal.SIGRTMIN + 1))
+    assert kind is FailureKind.CRASH
+    assert f"signal {signal.SIGRTMIN + 1}" in message
+
+
+def test_a_segmentation_fault_is_a_crash(run: Run) -> None:
+    kind, message = failure_of(run("read_null"))
+    assert kind is FailureKind.CRASH
+    assert "SIGSEGV" in message
+
+
+@pytest.mark.parametrize("function", ["leave", "sys_exit"])
+def test_leaving_without_a_result_is_a_crash(run: Run, function: str) -> None:
+    assert failure_of(run(function, code=3)) == (
+        FailureKind.CRASH,
+        "the process ended with exit code 3 and gave no result",
+    )
+
+
+def test_a_hang_ends_at_the_limit_with_all_it_started(run: Run, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    outcome = run("hang", time_limit_s=8, pids=str(pids))
+    assert failure_of(outcome) == (FailureKind.TIMEOUT, "took longer than its limit of 8 s")
+    assert 8 <= outcome.seconds < 20
+    assert len(read_pids(pids)) == 3
+    assert all(map(is_gone, read_pids(pids)))
+
+
+def test_what_a_child_leaves_behind_is_ended(run: Run) -> None:
+    outcome = run("leave_a_process_behind")
+    assert outcome.value is not None
+    assert is_gone(outcome.value["pid"])
+
+
+def test_more_memory_than_the_limit_is_a_failure_of_memory(run: Run) -> None:
+    outcome = run("hold_memory", memory=1024 * 2**20, megabytes=1200)
+    assert failure_of(outcome) == (FailureKind.MEMORY, "used more memory than its limit of 1,024 MiB")
+    assert outcome.peak_rss_bytes > 1024 * 2**20
+    assert outcome.seconds < 60
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "5", "[]", '{"value": 5}', '{"kind": "odd", "message": "", "type": ""}', "\0"]
+)
+def test_garbage_in_the_result_file_is_a_crash(tmp_path: Path, text: str) -> None:
+    (tmp_path / RESULT).write_text(text)
+    (tmp_path / LOG).write_text("")
+    value, failure = isolate._read_result(tmp_path, 0, None, 1, None)
+    assert value is None
+    assert failure is not None
+    assert failure.kind is FailureKind.CRASH
+    assert "gave no result" in failure.message
+
+
+def test_only_the_end_of_a_long_log_is_read(run: Run) -> None:
+    kind, message = failure_of(run("endless_log"))
+    assert kind is FailureKind.CRASH
+    assert message.endswith("exit code 4 and gave no result: the last line")
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from whet.measure.isolate import run_isolated
+try:
+    run_isolated("targets_for_isolate:hang", {"pids": sys.argv[1]}, Path(sys.argv[2]), time_limit_s=300)
+except KeyboardInterrupt:
+    sys.exit(42)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 42), (signal.SIGKILL, -signal.SIGKILL)])
+def test_the_child_ends_with_its_parent(tmp_path: Path, number: int, code: int) -> None:
+    pids = tmp_path / "pids"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(pids), str(tmp_path / "exchange")], env={**os.environ, **PATH}
+    )
+    child, *sleepers = read_pids(pids)
+    try:
+        parent.send_signal(number)
+        assert parent.wait(30) == code
+        if number == signal.SIGINT:
+            assert all(map(is_gone, [child, *sleepers]))
+        elif sys.platform == "linux":  # nobody is left to look for grandchildren; the kernel ends the child itself
+            assert is_gone(child)
+    finally:
+        for pid in [child, *sleepers]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).kill()

@@ -1,0 +1,102 @@
+"""Targets for the tests, named on the command line as FILE.py:FUNCTION."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from whet import Quality, Workload
+
+
+class Conv(nn.Module):
+    """Two convolutions and a classifier: small, but with something to gain."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1), nn.ReLU()
+        )
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return self.head(self.body(x_BCHW).mean((2, 3)))
+
+
+def conv() -> tuple[nn.Module, list[Tensor]]:
+    torch.manual_seed(0)
+    return Conv().eval(), [torch.randn(2, 3, 32, 32)]
+
+
+def conv_with_quality() -> Workload:
+    """Quality collapses for any model whose weights are not exactly the original's."""
+    model, inputs = conv()
+    exact = model(inputs[0]).detach()
+
+    def measure(predict: object) -> float:
+        return float(torch.equal(predict(inputs[0]), exact))  # type: ignore[operator]
+
+    return Workload(model=model, inputs=inputs, quality=Quality("exactness", measure), name="exact")
+
+
+class Killed(nn.Module):
+    """Kills its own process when it is run in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        if self.linear.weight.dtype == torch.bfloat16:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.linear(x_BD)
+
+
+def killed() -> tuple[nn.Module, Tensor]:
+    return Killed(), torch.randn(2, 64)
+
+
+def nothing() -> int:
+    return 3
+
+
+def mismatch() -> tuple[nn.Module, Tensor]:
+    return nn.Linear(8, 8), torch.randn(2, 9)
+
+
+def raises() -> tuple[nn.Module, Tensor]:
+    class Broken(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError("the wheel came off")
+
+    return Broken(), torch.randn(2)
+
+
+def nan() -> tuple[nn.Module, Tensor]:
+    class NaN(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / 0.0 - x / 0.0
+
+    return NaN(), torch.randn(2)
+
+
+def random() -> tuple[nn.Module, Tensor]:
+    class Random(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.rand_like(x)
+
+    return Random(), torch.randn(2)
+
+
+def hangs() -> tuple[nn.Module, Tensor]:
+    class Hangs(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            time.sleep(600)
+            return x
+
+    return Hangs(), torch.randn(2)
+
+
+HERE = str(Path(__file__))

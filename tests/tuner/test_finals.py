@@ -1,0 +1,45 @@
+"""The statistics on the machine's own noise: a model against itself is no gain."""
+
+from pathlib import Path
+
+import pytest
+import targets
+import torch
+
+from whet.measure import Verdict, compare, measure_pairs, noise_floor
+from whet.tuner.finals import run_finals
+from whet.tuner.result import TrialRecord
+from whet.tuner.search import Workbench, isolated
+
+
+def test_twenty_real_comparisons_of_a_model_with_itself_give_no_gain() -> None:
+    torch.manual_seed(0)
+    model, (x,) = targets.conv()
+    gains = 0
+    for seed in range(20):
+        first, second = measure_pairs([lambda: model(x)], [lambda: model(x)], budget_s=0.5, num_pairs=8, seed=seed)
+        comparison = compare(first, second, noise=noise_floor([first]))
+        gains += comparison.verdict is Verdict.PASS
+    assert gains <= 1  # 5 % of 20
+
+
+@pytest.mark.slow
+def test_twenty_real_comparisons_between_processes_give_no_gain(tmp_path: Path) -> None:
+    run = isolated(None)
+    target = f"{targets.HERE}:conv"
+    facts = run("look", {"target": target, "directory": str(tmp_path)}, tmp_path / "look", 120).value
+    assert facts is not None
+    bench = Workbench(target, facts, tmp_path, run)
+    # Two records of one and the same artefact: any difference between them is noise.
+    replayed = run("replay", {"target": target, "steps": [], "directory": str(bench.artefact(0))}, tmp_path / "a", 120)
+    assert replayed.failure is None
+    bench.artefact(1).parent.mkdir()
+    bench.artefact(1).symlink_to(bench.artefact(0))
+    gains = 0
+    for seed in range(20):
+        records = [TrialRecord(number=i, steps=[], status="done") for i in (0, 1)]
+        _, (first, second) = run_finals(bench, records, deadline=0.0, seed=seed)
+        times = first.process_latencies_ms
+        verdict = compare(times, second.process_latencies_ms, noise=noise_floor([times])).verdict
+        gains += verdict is Verdict.PASS
+    assert gains <= 1

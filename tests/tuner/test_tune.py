@@ -1,0 +1,130 @@
+"""whet.tune from end to end, in real processes, on models that take milliseconds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import targets
+import torch
+
+import whet
+from whet.errors import InputsError, ModelError, OptionError, OutputError, StudyError, TargetError
+from whet.techniques import TABLE
+from whet.tuner import tune
+from whet.tuner.tuning import Listener
+
+ONLY_BF16 = [name for name in TABLE if name != "bf16"]
+NOTHING = list(TABLE)
+
+
+def test_a_model_on_which_nothing_helps_gives_no_gain_and_the_original(tmp_path: Path) -> None:
+    model = torch.nn.Linear(4, 4)
+    result = tune(model, torch.randn(1, 4), out=tmp_path / "out", budget_s=5, exclude=ONLY_BF16)
+    assert result.verdict == "no-gain"
+    assert result.best.steps == []
+    assert result.load() is model
+    assert whet.Recipe.read(tmp_path / "out" / "recipe.toml").steps == []
+    x = torch.randn(1, 4)
+    torch.testing.assert_close(whet.load(tmp_path / "out" / "model")(x), model(x))
+
+
+def test_a_technique_that_breaks_quality_is_rejected(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Ear(Listener):
+        def tried(self, record: whet.tuner.TrialRecord) -> None:  # type: ignore[name-defined]
+            heard.append(record.status)
+
+    result = tune(
+        f"{targets.HERE}:conv_with_quality", out=tmp_path / "out", budget_s=5, exclude=ONLY_BF16, listener=Ear()
+    )
+    (trial,) = result.trials
+    assert (trial.status, trial.quality) == ("rejected", 0.0)
+    assert "exactness drops by 100" in trial.reason
+    assert result.verdict == "no-gain"
+    assert heard == ["rejected"]
+
+
+def test_a_trial_that_is_killed_is_recorded_and_tuning_goes_on(tmp_path: Path) -> None:
+    result = tune(f"{targets.HERE}:killed", out=tmp_path / "out", budget_s=5, exclude=ONLY_BF16)
+    (trial,) = result.trials
+    assert trial.status == "failed"
+    assert "SIGKILL" in trial.reason
+    assert result.verdict == "no-gain"
+
+
+def test_a_trial_over_its_memory_limit_is_recorded(tmp_path: Path) -> None:
+    with pytest.raises(whet.WhetError, match="memory"):
+        tune(f"{targets.HERE}:conv", out=tmp_path / "out", budget_s=5, memory_limit_bytes=50 * 2**20)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        ("nothing", TargetError, "int"),
+        ("mismatch", InputsError, "9"),
+        ("raises", ModelError, "the wheel came off"),
+        ("nan", ModelError, "NaN"),
+        ("random", ModelError, "not deterministic"),
+        ("absent", TargetError, "absent"),
+    ],
+)
+def test_a_bad_target_is_named_and_nothing_is_written(
+    tmp_path: Path, function: str, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        tune(f"{targets.HERE}:{function}", out=tmp_path / "out", budget_s=5)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whet.tuner.tuning._LOOK_LIMIT_S", 8.0)
+    with pytest.raises(whet.WhetError, match="longer than its limit of 8 s"):
+        tune(f"{targets.HERE}:hangs", out=tmp_path / "out", budget_s=5)
+
+
+def test_options_out_of_range_are_named(tmp_path: Path) -> None:
+    model, inputs = targets.conv()
+    for wrong in ({"objective": "beauty"}, {"max_drop": 1.5}, {"budget_s": 0}, {"exclude": ["magic"]}):
+        with pytest.raises(OptionError):
+            tune(model, inputs, out=tmp_path / "out", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(TargetError, match="inputs"):
+        tune(model)
+
+
+def test_an_output_directory_in_use_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(OutputError, match="exists already"):
+        tune("digits-cnn", out=tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
+
+
+def test_a_damaged_study_is_named_on_resume(tmp_path: Path) -> None:
+    (tmp_path / "study.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(StudyError, match="cannot be read"):
+        tune(f"{targets.HERE}:conv", out=tmp_path, budget_s=5, resume=True)
+
+
+def test_the_command_line_keeps_its_contract(tmp_path: Path) -> None:
+    exclude = ",".join(name for name in TABLE if name not in ("bf16", "channels_last", "fuse_conv_bn"))
+    command = [sys.executable, "-m", "whet", "tune", f"{targets.HERE}:conv", "--budget", "5s", "--exclude", exclude]
+    done = subprocess.run([*command, "--out", str(tmp_path / "out"), "--json"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout.splitlines()[-1])
+    assert summary["baseline"]["latency_ms"] > 0
+    assert summary["best"]["latency_ms"] > 0
+    assert summary["verdict"] in ("gain", "no-gain")
+    low, high = summary["speedup_ci95"]
+    assert low <= summary["speedup"] <= high
+    for key in ("size_bytes_baseline", "size_bytes_best", "peak_bytes_baseline", "peak_bytes_best", "share_of_limit"):
+        assert summary[key] > 0, key
+    assert {"compile_only", "quality_baseline", "quality_best", "recipe"} <= set(summary)
+    assert {p.name for p in (tmp_path / "out").iterdir()} >= {"recipe.toml", "report.html", "result.json", "model"}
+    again = subprocess.run([*command, "--out", str(tmp_path / "out")], capture_output=True, text=True)
+    assert again.returncode == 2
+    assert again.stderr.startswith("error: ")
+    assert "exists already" in again.stderr
+    assert "Traceback" not in again.stderr
