@@ -27,9 +27,9 @@ def error() -> dict[str, Any]:
     raise KeyError("first line\nsecond line")
 
 
-def kill_self(number: int = signal.SIGKILL) -> dict[str, Any]:
+def kill_self() -> dict[str, Any]:
     print("last words", flush=True)
-    os.kill(os.getpid(), number)
+    os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
     return {}
 
@@ -41,10 +41,6 @@ def read_null() -> dict[str, Any]:
 
 def leave(code: int) -> dict[str, Any]:
     os._exit(code)
-
-
-def sys_exit(code: int) -> dict[str, Any]:
-    sys.exit(code)
 
 
 def hang(pids: str) -> dict[str, Any]:
@@ -66,9 +62,3 @@ def hold_memory(megabytes: int) -> dict[str, Any]:
     held = [np.ones(2**17) for _ in range(megabytes)]
     time.sleep(60)
     return {"held": len(held)}
-
-
-def endless_log() -> dict[str, Any]:
-    print("x" * 10_000_000)
-    print("the last line", flush=True)
-    os._exit(4)

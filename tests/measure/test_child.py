@@ -1,6 +1,7 @@
 """The child's end of the exchange, called in this process."""
 
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -16,6 +17,10 @@ def call(function: str, **arguments: Any) -> dict[str, Any]:
 
 def double(x: float) -> dict[str, float]:
     return {"twice": 2 * x}
+
+
+def leave(code: int) -> dict[str, Any]:
+    sys.exit(code)
 
 
 def no_json() -> dict[str, Any]:
@@ -85,6 +90,11 @@ def test_messages_are_one_line_of_moderate_length() -> None:
     assert call("fail", name="other")["message"] == "RuntimeError: memory of a goldfish"
     assert call("fail", name="silent")["message"] == "AssertionError: AssertionError"
     assert len(call("fail", name="long")["message"]) < 500
+
+
+def test_leaving_is_no_error_to_be_caught() -> None:
+    with pytest.raises(SystemExit):
+        call("leave", code=3)
 
 
 def test_wrong_arguments_are_an_error() -> None:

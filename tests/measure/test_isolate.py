@@ -104,24 +104,15 @@ def test_sigkill_is_a_crash_that_is_named(run: Run) -> None:
     assert "last words" in message
 
 
-def test_a_signal_without_a_name_is_a_crash(run: Run) -> None:
-    kind, message = failure_of(run("kill_self", number=signal.SIGRTMIN + 1))
-    assert kind is FailureKind.CRASH
-    assert f"signal {signal.SIGRTMIN + 1}" in message
-
-
 def test_a_segmentation_fault_is_a_crash(run: Run) -> None:
     kind, message = failure_of(run("read_null"))
     assert kind is FailureKind.CRASH
     assert "SIGSEGV" in message
 
 
-@pytest.mark.parametrize("function", ["leave", "sys_exit"])
-def test_leaving_without_a_result_is_a_crash(run: Run, function: str) -> None:
-    assert failure_of(run(function, code=3)) == (
-        FailureKind.CRASH,
-        "the process ended with exit code 3 and gave no result",
-    )
+def test_leaving_without_a_result_is_a_crash(run: Run) -> None:
+    outcome = run("leave", code=3)
+    assert failure_of(outcome) == (FailureKind.CRASH, "the process ended with exit code 3 and gave no result")
 
 
 def test_a_hang_ends_at_the_limit_with_all_it_started(run: Run, tmp_path: Path) -> None:
@@ -147,7 +138,8 @@ def test_more_memory_than_the_limit_is_a_failure_of_memory(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "5", "[]", '{"value": 5}', '{"kind": "odd", "message": "", "type": ""}', "\0"]
+    "text",
+    ["", "{", "5", "[]", "\0", '{"value": 5}', '{"kind": "odd", "message": "", "type": ""}', '{"kind": "error"}'],
 )
 def test_garbage_in_the_result_file_is_a_crash(tmp_path: Path, text: str) -> None:
     (tmp_path / RESULT).write_text(text)
@@ -159,10 +151,16 @@ def test_garbage_in_the_result_file_is_a_crash(tmp_path: Path, text: str) -> Non
     assert "gave no result" in failure.message
 
 
-def test_only_the_end_of_a_long_log_is_read(run: Run) -> None:
-    kind, message = failure_of(run("endless_log"))
-    assert kind is FailureKind.CRASH
-    assert message.endswith("exit code 4 and gave no result: the last line")
+def test_the_end_of_a_long_log_is_told(tmp_path: Path) -> None:
+    (tmp_path / LOG).write_bytes(b"x" * 1_000_000 + "é\nthe last line\n".encode())
+    assert isolate._crash_message(tmp_path, 4) == "the process ended with exit code 4 and gave no result: the last line"
+
+
+def test_signals_are_named_where_they_have_a_name(tmp_path: Path) -> None:
+    (tmp_path / LOG).write_text("")
+    nameless = signal.SIGRTMIN + 1
+    assert isolate._crash_message(tmp_path, -signal.SIGABRT) == "the process was ended by SIGABRT"
+    assert isolate._crash_message(tmp_path, -nameless) == f"the process was ended by signal {nameless}"
 
 
 PARENT = """

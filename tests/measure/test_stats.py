@@ -1,5 +1,6 @@
 """Verdicts on simulated machines whose truth is known, and figures against scipy, numpy and the standard library."""
 
+import itertools
 import math
 import statistics
 from collections import Counter
@@ -89,7 +90,7 @@ def test_percentile_is_the_standard_librarys_inclusive_one(samples: list[float],
 @given(st.lists(times, min_size=1, max_size=30))
 def test_percentiles_rise(samples: list[float]) -> None:
     found = [percentile(samples, p) for p in range(0, 101, 10)]
-    assert all(a <= b * (1 + 1e-12) for a, b in zip(found, found[1:], strict=False))
+    assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(found))
 
 
 def test_geometric_mean_by_hand() -> None:
@@ -103,7 +104,7 @@ def test_geometric_mean_is_the_standard_librarys(ratios: list[float]) -> None:
 
 
 def test_signed_rank_by_hand() -> None:
-    # Six gains: only all of one sign are as extreme, 2 of the 2 ** 6 ways. Seven with the smallest reversed: 4 of 2 ** 7.
+    # Six gains: only all of one sign are as extreme, 2 of 2 ** 6 ways. Seven, the smallest reversed: 4 of 2 ** 7.
     assert signed_rank([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) == pytest.approx(2 / 64)
     assert signed_rank([-0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7]) == pytest.approx(4 / 128)
 

@@ -95,13 +95,16 @@ class InductorRuntime(Runtime):
         except (OSError, zipfile.BadZipFile) as error:
             raise ArtefactError(f"{path} is damaged: {reason(error)}; write it again with `whet apply`") from error
         if broken is not None:
-            raise ArtefactError(f"{path} is damaged: {broken} is not what was written; write it again with `whet apply`")
+            raise ArtefactError(
+                f"{path} is damaged: {broken} is not what was written; write it again with `whet apply`"
+            )
         try:
             return cls(path, isa)
         except Exception as error:  # the loader raises RuntimeError, and OSError by way of dlopen
             raise ArtefactError(
-                f"{path} does not load here: {reason(error)}. It was compiled by torch {manifest.settings.get('torch')}, "
-                f"this is {torch.__version__}; apply the recipe again with `whet apply` on this machine"
+                f"{path} does not load here: {reason(error)}. It was compiled by torch "
+                f"{manifest.settings.get('torch')}, this is {torch.__version__}; apply the recipe again with "
+                "`whet apply` on this machine"
             ) from error
 
 
@@ -126,8 +129,12 @@ class CompileRuntime(ProgramRuntime):
         self._options = {"freezing": freezing, "max_autotune": max_autotune, "reduce_overhead": reduce_overhead}
         if int8_fusion.is_quantised(program):
             int8_fusion.register()
-        options = {"freezing": freezing, "max_autotune": max_autotune, "triton.cudagraphs": reduce_overhead}
-        # dynamic=None lets torch compile once more when it sees another shape; where they are known to vary, once is enough
+        options: dict[str, Any] = {
+            "freezing": freezing,
+            "max_autotune": max_autotune,
+            "triton.cudagraphs": reduce_overhead,
+        }
+        # None compiles once more when another shape comes; where shapes are known to vary, once is enough
         self._compiled = torch.compile(self._module, dynamic=True if is_dynamic else None, options=options)
         self._is_compiled = False
 
@@ -204,10 +211,14 @@ def _check_is_pure(runtime: Runtime, subject: Subject) -> None:
     first = tuple(y.clone() for y in runtime.run(inputs))
     changed = [i for i, (x, before) in enumerate(zip(inputs, given, strict=True)) if not torch.equal(x, before)]
     if changed:
-        raise TargetError(f"torch's inductor made a model that overwrites its input {changed[0]}; leave it out of the recipe")
+        raise TargetError(
+            f"torch's inductor made a model that overwrites its input {changed[0]}; leave it out of the recipe"
+        )
     for a, b in zip(first, runtime.run(tuple(x.clone() for x in given)), strict=True):
         if not torch.allclose(a, b, rtol=1e-2, atol=1e-3 * float(a.abs().max()) if a.numel() else 0.0, equal_nan=True):
-            raise TargetError("torch's inductor made a model that answers differently each time; leave it out of the recipe")
+            raise TargetError(
+                "torch's inductor made a model that answers differently each time; leave it out of the recipe"
+            )
 
 
 def _compiled_for(path: Path, manifest: Manifest) -> list[str]:

@@ -5,6 +5,7 @@ compiler turns that into one int8 product; without them it multiplies in floatin
 needed wherever such a graph is compiled: when a package is made, and when one compiled at load is read.
 """
 
+import importlib
 import logging
 import warnings
 from collections.abc import Iterator
@@ -12,23 +13,20 @@ from contextlib import contextmanager
 
 import torch
 
+from whet.artefact.program import operators
+
 _LOGGERS = ("torchao", "torch.utils._pytree")
 
 
 def is_quantised(program: torch.export.ExportedProgram) -> bool:
     """Whether a graph quantises or dequantises anywhere."""
-    return any(
-        isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == "quantized_decomposed"
-        for graph_module in program.graph_module.modules()
-        if isinstance(graph_module, torch.fx.GraphModule)
-        for node in graph_module.graph.nodes
-    )
+    return any(getattr(target, "namespace", "") == "quantized_decomposed" for target in operators(program))
 
 
 def register() -> None:
     """Make the patterns known to the compiler of this process. Takes seconds the first time: it imports torchao."""
     with quiet_import():
-        import torchao.quantization.pt2e.quantizer.x86_inductor_quantizer  # noqa: F401, PLC0415
+        importlib.import_module("torchao.quantization.pt2e.quantizer.x86_inductor_quantizer")
 
 
 @contextmanager

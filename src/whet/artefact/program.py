@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-import torch.ao.quantization.fx._decomposed  # noqa: F401 - makes the operators of quantised graphs known to torch
+import torch.ao.quantization.fx._decomposed  # makes the operators of quantised graphs known to torch
 from torch import Tensor, nn
 
 from whet.artefact.archive import check_archive
@@ -37,6 +37,12 @@ def export(module: nn.Module, subject: Subject) -> torch.export.ExportedProgram:
     except Exception as error:  # torch.export raises whatever the user's forward or its tracer does
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise TargetError(f"torch.export cannot trace the model: {reason}") from error
+
+
+def operators(program: torch.export.ExportedProgram) -> set[Any]:
+    """What a program calls, in the graphs inside its graph (under autocast, say) too."""
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    return {node.target for graph in graphs for node in graph.nodes if node.op == "call_function"}
 
 
 def _example(subject: Subject) -> tuple[Tensor, ...]:
@@ -89,8 +95,8 @@ class ProgramRuntime(Runtime):
     @property
     def settings(self) -> dict[str, Any]:
         """Weights that are packed for one kind of chip say for which."""
-        packed = any(node.target is _PACKED_PRODUCT for node in self._program.graph.nodes)
-        return {"cpu_capability": torch.backends.cpu.get_cpu_capability()} if packed else {}
+        is_packed = _PACKED_PRODUCT in operators(self._program)
+        return {"cpu_capability": torch.backends.cpu.get_cpu_capability()} if is_packed else {}
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:

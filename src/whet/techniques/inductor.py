@@ -7,7 +7,7 @@ What            engine=package: AOTInductor compiles once, into a package that l
 When it helps   Many small operators; bfloat16 and int8 products, whose weights freezing prepacks; it alone makes int8
                 graphs fast. A package has less overhead per call than torch.compile.
 When it hurts   Compiling takes from seconds to minutes. Large float32 products are the library's either way.
-                max_autotune compiles for many minutes. With freezing, weights are in memory a second time while compiling.
+                max_autotune compiles for many minutes. Freezing needs the weights in memory twice while it compiles.
 Numerics        The same arithmetic in another order: within 1e-5 relative in float32.
 Composes        After every structure, precision and layout; alone in its group (backend).
 Source          Ansel et al., "PyTorch 2", ASPLOS 2024; torch._inductor.aoti_compile_and_package, torch.compile.

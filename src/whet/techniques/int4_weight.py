@@ -54,7 +54,7 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
         raise OptionError(f"group_size must be one of {', '.join(map(str, SPACE['group_size']))}")
     if reason := quantisable.refusal(subject, machine, rest=options.rest):
         return Refused(reason)
-    layers = [layer for _, layer in quantisable.find_layers(subject.workload.model, nn.Linear)]
+    layers = [layer for _, layer in quantisable.find_linears(subject.workload.model)]
     num_fitting = sum(_fits(layer, options.group_size) for layer in layers)
     if num_fitting == 0:
         return Refused(f"no linear layer has inputs in groups of {options.group_size}")
@@ -82,5 +82,5 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     return candidate.with_module(around(module, options.rest, candidate), *notes)
 
 
-def _fits(layer: nn.Module, group_size: int) -> bool:
-    return isinstance(layer, nn.Linear) and layer.in_features % group_size == 0
+def _fits(layer: nn.Linear, group_size: int) -> bool:
+    return layer.in_features % group_size == 0

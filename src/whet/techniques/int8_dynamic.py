@@ -16,8 +16,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
@@ -50,7 +48,7 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
         return Refused(reason)
     if not quantisable.has_int8_products(machine):
         return Refused(f"{machine.chip} has no int8 products (VNNI or AMX)")
-    num_layers = sum(1 for _ in quantisable.find_layers(subject.workload.model, nn.Linear))
+    num_layers = sum(1 for _ in quantisable.find_linears(subject.workload.model))
     if num_layers == 0:
         return Refused("the model has no linear layer; convolutions are quantised by static ranges only")
     return Applies(f"{num_layers} linear layers; needs a compiler")

@@ -1,4 +1,4 @@
-"""Quantise linear layers and convolutions to int8, with ranges of activations fixed beforehand from calibration batches.
+"""Quantise linear layers and convolutions to int8, with the ranges of activations fixed beforehand.
 
 What            Weights become int8, one scale per output channel; activations uint8, one scale per tensor, chosen from
                 the calibration batches by `calibration` (minmax, percentile, entropy). Batch norms are folded first.

@@ -49,7 +49,7 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies to models with linear layers in float32."""
     if reason := quantisable.refusal(subject, machine, rest=options.rest):
         return Refused(reason)
-    num_layers = sum(1 for _ in quantisable.find_layers(subject.workload.model, nn.Linear))
+    num_layers = sum(1 for _ in quantisable.find_linears(subject.workload.model))
     if num_layers == 0:
         return Refused("the model has no linear layer")
     return Applies(f"{num_layers} linear layers")

@@ -23,8 +23,8 @@ _aten = torch.ops.aten
 _ADDITIONS = (_aten.add.Tensor, _aten.add_.Tensor)
 _PASSING_ON = frozenset({
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "slice", "select", "expand",
-    "unsqueeze", "squeeze", "contiguous", "clone", "detach", "alias", "to", "_to_copy", "dropout", "quantize_per_tensor",
-    "dequantize_per_tensor",
+    "unsqueeze", "squeeze", "contiguous", "clone", "detach", "alias", "to", "_to_copy", "dropout",
+    "quantize_per_tensor", "dequantize_per_tensor",
 })  # fmt: skip
 
 
@@ -62,6 +62,8 @@ def _convert(
 
     torchao_observer.ObserverBase.register(MinMaxObserver)
     epsilon = torch.finfo(torch.float32).tiny
+    # an ObserverBase since it was registered as one
+    ranges: Any = observer or torchao_observer.PlaceholderObserver.with_args(eps=epsilon)
     activation = specs.QuantizationSpec(
         dtype=torch.uint8,
         quant_min=0,
@@ -69,7 +71,7 @@ def _convert(
         quant_max=255 if has_int8_products(describe()) else 127,
         qscheme=torch.per_tensor_affine,
         is_dynamic=observer is None,
-        observer_or_fake_quant_ctr=observer or torchao_observer.PlaceholderObserver.with_args(eps=epsilon),
+        observer_or_fake_quant_ctr=ranges,
     )
     weight = specs.QuantizationSpec(
         dtype=torch.int8,
@@ -86,7 +88,7 @@ def _convert(
     prepared = prepare_pt2e(graph_module, quantizer)
     for batch in batches:
         prepared(*batch)
-    return convert_pt2e(prepared)  # type: ignore[no-any-return]
+    return convert_pt2e(prepared)
 
 
 class _Quantised(nn.Module):

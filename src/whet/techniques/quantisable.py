@@ -1,26 +1,37 @@
 """Which layers int8 and int4 techniques work on, and what they need of the chip."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from whet.machine import Machine
 from whet.workload import Subject
 
-LAYERS = nn.Linear | nn.Conv1d | nn.Conv2d
-KINDS = frozenset({"Linear", "Conv1d", "Conv2d"})
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 _INT8_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 _NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "arm_bf16"})
 
 
-def find_layers(module: nn.Module, kinds: type | object = LAYERS) -> Iterator[tuple[str, nn.Module]]:
+def find_layers(module: nn.Module, kinds: Sequence[type[nn.Module]] = LAYERS) -> Iterator[tuple[str, nn.Module]]:
     """Layers with matrix products whose weights are float32, by name. Subclasses may do something else: left out."""
     for name, layer in module.named_modules():
-        if isinstance(layer, kinds) and type(layer).__module__.startswith("torch.nn."):  # type: ignore[arg-type]
-            if layer.weight.dtype == torch.float32:
-                yield name, layer
+        if type(layer) in kinds and weight_of(layer).dtype == torch.float32:
+            yield name, layer
+
+
+def find_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
+    """The linear layers of find_layers."""
+    for name, layer in find_layers(module, (nn.Linear,)):
+        assert isinstance(layer, nn.Linear)
+        yield name, layer
+
+
+def weight_of(layer: nn.Module) -> Tensor:
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 def has_int8_products(machine: Machine) -> bool:

@@ -29,22 +29,26 @@ Replace = Callable[[nn.Linear, int], nn.Module | None]
 class Int8Linear(nn.Module):
     """x @ weight.T + bias with int8 weights, one scale per output."""
 
+    weight: Tensor  # int8 [N, K]
+    scale: Tensor  # bfloat16 [N]
+    bias: Tensor | None
+
     def __init__(self, linear: nn.Linear, num_rows: int) -> None:
         super().__init__()
         weight_NK, scale_N = quantise_rows(linear.weight.detach())
-        self.register_buffer("weight_NK", weight_NK)
-        self.register_buffer("scale_N", scale_N)
-        self.register_buffer("bias_N", None if linear.bias is None else linear.bias.detach().clone())
+        self.register_buffer("weight", weight_NK)
+        self.register_buffer("scale", scale_N)
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
         self.has_few_rows = num_rows <= FEW_ROWS
         self.dtype = product_dtype(num_rows)
 
     def forward(self, x: Tensor) -> Tensor:
         x_RK = x.reshape(-1, x.shape[-1]).to(self.dtype)
         if self.has_few_rows:
-            y_RN = torch.ops.aten._weight_int8pack_mm(x_RK, self.weight_NK, self.scale_N)
+            y_RN = torch.ops.aten._weight_int8pack_mm(x_RK, self.weight, self.scale)
         else:
-            y_RN = F.linear(x_RK, self.weight_NK.to(self.dtype)) * self.scale_N
-        return _finish(y_RN, x, self.bias_N)
+            y_RN = F.linear(x_RK, self.weight.to(self.dtype)) * self.scale
+        return _finish(y_RN, x, self.bias)
 
 
 class Int4Linear(nn.Module):
@@ -53,6 +57,12 @@ class Int4Linear(nn.Module):
     Few rows: the weights lie as torch's kernel for this chip wants them, and only for it (`packed_for`). Many rows: a
     byte holds a column of a group's first half (low bits) and one of its second half (high bits).
     """
+
+    packed: Tensor  # uint8, N * K / 2 bytes
+    scale_offset: Tensor  # [G, N, 2], with few rows
+    scale: Tensor  # [N, G, 1], with many
+    offset: Tensor  # the same
+    bias: Tensor | None
 
     def __init__(self, linear: nn.Linear, num_rows: int, group_size: int) -> None:
         super().__init__()
@@ -63,44 +73,45 @@ class Int4Linear(nn.Module):
         if self.has_few_rows:
             self.register_buffer("packed", torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels_NK.int(), 1))
             scale_offset_GN2 = torch.stack([scale_NG, offset_NG], dim=-1).transpose(0, 1).contiguous()
-            self.register_buffer("scale_offset_GN2", scale_offset_GN2.to(self.dtype))
+            self.register_buffer("scale_offset", scale_offset_GN2.to(self.dtype))
         else:
             first, second = levels_NK.unflatten(1, (-1, 2, group_size // 2)).unbind(2)
             self.register_buffer("packed", (first | (second << 4)).contiguous())
-            self.register_buffer("scale_NG1", scale_NG.to(self.dtype)[..., None])
-            self.register_buffer("offset_NG1", offset_NG.to(self.dtype)[..., None])
-        self.register_buffer("bias_N", None if linear.bias is None else linear.bias.detach().clone())
+            self.register_buffer("scale", scale_NG.to(self.dtype)[..., None])
+            self.register_buffer("offset", offset_NG.to(self.dtype)[..., None])
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
         x_RK = x.reshape(-1, x.shape[-1]).to(self.dtype)
         if self.has_few_rows:
-            y_RN = torch.ops.aten._weight_int4pack_mm_for_cpu(
-                x_RK, self.packed, self.group_size, self.scale_offset_GN2
-            )
+            y_RN = torch.ops.aten._weight_int4pack_mm_for_cpu(x_RK, self.packed, self.group_size, self.scale_offset)
         else:
             first, second = x_RK.unflatten(1, (-1, 2, self.group_size // 2)).unbind(2)
             y_RN = F.linear(first.flatten(1), self._unpack(self.packed & 15))
             y_RN = y_RN + F.linear(second.flatten(1), self._unpack(self.packed >> 4))
-        return _finish(y_RN, x, self.bias_N)
+        return _finish(y_RN, x, self.bias)
 
     def _unpack(self, levels: Tensor) -> Tensor:
         """Half of the weights: levels of [N, G, group_size / 2] -> values of [N, K / 2]."""
-        return ((levels.to(self.dtype) - 8) * self.scale_NG1 + self.offset_NG1).flatten(1)
+        return ((levels.to(self.dtype) - 8) * self.scale + self.offset).flatten(1)
 
 
 class Int8Embedding(nn.Module):
     """Rows of a table with int8 entries, one scale per row."""
 
+    weight: Tensor  # int8 [V, D]
+    scale: Tensor  # bfloat16 [V]
+
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
         weight_VD, scale_V = quantise_rows(embedding.weight.detach())
-        self.register_buffer("weight_VD", weight_VD)
-        self.register_buffer("scale_V", scale_V)
+        self.register_buffer("weight", weight_VD)
+        self.register_buffer("scale", scale_V)
         self.dtype = embedding.weight.dtype
 
     def forward(self, ids: Tensor) -> Tensor:
-        scale = F.embedding(ids, self.scale_V[:, None])
-        return F.embedding(ids, self.weight_VD).to(self.dtype) * scale.to(self.dtype)
+        scale = F.embedding(ids, self.scale[:, None])
+        return F.embedding(ids, self.weight).to(self.dtype) * scale.to(self.dtype)
 
 
 def replace_linears(candidate: Candidate, make: Replace) -> tuple[nn.Module, int, list[str]]:
@@ -115,10 +126,10 @@ def replace_linears(candidate: Candidate, make: Replace) -> tuple[nn.Module, int
     rows = count_rows(module, candidate)
     replaced: dict[nn.Module, nn.Module] = {}
     left = []
-    for name, layer in list(quantisable.find_layers(module, nn.Linear)):
+    for name, layer in list(quantisable.find_linears(module)):
         if candidate.keeps(name) or name not in rows:
             continue
-        made = make(layer, rows[name])  # type: ignore[arg-type]
+        made = make(layer, rows[name])
         if made is None:
             left.append(name)
         else:
@@ -135,7 +146,7 @@ def swap(module: nn.Module, replaced: dict[nn.Module, nn.Module]) -> None:
 
 
 def count_rows(module: nn.Module, candidate: Candidate) -> dict[str, int]:
-    """The most rows that each linear layer is given by inputs and calibration batches; layers never called are absent."""
+    """The most rows that inputs and calibration batches give each linear layer; layers never called are absent."""
     rows: dict[str, int] = {}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -144,9 +155,7 @@ def count_rows(module: nn.Module, candidate: Candidate) -> dict[str, int]:
 
         return see
 
-    handles = [
-        layer.register_forward_pre_hook(watch(name)) for name, layer in quantisable.find_layers(module, nn.Linear)
-    ]
+    handles = [layer.register_forward_pre_hook(watch(name)) for name, layer in quantisable.find_linears(module)]
     try:
         with torch.no_grad():
             for batch in _distinct(candidate):

@@ -3,8 +3,11 @@
 REST is an option of every technique that quantises: what its other operators compute in.
 """
 
+import math
+from typing import Any
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from whet.errors import OptionError
 from whet.techniques.technique import Candidate
@@ -31,7 +34,26 @@ class Rest(nn.Module):
 
 
 def around(module: nn.Module, rest: str, candidate: Candidate) -> Rest:
-    """A quantised module with its other operators in `rest`. Raises OptionError for a name that is no such precision."""
+    """A quantised module with its other operators in `rest`. Raises OptionError for what is no such precision."""
     if rest not in REST:
         raise OptionError(f"rest must be {' or '.join(REST)}, not {rest!r}")
+    if rest == "bfloat16":
+        for part in module.modules():
+            if isinstance(part, fx.GraphModule):
+                _into_range(part)
     return Rest(module, rest, tuple(y.dtype for y in candidate.subject.outputs[0]))
+
+
+def _into_range(graph_module: fx.GraphModule) -> None:
+    """Numbers in a graph that bfloat16 can't hold, as a float32 minimum that fills a mask, become its own extremes."""
+    limits = torch.finfo(torch.bfloat16)
+
+    def clamp(argument: Any) -> Any:
+        if isinstance(argument, float) and math.isfinite(argument):
+            return min(max(argument, limits.min), limits.max)
+        return argument
+
+    for node in graph_module.graph.nodes:
+        node.args = fx.node.map_aggregate(node.args, clamp)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, clamp)
+    graph_module.recompile()

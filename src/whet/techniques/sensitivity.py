@@ -41,13 +41,14 @@ def rank_layers(module: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> lis
 @contextmanager
 def _rounded(layer: nn.Module) -> Iterator[None]:
     """A layer that computes as int8 kernels would."""
-    weight = layer.weight.data
+    parameter = quantisable.weight_of(layer)
+    weight = parameter.data
     handle = layer.register_forward_pre_hook(lambda _, args: (round_activation(args[0]), *args[1:]))
-    layer.weight.data = round_weight(weight)
+    parameter.data = round_weight(weight)
     try:
         yield
     finally:
-        layer.weight.data = weight
+        parameter.data = weight
         handle.remove()
 
 

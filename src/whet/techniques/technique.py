@@ -104,7 +104,7 @@ class Candidate:
         return replace(self, runtime=runtime, notes=self.notes + notes)
 
     def keeps(self, name: str) -> bool:
-        """Whether a layer of the module is to stay in floating point. Wrappers may have put a prefix before its name."""
+        """Whether a layer is to stay in floating point. Wrappers may have put a prefix before its name."""
         return name in self.kept or any(name.endswith(f".{kept}") for kept in self.kept)
 
     def call(self, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -142,7 +142,7 @@ def search(
         if recipe is None and _is_exhausted(space, records):
             break
         number, chosen = study.begin(recipe, space, space.bound(list(recipe)) if recipe else None)
-        if recipe is None and any(r.label == str(chosen) for r in records):
+        if recipe is None and (not chosen.steps or any(r.label == str(chosen) for r in records)):
             study.give_up(number)  # the sampler chose what has been measured
             records.append(TrialRecord(number=number, steps=list(chosen), status="refused", reason="measured before"))
             continue

@@ -40,7 +40,8 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
         for file in partial.iterdir():
             with file.open("rb") as written:
                 os.fsync(written.fileno())
-        partial.chmod(0o755)  # mkdtemp lets nobody else in
+            file.chmod(0o644)  # safetensors and mkdtemp let nobody else read
+        partial.chmod(0o755)
         replace_directory(partial, directory)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

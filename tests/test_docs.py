@@ -1,0 +1,55 @@
+"""Every snippet of the README and the docs runs as it stands; only budgets are cut.
+
+A ```python block is a program. In a ```sh block each line that begins with `whet` or `python` runs; `make` lines are
+what continuous integration itself runs. The blocks of one document run in order, in one directory, so that a later one
+may use what an earlier one wrote.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_BUDGET = re.compile(r"--budget \S+")
+_BUDGET_S = re.compile(r"budget_s=\d+")
+
+
+def _commands(document: Path) -> list[list[str]]:
+    commands = []
+    for language, body in _BLOCK.findall(document.read_text(encoding="utf-8")):
+        if language == "python":
+            commands.append([sys.executable, "-c", _BUDGET_S.sub("budget_s=5", body)])
+        elif language == "sh":
+            for line in body.splitlines():
+                words = shlex.split(_BUDGET.sub("--budget 5s", line), comments=True)
+                if words[:1] == ["whet"]:
+                    commands.append([sys.executable, "-m", *words])
+                elif words[:1] == ["python"] and "benchmarks/" not in line:
+                    commands.append([sys.executable, *words[1:]])
+                elif words and words[0] not in ("make", "python"):
+                    raise AssertionError(f"{document.name}: a line of no known kind: {line}")
+    return commands
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.timeout(420)
+def test_the_snippets_run(document: Path, tmp_path: Path) -> None:
+    for command in _commands(document):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+def test_the_readme_has_snippets_to_run() -> None:
+    assert len(_commands(ROOT / "README.md")) >= 4
+
+
+def test_every_linked_file_exists() -> None:
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"

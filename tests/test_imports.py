@@ -1,0 +1,47 @@
+"""`import whet` does nothing, and names load when they are used. Each import is watched in a fresh process."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+import whet
+
+HEAVY = ("torch", "numpy", "scipy", "torchao", "openvino", "nncf", "onnx", "onnxruntime", "transformers", "optuna")
+
+
+def modules_after(code: str) -> set[str]:
+    """The top-level modules that a fresh process has loaded after `code`."""
+    code += "\nimport sys, json\nprint(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_importing_whet_loads_nothing_else() -> None:
+    bare = modules_after("")
+    assert (
+        modules_after("import whet") - bare <= {"whet", "importlib", "typing", "collections"} | sys.stdlib_module_names
+    )
+    assert "torch" in modules_after("import whet; whet.Workload")
+
+
+@pytest.mark.parametrize("module", ["whet.errors", "whet.files", "whet.cli", "whet.recipe"])
+def test_light_modules_load_no_heavy_library(module: str) -> None:
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not there yet")
+    assert not modules_after(f"import {module}") & set(HEAVY)
+
+
+def test_the_public_names_are_listed_and_load() -> None:
+    assert set(dir(whet)) == set(whet.__all__)
+    assert {"tune", "load", "Workload", "Quality", "Recipe", "WhetError", "__version__"} <= set(dir(whet))
+    for name in whet.__all__:
+        assert getattr(whet, name) is not None
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'whet' has no attribute 'nothing'"):
+        _ = whet.nothing
+    assert not hasattr(whet, "nothing")
