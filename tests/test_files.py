@@ -10,6 +10,10 @@ from whet.errors import OutputError
 from whet.files import replace_directory, size_bytes, write_whole
 
 
+def names(path: Path) -> list[str]:
+    return sorted(p.name for p in path.iterdir())
+
+
 def fail_to_sync(descriptor: int) -> None:
     raise OSError(28, "No space left on device")
 
@@ -23,7 +27,7 @@ def test_text_and_bytes_are_written(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == "täxt\n".encode()
     write_whole(tmp_path / "a", b"\0new")
     assert (tmp_path / "a").read_bytes() == b"\0new"
-    assert os.listdir(tmp_path) == ["a"]
+    assert names(tmp_path) == ["a"]
 
 
 def test_a_failure_leaves_the_old_content_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +38,7 @@ def test_a_failure_leaves_the_old_content_and_nothing_else(tmp_path: Path, monke
     with pytest.raises(OutputError):
         write_whole(tmp_path / "b", "new")
     assert (tmp_path / "a").read_text() == "old"
-    assert os.listdir(tmp_path) == ["a"]
+    assert names(tmp_path) == ["a"]
 
 
 def test_an_interruption_leaves_the_old_content_and_nothing_else(
@@ -45,7 +49,7 @@ def test_an_interruption_leaves_the_old_content_and_nothing_else(
     with pytest.raises(KeyboardInterrupt):
         write_whole(tmp_path / "a", "new")
     assert (tmp_path / "a").read_text() == "old"
-    assert os.listdir(tmp_path) == ["a"]
+    assert names(tmp_path) == ["a"]
 
 
 def test_the_content_is_on_disk_before_it_takes_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +67,7 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     for path in (tmp_path / "missing" / "a", tmp_path / "file" / "a", tmp_path / "directory"):
         with pytest.raises(OutputError, match="cannot write"):
             write_whole(path, "text")
-    assert sorted(os.listdir(tmp_path)) == ["directory", "file"]
+    assert names(tmp_path) == ["directory", "file"]
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="nothing is forbidden to root")
@@ -85,14 +89,14 @@ def directory(path: Path, content: str) -> Path:
 def test_a_directory_takes_its_place(tmp_path: Path) -> None:
     replace_directory(directory(tmp_path / "partial", "new"), tmp_path / "final")
     assert (tmp_path / "final" / "content").read_text() == "new"
-    assert os.listdir(tmp_path) == ["final"]
+    assert names(tmp_path) == ["final"]
 
 
 def test_a_directory_takes_anothers_place(tmp_path: Path) -> None:
     directory(tmp_path / "final", "old")
     replace_directory(directory(tmp_path / "partial", "new"), tmp_path / "final")
     assert (tmp_path / "final" / "content").read_text() == "new"
-    assert os.listdir(tmp_path) == ["final"]
+    assert names(tmp_path) == ["final"]
 
 
 def test_the_old_directory_stays_where_the_new_one_cannot_come(tmp_path: Path) -> None:
@@ -100,7 +104,7 @@ def test_the_old_directory_stays_where_the_new_one_cannot_come(tmp_path: Path) -
     with pytest.raises(OutputError, match="cannot write"):
         replace_directory(tmp_path / "missing", tmp_path / "final")
     assert (tmp_path / "final" / "content").read_text() == "old"
-    assert os.listdir(tmp_path) == ["final"]
+    assert names(tmp_path) == ["final"]
 
 
 def test_a_file_is_not_replaced_by_a_directory(tmp_path: Path) -> None:

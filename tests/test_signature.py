@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from whet.errors import InputsError, TargetError
@@ -80,8 +81,6 @@ def test_calls_are_flattened_in_order(args: list[Tensor], kwargs: dict[str, Tens
 
 @given(st.lists(tensors, min_size=1, max_size=3), outputs)
 def test_a_signature_survives_json(args: list[Tensor], output: Any) -> None:
-    from pydantic import TypeAdapter
-
     adapter = TypeAdapter(Signature)
     signature = read_signature([tuple(args)], output)
     text = json.dumps(adapter.dump_python(signature, mode="json"))

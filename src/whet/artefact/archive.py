@@ -115,12 +115,12 @@ def _is_operator(name: str) -> bool:
     """An operator of PyTorch's dispatcher that opens no file, or arithmetic on sizes."""
     if _SYMBOLIC.fullmatch(name):
         return True
-    first, second, *parts = name.split(".")
-    target: Any = torch.ops
-    for part in parts:
+    if not name.startswith("torch.ops.") or "file" in name:
+        return False
+    target: Any = torch
+    for part in name.split(".")[1:]:
         target = getattr(target, part, None)
-    known = isinstance(target, OpOverload | HigherOrderOperator)
-    return known and (first, second) == ("torch", "ops") and "file" not in name
+    return isinstance(target, OpOverload | HigherOrderOperator)
 
 
 def _is_size(expression: str) -> bool:

@@ -13,6 +13,7 @@ from whet.techniques import (
     int8_static,
     int8_weight,
     keep_precision,
+    openvino,
     sdpa_attention,
     threads,
 )
@@ -37,6 +38,7 @@ TABLE: dict[str, Technique] = {
         int4_weight,
         channels_last,
         inductor,
+        openvino,
         threads,
     )
 }

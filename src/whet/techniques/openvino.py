@@ -36,6 +36,7 @@ STAGE = Stage.BACKEND
 GROUPS: frozenset[str] = frozenset({PRECISION, BACKEND})
 SPACE: Mapping[str, tuple[Any, ...]] = {
     "precision": ("int8", "bf16", "f32"),
+    "preset": ("performance", "mixed"),
     "smooth_quant": (False, True),
     "keep": (0, 4, 12),
 }
@@ -48,14 +49,15 @@ _BYTES = {"int8": 1, "bf16": 2, "f32": 4}
 class Options:
     """precision: what most layers compute in.
 
-    Of int8 alone: preset: "mixed" gives activations a zero point, "performance" does not. ranges: how an activation's
-    range is read from the batches, "mean" or "extreme" of their minima and maxima, or "quantile" (0.1 % cut off each
-    end). smooth_quant: move outliers of activations into the weights. keep: so many of the layers that int8 hurts most
-    stay in floating point. rest: what layers that are not int8 compute in, "bf16" or "f32"; "" is the faster here.
+    Of int8 alone: preset: "mixed" gives activations a zero point, which costs time, "performance" does not. ranges: how
+    an activation's range is read from the batches: "mean" or "extreme" of their minima and maxima, "quantile" (0.01 %
+    cut off at each end) or "histogram" (least rounding error). smooth_quant: move outliers of activations into the
+    weights. keep: so many of the layers that int8 hurts most stay in floating point. rest: what all that is not int8
+    computes in, "bf16" or "f32"; "" is bf16 where the chip has it. With bf16, attention's own products are left to it.
     """
 
     precision: str = "int8"
-    preset: str = "mixed"
+    preset: str = "performance"
     ranges: str = "mean"
     smooth_quant: bool = False
     keep: int = 0
@@ -119,6 +121,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     model, notes = convert(candidate)
     precision = options.precision
     if precision == "int8":
+        precision = options.rest or ("f32" if bfloat16_refusal(candidate.subject, describe()) else "bf16")
         model, kept = openvino_int8.quantize(
             model,
             candidate.subject.flat_calibration,
@@ -126,9 +129,9 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
             ranges=options.ranges,
             smooth_quant=options.smooth_quant,
             keep=options.keep,
+            quantizes_attention=precision == "f32",
         )
         notes += kept
-        precision = options.rest or ("f32" if bfloat16_refusal(candidate.subject, describe()) else "bf16")
     if options.precision != "f32":
         halve_weights(model)
     return candidate.with_runtime(OpenVINORuntime(model, Settings(precision=precision)), *notes)
@@ -160,7 +163,10 @@ def convert(candidate: Candidate) -> tuple[Any, list[str]]:
 
 def _has_inner_linear(model: nn.Module) -> bool:
     """More than one linear layer; Hugging Face's Conv1D is one too."""
-    return sum(isinstance(m, nn.Linear | nn.MultiheadAttention) or type(m).__name__ == "Conv1D" for m in model.modules()) > 1
+    return (
+        sum(isinstance(m, nn.Linear | nn.MultiheadAttention) or type(m).__name__ == "Conv1D" for m in model.modules())
+        > 1
+    )
 
 
 def halve_weights(model: Any) -> None:

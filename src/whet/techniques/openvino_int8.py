@@ -13,7 +13,7 @@ from whet.errors import MissingExtra, TargetError, reason
 from whet.machine import describe
 from whet.techniques.openvino_sensitivity import rank
 
-PRESETS = ("mixed", "performance")
+PRESETS = ("performance", "mixed")
 RANGES = ("mean", "extreme", "quantile", "histogram")
 
 _RANGE_NAMES = {"mean": "MEAN_MINMAX", "extreme": "MINMAX", "quantile": "MEAN_QUANTILE", "histogram": "HISTOGRAM"}
@@ -30,6 +30,7 @@ def quantize(
     ranges: str,
     smooth_quant: bool,
     keep: int,
+    quantizes_attention: bool,
 ) -> tuple[Any, list[str]]:
     """A copy of an OpenVINO model in int8, calibrated on `batches`, and notes on what was left out.
 
@@ -44,7 +45,7 @@ def quantize(
         "target_device": nncf.TargetDevice.CPU,
         "subset_size": len(shared),
     }
-    ignored = _pooled(model) if smooth_quant else []
+    ignored = {*(_pooled(model) if smooth_quant else ()), *(() if quantizes_attention else _activation_products(model))}
     notes = []
     try:
         with _quiet(nncf):
@@ -53,16 +54,17 @@ def quantize(
                     model.clone(),
                     nncf.Dataset(shared),
                     **arguments,
+                    ignored_scope=nncf.IgnoredScope(names=sorted(ignored)),
                     advanced_parameters=_advanced(nncf, ranges, smooth_quant=False, corrects_bias=False),
                 )
                 kept = rank(model, draft, shared[:_NUM_RANKING_BATCHES])[:keep]
                 notes.append(f"openvino: {len(kept)} layers kept out of int8: {', '.join(kept)}")
-                ignored = sorted({*ignored, *kept})
+                ignored |= set(kept)
             quantized = nncf.quantize(
                 model.clone(),
                 nncf.Dataset(shared),
                 **arguments,
-                ignored_scope=nncf.IgnoredScope(names=ignored),
+                ignored_scope=nncf.IgnoredScope(names=sorted(ignored)),
                 advanced_parameters=_advanced(nncf, ranges, smooth_quant=smooth_quant, corrects_bias=True),
             )
     except Exception as error:  # NNCF and OpenVINO raise whatever they stumble over
@@ -89,21 +91,36 @@ def _readers(op: Any) -> list[str]:
     return names
 
 
-def _pooled(model: Any) -> list[str]:
+def _activation_products(model: Any) -> Iterator[str]:
+    """Names of the products in which neither side is a weight: attention.
+
+    In bf16 they take as long as in int8 and lose less. And OpenVINO 2026.4 drops masks made by `where` from attention
+    that is partly int8 and partly bf16.
+    """
+    for op in model.get_ops():
+        is_product = op.get_type_name() == "MatMul" and not any(map(_is_constant, op.input_values()))
+        if is_product or op.get_type_name() == "ScaledDotProductAttention":
+            yield op.get_friendly_name()
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether a value is a stored weight, perhaps of another type or shape."""
+    node = value.get_node()
+    while node.get_type_name() in ("Convert", "Reshape", "Transpose"):
+        node = node.input_value(0).get_node()
+    return bool(node.get_type_name() == "Constant")
+
+
+def _pooled(model: Any) -> Iterator[str]:
     """Names of the products that read a mean or another reduction.
 
-    OpenVINO 2026.4 multiplies a reduction's result by the wrong channels' factors where SmoothQuant puts some there: it
-    fuses them into the reduction and forgets that an axis is gone. These few, small layers stay in floating point.
+    OpenVINO 2026.4 fuses the factors that SmoothQuant puts between the two into the reduction, and then applies them to
+    the wrong channels. These few, small layers stay in floating point.
     """
-    return sorted(
-        {
-            reader.get_node().get_friendly_name()
-            for op in model.get_ops()
-            if op.get_type_name().startswith("Reduce")
-            for reader in op.output(0).get_target_inputs()
-            if reader.get_node().get_type_name() == "MatMul"
-        }
-    )
+    for op in model.get_ops():
+        readers = (reader.get_node() for reader in op.output(0).get_target_inputs()) if op.get_output_size() else ()
+        if op.get_type_name().startswith("Reduce"):
+            yield from (node.get_friendly_name() for node in readers if node.get_type_name() == "MatMul")
 
 
 def import_nncf() -> Any:

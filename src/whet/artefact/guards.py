@@ -1,0 +1,82 @@
+"""The conditions on input sizes under which an exported graph is the model.
+
+torch.export follows one path through a model's code. Where the code asks about a size (`if x.shape[1] > 512`), the
+answer it got becomes a condition on every later call; a call that breaks it would silently take the wrong path.
+PyTorch's own check of these takes longer than a small model does, and runs the conditions as code; here they are
+read as arithmetic on sizes first, and then take a microsecond each.
+"""
+
+import ast
+import math
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from whet.errors import ArtefactError
+
+_NODES = (
+    *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.cmpop, ast.IfExp),
+    *(ast.BinOp, ast.operator, ast.Constant, ast.Subscript, ast.Attribute, ast.Call, ast.Name, ast.Load),
+)
+_NAMES = {"L": None, "math": math, "max": max, "min": min, "float": float, "int": int, "abs": abs}
+_METHODS = ("size", "stride", "storage_offset")
+
+
+class Guards:
+    """Conditions as torch.export writes them: L['tensors'][0].size()[1] <= 512."""
+
+    def __init__(self, conditions: Sequence[str], names: Sequence[str]) -> None:
+        """names: of the graph's inputs, by which a condition may refer to them too."""
+        self._conditions = tuple(conditions)
+        self._names = tuple(names)
+        for condition in conditions:
+            if not _is_arithmetic(condition):
+                raise ArtefactError(f"the graph holds under a condition that whet cannot check: {condition[:200]}")
+        every = " and ".join(f"({c})" for c in conditions) or "True"
+        self._hold = eval(f"lambda L: {every}", {**_NAMES, "__builtins__": {}})
+
+    @classmethod
+    def of(cls, program: torch.export.ExportedProgram) -> "Guards":
+        """The conditions of an exported program."""
+        return cls(program._guards_code, program.graph_signature.user_inputs)
+
+    def check(self, tensors: Sequence[Tensor]) -> None:
+        """Raise ArtefactError where flat inputs break a condition, and say which."""
+        inputs = {"tensors": tensors, **dict(zip(self._names, tensors, strict=True))}
+        if self._hold(inputs):
+            return
+        broken = next(c for c in self._conditions if not Guards([c], self._names)._hold(inputs))
+        shapes = ", ".join(str(list(t.shape)) for t in tensors)
+        raise ArtefactError(
+            f"the artefact does not hold for inputs of shapes {shapes}: the model's code depends on {_readable(broken)}; "
+            "add such a batch to the workload's inputs and tune again"
+        )
+
+
+def _is_arithmetic(condition: str) -> bool:
+    for node in ast.walk(ast.parse(condition, mode="eval")):
+        if not isinstance(node, _NODES):
+            return False
+        if isinstance(node, ast.Name) and node.id not in _NAMES:
+            return False
+        if isinstance(node, ast.Attribute) and not _is_known(node):
+            return False
+        if isinstance(node, ast.Call) and (node.keywords or (_is_method(node.func) and node.args)):
+            return False
+    return True
+
+
+def _is_known(node: ast.Attribute) -> bool:
+    in_math = isinstance(node.value, ast.Name) and node.value.id == "math" and not node.attr.startswith("_")
+    return in_math or (_is_method(node) and isinstance(node.value, ast.Subscript))
+
+
+def _is_method(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in _METHODS
+
+
+def _readable(condition: str) -> str:
+    """L['tensors'][0].size()[1] <= 512 as: size 1 of input 0 <= 512."""
+    return re.sub(r"L\['tensors'\]\[(\d+)\]\.(\w+)\(\)\[(\d+)\]", r"\2 \3 of input \1", condition)

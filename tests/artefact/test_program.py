@@ -1,0 +1,165 @@
+"""Programs through their archive and back."""
+
+import json
+import subprocess
+import sys
+import warnings
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from small_programs import Small, save, small
+from torch import Tensor, nn
+
+from whet.artefact import load
+from whet.artefact.program import FILE, ProgramRuntime, export
+from whet.errors import ArtefactError, TargetError
+from whet.techniques.technique import Candidate
+from whet.workload import Workload, examine
+
+LOAD = """
+import sys
+import torch, whet
+from safetensors.torch import load_file, save_file
+x = load_file(sys.argv[2])["x"]
+out = whet.load(sys.argv[1])(x)
+assert list(out) == ["logits", "rest"] and out.rest[1] == "text" and not out.logits.requires_grad
+save_file({"logits": out["logits"], "top": out.rest[0]}, sys.argv[3])
+assert "small_programs" not in sys.modules
+"""
+
+
+def test_a_loaded_program_equals_the_original_in_a_fresh_process(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    subject = small()
+    save(subject, tmp_path / "artefact")
+    x = torch.randn(7, 4)  # a batch size that was not among the inputs
+    save_file({"x": x}, tmp_path / "in.safetensors")
+    paths = [str(tmp_path / name) for name in ("artefact", "in.safetensors", "out.safetensors")]
+    done = subprocess.run([sys.executable, "-W", "error", "-c", LOAD, *paths], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    found = load_file(paths[2])
+    expected = subject.workload.model(x)
+    torch.testing.assert_close(found["logits"], expected["logits"].detach())
+    assert torch.equal(found["top"], expected["rest"][0])
+
+
+def test_saving_warns_of_nothing(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        save(small(), tmp_path / "artefact")
+    assert [str(w.message) for w in caught if "No complete tensor" in str(w.message)] == []
+
+
+def test_the_archive_tells_nothing_of_where_the_model_came_from(tmp_path: Path) -> None:
+    save(small(), tmp_path)
+    with zipfile.ZipFile(tmp_path / FILE) as archive:
+        text = b"".join(archive.read(name) for name in archive.namelist() if name.endswith(".json")).decode()
+    assert str(Path(__file__).parent) not in text
+    assert "Small" not in text
+    assert json.loads((tmp_path / "artefact.json").read_text())["runtime"] == "program"
+
+
+def test_saving_twice_gives_the_same_graph_and_weights(tmp_path: Path) -> None:
+    contents = []
+    for name in ("one", "two"):
+        save(small(), tmp_path / name)
+        with zipfile.ZipFile(tmp_path / name / FILE) as archive:
+            contents.append({n: archive.read(n) for n in archive.namelist() if "sample" not in n and "id" not in n})
+    assert contents[0].keys() == contents[1].keys()
+    weights = [name for name in contents[0] if "/weights/" in name]
+    assert len(weights) >= 3
+    assert all(contents[0][name] == contents[1][name] for name in weights)
+
+
+def test_free_dimensions_stay_free_and_fixed_ones_are_checked(tmp_path: Path) -> None:
+    subject = small()
+    assert subject.signature.inputs[0].shape == (None, 4)
+    artefact = load(save(subject, tmp_path))
+    for size in (1, 3, 64):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(artefact(x).logits, subject.workload.model(x)["logits"].detach())
+    with pytest.raises(Exception, match=r"float32\[any, 4\]"):
+        artefact(torch.randn(2, 5))
+
+
+class HigherOrder(nn.Module):
+    """What torch.export writes as operators that take graphs, and arithmetic on sizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"a-b": nn.Linear(4, 4)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = self.layers["a-b"](x)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.layers["a-b"](y).float()
+        y = y.reshape(x.shape[0] // 2, 2, 4).mean(1)
+        y = torch.vmap(lambda row: row * 2 + 1)(y)
+        y = torch.cond(y.sum() > 0, lambda a: a.sin(), lambda a: a.cos(), (y,))
+        return nn.functional.gelu(torch.einsum("ij,ij->ij", y, y), approximate="tanh")
+
+
+def test_graphs_with_graphs_inside_are_saved_and_loaded(tmp_path: Path) -> None:
+    model = HigherOrder().eval()
+    subject = examine(Workload(model=model, inputs=[torch.randn(4, 4), torch.randn(6, 4)]))
+    artefact = load(save(subject, tmp_path))
+    for size in (2, 8):
+        x = torch.randn(size, 4)
+        torch.testing.assert_close(artefact(x), model(x), rtol=1e-2, atol=1e-2)  # bfloat16 inside
+
+
+def test_shared_and_empty_weights_come_back(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(11, 4)
+            self.head = nn.Linear(4, 11, bias=False)
+            self.head.weight = self.embedding.weight
+            self.nothing = nn.Parameter(torch.empty(0, 4))
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(torch.cat([self.embedding(ids), self.nothing]))  # type: ignore[no-any-return]
+
+    model = Tied()
+    ids = torch.randint(0, 11, (6,))
+    artefact = load(save(examine(Workload(model=model, inputs=[ids])), tmp_path))
+    torch.testing.assert_close(artefact(ids), model(ids).detach())
+    assert (tmp_path / FILE).stat().st_size < 40_000
+
+
+def test_a_model_that_cannot_be_traced() -> None:
+    class Untraceable(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + float(x.sum().item() > 0) if x.sum() > 0 else x
+
+    subject = examine(Workload(model=Untraceable(), inputs=[torch.randn(3)]))
+    with pytest.raises(TargetError, match=r"torch.export cannot trace the model: .+"):
+        export(Candidate.original(subject).module, subject)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.98])
+def test_a_truncated_file(tmp_path: Path, share: float) -> None:
+    path = save(small(), tmp_path) / FILE
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(ArtefactError, match=r"program.pt2 is damaged"):
+        load(tmp_path)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    (save(small(), tmp_path) / FILE).unlink()
+    with pytest.raises(ArtefactError, match=r"program.pt2 is damaged"):
+        load(tmp_path)
+
+
+def test_a_program_runs_without_gradients() -> None:
+    subject = small()
+    runtime = ProgramRuntime.export(Candidate.original(subject).module, subject)
+    logits, top = runtime.run([torch.randn(2, 4)])
+    assert not logits.requires_grad
+    assert top.shape == (2,)
+    assert isinstance(subject.workload.model, Small)
