@@ -17,7 +17,7 @@ _HEAD = """# Measured results
 
 Written by `python benchmarks/results.py` from what the benchmark scripts measured; nothing here is typed by hand.
 Times of different machines cannot be compared: each table says where it was measured. Ratios come from one run, in
-pairs, with 95 % bootstrap intervals.
+pairs, with 95% bootstrap intervals.
 """
 
 
@@ -36,7 +36,7 @@ def _demo(report: dict[str, Any]) -> str:
         "",
         *_where(report),
         "",
-        "| workload | original | torch.compile alone | whet | speedup (95 % interval) | quality | size on disk | recipe |",
+        "| workload | original | torch.compile alone | whet | speedup (95%) | quality | size on disk | recipe |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in report["workloads"]:

@@ -26,7 +26,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from peers import PEERS, make_hf_directories  # noqa: I001
+from peers import PEERS, make_hf_directories
 
 from whet.machine import describe
 from whet.measure import compare, measure_calls
@@ -68,7 +68,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--sets", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--no-extras", dest="extras", action="store_false", help="tune without openvino and onnxruntime")
+    parser.add_argument("--no-extras", dest="extras", action="store_false", help="tune with torch alone")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--target", help=argparse.SUPPRESS)
     return parser.parse_args()

@@ -107,9 +107,11 @@ def test_graphs_with_graphs_inside_are_saved_and_loaded(tmp_path: Path) -> None:
     model = HigherOrder().eval()
     subject = examine(Workload(model=model, inputs=[torch.randn(4, 4), torch.randn(6, 4)]))
     artefact = load(save(subject, tmp_path))
-    for size in (2, 8):
+    for size in (4, 8):
         x = torch.randn(size, 4)
-        torch.testing.assert_close(artefact(x), model(x), rtol=1e-2, atol=1e-2)  # bfloat16 inside
+        with torch.no_grad():
+            expected = model(x)
+        torch.testing.assert_close(artefact(x), expected, rtol=1e-2, atol=1e-2)  # bfloat16 inside
 
 
 def test_shared_and_empty_weights_come_back(tmp_path: Path) -> None:

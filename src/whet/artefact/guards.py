@@ -9,12 +9,15 @@ read as arithmetic on sizes first, and then take a microsecond each.
 import ast
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whet.errors import ArtefactError
+
+Condition = Callable[[Mapping[str, Any]], bool]
 
 _NODES = (
     *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.cmpop, ast.IfExp),
@@ -29,13 +32,8 @@ class Guards:
 
     def __init__(self, conditions: Sequence[str], names: Sequence[str]) -> None:
         """names: of the graph's inputs, by which a condition may refer to them too."""
-        self._conditions = tuple(conditions)
         self._names = tuple(names)
-        for condition in conditions:
-            if not _is_arithmetic(condition):
-                raise ArtefactError(f"the graph holds under a condition that whet cannot check: {condition[:200]}")
-        every = " and ".join(f"({c})" for c in conditions) or "True"
-        self._hold = eval(f"lambda L: {every}", {**_NAMES, "__builtins__": {}})
+        self._conditions = [(condition, _compiled(condition)) for condition in conditions]
 
     @classmethod
     def of(cls, program: torch.export.ExportedProgram) -> "Guards":
@@ -45,14 +43,28 @@ class Guards:
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Raise ArtefactError where flat inputs break a condition, and say which."""
         inputs = {"tensors": tensors, **dict(zip(self._names, tensors, strict=True))}
-        if self._hold(inputs):
-            return
-        broken = next(c for c in self._conditions if not Guards([c], self._names)._hold(inputs))
-        shapes = ", ".join(str(list(t.shape)) for t in tensors)
-        raise ArtefactError(
-            f"the artefact does not hold for inputs of shapes {shapes}: the model's code depends on {_readable(broken)}; "
-            "add such a batch to the workload's inputs and tune again"
-        )
+        for condition, holds in self._conditions:
+            if not holds(inputs):
+                shapes = ", ".join(str(list(t.shape)) for t in tensors)
+                raise ArtefactError(
+                    f"what was tuned holds only where {_readable(condition)}, and was called with shapes {shapes}: "
+                    "the model's code takes another path there; tune it with inputs of such shapes"
+                )
+
+
+def _compiled(condition: str) -> Condition:
+    """A condition as a function of the inputs. Raises ArtefactError where it is anything but arithmetic on sizes."""
+    if not _is_arithmetic(condition):
+        raise ArtefactError(f"the graph holds under a condition that whet cannot check: {condition[:200]}")
+    compute = eval(f"lambda L: {condition}", {**_NAMES, "__builtins__": {}})
+
+    def holds(inputs: Mapping[str, Any]) -> bool:
+        try:
+            return bool(compute(inputs))
+        except ArithmeticError:  # such as a size modulo another that is zero
+            return False
+
+    return holds
 
 
 def _is_arithmetic(condition: str) -> bool:

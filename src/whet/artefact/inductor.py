@@ -55,15 +55,16 @@ class InductorRuntime(Runtime):
     def compile(cls, module: nn.Module, subject: Subject, *, freezing: bool, max_autotune: bool) -> Self:
         """Compile a module ahead of time. Raises TargetError where the compiler fails, or makes a wrong model."""
         program = export(module, subject)
-        folder = tempfile.mkdtemp(prefix="whet-inductor-")
-        package = Path(folder) / FILE
         if int8_fusion.is_quantised(program):
             int8_fusion.register()
+        folder = Path(tempfile.mkdtemp(prefix="whet-inductor-"))
         try:
-            # freezing does nothing while gradients are on
-            with torch.no_grad(), _settings(freezing=freezing, max_autotune=max_autotune), _quiet():
-                torch._inductor.aoti_compile_and_package(program, package_path=str(package))
-            runtime = cls(package, describe().isa)
+            with tempfile.TemporaryDirectory(dir=folder) as work:
+                # freezing does nothing while gradients are on
+                with torch.no_grad(), _quiet(), _settings(Path(work), freezing=freezing, max_autotune=max_autotune):
+                    torch._inductor.aoti_compile_and_package(program, package_path=str(Path(work) / FILE))
+                _copy_without_sources(Path(work) / FILE, folder / FILE)
+            runtime = cls(folder / FILE, describe().isa)
             weakref.finalize(runtime, shutil.rmtree, folder, ignore_errors=True)
             _check_is_pure(runtime, subject)
         except Exception as error:
@@ -171,13 +172,14 @@ def missing_tools(*, at_load: bool) -> str:
 
 
 @contextmanager
-def _settings(*, freezing: bool, max_autotune: bool) -> Iterator[None]:
-    """The compiler's settings for a package."""
+def _settings(work: Path, *, freezing: bool, max_autotune: bool) -> Iterator[None]:
+    """The compiler's settings for a package; what it writes on the way goes to `work`."""
     import torch._inductor.constant_folding as folding  # the compiler: seconds to import, not needed to load a package
 
     settings = {
         "freezing": freezing,
         "max_autotune": max_autotune,
+        "aot_inductor.output_path": str(work),  # else copies of the weights stay in the compiler's cache for good
         "cpp.dynamic_threads": True,  # else the number of threads in force now would be compiled in
         # Nobody debugs the generated code here: without line tables g++ needs a fifth less time.
         "aot_inductor.enable_line_tables": False,
@@ -199,6 +201,15 @@ def _quiet() -> Iterator[None]:
         warnings.filterwarnings("ignore", module=r"torch\b.*")
         warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*", category=FutureWarning)
         yield
+
+
+def _copy_without_sources(package: Path, destination: Path) -> None:
+    """Copy a package without the C++ it was compiled from, which names paths of this machine."""
+    with zipfile.ZipFile(package) as old, zipfile.ZipFile(destination, "w", zipfile.ZIP_STORED) as new:
+        for entry in old.infolist():
+            if not entry.filename.endswith(".cpp"):
+                with old.open(entry) as source, new.open(entry, "w", force_zip64=True) as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
 
 
 def _check_is_pure(runtime: Runtime, subject: Subject) -> None:

@@ -1,11 +1,10 @@
 """An OpenVINO model on the CPU: openvino_model.xml, openvino_model.bin, and how they are to be compiled.
 
-The one place that imports OpenVINO. Tensors pass without a copy in both directions: inputs are read where torch keeps
-them, and outputs of known size are written straight into fresh torch tensors.
+The one place that imports OpenVINO. Inputs are read where torch keeps them; outputs are copied once, into tensors that
+belong to the caller.
 """
 
 import logging
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from whet.artefact.runtime import Manifest, Runtime
-from whet.errors import ArtefactError, MissingExtra
+from whet.errors import ArtefactError, MissingExtra, reason
 
 FILE = "openvino_model.xml"  # the weights lie beside it, in openvino_model.bin
 
@@ -80,7 +79,7 @@ class OpenVINORuntime(Runtime):
             runtime = cls(openvino.Core().read_model(path), settings)
             runtime._compiled = _Compiled(runtime._model, settings)
         except (RuntimeError, ValidationError) as error:
-            raise ArtefactError(f"{path} is damaged: {_reason(error)}; write it again with `whet apply`") from error
+            raise ArtefactError(f"{path} is damaged: {said(error)}; write it again with `whet apply`") from error
         return runtime
 
 
@@ -91,31 +90,16 @@ class _Compiled:
         compiled = import_openvino().Core().compile_model(model, "CPU", properties(settings))
         _report_downgrade(compiled, settings)
         self._request = compiled.create_infer_request()
-        # Fixed shapes only: outputs whose size depends on the inputs are read after the call.
-        self._outputs = [
-            (
-                tuple(out.partial_shape.to_shape()) if out.partial_shape.is_static else None,
-                _DTYPES[out.element_type.get_type_name()],
-            )
-            for out in compiled.outputs
-        ]
+        self._dtypes = [_DTYPES[output.element_type.get_type_name()] for output in compiled.outputs]
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         request = self._request
         taken = [tensor.detach().contiguous() for tensor in tensors]  # must live until the call is over
         for i, tensor in enumerate(taken):
             request.set_input_tensor(i, share(tensor))
-        results = []
-        for i, (shape, dtype) in enumerate(self._outputs):
-            result = torch.empty(shape or (), dtype=dtype)
-            results.append(result)
-            if shape is not None:
-                request.set_output_tensor(i, share(result))
         request.infer(share_inputs=True, share_outputs=True)
-        for i, (shape, dtype) in enumerate(self._outputs):
-            if shape is None:
-                results[i] = _copy(request.get_output_tensor(i), dtype)
-        return tuple(results)
+        # Copies, as in torch: what a caller keeps must outlive the next call.
+        return tuple(_copy(request.get_output_tensor(i), dtype) for i, dtype in enumerate(self._dtypes))
 
 
 def properties(settings: Settings) -> dict[str, Any]:
@@ -134,7 +118,15 @@ def import_openvino() -> ModuleType:
             import openvino
     except ImportError as error:
         raise MissingExtra("openvino", "openvino", "an OpenVINO model") from error
-    return openvino  # type: ignore[no-any-return]
+    return openvino
+
+
+def said(error: Exception) -> str:
+    """What OpenVINO's message says, without where in its sources it was raised."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("Check ", "Exception from ", "FrontEnd API failed"))]
+    details = [line.removeprefix("-- ") for line in lines if line.startswith("-- ")]
+    return "; ".join(details) or "".join(lines[-1:]) or reason(error)
 
 
 def share(tensor: Tensor) -> Any:
@@ -174,9 +166,3 @@ def _report_downgrade(compiled: Any, settings: Settings) -> None:
     used = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
     if used != settings.precision:
         _LOG.warning("OpenVINO computes in %s here, not in %s: the chip lacks it", used, settings.precision)
-
-
-def _reason(error: Exception) -> str:
-    """The last line of an OpenVINO message: the ones before say where in its sources it was raised."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1].replace(os.linesep, " ") if lines else type(error).__name__

@@ -36,8 +36,7 @@ def export(module: nn.Module, subject: Subject) -> torch.export.ExportedProgram:
                 module, arguments, dynamic_shapes=(shapes,) if shapes is not None else None, strict=False
             )
     except Exception as error:  # torch.export raises whatever the user's forward or its tracer does
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise TargetError(f"torch.export cannot trace the model: {reason}") from error
+        raise TargetError(f"torch.export cannot trace the model: {reason(error)}") from error
 
 
 def operators(program: torch.export.ExportedProgram) -> set[Any]:
@@ -121,9 +120,9 @@ def _flat_module(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
     """The program as plain code from tensors to a tuple of tensors.
 
     Without the hooks that check sizes, as Guards does, and flatten and unflatten what is flat here already: for one
-    input and a handful of operators a call took 225 us with them and 70 us without (one thread of a Xeon).
+    input and five operators a call takes 90 us with them, 27 us without and 16 us in eager (one thread of a Xeon).
     """
-    module: torch.fx.GraphModule = program.module(check_guards=False)  # type: ignore[assignment]
+    module: torch.fx.GraphModule = program.module(check_guards=False)
     module._forward_pre_hooks.clear()
     module._forward_hooks.clear()
     module.graph.set_codegen(torch.fx.graph.CodeGen())

@@ -15,14 +15,14 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from whet.artefact import program
-from whet.artefact.openvino import OpenVINORuntime, Settings, import_openvino
-from whet.errors import OptionError, TargetError, reason
+from whet.artefact.openvino import OpenVINORuntime, Settings, import_openvino, said
+from whet.errors import OptionError, TargetError
 from whet.machine import Limits, Machine, describe
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
@@ -119,9 +119,8 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate compiled by OpenVINO. Raises TargetError where OpenVINO cannot take the model."""
     model, notes = convert(candidate)
-    precision = options.precision
-    if precision == "int8":
-        precision = options.rest or ("f32" if bfloat16_refusal(candidate.subject, describe()) else "bf16")
+    precision = _float_precision(options, candidate.subject)
+    if options.precision == "int8":
         model, kept = openvino_int8.quantize(
             model,
             candidate.subject.flat_calibration,
@@ -135,6 +134,14 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     if options.precision != "f32":
         halve_weights(model)
     return candidate.with_runtime(OpenVINORuntime(model, Settings(precision=precision)), *notes)
+
+
+def _float_precision(options: Options, subject: Subject) -> Literal["f32", "bf16"]:
+    """What all that is not int8 computes in."""
+    asked = options.rest if options.precision == "int8" else options.precision
+    if not asked:
+        return "f32" if bfloat16_refusal(subject, describe()) else "bf16"
+    return "bf16" if asked == "bf16" else "f32"
 
 
 def convert(candidate: Candidate) -> tuple[Any, list[str]]:
@@ -151,13 +158,13 @@ def convert(candidate: Candidate) -> tuple[Any, list[str]]:
         try:
             model = openvino.convert_model(program.export(candidate.module, subject))
             _fix_shapes(model, subject)
-        except Exception as error:  # the converter raises whatever it stumbles over
-            notes.append(f"openvino: converted from torch.jit.trace, as torch.export's graph failed ({reason(error)})")
+        except Exception as error:  # noqa: BLE001 - the converter raises whatever it stumbles over
+            notes.append(f"openvino: converted from torch.jit.trace, as torch.export's graph failed ({said(error)})")
             try:
                 model = openvino.convert_model(candidate.copy_module(), example_input=subject.flat_inputs[0])
                 _fix_shapes(model, subject)
             except Exception as second:
-                raise TargetError(f"OpenVINO cannot convert the model: {reason(second)}") from second
+                raise TargetError(f"OpenVINO cannot convert the model: {said(second)}") from second
     return model, notes
 
 
@@ -174,9 +181,7 @@ def halve_weights(model: Any) -> None:
 
     The compiler turns them into what it computes in. int8 weights stay as they are.
     """
-    from openvino._offline_transformations import compress_model_transformation  # as openvino.save_model does
-
-    compress_model_transformation(model)
+    import_openvino()._offline_transformations.compress_model_transformation(model)  # as openvino.save_model does
 
 
 def _fix_shapes(model: Any, subject: Subject) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from whet.artefact.openvino import no_telemetry, share
-from whet.errors import MissingExtra, TargetError, reason
+from whet.artefact.openvino import no_telemetry, said, share
+from whet.errors import MissingExtra, TargetError
 from whet.machine import describe
 from whet.techniques.openvino_sensitivity import rank
 
@@ -19,7 +19,6 @@ RANGES = ("mean", "extreme", "quantile", "histogram")
 _RANGE_NAMES = {"mean": "MEAN_MINMAX", "extreme": "MINMAX", "quantile": "MEAN_QUANTILE", "histogram": "HISTOGRAM"}
 # With these, 8-bit products are summed in 32 bits; without, in 16 bits that overflow at full range.
 _WIDE_SUMS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "neon"})
-_NUM_RANKING_BATCHES = 2
 
 
 def quantize(
@@ -57,9 +56,10 @@ def quantize(
                     ignored_scope=nncf.IgnoredScope(names=sorted(ignored)),
                     advanced_parameters=_advanced(nncf, ranges, smooth_quant=False, corrects_bias=False),
                 )
-                kept = rank(model, draft, shared[:_NUM_RANKING_BATCHES])[:keep]
-                notes.append(f"openvino: {len(kept)} layers kept out of int8: {', '.join(kept)}")
-                ignored |= set(kept)
+                names, places = rank(model, draft, shared[0])
+                ignored |= set(names[:keep])
+                kept = ", ".join(str(place + 1) for place in sorted(places[:keep]))
+                notes.append(f"openvino: of {len(names)} layers in order, kept out of int8: {kept}")
             quantized = nncf.quantize(
                 model.clone(),
                 nncf.Dataset(shared),
@@ -68,7 +68,7 @@ def quantize(
                 advanced_parameters=_advanced(nncf, ranges, smooth_quant=smooth_quant, corrects_bias=True),
             )
     except Exception as error:  # NNCF and OpenVINO raise whatever they stumble over
-        raise TargetError(f"NNCF cannot quantise the model: {reason(error)}") from error
+        raise TargetError(f"NNCF cannot quantise the model: {said(error)}") from error
     return quantized, notes
 
 
@@ -83,7 +83,7 @@ def is_transformer(model: Any) -> bool:
 
 def _readers(op: Any) -> list[str]:
     """Type names of what reads an operator's result, looking through operators that only move data."""
-    names = []
+    names: list[str] = []
     for reader in op.output(0).get_target_inputs():
         node = reader.get_node()
         moves = node.get_type_name() in ("Reshape", "Transpose", "Broadcast", "Unsqueeze", "Squeeze")

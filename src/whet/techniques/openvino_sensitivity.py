@@ -9,32 +9,34 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from whet.artefact.openvino import import_openvino
-
-Arrays = Sequence[Any]
 
 _LAYERS = frozenset({"MatMul", "Convolution", "GroupConvolution"})
 _DECOMPRESSION = frozenset({"Convert", "Subtract", "Multiply", "Reshape"})
 _DEPTH = 6  # how far above a layer its quantiser may stand: quantisers move up through reshapes and transposes
 
 
-def rank(model: Any, quantized: Any, batches: Sequence[Arrays]) -> list[str]:
-    """Names of the quantised layers with weights, the one whose rounding changes the outputs most first."""
-    openvino = import_openvino()
+def rank(model: Any, quantized: Any, batch: Sequence[Any]) -> tuple[list[str], list[int]]:
+    """The quantised layers with weights, the one whose rounding changes the outputs for a batch most first.
+
+    Returns their names, and their places in the order of execution.
+    """
     gated, names = _gate(model.clone(), quantized)
-    compiled = openvino.Core().compile_model(gated, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    request = compiled.create_infer_request()
-    harm = np.zeros(len(names))
-    for arrays in batches:
+    config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    request = import_openvino().Core().compile_model(gated, "CPU", config).create_infer_request()
 
-        def outputs(gates: Any, arrays: Arrays = arrays) -> list[Any]:
-            return [np.array(y, dtype=np.float64) for y in request.infer([*arrays, gates]).values()]
+    def outputs(gates: Any) -> list[Any]:
+        return [np.array(y, dtype=np.float64) for y in request.infer([*batch, gates], share_inputs=True).values()]
 
-        exact = outputs(np.zeros(len(names), np.float32))
-        for i, gates in enumerate(np.eye(len(names), dtype=np.float32)):
-            harm[i] += max(_relative_error(y, wanted) for y, wanted in zip(outputs(gates), exact, strict=True))
-    return [names[i] for i in np.argsort(-harm, kind="stable")]
+    exact = outputs(np.zeros(len(names), np.float32))
+    harm = [
+        max(_relative_error(y, wanted) for y, wanted in zip(outputs(gates), exact, strict=True))
+        for gates in np.eye(len(names), dtype=np.float32)
+    ]
+    order = np.argsort(-np.array(harm), kind="stable").tolist()
+    return [names[i] for i in order], order
 
 
 def _relative_error(found: Any, wanted: Any) -> float:
@@ -44,8 +46,7 @@ def _relative_error(found: Any, wanted: Any) -> float:
 
 def _gate(model: Any, quantized: Any) -> tuple[Any, list[str]]:
     """Put a gate on every layer that the quantiser touched. Returns the model, with the gates as last input."""
-    from openvino import opset13 as ops
-
+    ops = import_openvino().opset13
     twins = {op.get_friendly_name(): op for op in quantized.get_ops()}
     found = []
     for op in model.get_ordered_ops():
@@ -66,8 +67,7 @@ def _gate(model: Any, quantized: Any) -> tuple[Any, list[str]]:
 
 def _open(op: Any, quantized: Any, gate: Any) -> None:
     """Replace op's output, for everything that reads it, by op + gate * (quantized - op)."""
-    from openvino import opset13 as ops
-
+    ops = import_openvino().opset13
     readers = list(op.output(0).get_target_inputs())
     mixed = ops.add(op.output(0), ops.multiply(gate, ops.subtract(quantized, op.output(0))))
     for reader in readers:
@@ -76,13 +76,12 @@ def _open(op: Any, quantized: Any, gate: Any) -> None:
 
 def _quantized_twin(op: Any, twin: Any, rounding: Any) -> Any:
     """The layer on the rounded input, with the rounded weights."""
-    from openvino import opset13 as ops
-    from openvino.utils.node_factory import NodeFactory
-
+    openvino = import_openvino()
+    ops = openvino.opset13
     limits = [ops.constant(_as_scalar(rounding.input_value(i))) for i in range(1, 5)]
     rounded = ops.fake_quantize(op.input_value(0), *limits, rounding.get_attributes()["levels"])
     inputs = [rounded.output(0), twin.input_value(1)]
-    return NodeFactory("opset13").create(op.get_type_name(), inputs, op.get_attributes())
+    return openvino.utils.node_factory.NodeFactory("opset13").create(op.get_type_name(), inputs, op.get_attributes())
 
 
 def _quantizer_above(value: Any) -> Any:

@@ -21,6 +21,7 @@ ROUNDS = 8
 _ROUNDS_ALONE = 3  # of the original, where there is nothing to compare it with
 _MIN_ROUNDS = 6  # with fewer, the signed-rank test cannot reach 5 %
 _RUN_S = 0.7  # of timing in each process
+_START_S = 2.0  # of a process, before it loads anything
 _LIMIT_S = 180.0
 
 
@@ -69,6 +70,12 @@ def run_finals(
         point.p_value, point.noise, point.verdict = comparison.p_value, floor, str(comparison.verdict)
         points.append(point)
     return baseline, points
+
+
+def expected_s(bench: Workbench, num_contenders: int) -> float:
+    """About how long all rounds will take: every process starts, loads, warms up and measures."""
+    process_s = _START_S + 1.5 * _RUN_S
+    return ROUNDS * ((1 + num_contenders) * process_s + bench.facts["open_s"])
 
 
 def is_gain(point: Point) -> bool:

@@ -56,7 +56,8 @@ def _plan(space: Space, records: Sequence[TrialRecord]) -> Iterator[list[Step]]:
         yield list(reference)
     best = best_record(records)
     reached = max(1.0, best.speedup or 1.0) if best else 1.0
-    singles = sorted(_singles(space), key=lambda steps: -space.bound(steps))
+    # of equal bounds the shorter recipe first: it is built sooner, and says more
+    singles = sorted(_singles(space), key=lambda steps: (-space.bound(steps), len(steps)))
     yield from (steps for steps in singles if space.bound(steps) > reached)
     yield from _combinations(space, records)
     if best is not None:

@@ -27,6 +27,7 @@ _LOG = logging.getLogger("whet")
 
 _KEPT = 3  # artefacts of this many best trials stay on disk until the finals
 _TIMING_S = 2.4  # of interleaved timing in a trial
+_MAX_REPEATS = 8  # after so many recipes in a row that have been measured, the sampler has nothing new
 _MEMORY_RUN_S = 0.3  # of timing in the process that only measures memory
 
 _LIMITS = TypeAdapter(Limits)
@@ -133,18 +134,19 @@ def search(
     """
     space = bench.space
     records = study.records()
+    repeats = 0  # of the sampler, in a row
     while len(records) < max_trials:
         expected = _expected_s(records)
         if len(records) >= 2 and clock() + expected > deadline:
             _LOG.info("the time is used up after %d trials", len(records))
             break
         recipe = next_recipe(space, records)
-        if recipe is None and _is_exhausted(space, records):
+        if recipe is None and (not space.offers or repeats >= _MAX_REPEATS):
             break
         number, chosen = study.begin(recipe, space, space.bound(list(recipe)) if recipe else None)
         if recipe is None and (not chosen.steps or any(r.label == str(chosen) for r in records)):
-            study.give_up(number)  # the sampler chose what has been measured
-            records.append(TrialRecord(number=number, steps=list(chosen), status="refused", reason="measured before"))
+            study.pass_over(number)
+            repeats += 1
             continue
         try:
             record = try_recipe(bench, goal, number, chosen, space, deadline - clock())
@@ -153,6 +155,7 @@ def search(
             raise
         study.end(record, goal.value(record) if record.status in ("done", "rejected") else None)
         report(record)
+        repeats = 0
         records = study.records()
         _drop_losers(bench, goal, records)
     return records
@@ -235,12 +238,6 @@ def _expected_s(records: Sequence[TrialRecord]) -> float:
     """What the next trial may take: the mean of those so far."""
     taken = [r.seconds for r in records if r.seconds > 0]
     return sum(taken) / len(taken) if taken else 0.0
-
-
-def _is_exhausted(space: Space, records: Sequence[TrialRecord]) -> bool:
-    """Whether the sampler has nothing to choose from, or keeps choosing what has been measured."""
-    repeats = sum(r.reason == "measured before" for r in records)
-    return not space.offers or repeats >= 5
 
 
 def error_of(failure: Failure) -> WhetError:

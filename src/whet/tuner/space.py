@@ -4,6 +4,7 @@ An Offer is small and plain (JSON), made once by a child process that has the mo
 the parent never builds the model and every machine that shares a search chooses from the same space.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -140,11 +141,13 @@ class Space:
         return Recipe(steps=in_order(steps))
 
     def bound(self, steps: Sequence[Step]) -> float:
-        """The most a recipe could gain: the product of its techniques' bounds, each an upper bound alone."""
-        product = 1.0
-        for step in steps:
-            product *= self.offers[step.technique].bound(step)
-        return product
+        """The most a recipe could gain: the product of its techniques' bounds, but no more than the best of them all.
+
+        A bound that takes away the overhead and computes in the smallest dtype at the machine's limit leaves nothing
+        for another technique to take away.
+        """
+        ceiling = max((bound for offer in self.offers.values() for bound in offer.bounds.values()), default=1.0)
+        return min(ceiling, math.prod(self.offers[step.technique].bound(step) for step in steps))
 
     def _suggest_options(self, name: str, suggest: Suggest) -> dict[str, Any]:
         return {option: suggest(f"{name}.{option}", values) for option, values in self.offers[name].options.items()}

@@ -19,6 +19,7 @@ from whet.tuner.space import Space
 
 RECORD = "record"
 FACTS = "facts"
+REPEATED = "repeated"
 FILE = "study.db"
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -71,8 +72,9 @@ class Study:
 
     def begin(self, recipe: Recipe | None, space: Space, predicted: float | None = None) -> tuple[int, Recipe]:
         """Claim the next trial: of this recipe, or of one that the sampler chooses. Returns its number and recipe."""
-        # A sampler seeded by the trials before it makes a resumed search choose as an uninterrupted one would.
-        num_before = len(self._study.get_trials(deepcopy=False))
+        # A sampler seeded by what has ended makes a resumed search choose as an uninterrupted one would: a trial that
+        # was interrupted does not count, one that the sampler chose in vain does.
+        num_before = sum(_has_ended(trial.user_attrs) for trial in self._study.get_trials(deepcopy=False))
         self._study.sampler = optuna.samplers.TPESampler(seed=num_before, n_startup_trials=5)
         if recipe is not None:
             self._study.enqueue_trial(space.parameters(recipe))
@@ -93,6 +95,11 @@ class Study:
         else:
             self._study.tell(record.number, value)
 
+    def pass_over(self, number: int) -> None:
+        """End a trial whose recipe has been measured before."""
+        self._open[number].set_user_attr(REPEATED, True)
+        self.give_up(number)
+
     def give_up(self, number: int) -> None:
         """Leave a trial that was interrupted, to be tried again."""
         self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
@@ -100,6 +107,11 @@ class Study:
 
 def default_storage(directory: Path) -> str:
     return f"sqlite:///{directory / FILE}"
+
+
+def _has_ended(attributes: Mapping[str, Any]) -> bool:
+    text = attributes.get(RECORD)
+    return REPEATED in attributes or (text is not None and TrialRecord.model_validate_json(text).status != "running")
 
 
 def _is_gone(attributes: Mapping[str, Any]) -> bool:

@@ -47,7 +47,9 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
 
     Writes the inputs as safetensors into `directory`, for processes that have no need of the model's code.
     """
+    started = time.perf_counter()
     workload = open_target(target)
+    open_s = time.perf_counter() - started
     subject = examine(workload)
     machine = describe()
     limits = load_limits(machine)
@@ -58,6 +60,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
     quality = workload.quality
     return {
         "name": workload.name,
+        "open_s": open_s,
         "signature": _SIGNATURE.dump_python(subject.signature, mode="json"),
         "score": subject.score,
         "quality_name": quality.name if quality else AGREEMENT,

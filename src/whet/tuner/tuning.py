@@ -36,7 +36,6 @@ from whet.workload import Quality, Workload
 
 _LOOK_LIMIT_S = 180.0
 _FINALS_SHARE = 0.4  # of the budget is left for the finals, at most
-_PROCESS_S = 3.5  # one process of the finals takes about this long
 WORK = "trials"
 
 
@@ -79,7 +78,8 @@ def tune(
     between the outputs and the original's may fall below 1. max_memory_bytes: of peak resident memory, the whole
     process. budget_s: for search and finals. out: a new directory for recipe, report, result and model; a temporary
     one for a model in memory. storage: an Optuna URL, for several machines of one kind to share a search.
-    resume: go on with the search that `out` (or `storage`) holds. exclude: techniques not to be tried. trial_limit_s, memory_limit_bytes: of each trial.
+    resume: go on with the search that `out` (or `storage`) holds. exclude: techniques not to be tried. trial_limit_s,
+    memory_limit_bytes: of each trial.
 
     Raises a WhetError for anything the user can mend, before anything is written.
     """
@@ -91,7 +91,8 @@ def tune(
     deadline = started + budget_s
     with _prepared(target, inputs, quality, calibration, out, resume) as (address, name, directory, scratch):
         run = isolated(memory_limit_bytes)
-        outcome = run("look", {"target": address, "directory": str(scratch), "exclude": list(exclude)}, scratch, _LOOK_LIMIT_S)
+        arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
+        outcome = run("look", arguments, scratch, _LOOK_LIMIT_S)
         if outcome.failure is not None:
             raise error_of(outcome.failure)
         assert outcome.value is not None
@@ -100,7 +101,7 @@ def tune(
         study = _open_study(storage, directory, name, goal, facts, resume)
         work = _move_in(scratch, directory)
         bench = Workbench(address, {**facts, **(study.facts or {})}, work, run, trial_limit_s)
-        reserve = min(_FINALS_SHARE * budget_s, finals.ROUNDS * 3 * _PROCESS_S)
+        reserve = min(_FINALS_SHARE * budget_s, finals.expected_s(bench, num_contenders=2))
         records = search(bench, study, goal, deadline=deadline - reserve, report=listener.tried)
         result = _conclude(bench, goal, records, deadline, listener)
         result.target, result.budget_s, result.out = name, budget_s, str(directory)
@@ -255,7 +256,7 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
 def _contenders(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline: float) -> list[TrialRecord]:
     """The best two, or one where time is short; each with its artefact on disk, made again where it is not."""
     time_left = deadline - time.monotonic()
-    num = 2 if time_left > 1.2 * finals.ROUNDS * 3 * _PROCESS_S else 1
+    num = 2 if time_left > finals.expected_s(bench, num_contenders=2) else 1
     chosen = []
     for record in ranked(goal, records)[:num]:
         if not (bench.artefact(record.number) / "artefact.json").is_file():

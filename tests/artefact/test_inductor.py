@@ -1,0 +1,208 @@
+"""Compiled packages and programs compiled at load: through their files and back, and whatever can be wrong with them."""
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_programs import small
+from torch import Tensor
+
+import whet
+import whet.techniques
+from whet.artefact import MANIFEST, inductor, load, program
+from whet.artefact.inductor import FILE, CompileRuntime, InductorRuntime
+from whet.errors import ArtefactError, TargetError
+from whet.machine import describe
+
+NEEDS_COMPILER = pytest.mark.skipif(bool(inductor.missing_tools(at_load=True)), reason="no C++ compiler")
+
+LOAD = """
+import sys
+import torch, whet
+from safetensors.torch import load_file, save_file
+out = whet.load(sys.argv[1])(load_file(sys.argv[2])["x"])
+assert list(out) == ["logits", "rest"] and out.rest[1] == "text" and not out.logits.requires_grad
+save_file({"logits": out["logits"], "top": out.rest[0]}, sys.argv[3])
+assert "torch._inductor" not in sys.modules, "loading a package imports the compiler"
+"""
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One compiled artefact for all tests that only read it."""
+    subject = small()
+    flat = whet.techniques.Candidate.original(subject).module
+    compiled = InductorRuntime.compile(flat, subject, freezing=True, max_autotune=False)
+    return compiled.save(tmp_path_factory.mktemp("inductor") / "artefact", subject.signature)
+
+
+@pytest.fixture
+def copied(package: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(package, tmp_path / "copied"))
+
+
+def change_settings(directory: Path, **settings: object) -> None:
+    path = directory / MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest["settings"] |= settings
+    path.write_text(json.dumps(manifest))
+
+
+@NEEDS_COMPILER
+def test_a_package_equals_the_original_in_a_fresh_process(package: Path, tmp_path: Path) -> None:
+    x = torch.randn(7, 4)  # a batch size that was not among the inputs
+    save_file({"x": x}, tmp_path / "in.safetensors")
+    paths = [str(package), str(tmp_path / "in.safetensors"), str(tmp_path / "out.safetensors")]
+    done = subprocess.run([sys.executable, "-W", "error", "-c", LOAD, *paths], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    found = load_file(paths[2])
+    expected = small().workload.model.double()(x.double())
+    torch.testing.assert_close(found["logits"].double(), expected["logits"].detach(), rtol=1e-5, atol=1e-6)
+    assert torch.equal(found["top"], expected["rest"][0])
+
+
+@NEEDS_COMPILER
+def test_a_package_holds_no_pickle_and_no_path(package: Path) -> None:
+    with zipfile.ZipFile(package / FILE) as archive:
+        names = archive.namelist()
+        texts = [archive.read(name) for name in names if not name.endswith(".so")]
+    assert not [name for name in names if name.endswith((".pkl", ".cpp", ".pt"))]
+    assert not [text for text in texts if str(Path.cwd()).encode() in text]
+
+
+@NEEDS_COMPILER
+def test_nothing_is_left_of_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    subject = small()
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", lambda p, package_path: 1 / 0)
+    flat = whet.techniques.Candidate.original(subject).module
+    with pytest.raises(TargetError, match="torch's inductor cannot compile the model: division by zero"):
+        InductorRuntime.compile(flat, subject, freezing=True, max_autotune=False)
+    copy = lambda p, package_path: shutil.copyfile(package / FILE, package_path)  # noqa: E731
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", copy)
+    runtime = InductorRuntime.compile(flat, subject, freezing=True, max_autotune=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [FILE]
+    del runtime
+    assert not list(tmp_path.iterdir())
+
+
+@NEEDS_COMPILER
+def test_another_machine_is_told_to_apply_the_recipe(copied: Path) -> None:
+    change_settings(copied, isa=[*describe().isa, "avx2048"])
+    with pytest.raises(ArtefactError, match=r"for a machine with avx2048, which this one has not; .*`whet apply`"):
+        load(copied)
+
+
+@NEEDS_COMPILER
+def test_a_machine_with_more_is_fine(copied: Path) -> None:
+    change_settings(copied, isa=[])
+    assert load(copied)(torch.randn(2, 4)).logits.shape == (2, 3)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("isa", [None, "avx2", [1]])
+def test_a_package_that_does_not_say_what_it_is_for(copied: Path, isa: object) -> None:
+    change_settings(copied, isa=isa)
+    with pytest.raises(ArtefactError, match="does not say what it was compiled for"):
+        load(copied)
+
+
+def flip_a_byte(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda data: data[: len(data) // 2], id="cut short"),
+        pytest.param(flip_a_byte, id="a byte flipped"),
+        pytest.param(lambda data: b"", id="empty"),
+        pytest.param(lambda data: b"not a package", id="another file"),
+    ],
+)
+def test_a_damaged_package(copied: Path, damage) -> None:
+    path = copied / FILE
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ArtefactError, match=r"model\.pt2 is damaged"):
+        load(copied)
+
+
+@NEEDS_COMPILER
+def test_an_archive_that_is_no_package(copied: Path) -> None:
+    with zipfile.ZipFile(copied / FILE, "w") as archive:
+        archive.writestr("model/readme", "hello")
+    with pytest.raises(ArtefactError, match=r"does not load here: .*`whet apply` on this machine"):
+        load(copied)
+
+
+@NEEDS_COMPILER
+def test_a_missing_package(copied: Path) -> None:
+    (copied / FILE).unlink()
+    with pytest.raises(ArtefactError, match="No such file"):
+        load(copied)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("freezing", [True, False])
+def test_a_program_compiled_at_load(tmp_path: Path, freezing: bool) -> None:
+    subject = small()
+    exported = program.export(whet.techniques.Candidate.original(subject).module, subject)
+    runtime = CompileRuntime(exported, freezing=freezing, is_dynamic=True)
+    directory = runtime.save(tmp_path / "artefact", subject.signature)
+    manifest = json.loads((directory / MANIFEST).read_text())
+    assert manifest["runtime"] == "compile"
+    assert manifest["settings"] == {"freezing": freezing, "max_autotune": False, "reduce_overhead": False}
+    loaded = load(directory)
+    for x in (torch.randn(3, 4), torch.randn(5, 4)):
+        expected = subject.workload.model(x)
+        torch.testing.assert_close(loaded(x).logits, expected["logits"].detach(), rtol=1e-5, atol=1e-6)
+
+
+class Overwriting:
+    """A runtime that adds to its input, as a wrong fusion would."""
+
+    def run(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (tensors[0].add_(1.0),)
+
+
+class Drifting:
+    """A runtime that adds to a constant of its own."""
+
+    def __init__(self) -> None:
+        self.total = torch.zeros(())
+
+    def run(self, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (tensors[0] + self.total.add_(1.0),)
+
+
+def test_a_model_that_overwrites_its_input_is_refused() -> None:
+    subject = small()
+    before = [x.clone() for x in subject.flat_inputs[0]]
+    with pytest.raises(TargetError, match="overwrites its input 0"):
+        inductor._check_is_pure(Overwriting(), subject)
+    assert all(map(torch.equal, before, subject.flat_inputs[0]))
+
+
+def test_a_model_that_drifts_is_refused() -> None:
+    with pytest.raises(TargetError, match="answers differently each time"):
+        inductor._check_is_pure(Drifting(), small())
+
+
+def test_tools_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert inductor.missing_tools(at_load=False) == (
+        "torch compiles with no-such-compiler, which is not installed: install it (Debian: apt install g++)"
+    )
+    monkeypatch.setattr(inductor.shutil, "which", lambda name: f"/bin/{name}")
+    assert inductor.missing_tools(at_load=False) == ""
+    monkeypatch.setattr(inductor.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert "python3-dev" in inductor.missing_tools(at_load=True)

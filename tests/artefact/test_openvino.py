@@ -1,0 +1,184 @@
+"""OpenVINO models on disk: what they return, in this process and in a fresh one, and what damage looks like."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+pytest.importorskip("openvino")
+
+from whet.artefact import load
+from whet.artefact.openvino import FILE, OpenVINORuntime, Settings, import_openvino, properties, said
+from whet.errors import ArtefactError, MissingExtra
+from whet.signature import Argument, Output, Signature
+
+RELOAD = Path(__file__).parents[1] / "techniques" / "reload_artefact.py"
+WEIGHT_NK = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+
+
+def linear(size: int, precision: str = "f32") -> OpenVINORuntime:
+    """x [size, 8] -> (x @ weight.T, x > 0), written in OpenVINO's own operators. A size of -1 is free."""
+    openvino = import_openvino()
+    ops = openvino.opset13
+    x = ops.parameter([size, 8], np.float32, name="x")
+    y = ops.matmul(x, ops.constant(WEIGHT_NK.numpy()), False, True)
+    model = openvino.Model([y, ops.greater(x, ops.constant(np.float32(0)))], [x], "linear")
+    return OpenVINORuntime(model, Settings(precision=precision))
+
+
+def signature(size: int | None) -> Signature:
+    output = Output("tuple", items=(Output("tensor"), Output("tensor")))
+    return Signature((Argument("x", "float32", (size, 8)),), {}, output)
+
+
+def reference(x: Tensor) -> Tensor:
+    return (x.double() @ WEIGHT_NK.double().T).float()
+
+
+@pytest.mark.parametrize("size", [4, -1])
+def test_outputs_are_those_of_torch(size) -> None:
+    runtime = linear(size)
+    for num_rows in (4,) if size == 4 else (4, 7, 1):
+        x = torch.randn(num_rows, 8)
+        y, positive = runtime.run([x])
+        torch.testing.assert_close(y, reference(x), rtol=1e-5, atol=1e-5)
+        assert torch.equal(positive, x > 0)
+
+
+def test_bf16_rounds_and_f32_does_not() -> None:
+    x = torch.randn(4, 8)
+    wide, narrow = (linear(4, precision).run([x])[0] for precision in ("f32", "bf16"))
+    assert (wide - reference(x)).abs().max() < 1e-5
+    if "bf16" in str(import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")).lower():
+        assert 1e-4 < (narrow - reference(x)).abs().max() < 5e-2
+
+
+def test_what_a_caller_keeps_outlives_the_next_call() -> None:
+    runtime = linear(4)
+    first, second = torch.randn(4, 8), torch.randn(4, 8)
+    kept = runtime.run([first])
+    runtime.run([second])
+    torch.testing.assert_close(kept[0], reference(first), rtol=1e-5, atol=1e-5)
+    assert torch.equal(kept[1], first > 0)
+
+
+def test_inputs_that_are_views_or_need_a_gradient() -> None:
+    runtime = linear(4)
+    x = torch.randn(8, 4).T
+    torch.testing.assert_close(runtime.run([x])[0], reference(x), rtol=1e-5, atol=1e-5)
+    x = torch.randn(4, 8, requires_grad=True)
+    torch.testing.assert_close(runtime.run([x])[0], reference(x.detach()), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool])
+def test_every_dtype_goes_in_and_comes_out(dtype) -> None:
+    openvino = import_openvino()
+    names = {torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64", torch.bool: "boolean"}
+    type_name = names.get(dtype, str(dtype).removeprefix("torch.").replace("uint", "u").replace("int", "i"))
+    x = openvino.opset13.parameter([2, 3], getattr(openvino.Type, type_name), name="x")
+    model = openvino.Model([openvino.opset13.transpose(x, np.array([1, 0]))], [x], "transpose")
+    tensor = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(dtype)
+    (out,) = OpenVINORuntime(model, Settings()).run([tensor])
+    assert out.dtype == dtype
+    assert torch.equal(out, tensor.T)
+
+
+@pytest.mark.parametrize("size", [4, None])
+def test_the_same_in_a_fresh_process(size, tmp_path) -> None:
+    directory = tmp_path / "artefact"
+    runtime = linear(size or -1)
+    runtime.save(directory, signature(size))
+    x = torch.randn(4, 8)
+    save_file({"0.0": x}, f"{directory}.inputs.safetensors")
+    done = subprocess.run(
+        [sys.executable, str(RELOAD)], input=f"{directory}\n", capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "ok"
+    outputs = load_file(f"{directory}.outputs.safetensors")
+    for i, wanted in enumerate(runtime.run([x])):
+        assert torch.equal(outputs[f"0.{i}"], wanted)
+
+
+def test_load_gives_the_model_as_it_was_called(tmp_path) -> None:
+    artefact = load(linear(4, "bf16").save(tmp_path / "artefact", signature(4)))
+    x = torch.randn(4, 8)
+    y, positive = artefact(x=x)
+    torch.testing.assert_close(y, reference(x), rtol=5e-2, atol=5e-2)
+    assert torch.equal(positive, x > 0)
+    assert artefact.manifest.settings == {"precision": "bf16"}
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "unknown operator", "no weights", "cut weights", "settings"])
+def test_damage_is_an_artefact_error(damage, tmp_path) -> None:
+    linear(4).save(tmp_path, signature(4))
+    graph, weights, manifest = tmp_path / FILE, tmp_path / "openvino_model.bin", tmp_path / "artefact.json"
+    text = graph.read_text()
+    match damage:
+        case "cut":
+            graph.write_text(text[: len(text) // 2])
+        case "empty":
+            graph.write_text("")
+        case "unknown operator":
+            graph.write_text(text.replace("MatMul", "MatNul"))
+        case "no weights":
+            weights.unlink()
+        case "cut weights":
+            weights.write_bytes(weights.read_bytes()[:40])
+        case "settings":
+            manifest.write_text(manifest.read_text().replace('"f32"', '"f12"'))
+    with pytest.raises(ArtefactError, match=r"openvino_model\.xml is damaged: .+; write it again with `whet apply`"):
+        load(tmp_path)
+
+
+def test_a_missing_package_says_what_to_install(tmp_path, monkeypatch) -> None:
+    linear(4).save(tmp_path, signature(4))
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'whet\[openvino\]'"):
+        load(tmp_path)
+
+
+def test_as_many_threads_as_torch(monkeypatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert properties(Settings())["INFERENCE_NUM_THREADS"] == 3
+
+
+def test_nothing_phones_home(tmp_path) -> None:
+    """Importing OpenVINO and NNCF and converting a model opens no connection and leaves no file at home."""
+    code = (
+        "import socket, sys\n"
+        "def refuse(*a, **k): print('CONNECTS'); raise OSError\n"
+        "socket.socket.connect = refuse; socket.create_connection = refuse; socket.getaddrinfo = refuse\n"
+        "import logging; before = logging.getLoggerClass()\n"
+        "from whet.artefact.openvino import import_openvino\n"
+        "from whet.techniques.openvino_int8 import import_nncf\n"
+        "import torch\n"
+        "openvino, nncf = import_openvino(), import_nncf()\n"
+        "openvino.convert_model(torch.nn.ReLU(), example_input=torch.ones(2))\n"
+        "assert 'openvino_telemetry' not in sys.modules, 'telemetry was imported'\n"
+        "assert logging.getLoggerClass() is before, 'NNCF made every logger its own'\n"
+        "print('done')\n"
+    )
+    # Without CI's own variable, which telemetry takes for a no.
+    environment = {k: v for k, v in os.environ.items() if k not in ("CI", "TF_BUILD", "JENKINS_URL", "NNCF_CI")}
+    environment["HOME"] = str(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip().splitlines()[-1:] == ["done"], done.stderr
+    assert "CONNECTS" not in done.stdout
+    assert not (tmp_path / "intel").exists()
+
+
+def test_what_openvino_said_comes_without_its_sources() -> None:
+    error = RuntimeError("Check 'false' failed at src/a.cpp:1:\nFrontEnd API failed with X:\nNot whole.\n-- No rule: foo\n")
+    assert said(error) == "No rule: foo"
+    assert said(RuntimeError("Exception from src/b.cpp:2:\n\nIncorrect weights in bin file!\n\n")) == (
+        "Incorrect weights in bin file!"
+    )
+    assert said(RuntimeError()) == "RuntimeError"

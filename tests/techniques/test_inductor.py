@@ -1,0 +1,52 @@
+"""The inductor technique: when it is refused, and what it hands to its runtimes. Compiling itself: tests/artefact."""
+
+import pytest
+from small_models import SUBJECTS
+
+from whet.artefact import inductor as runtimes
+from whet.errors import OptionError
+from whet.techniques import Applies, Candidate, Refused, inductor
+
+
+@pytest.fixture(autouse=True)
+def has_tools(monkeypatch) -> None:
+    monkeypatch.setattr(runtimes, "missing_tools", lambda *, at_load: "")
+
+
+def test_applies_to_anything(machine) -> None:
+    for build in SUBJECTS.values():
+        assert isinstance(inductor.check(build(), machine, inductor.Options()), Applies)
+        assert isinstance(inductor.check(build(), machine, inductor.Options(engine="jit", freezing=False)), Applies)
+
+
+def test_refused_without_a_compiler(machine, monkeypatch) -> None:
+    monkeypatch.setattr(runtimes, "missing_tools", lambda *, at_load: "install g++" if not at_load else "install more")
+    subject = SUBJECTS["encoder"]()
+    assert inductor.check(subject, machine, inductor.Options()) == Refused("install g++")
+    assert inductor.check(subject, machine, inductor.Options(engine="jit")) == Refused("install more")
+
+
+def test_cuda_graphs_are_refused_on_a_cpu(machine) -> None:
+    verdict = inductor.check(SUBJECTS["encoder"](), machine, inductor.Options(engine="jit", reduce_overhead=True))
+    assert isinstance(verdict, Refused)
+    assert "on the CPU" in verdict.reason
+
+
+def test_unknown_engines_are_refused(machine) -> None:
+    with pytest.raises(OptionError, match="package or jit, not 'aot'"):
+        inductor.check(SUBJECTS["encoder"](), machine, inductor.Options(engine="aot"))
+
+
+@pytest.mark.parametrize("freezing", [True, False])
+def test_jit_hands_on_its_options(freezing) -> None:
+    options = inductor.Options(engine="jit", freezing=freezing, max_autotune=True)
+    tuned = inductor.apply(Candidate.original(SUBJECTS["encoder"]()), options)
+    assert isinstance(tuned.runtime, runtimes.CompileRuntime)
+    assert tuned.runtime.settings == {"freezing": freezing, "max_autotune": True, "reduce_overhead": False}
+
+
+def test_package_hands_on_its_options(monkeypatch) -> None:
+    seen = {}
+    monkeypatch.setattr(runtimes.InductorRuntime, "compile", lambda module, subject, **options: seen.update(options))
+    inductor.apply(Candidate.original(SUBJECTS["encoder"]()), inductor.Options(freezing=False))
+    assert seen == {"freezing": False, "max_autotune": False}

@@ -1,0 +1,210 @@
+"""int8 with fixed ranges: numerics by numpy, layers of every shape, and compiled without touching what isn't its own."""
+
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from small_models import SUBJECTS
+from torch import nn
+
+from whet.artefact import inductor as runtimes
+from whet.errors import OptionError
+from whet.techniques import Applies, Candidate, Refused, inductor, int8_static
+from whet.techniques.graph import relative_error
+from whet.techniques.pt2e import shield_residuals
+
+PLAIN = int8_static.Options(rest="float32")
+
+
+def quantised(subject, options=PLAIN, **changes):
+    return int8_static.apply(Candidate(subject, Candidate.original(subject).module, **changes), options)
+
+
+def operators(candidate) -> list[str]:
+    graphs = [m.graph for m in candidate.module.modules() if isinstance(m, torch.fx.GraphModule)]
+    return [str(node.target) for graph in graphs for node in graph.nodes if node.op == "call_function"]
+
+
+def rounded_linear(x, weight, bias):
+    """The same layer by numpy, in float64: uint8 activations over their range, int8 weights over their rows' ranges."""
+    x, weight = x.double().numpy(), weight.detach().double().numpy()
+    low, high = min(x.min(), 0.0), max(x.max(), 0.0)
+    scale = (high - low) / 255
+    zero = np.clip(np.round(-low / scale), 0, 255)
+    x = (np.clip(np.round(x / scale) + zero, 0, 255) - zero) * scale
+    scales = np.abs(weight).max(axis=1, keepdims=True) / 127.5
+    weight = np.clip(np.round(weight / scales), -128, 127) * scales
+    return torch.from_numpy(x @ weight.T) + (0 if bias is None else bias.detach().double())
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1, 8), (3, 17), (2, 5, 17), (513, 8)], ids=str)
+def test_a_linear_layer_is_rounded_as_numpy_does(subject_of, shape, bias) -> None:
+    layer = nn.Linear(shape[-1], 11, bias=bias)
+    x = torch.randn(shape)
+    found = quantised(subject_of(layer, x)).call(x)[0]
+    expected = rounded_linear(x, layer.weight, layer.bias)
+    # a value halfway between two levels may fall either way: one level of one input
+    assert float((found.double() - expected).abs().max()) < 0.03
+    assert float((found.double() - expected).square().mean().sqrt()) < 2e-3
+    error = relative_error((found,), (layer(x),))
+    assert 1e-4 < error < 0.05, "it must have been rounded, and not by much"
+
+
+class Mixed(nn.Module):
+    """Layers with and without bias, odd widths, a residual, attention by matmul, and one layer called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(17, 33, bias=False), nn.Linear(33, 17)
+        self.head = nn.Linear(17, 5)
+
+    def forward(self, x):
+        y = self.down(F.gelu(self.up(x))) + x
+        y = self.down(F.gelu(self.up(y))) + y
+        weights = (y @ y.transpose(-1, -2)).softmax(dim=-1)
+        return self.head(weights @ y)
+
+
+@pytest.mark.parametrize("calibration", ["minmax", "percentile", "entropy"])
+def test_every_linear_layer_is_quantised(subject_of, calibration) -> None:
+    subject = subject_of(Mixed(), torch.randn(3, 7, 17), torch.randn(64, 7, 17))
+    tuned = quantised(subject, int8_static.Options(calibration=calibration, rest="float32"))
+    found = operators(tuned)
+    assert sum("aten.linear" in name for name in found) == sum("dequantize_per_channel" in name for name in found) == 5
+    assert not any("quantize" in name and "mul" in name for name in found)
+    for batch, expected in zip(subject.flat_inputs, subject.outputs, strict=True):
+        assert 1e-4 < relative_error(tuned.call(*batch), expected) < 0.1
+
+
+def test_batch_norms_are_folded_and_convolutions_quantised() -> None:
+    subject = SUBJECTS["conv_net"]()
+    tuned = quantised(subject)
+    found = operators(tuned)
+    assert not any("batch_norm" in name for name in found)
+    assert sum("dequantize_per_channel" in name for name in found) == 3  # two convolutions and the head
+    assert relative_error(tuned.call(*subject.flat_inputs[0]), subject.outputs[0]) < 0.05
+
+
+def test_batches_of_other_sizes_than_calibrated(subject_of) -> None:
+    """A batch of one among the inputs must not fix the batch size."""
+    model = Mixed().eval()
+    tuned = quantised(subject_of(model, torch.randn(1, 7, 17), torch.randn(4, 7, 17)))
+    x = torch.randn(129, 7, 17)
+    with torch.no_grad():
+        assert relative_error(tuned.call(x), (model(x),)) < 0.2
+
+
+def test_layers_that_the_candidate_keeps_stay_in_float(subject_of) -> None:
+    subject = subject_of(Mixed(), torch.randn(3, 7, 17))
+    kept = quantised(subject, kept=frozenset({"model.up", "model.down", "model.head"}))
+    assert not any("quantize" in name for name in operators(kept))
+    assert relative_error(kept.call(*subject.flat_inputs[0]), subject.outputs[0]) < 1e-5
+    one = quantised(subject, kept=frozenset({"model.head"}))
+    assert sum("dequantize_per_channel" in name for name in operators(one)) == 4
+
+
+def test_outliers_are_clipped_where_asked(subject_of) -> None:
+    """One value a thousand times the others: with minmax, the others all fall into one level."""
+    x = torch.randn(64, 256)
+    x[0, 0] = 1000.0
+    layer = nn.Linear(256, 8)
+    with torch.no_grad():
+        layer.weight[:, 0] = 0.0  # nothing depends on it
+    subject = subject_of(layer, x)
+
+    def error(calibration: str) -> float:
+        tuned = quantised(subject, int8_static.Options(calibration=calibration, rest="float32"))
+        return relative_error((tuned.call(x)[0][1:],), (subject.outputs[0][0][1:],))
+
+    assert error("minmax") > 0.2
+    assert error("percentile") < 0.05
+    assert error("entropy") < 0.05
+
+
+def test_masks_survive_bfloat16() -> None:
+    """A float32 minimum in a graph is beyond bfloat16."""
+    subject = SUBJECTS["hugging_face_like"]()
+    tuned = quantised(subject, int8_static.Options())
+    outputs = tuned.call(*subject.flat_inputs[0])
+    assert [y.dtype for y in outputs] == [torch.float32, torch.float32]
+    assert relative_error(outputs, subject.outputs[0]) < 0.05
+
+
+def test_small_weights_keep_their_levels(subject_of) -> None:
+    """torchao's own recipe bounds scales by 2^-12 and would round most of these to zero."""
+    layer = nn.Linear(64, 8)
+    nn.init.normal_(layer.weight, std=1e-4)
+    nn.init.zeros_(layer.bias)
+    x = torch.randn(16, 64)
+    subject = subject_of(layer, x)
+    assert relative_error(quantised(subject).call(x), subject.outputs[0]) < 0.03
+
+
+def test_refused_where_it_cannot_pay(machine, subject_of) -> None:
+    from dataclasses import replace
+
+    subject = SUBJECTS["encoder"]()
+    assert isinstance(int8_static.check(subject, machine, int8_static.Options()), Applies)
+    old = replace(machine, isa=("avx2",))
+    assert isinstance(int8_static.check(subject, old, int8_static.Options()), Refused)
+    no_bf16 = replace(machine, isa=("avx2", "avx_vnni"))
+    assert "rest=float32" in int8_static.check(subject, no_bf16, int8_static.Options()).reason
+    assert isinstance(int8_static.check(subject, no_bf16, PLAIN), Applies)
+    none = subject_of(nn.LayerNorm(8), torch.randn(2, 8))
+    assert "no linear layer" in int8_static.check(none, machine, PLAIN).reason
+    half = subject_of(nn.Linear(8, 8).bfloat16(), torch.randn(2, 8).bfloat16())
+    assert isinstance(int8_static.check(half, machine, PLAIN), Refused)
+
+
+def test_unknown_options_are_refused() -> None:
+    candidate = Candidate.original(SUBJECTS["encoder"]())
+    with pytest.raises(OptionError, match="minmax, percentile, entropy, not 'mean'"):
+        int8_static.apply(candidate, int8_static.Options(calibration="mean"))
+    with pytest.raises(OptionError, match="bfloat16 or float32, not 'float16'"):
+        int8_static.apply(candidate, int8_static.Options(rest="float16"))
+
+
+class Residuals(nn.Module):
+    """Adds its input, and then a constant of the same shape, to what int8 layers give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(32, 32) for _ in range(3))
+        self.register_buffer("position", torch.randn(1, 9, 32))
+
+    def forward(self, x):
+        x = self.first(x) + x
+        x = self.position[:, :8] + self.second(x)
+        return x + self.third(x)
+
+
+def test_additions_of_what_is_given_are_written_as_subtractions() -> None:
+    graph_module = torch.export.export(Residuals().eval(), (torch.randn(1, 8, 32),)).module(check_guards=False)
+    x = torch.randn(1, 8, 32)
+    before = graph_module(x)
+    shield_residuals(graph_module.graph)
+    graph_module.recompile()
+    assert torch.equal(graph_module(x), before)
+    names = [str(node.target) for node in graph_module.graph.nodes if node.op == "call_function"]
+    assert (names.count("aten.sub.Tensor"), names.count("aten.add.Tensor")) == (2, 1)  # the last adds what it computed
+
+
+@pytest.mark.skipif(bool(runtimes.missing_tools(at_load=False)), reason="no C++ compiler")
+def test_compiled_to_int8_kernels_that_leave_inputs_and_constants_alone(subject_of, tmp_path) -> None:
+    x = torch.randn(1, 8, 32)
+    subject = subject_of(Residuals(), x)
+    eager = quantised(subject, int8_static.Options())
+    compiled = inductor.apply(eager, inductor.Options())
+    given = x.clone()
+    first = compiled.call(given)[0].clone()
+    assert torch.equal(given, x), "the compiled model wrote into the caller's input"
+    assert torch.equal(compiled.call(given)[0], first), "the compiled model wrote into its own constants"
+    assert relative_error((first,), eager.call(x)) < 0.02
+    assert relative_error((first,), subject.outputs[0]) < 0.05
+    directory = compiled.save(tmp_path / "artefact")
+    with zipfile.ZipFile(directory / runtimes.FILE) as archive:
+        library = archive.read(next(name for name in archive.namelist() if name.endswith(".so")))
+    assert b"qlinear_pointwise" in library, "the product was compiled in floating point"
