@@ -1,5 +1,6 @@
 """Conditions on sizes: which calls they let pass, and that nothing else than arithmetic is evaluated."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,17 @@ from hypothesis import strategies as st
 from small_programs import save
 from torch import Tensor, nn
 
-from whet.artefact import load
+from whet.artefact import MANIFEST, load, read_manifest
 from whet.artefact.guards import Guards
+from whet.artefact.program import ProgramRuntime, conditions
 from whet.errors import ArtefactError
+from whet.techniques.graph import Traced, trace
+from whet.techniques.technique import Candidate
 from whet.workload import Workload, examine
 
 
 def guards(*conditions: str) -> Guards:
-    return Guards(conditions, ["x", "y"])
+    return Guards(conditions)
 
 
 def holds(found: Guards, *shapes: tuple[int, ...]) -> bool:
@@ -32,11 +36,10 @@ def test_conditions_are_what_they_say(a: int, b: int, c: int) -> None:
     conditions = {
         "L['tensors'][0].size()[0] % 2 == 0": a % 2 == 0,
         "L['tensors'][1].size()[0] == L['tensors'][0].size()[1]": c == b,
-        "(L['tensors'][0].size()[0] // 2)*3 < max(5, L['tensors'][0].size()[1]) or not L['y'].size()[0] != 7": (
-            (a // 2) * 3 < max(5, b) or c == 7
-        ),
-        "math.ceil(L['x'].size()[0] / 3) <= 2": -(-a // 3) <= 2,
-        "L['x'].stride()[0] == L['x'].size()[1] and L['x'].storage_offset() == 0": True,
+        "L['tensors'][0].size()[0] // 2 < max(5, L['tensors'][0].size()[1])": a // 2 < max(5, b),
+        "L['tensors'][0].size()[0] > 3 or not L['tensors'][1].size()[0] != 7": a > 3 or c == 7,
+        "math.ceil(L['tensors'][0].size()[0] / 3) <= 2": -(-a // 3) <= 2,
+        "L['tensors'][0].stride()[0] == L['tensors'][0].size()[1] and L['tensors'][0].storage_offset() == 0": True,
     }
     for condition, expected in conditions.items():
         # The stride of a dimension of size one is whatever it was; a fresh tensor's is as if it were longer.
@@ -49,8 +52,8 @@ def test_no_conditions_hold_always() -> None:
 
 
 def test_division_by_a_size_of_zero_does_not_hold() -> None:
-    assert not holds(guards("6 % (L['x'].size()[0] // 2) == 0"), (1, 1), (1,))
-    assert holds(guards("6 % (L['x'].size()[0] // 2) == 0"), (4, 1), (1,))
+    assert not holds(guards("6 % (L['tensors'][0].size()[0] // 2) == 0"), (1, 1), (1,))
+    assert holds(guards("6 % (L['tensors'][0].size()[0] // 2) == 0"), (4, 1), (1,))
 
 
 def test_the_message_names_the_condition_and_the_shapes() -> None:
@@ -65,10 +68,10 @@ def test_the_message_names_the_condition_and_the_shapes() -> None:
     [
         "__import__('os').system('true')",
         "L.__class__",
-        "L['x'].__class__.__mro__",
-        "L['x'].numpy().tofile('f')",
-        "L['x'].size().__class__",
-        "L['x'].size(__import__('os'))",
+        "L['tensors'][0].__class__.__mro__",
+        "L['tensors'][0].numpy().tofile('f')",
+        "L['tensors'][0].size().__class__",
+        "L['tensors'][0].size(__import__('os'))",
         "math.__dict__",
         "math.floor.__self__",
         "max.__self__",
@@ -79,11 +82,49 @@ def test_the_message_names_the_condition_and_the_shapes() -> None:
         "f'{L}'",
         "open",
         "max(1, key=L)",
+        "1 <",
+        "",
+        "\0",
     ],
 )
 def test_anything_but_arithmetic_on_sizes_is_refused(condition: str) -> None:
     with pytest.raises(ArtefactError, match="under a condition that whet cannot check"):
         guards(condition)
+
+
+def test_a_condition_that_cannot_be_checked_becomes_a_note(tmp_path: Path) -> None:
+    subject = examine(Workload(model=Branching(), inputs=[torch.ones(4, 8), torch.ones(6, 9)]))
+    runtime = ProgramRuntime.export(Candidate.original(subject).module, subject)
+    odd = "Eq(L['tensors'][0].size()[0], oo)"
+    runtime.save(tmp_path, subject.signature, None, ["a note"], [*conditions(subject), odd])
+    manifest = read_manifest(tmp_path)
+    assert manifest.notes == ["a note", "not checked when called: Eq(size 0 of input 0, oo)"]
+    assert len(manifest.conditions) == len(conditions(subject)) >= 2
+
+
+def test_conditions_in_a_manifest_are_read_as_data(tmp_path: Path) -> None:
+    path = save(examine(Workload(model=Branching(), inputs=[torch.ones(4, 8)])), tmp_path) / MANIFEST
+    data = json.loads(path.read_text())
+    mark = tmp_path / "mark"
+    data["conditions"] = [f"__import__('pathlib').Path('{mark}').write_text('ran')"]
+    path.write_text(json.dumps(data))
+    with pytest.raises(ArtefactError, match="under a condition that whet cannot check"):
+        load(tmp_path)
+    assert not mark.exists()
+
+
+def test_a_graph_that_is_traced_again_keeps_the_conditions_of_the_first_tracing(tmp_path: Path) -> None:
+    model = Branching()
+    candidate = Candidate.original(examine(Workload(model=model, inputs=[torch.ones(4, 8), torch.ones(6, 9)])))
+
+    body = trace(candidate.module, candidate.subject)  # the branches are gone from it
+    candidate.with_module(Traced(body)).save(tmp_path)
+    artefact = load(tmp_path)
+    torch.testing.assert_close(artefact(torch.ones(2, 3)), model(torch.ones(2, 3)))
+    with pytest.raises(ArtefactError, match="size 0 of input 0"):
+        artefact(torch.ones(3, 8))
+    with pytest.raises(ArtefactError, match="size 1 of input 0"):
+        artefact(torch.ones(4, 101))
 
 
 class Branching(nn.Module):

@@ -1,4 +1,4 @@
-"""Compiled packages and programs compiled at load: through their files and back, and whatever can be wrong with them."""
+"""Compiled packages, and programs compiled at load: through their files and back, and what can be wrong with them."""
 
 import json
 import shutil

@@ -176,7 +176,9 @@ def test_nothing_phones_home(tmp_path) -> None:
 
 
 def test_what_openvino_said_comes_without_its_sources() -> None:
-    error = RuntimeError("Check 'false' failed at src/a.cpp:1:\nFrontEnd API failed with X:\nNot whole.\n-- No rule: foo\n")
+    error = RuntimeError(
+        "Check 'false' failed at src/a.cpp:1:\nFrontEnd API failed with X:\nNot whole.\n-- No rule: foo\n"
+    )
     assert said(error) == "No rule: foo"
     assert said(RuntimeError("Exception from src/b.cpp:2:\n\nIncorrect weights in bin file!\n\n")) == (
         "Incorrect weights in bin file!"

@@ -5,6 +5,7 @@ import sys
 import time
 from importlib import import_module
 
+import cloudpickle
 import pytest
 import torch
 
@@ -44,7 +45,8 @@ def test_score(workload, subject):
             assert subject.score >= 0.97
             assert floor < 0.2
         case "docs-encoder":
-            assert subject.score >= floor + 0.3
+            assert subject.score >= 0.7  # 0.80 to 0.86, by the Python version whose text it is
+            assert floor < 0.2
         case "docs-gpt":
             assert subject.score <= 0.6 * floor
 
@@ -61,6 +63,12 @@ def test_is_scored_in_seconds(workload):
     with torch.no_grad():
         workload.quality.measure(workload.model)
     assert time.perf_counter() - start < 20  # takes 1 to 2 on a quiet two-core machine
+
+
+def test_can_be_handed_to_another_process(workload):
+    again = cloudpickle.loads(cloudpickle.dumps(workload))
+    with torch.no_grad():
+        assert torch.equal(again.model(again.inputs[0]), workload.model(workload.inputs[0]))
 
 
 def test_exports(workload):

@@ -137,6 +137,8 @@ def test_bad_options(bert, query, said):
 
 
 def test_no_directory(tmp_path):
+    with pytest.raises(TargetError, match="hf: lacks a directory"):
+        resolve("hf:?batch=2")
     with pytest.raises(TargetError, match="no directory"):
         resolve(f"hf:{tmp_path}/nothing")
     with pytest.raises(TargetError, match=r"no config\.json"):

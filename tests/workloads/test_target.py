@@ -133,6 +133,7 @@ def test_targets_that_cannot_be_had(folder, target, said):
             "def build():\n    x = {}\n    return x['key']\n",
             r"bad.py:build raised KeyError: 'key' \(line 3 of bad.py\)",
         ),
+        ("import torch\n\ndef build():\n    torch.nn.Linear('a', 1)\n", r"raised TypeError: .* \(line 4 of bad.py\)"),
         ("def build():\n    raise ValueError\n", r"raised ValueError \(line 2 of bad.py\)"),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whet.artefact.guards import Guards
 from whet.artefact.runtime import MANIFEST, Manifest, Runtime, read_manifest
 from whet.errors import ArtefactError
 from whet.signature import Signature
@@ -41,12 +42,17 @@ class Artefact:
         self.runtime = runtime
         self.manifest = manifest
         self.signature: Signature = manifest.read_signature()
+        self._guards = Guards(manifest.conditions)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.signature.unflatten(self.runtime.run(self.signature.flatten(args, kwargs)))
+        return self.signature.unflatten(self.run(*self.signature.flatten(args, kwargs)))
 
     def run(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Run on flat tensors, in the signature's order, without the calling convention."""
+        """Run on flat tensors, in the signature's order, without the calling convention.
+
+        Raises ArtefactError for sizes with which the model would do something else than the graph that was tuned.
+        """
+        self._guards.check(tensors)
         return self.runtime.run(tensors)
 
 

@@ -9,15 +9,14 @@ read as arithmetic on sizes first, and then take a microsecond each.
 import ast
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from whet.errors import ArtefactError
 
-Condition = Callable[[Mapping[str, Any]], bool]
+Condition = Callable[[dict[str, Sequence[Tensor]]], bool]
 
 _NODES = (
     *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.cmpop, ast.IfExp),
@@ -28,47 +27,38 @@ _METHODS = ("size", "stride", "storage_offset")
 
 
 class Guards:
-    """Conditions as torch.export writes them: L['tensors'][0].size()[1] <= 512."""
+    """Conditions on flat inputs, as conditions_of gives them: L['tensors'][0].size()[1] <= 512."""
 
-    def __init__(self, conditions: Sequence[str], names: Sequence[str]) -> None:
-        """names: of the graph's inputs, by which a condition may refer to them too."""
-        self._names = tuple(names)
+    def __init__(self, conditions: Sequence[str]) -> None:
         self._conditions = [(condition, _compiled(condition)) for condition in conditions]
-
-    @classmethod
-    def of(cls, program: torch.export.ExportedProgram) -> "Guards":
-        """The conditions of an exported program."""
-        return cls(program._guards_code, program.graph_signature.user_inputs)
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Raise ArtefactError where flat inputs break a condition, and say which."""
-        inputs = {"tensors": tensors, **dict(zip(self._names, tensors, strict=True))}
+        inputs = {"tensors": tensors}
         for condition, holds in self._conditions:
             if not holds(inputs):
                 shapes = ", ".join(str(list(t.shape)) for t in tensors)
                 raise ArtefactError(
-                    f"what was tuned holds only where {_readable(condition)}, and was called with shapes {shapes}: "
+                    f"what was tuned holds only where {readable(condition)}, and was called with shapes {shapes}: "
                     "the model's code takes another path there; tune it with inputs of such shapes"
                 )
 
 
-def _compiled(condition: str) -> Condition:
-    """A condition as a function of the inputs. Raises ArtefactError where it is anything but arithmetic on sizes."""
-    if not _is_arithmetic(condition):
-        raise ArtefactError(f"the graph holds under a condition that whet cannot check: {condition[:200]}")
-    compute = eval(f"lambda L: {condition}", {**_NAMES, "__builtins__": {}})
-
-    def holds(inputs: Mapping[str, Any]) -> bool:
-        try:
-            return bool(compute(inputs))
-        except ArithmeticError:  # such as a size modulo another that is zero
-            return False
-
-    return holds
+def conditions_of(program: torch.export.ExportedProgram) -> list[str]:
+    """The conditions under which an exported program holds, in terms of its inputs by position."""
+    found = list(program._guards_code)
+    for i, name in enumerate(program.graph_signature.user_inputs):
+        found = [condition.replace(f"L['{name}']", f"L['tensors'][{i}]") for condition in found]
+    return found
 
 
-def _is_arithmetic(condition: str) -> bool:
-    for node in ast.walk(ast.parse(condition, mode="eval")):
+def is_arithmetic(condition: str) -> bool:
+    """Whether a condition is nothing but arithmetic on the sizes of inputs, and so can be checked safely."""
+    try:
+        tree = ast.parse(condition, mode="eval")
+    except (SyntaxError, ValueError):
+        return False
+    for node in ast.walk(tree):
         if not isinstance(node, _NODES):
             return False
         if isinstance(node, ast.Name) and node.id not in _NAMES:
@@ -80,6 +70,25 @@ def _is_arithmetic(condition: str) -> bool:
     return True
 
 
+def readable(condition: str) -> str:
+    """L['tensors'][0].size()[1] <= 512 as: size 1 of input 0 <= 512."""
+    return re.sub(r"L\['tensors'\]\[(\d+)\]\.(\w+)\(\)\[(\d+)\]", r"\2 \3 of input \1", condition)
+
+
+def _compiled(condition: str) -> Condition:
+    if not is_arithmetic(condition):
+        raise ArtefactError(f"the artefact holds under a condition that whet cannot check: {condition[:200]}")
+    compute = eval(f"lambda L: {condition}", {**_NAMES, "__builtins__": {}})
+
+    def holds(inputs: dict[str, Sequence[Tensor]]) -> bool:
+        try:
+            return bool(compute(inputs))
+        except ArithmeticError:  # such as a size modulo another that is zero
+            return False
+
+    return holds
+
+
 def _is_known(node: ast.Attribute) -> bool:
     in_math = isinstance(node.value, ast.Name) and node.value.id == "math" and not node.attr.startswith("_")
     return in_math or (_is_method(node) and isinstance(node.value, ast.Subscript))
@@ -87,8 +96,3 @@ def _is_known(node: ast.Attribute) -> bool:
 
 def _is_method(node: ast.expr) -> bool:
     return isinstance(node, ast.Attribute) and node.attr in _METHODS
-
-
-def _readable(condition: str) -> str:
-    """L['tensors'][0].size()[1] <= 512 as: size 1 of input 0 <= 512."""
-    return re.sub(r"L\['tensors'\]\[(\d+)\]\.(\w+)\(\)\[(\d+)\]", r"\2 \3 of input \1", condition)

@@ -55,6 +55,7 @@ class OpenVINORuntime(Runtime):
     def __init__(self, model: Any, settings: Settings) -> None:
         self._model = model
         self._settings = settings
+        self._file: Path | None = None  # of a model that was loaded: once compiled, it need not stay in memory
         self._compiled: _Compiled | None = None
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -63,7 +64,9 @@ class OpenVINORuntime(Runtime):
         return self._compiled(tensors)
 
     def write(self, directory: Path) -> None:
-        import_openvino().save_model(self._model, directory / FILE, compress_to_fp16=False)
+        openvino = import_openvino()
+        model = self._model if self._file is None else openvino.Core().read_model(self._file)
+        openvino.save_model(model, directory / FILE, compress_to_fp16=False)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -76,8 +79,9 @@ class OpenVINORuntime(Runtime):
         path = directory / FILE
         try:
             settings = Settings.model_validate(manifest.settings)
-            runtime = cls(openvino.Core().read_model(path), settings)
-            runtime._compiled = _Compiled(runtime._model, settings)
+            runtime = cls(None, settings)
+            runtime._file = path
+            runtime._compiled = _Compiled(openvino.Core().read_model(path), settings)
         except (RuntimeError, ValidationError) as error:
             raise ArtefactError(f"{path} is damaged: {said(error)}; write it again with `whet apply`") from error
         return runtime
@@ -87,7 +91,8 @@ class _Compiled:
     """The compiled model and its inference request."""
 
     def __init__(self, model: Any, settings: Settings) -> None:
-        compiled = import_openvino().Core().compile_model(model, "CPU", properties(settings))
+        self._openvino = import_openvino()
+        compiled = self._openvino.Core().compile_model(model, "CPU", properties(settings))
         _report_downgrade(compiled, settings)
         self._request = compiled.create_infer_request()
         self._dtypes = [_DTYPES[output.element_type.get_type_name()] for output in compiled.outputs]
@@ -96,7 +101,7 @@ class _Compiled:
         request = self._request
         taken = [tensor.detach().contiguous() for tensor in tensors]  # must live until the call is over
         for i, tensor in enumerate(taken):
-            request.set_input_tensor(i, share(tensor))
+            request.set_input_tensor(i, share(tensor, self._openvino))
         request.infer(share_inputs=True, share_outputs=True)
         # Copies, as in torch: what a caller keeps must outlive the next call.
         return tuple(_copy(request.get_output_tensor(i), dtype) for i, dtype in enumerate(self._dtypes))
@@ -129,9 +134,8 @@ def said(error: Exception) -> str:
     return "; ".join(details) or "".join(lines[-1:]) or reason(error)
 
 
-def share(tensor: Tensor) -> Any:
+def share(tensor: Tensor, openvino: Any) -> Any:
     """The same memory, as OpenVINO's tensor. The torch tensor must be contiguous, and live as long."""
-    openvino = import_openvino()
     if tensor.dtype is torch.bfloat16:  # numpy has no such type
         return openvino.Tensor(tensor.view(torch.int16).numpy(), openvino.Shape(list(tensor.shape)), openvino.Type.bf16)
     return openvino.Tensor(tensor.numpy(), shared_memory=True)

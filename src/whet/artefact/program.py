@@ -4,6 +4,7 @@ The file is torch's .pt2 archive, which is looked through before torch reads it:
 """
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -13,9 +14,10 @@ import torch.ao.quantization.fx._decomposed  # makes the operators of quantised 
 from torch import Tensor, nn
 
 from whet.artefact.archive import check_archive
-from whet.artefact.guards import Guards
+from whet.artefact.guards import conditions_of
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, TargetError, reason
+from whet.signature import Signature
 from whet.workload import Subject
 
 FILE = "program.pt2"
@@ -32,11 +34,24 @@ def export(module: nn.Module, subject: Subject) -> torch.export.ExportedProgram:
     shapes = subject.signature.dynamic_shapes
     try:
         with torch.no_grad():
-            return torch.export.export(
+            program = torch.export.export(
                 module, arguments, dynamic_shapes=(shapes,) if shapes is not None else None, strict=False
             )
     except Exception as error:  # torch.export raises whatever the user's forward or its tracer does
         raise TargetError(f"torch.export cannot trace the model: {reason(error)}") from error
+    known = [*conditions(subject), *conditions_of(program)]
+    _CONDITIONS[subject.workload.model] = (subject.signature, list(dict.fromkeys(known)))
+    return program
+
+
+# Kept beside the model, as a graph that is traced, rewritten and traced again has forgotten what the first tracing met.
+_CONDITIONS: weakref.WeakKeyDictionary[nn.Module, tuple[Signature, list[str]]] = weakref.WeakKeyDictionary()
+
+
+def conditions(subject: Subject) -> list[str]:
+    """What input sizes must fulfil for every graph that was exported from the subject's model so far; see guards."""
+    signature, known = _CONDITIONS.get(subject.workload.model, (None, []))
+    return known if signature == subject.signature else []
 
 
 def operators(program: torch.export.ExportedProgram) -> set[Any]:
@@ -73,7 +88,6 @@ class ProgramRuntime(Runtime):
 
     def __init__(self, program: torch.export.ExportedProgram) -> None:
         self._program = program
-        self._guards = Guards.of(program)
         self._module = _flat_module(program)
 
     @classmethod
@@ -81,7 +95,6 @@ class ProgramRuntime(Runtime):
         return cls(export(module, subject))
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        self._guards.check(tensors)
         with torch.no_grad():
             return self._module(*tensors)  # type: ignore[no-any-return]
 
@@ -119,7 +132,7 @@ class ProgramRuntime(Runtime):
 def _flat_module(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
     """The program as plain code from tensors to a tuple of tensors.
 
-    Without the hooks that check sizes, as Guards does, and flatten and unflatten what is flat here already: for one
+    Without the hooks that check sizes, as Artefact does, and flatten and unflatten what is flat here already: for one
     input and five operators a call takes 90 us with them, 27 us without and 16 us in eager (one thread of a Xeon).
     """
     module: torch.fx.GraphModule = program.module(check_guards=False)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
+from whet.artefact.guards import Guards, is_arithmetic, readable
 from whet.errors import ArtefactError, OutputError, reason
 from whet.files import write_whole
 from whet.signature import Signature
@@ -27,6 +28,7 @@ class Manifest(BaseModel):
     num_threads: int | None = None
     settings: dict[str, Any] = {}
     notes: list[str] = []
+    conditions: list[str] = []  # on the sizes of inputs; see guards
     fingerprint: str | None = None
 
     def read_signature(self) -> Signature:
@@ -60,11 +62,17 @@ class Runtime(ABC):
         return {}
 
     def save(
-        self, directory: Path, signature: Signature, num_threads: int | None = None, notes: Sequence[str] = ()
+        self,
+        directory: Path,
+        signature: Signature,
+        num_threads: int | None = None,
+        notes: Sequence[str] = (),
+        conditions: Sequence[str] = (),
     ) -> Path:
         """Write files and manifest; the manifest last, so that a directory that has one is complete.
 
-        Raises OutputError where the directory cannot be written.
+        conditions: on the sizes of inputs, checked at every call of the loaded artefact; one that cannot be checked
+        becomes a note. Raises OutputError where the directory cannot be written.
         """
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -76,7 +84,11 @@ class Runtime(ABC):
             signature=_SIGNATURE.dump_python(signature, mode="json"),
             num_threads=num_threads,
             settings=self.settings,
-            notes=list(notes),
+            notes=[
+                *notes,
+                *(f"not checked when called: {readable(c)}" for c in conditions if not is_arithmetic(c)),
+            ],
+            conditions=[c for c in conditions if is_arithmetic(c)],
         )
         write_whole(directory / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
         return directory
@@ -95,6 +107,7 @@ def read_manifest(directory: Path) -> Manifest:
             raise ArtefactError(f"{path} has format {data['format']}, this whet reads format 1; install a newer whet")
         manifest = Manifest.model_validate(data)
         manifest.read_signature()
+        Guards(manifest.conditions)
     except (OSError, json.JSONDecodeError, UnicodeDecodeError, ValidationError) as error:
         raise ArtefactError(f"{path} is damaged ({reason(error)}); write it again with `whet apply`") from error
     return manifest

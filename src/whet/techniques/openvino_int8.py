@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from whet.artefact.openvino import no_telemetry, said, share
+from whet.artefact.openvino import import_openvino, no_telemetry, said, share
 from whet.errors import MissingExtra, TargetError
 from whet.machine import describe
 from whet.techniques.openvino_sensitivity import rank
@@ -37,7 +37,8 @@ def quantize(
     """
     nncf = import_nncf()
     contiguous = [[tensor.detach().contiguous() for tensor in batch] for batch in batches]
-    shared = [[share(tensor) for tensor in batch] for batch in contiguous]
+    openvino = import_openvino()
+    shared = [[share(tensor, openvino) for tensor in batch] for batch in contiguous]
     arguments = {
         "model_type": nncf.ModelType.TRANSFORMER if is_transformer(model) else None,
         "preset": nncf.QuantizationPreset(preset),

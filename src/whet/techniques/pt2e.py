@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from whet.artefact import int8_fusion, program
@@ -82,7 +83,9 @@ def _convert(
         observer_or_fake_quant_ctr=torchao_observer.PerChannelMinMaxObserver.with_args(eps=epsilon),
     )
     quantizer = X86InductorQuantizer().set_global(QuantizationConfig(activation, activation, weight, None))
-    quantizer.set_function_type_qconfig(torch.mul, None)
+    # int8 convolutions take their ranges as constants only
+    for function in (torch.mul, *((F.conv1d, F.conv2d) if observer is None else ())):
+        quantizer.set_function_type_qconfig(function, None)
     for name in kept:
         quantizer.set_module_name_qconfig(name, None)
     prepared = prepare_pt2e(graph_module, quantizer)

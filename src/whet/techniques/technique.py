@@ -116,7 +116,8 @@ class Candidate:
     def save(self, directory: Path) -> Path:
         """Write it as an artefact that whet.load reads in a fresh process. Returns the directory."""
         runtime = self.runtime or program.ProgramRuntime.export(self.module, self.subject)
-        return runtime.save(directory, self.signature, self.num_threads, self.notes)
+        conditions = program.conditions(self.subject)
+        return runtime.save(directory, self.signature, self.num_threads, self.notes, conditions)
 
 
 @runtime_checkable

@@ -75,7 +75,7 @@ def run_finals(
 def expected_s(bench: Workbench, num_contenders: int) -> float:
     """About how long all rounds will take: every process starts, loads, warms up and measures."""
     process_s = _START_S + 1.5 * _RUN_S
-    return ROUNDS * ((1 + num_contenders) * process_s + bench.facts["open_s"])
+    return ROUNDS * ((1 + num_contenders) * process_s + float(bench.facts["open_s"]))
 
 
 def is_gain(point: Point) -> bool:

@@ -39,6 +39,8 @@ def build(directory_and_options: str) -> Workload:
     Raises TargetError where the directory or an option is wrong, MissingExtra where transformers is not installed.
     """
     name, _, query = directory_and_options.partition("?")
+    if not name:
+        raise TargetError("hf: lacks a directory: hf:DIR")
     options = _parse_options(query)
     directory = Path(name).expanduser()
     _check_directory(directory)
@@ -125,7 +127,7 @@ def _check_directory(directory: Path) -> None:
     if not directory.is_dir():
         raise TargetError(
             f"no directory {directory}; hf:DIR takes a directory that save_pretrained wrote or that was downloaded "
-            "(whet downloads nothing itself: huggingface-cli download NAME --local-dir DIR)"
+            "(whet downloads nothing itself: hf download NAME --local-dir DIR)"
         )
     if not (directory / "config.json").is_file():
         raise TargetError(f"{directory} has no config.json: it is no Hugging Face model directory")

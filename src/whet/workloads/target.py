@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -24,6 +25,7 @@ from whet.workload import Quality, Workload
 from whet.workloads import BUILTIN, huggingface
 
 _FORMS = "FILE.py:FUNCTION, package.module:FUNCTION, hf:DIR or a built-in name (" + ", ".join(BUILTIN) + ")"
+_LIBRARIES = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]))
 _RETURNS = "a whet.Workload, (model, inputs) or (model, inputs, Quality)"
 
 
@@ -77,7 +79,7 @@ def _load_file(name: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[path.stem]
-        raise TargetError(f"importing {name} failed: {_what_and_where(error, path)}") from error
+        raise TargetError(f"importing {name} failed: {_what_and_where(error)}") from error
     return module
 
 
@@ -173,17 +175,15 @@ def _describe(value: Any) -> str:
     return f"{'' if value is None else 'a '}{type(value).__name__}{hint}"
 
 
-def _what_and_where(error: BaseException, path: Path | None = None) -> str:
-    """`ValueError: no such thing (line 3 of model.py)`: the deepest line in the user's own file, if there is one."""
-    said = reason(error)
-    what = type(error).__name__ + (f": {said}" if said != type(error).__name__ else "")
+def _what_and_where(error: BaseException) -> str:
+    """`ValueError: no such thing (line 3 of model.py)`: the deepest line that is the user's own, if there is one."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} (line {error.lineno} of {Path(error.filename or '').name})"
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if _is_users(f.filename, path)]
-    return f"{what} (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else what
+    said = reason(error)
+    what = type(error).__name__ + (f": {said}" if said != type(error).__name__ else "")
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
+    return f"{what} (line {own[-1].lineno} of {Path(own[-1].filename).name})" if own else what
 
 
-def _is_users(filename: str, path: Path | None) -> bool:
-    if path is not None:
-        return Path(filename) == path
-    return not filename.startswith("<") and filename != __file__ and "importlib" not in filename
+def _is_library(filename: str) -> bool:
+    return filename.startswith(("<", *_LIBRARIES))

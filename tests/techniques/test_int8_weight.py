@@ -1,0 +1,134 @@
+"""Weights in int8: numerics against float64, sizes on disk, and models that use their layers in odd ways."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from small_models import SUBJECTS
+from torch import nn
+
+from whet.artefact import inductor as runtimes
+from whet.artefact import load
+from whet.errors import TargetError
+from whet.files import size_bytes
+from whet.techniques import Applies, Candidate, inductor, int8_weight
+from whet.techniques.graph import relative_error
+from whet.techniques.quantised_linear import FEW_ROWS, Int8Embedding, Int8Linear, quantise_rows
+
+PLAIN = int8_weight.Options(rest="float32")
+
+
+def applied(subject, options=PLAIN) -> Candidate:
+    return int8_weight.apply(Candidate.original(subject), options)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(1, 64), (2, 4, 64), (3, 5, 7, 64), (200, 33), (64,)], ids=str)
+def test_a_layer_is_its_rounded_weights_in_float64(shape, bias) -> None:
+    layer = nn.Linear(shape[-1], 24, bias=bias)
+    x = torch.randn(shape)
+    num_rows = x.numel() // shape[-1]
+    quantised = Int8Linear(layer, num_rows)
+    assert quantised.has_few_rows == (num_rows <= FEW_ROWS)
+    levels, scale = quantise_rows(layer.weight.detach())
+    weight = levels.double() * scale.double()[:, None]
+    expected = x.double() @ weight.T + (0 if layer.bias is None else layer.bias.detach().double())
+    found = quantised(x)
+    assert (found.dtype, found.shape) == (torch.float32, expected.shape)
+    assert relative_error((found,), (expected,)) < 0.02  # the product is in bfloat16
+    assert relative_error((weight,), (layer.weight.detach().double(),)) < 1 / 127 * 0.51
+
+
+def test_rows_of_nothing_but_zeros() -> None:
+    levels, scale = quantise_rows(torch.zeros(4, 8))
+    assert not levels.any()
+    assert torch.isfinite(scale.float()).all()
+
+
+def test_an_embedding_rounds_each_row_by_its_own_scale() -> None:
+    table = nn.Embedding(10, 16)
+    with torch.no_grad():
+        table.weight[3] *= 1000.0
+    ids = torch.tensor([[0, 3], [9, 3]])
+    found, wanted = Int8Embedding(table)(ids), table(ids).detach()
+    assert found.dtype == torch.float32
+    for row, expected in zip(found.flatten(0, 1), wanted.flatten(0, 1), strict=True):
+        assert float((row - expected).abs().max()) <= float(expected.abs().max()) / 127 * 0.51
+
+
+class Tied(nn.Module):
+    """A table that is also the last layer, a layer under two names, and a convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 32)
+        self.convolution = nn.Conv1d(32, 32, 1)
+        self.first = self.second = nn.Linear(32, 32)
+        self.head = nn.Linear(32, 50, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids):
+        x = self.convolution(self.embedding(ids).mT).mT
+        return self.head(self.second(self.first(x)))
+
+
+@pytest.mark.parametrize("rest", ["float32", "bfloat16"])
+def test_shared_layers_are_replaced_under_every_name(subject_of, rest) -> None:
+    subject = subject_of(Tied(), torch.randint(0, 50, (2, 9)))
+    tuned = applied(subject, int8_weight.Options(rest=rest))
+    assert not [m for m in tuned.module.modules() if isinstance(m, nn.Linear | nn.Embedding)]
+    assert len([m for m in tuned.module.modules() if isinstance(m, Int8Linear)]) == 2
+    assert relative_error(tuned.call(*subject.flat_inputs[0]), subject.outputs[0]) < 0.05
+
+
+def test_layers_whose_weights_are_used_without_a_call(subject_of) -> None:
+    """nn.TransformerEncoderLayer hands its layers' weights to one fused operator."""
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()
+    subject = subject_of(model, torch.randn(2, 8, 32))
+    tuned = applied(subject)
+    assert len([m for m in tuned.module.modules() if isinstance(m, Int8Linear)]) == 8
+    assert relative_error(tuned.call(*subject.flat_inputs[0]), subject.outputs[0]) < 0.05
+
+
+def test_layers_that_the_candidate_keeps_stay(subject_of) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    candidate = replace(Candidate.original(subject_of(model, torch.randn(2, 16))), kept=frozenset({"model.1"}))
+    tuned = int8_weight.apply(candidate, PLAIN)
+    assert [type(m) for m in tuned.module.module.model] == [Int8Linear, nn.Linear]
+
+
+def test_nothing_to_do_is_an_error(subject_of) -> None:
+    model = nn.Sequential(nn.Linear(16, 16))
+    candidate = replace(Candidate.original(subject_of(model, torch.randn(2, 16))), kept=frozenset({"model.0"}))
+    with pytest.raises(TargetError, match="finds no linear layer"):
+        int8_weight.apply(candidate, PLAIN)
+
+
+def test_check_counts_linear_layers(machine, subject_of) -> None:
+    assert int8_weight.check(SUBJECTS["encoder"](), machine, PLAIN) == Applies("7 linear layers")
+    convolution = subject_of(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8))
+    assert int8_weight.check(convolution, machine, PLAIN).reason == "the model has no linear layer"
+
+
+@pytest.mark.parametrize("num_rows", [1, 64])
+def test_a_quarter_of_the_size_on_disk(subject_of, tmp_path, num_rows) -> None:
+    model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)).eval()
+    subject = subject_of(model, torch.randn(num_rows, 512))
+    save_file(dict(model.state_dict()), tmp_path / "original.safetensors")
+    tuned = applied(subject)
+    directory = tuned.save(tmp_path / "artefact")
+    assert size_bytes(directory) < 0.3 * size_bytes(tmp_path / "original.safetensors")
+    torch.testing.assert_close(load(directory).run(*subject.flat_inputs[0]), tuned.call(*subject.flat_inputs[0]))
+
+
+@pytest.mark.skipif(bool(runtimes.missing_tools(at_load=False)), reason="no C++ compiler")
+def test_compiled_it_stays_in_int8(subject_of, tmp_path) -> None:
+    """The compiler folds what it can compute beforehand; unpacked weights must not be stored."""
+    model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024)).eval()
+    subject = subject_of(model, torch.randn(1, 1024), torch.randn(64, 1024))
+    compiled = inductor.apply(applied(subject), inductor.Options())
+    for batch, expected in zip(subject.flat_inputs, subject.outputs, strict=True):
+        assert relative_error(compiled.call(*batch), expected) < 0.05
+    num_bytes = size_bytes(compiled.save(tmp_path / "artefact"))
+    assert num_bytes < 2 * 1024**2 + 1.5 * 1024**2  # the weights, and a library around them

@@ -1,0 +1,219 @@
+"""The openvino technique: every precision close to the original, reloadable, and refused where it cannot work."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import SUBJECTS
+from torch import Tensor, nn
+
+pytest.importorskip("nncf")
+
+from whet.errors import MissingExtra, OptionError, TargetError
+from whet.machine import Limits
+from whet.profiler import LayerCost, Profile
+from whet.techniques import Applies, Candidate, Refused, fuse_conv_bn, openvino
+from whet.techniques.openvino import Options
+from whet.workload import Subject, Workload, examine
+
+RELOAD = Path(__file__).with_name("reload_artefact.py")
+
+
+def cosine(found: Tensor, wanted: Tensor) -> float:
+    return float(nn.functional.cosine_similarity(found.double().flatten(), wanted.double().flatten(), dim=0))
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+@pytest.fixture(scope="module")
+def subjects() -> dict[str, Subject]:
+    return {name: build() for name, build in SUBJECTS.items()}
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize(("precision", "low", "high"), [("f32", 0, 1e-4), ("bf16", 1e-4, 2e-2), ("int8", 1e-3, 5e-2)])
+def test_close_to_the_original(subjects, name, precision, low, high) -> None:
+    """Not closer than the precision allows for, either: less error would mean that nothing was converted."""
+    subject = subjects[name]
+    tuned = openvino.apply(Candidate.original(subject), Options(precision=precision))
+    assert tuned.notes == ()
+    for batch, wanted in zip(subject.flat_calibration, subject.outputs, strict=True):
+        for y, original in zip(tuned.call(*batch), wanted, strict=True):
+            assert (y.shape, y.dtype) == (original.shape, original.dtype)
+            assert low <= relative(y, original) <= high
+            assert cosine(y, original) >= 0.999
+
+
+def test_reloads_in_a_fresh_process_with_the_same_outputs(subjects, tmp_path) -> None:
+    wanted = {}
+    for name, subject in subjects.items():
+        for precision in ("int8", "bf16"):
+            directory = tmp_path / f"{name}-{precision}"
+            tuned = openvino.apply(Candidate.original(subject), Options(precision=precision))
+            tuned.save(directory)
+            batches = subject.flat_inputs
+            inputs = {f"{i}.{j}": x.contiguous() for i, batch in enumerate(batches) for j, x in enumerate(batch)}
+            save_file(inputs, f"{directory}.inputs.safetensors")
+            wanted[directory] = {f"{i}.{j}": y for i, b in enumerate(batches) for j, y in enumerate(tuned.call(*b))}
+    lines = "".join(f"{directory}\n" for directory in wanted)
+    done = subprocess.run([sys.executable, str(RELOAD)], input=lines, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["ok"] * len(wanted)
+    for directory, outputs in wanted.items():
+        found = load_file(f"{directory}.outputs.safetensors")
+        assert found.keys() == outputs.keys()
+        assert all(torch.equal(found[key], y) for key, y in outputs.items()), directory
+
+
+def test_sizes_it_was_not_shown(subjects) -> None:
+    """A dimension that varied among the inputs stays free; one that never did is fixed."""
+    subject = subjects["encoder"]
+    tuned = openvino.apply(Candidate.original(subject), Options(precision="f32"))
+    ids_BT = torch.randint(0, 50, (2, 23))
+    with torch.no_grad():
+        wanted = subject.workload.model(ids_BT)
+    torch.testing.assert_close(tuned.call(ids_BT)[0], wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(RuntimeError, match="shape"):
+        tuned.call(torch.randint(0, 50, (3, 23)))
+
+
+def test_after_structure_techniques(subjects) -> None:
+    subject = subjects["conv_net"]
+    fused = fuse_conv_bn.apply(Candidate.original(subject), fuse_conv_bn.Options())
+    (y,) = openvino.apply(fused, Options(precision="f32")).call(*subject.flat_inputs[0])
+    assert relative(y, subject.outputs[0][0]) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(preset="mixed"),
+        Options(smooth_quant=True),
+        Options(rest="f32"),
+        Options(ranges="extreme", rest="f32"),
+        Options(ranges="quantile", preset="mixed"),
+        Options(ranges="histogram"),
+    ],
+    ids=lambda o: "-".join(str(v) for k, v in dataclasses.asdict(o).items() if v != getattr(Options(), k)),
+)
+def test_every_way_of_quantising_holds(subjects, options) -> None:
+    subject = subjects["encoder"]
+    tuned = openvino.apply(Candidate.original(subject), options)
+    for batch, wanted in zip(subject.flat_calibration, subject.outputs, strict=True):
+        assert cosine(tuned.call(*batch)[0], wanted[0]) >= 0.999
+
+
+class Sore(nn.Module):
+    """Three like layers; into the second goes one channel that is a thousand times the others and weighs nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.sore, self.last = (nn.Linear(32, 32) for _ in range(3))
+        nn.init.zeros_(self.sore.weight[:, 0].detach())
+        self.register_buffer("loud", torch.ones(32).index_fill(0, torch.tensor([0]), 1000.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.sore(torch.relu(self.first(x)) * self.loud)))
+
+
+def test_keep_finds_the_layer_that_int8_hurts() -> None:
+    with torch.no_grad():
+        model = Sore().eval()
+    subject = examine(Workload(model=model, inputs=[torch.randn(16, 32) for _ in range(4)]))
+    errors, notes = {}, {}
+    for keep in (0, 1):
+        tuned = openvino.apply(Candidate.original(subject), Options(keep=keep, rest="f32"))
+        errors[keep] = relative(tuned.call(*subject.flat_inputs[0])[0], subject.outputs[0][0])
+        notes[keep] = tuned.notes
+    assert notes == {0: (), 1: ("openvino: of 3 layers in order, kept out of int8: 2",)}
+    assert errors[1] < errors[0] / 5
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+def test_a_graph_from_tracing_is_noted() -> None:
+    subject = examine(Workload(model=Branching(), inputs=[torch.ones(2, 3)]))
+    tuned = openvino.apply(Candidate.original(subject), Options(precision="f32"))
+    assert len(tuned.notes) == 1
+    assert "converted from torch.jit.trace" in tuned.notes[0]
+    assert torch.equal(tuned.call(torch.ones(2, 3))[0], torch.full((2, 3), 2.0))
+
+
+class Eigenvalues(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.eigvalsh(x)
+
+
+def test_what_openvino_cannot_take_is_a_target_error() -> None:
+    subject = examine(Workload(model=Eigenvalues(), inputs=[torch.eye(4)]))
+    with pytest.raises(TargetError, match=r"OpenVINO cannot convert the model: .*linalg_eig"):
+        openvino.apply(Candidate.original(subject), Options(precision="f32"))
+
+
+def test_quantising_leaves_stdout_alone(subjects, capfd) -> None:
+    openvino.apply(Candidate.original(subjects["conv_net"]), Options())
+    assert capfd.readouterr().out == ""
+
+
+def test_refusals(subjects, machine, monkeypatch) -> None:
+    conv, encoder = subjects["conv_net"], subjects["encoder"]
+
+    def reason(subject: Subject, options: Options, chip=machine) -> str:
+        verdict = openvino.check(subject, chip, options)
+        assert isinstance(verdict, Refused)
+        return verdict.reason
+
+    old = dataclasses.replace(machine, isa=("avx2",))
+    assert "bfloat16" in reason(conv, Options(precision="bf16"), old)
+    assert "bfloat16" in reason(conv, Options(rest="bf16"), old)
+    assert isinstance(openvino.check(conv, old, Options()), Applies)
+    assert "belong to int8" in reason(conv, Options(precision="f32", keep=2))
+    assert "linear layers" in reason(conv, Options(smooth_quant=True))
+    assert isinstance(openvino.check(encoder, machine, Options(smooth_quant=True)), Applies)
+    monkeypatch.setitem(sys.modules, "nncf", None)
+    assert reason(conv, Options()) == "nncf, which int8 needs, is not installed: pip install 'whet[openvino]'"
+    assert isinstance(openvino.check(conv, machine, Options(precision="bf16")), Applies)
+    with pytest.raises(MissingExtra, match="nncf"):
+        openvino.apply(Candidate.original(conv), Options())
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    assert reason(conv, Options(precision="f32")) == "openvino is not installed: pip install 'whet[openvino]'"
+    with pytest.raises(MissingExtra, match="openvino"):
+        openvino.apply(Candidate.original(conv), Options(precision="f32"))
+
+
+@pytest.mark.parametrize("wrong", [{"precision": "fp16"}, {"preset": "fast"}, {"ranges": "all"}, {"rest": "int8"}])
+def test_wrong_options_say_what_is_allowed(wrong) -> None:
+    with pytest.raises(OptionError, match="must be one of"):
+        Options(**wrong)
+
+
+def test_keep_is_not_negative() -> None:
+    with pytest.raises(OptionError, match="0 or more"):
+        Options(keep=-1)
+
+
+def test_the_bound_grows_as_the_precision_shrinks() -> None:
+    layer = LayerCost(
+        name="fc",
+        kind="Linear",
+        calls=1,
+        time_s=1e-2,
+        flops=10**9,
+        weight_bytes=4 * 10**6,
+        activation_bytes=10**5,
+        num_operators=1,
+    )
+    limits = Limits(read_bandwidth=4e10, gemm={"float32": 2e11, "bfloat16": 1e12, "int8": 2e12})
+    bounds = [
+        openvino.predict(Profile(total_s=1e-2, layers=(layer,)), limits, Options(precision=p))
+        for p in ("f32", "bf16", "int8")
+    ]
+    assert bounds == pytest.approx([2.0, 10.0, 20.0])
