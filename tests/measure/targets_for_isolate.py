@@ -23,10 +23,6 @@ def user_error() -> dict[str, Any]:
     raise InputsError("the batch is upside down; turn it")
 
 
-def error() -> dict[str, Any]:
-    raise KeyError("first line\nsecond line")
-
-
 def kill_self() -> dict[str, Any]:
     print("last words", flush=True)
     os.kill(os.getpid(), signal.SIGKILL)

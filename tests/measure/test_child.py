@@ -86,6 +86,13 @@ def test_a_function_or_module_that_is_not_there_is_an_error() -> None:
     )
 
 
+def test_tracebacks_go_to_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    call("fail", name="other")
+    assert "Traceback" in capsys.readouterr().err
+    call("fail", name="user")
+    assert capsys.readouterr().err == ""
+
+
 def test_messages_are_one_line_of_moderate_length() -> None:
     assert call("fail", name="other")["message"] == "RuntimeError: memory of a goldfish"
     assert call("fail", name="silent")["message"] == "AssertionError: AssertionError"

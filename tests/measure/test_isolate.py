@@ -88,15 +88,6 @@ def test_a_user_error_keeps_its_type_and_message(run: Run) -> None:
     assert outcome.failure.type == "InputsError"
 
 
-def test_an_exception_is_an_error_and_its_traceback_is_logged(run: Run, tmp_path: Path) -> None:
-    outcome = run("error")
-    kind, message = failure_of(outcome)
-    assert kind is FailureKind.ERROR
-    assert message.startswith("KeyError: ")
-    assert "\n" not in message
-    assert "Traceback" in (tmp_path / "exchange" / LOG).read_text()
-
-
 def test_sigkill_is_a_crash_that_is_named(run: Run) -> None:
     kind, message = failure_of(run("kill_self"))
     assert kind is FailureKind.CRASH

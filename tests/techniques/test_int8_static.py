@@ -11,7 +11,7 @@ from small_models import SUBJECTS
 from torch import nn
 
 from whet.artefact import inductor as runtimes
-from whet.errors import OptionError
+from whet.errors import OptionError, TargetError
 from whet.techniques import Applies, Candidate, Refused, inductor, int8_static
 from whet.techniques.graph import relative_error
 from whet.techniques.pt2e import shield_residuals
@@ -164,6 +164,29 @@ def test_unknown_options_are_refused() -> None:
         int8_static.apply(candidate, int8_static.Options(calibration="mean"))
     with pytest.raises(OptionError, match="bfloat16 or float32, not 'float16'"):
         int8_static.apply(candidate, int8_static.Options(rest="float16"))
+
+
+def test_scalars_added_to_a_layer(subject_of) -> None:
+    """torchao alone fails on these; adaptive layer norms have them."""
+
+    class Modulated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.layer = nn.Linear(16, 16), nn.Linear(16, 16)
+
+        def forward(self, x):
+            return self.layer(x) * (1 + self.scale(x)) + (self.scale(x) + 2)
+
+    subject = subject_of(Modulated(), torch.randn(8, 16))
+    tuned = quantised(subject)
+    assert sum("dequantize_per_channel" in name for name in operators(tuned)) == 3
+    assert relative_error(tuned.call(*subject.flat_inputs[0]), subject.outputs[0]) < 0.03
+
+
+def test_what_torchao_cannot_do_is_a_user_error(subject_of, monkeypatch) -> None:
+    monkeypatch.setattr("whet.techniques.pt2e._convert", lambda *args: 1 / 0)
+    with pytest.raises(TargetError, match="torchao cannot quantise the model: division by zero"):
+        quantised(subject_of(nn.Linear(4, 4), torch.randn(2, 4)))
 
 
 class Residuals(nn.Module):

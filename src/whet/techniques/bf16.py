@@ -33,6 +33,11 @@ class Options:
     """Nothing to choose."""
 
 
+def dtype_of(options: Options) -> str:
+    """What the arithmetic is done in, for the share of the machine's limit."""
+    return "bfloat16"
+
+
 def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies where the chip computes bfloat16 natively."""
     if reason := bfloat16_refusal(subject, machine):

@@ -54,7 +54,7 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
         raise OptionError(f"group_size must be one of {', '.join(map(str, SPACE['group_size']))}")
     if reason := quantisable.refusal(subject, machine, rest=options.rest):
         return Refused(reason)
-    layers = [layer for _, layer in quantisable.find_linears(subject.workload.model)]
+    layers = quantisable.linears_of(subject)
     num_fitting = sum(_fits(layer, options.group_size) for layer in layers)
     if num_fitting == 0:
         return Refused(f"no linear layer has inputs in groups of {options.group_size}")

@@ -48,7 +48,7 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
         return Refused(reason)
     if not quantisable.has_int8_products(machine):
         return Refused(f"{machine.chip} has no int8 products (VNNI or AMX)")
-    num_layers = sum(1 for _ in quantisable.find_linears(subject.workload.model))
+    num_layers = len(quantisable.linears_of(subject))
     if num_layers == 0:
         return Refused("the model has no linear layer; convolutions are quantised by static ranges only")
     return Applies(f"{num_layers} linear layers; needs a compiler")

@@ -51,7 +51,7 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
         return Refused(reason)
     if not quantisable.has_int8_products(machine):
         return Refused(f"{machine.chip} has no int8 products (VNNI or AMX)")
-    num_layers = sum(1 for _ in quantisable.find_layers(subject.workload.model))
+    num_layers = len(quantisable.layers_of(subject))
     return Applies(f"{num_layers} layers, {len(subject.workload.calibration)} calibration batches; needs a compiler")
 
 

@@ -23,7 +23,7 @@ from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.techniques import quantisable
-from whet.techniques.quantised_linear import Int8Embedding, Int8Linear, replace_linears, swap
+from whet.techniques.quantised_linear import Int8Embedding, Int8Linear, replace_linears
 from whet.techniques.rest import REST, around
 from whet.techniques.technique import PRECISION, Applies, Candidate, Refused, Stage, Verdict
 from whet.workload import Subject
@@ -49,7 +49,7 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies to models with linear layers in float32."""
     if reason := quantisable.refusal(subject, machine, rest=options.rest):
         return Refused(reason)
-    num_layers = sum(1 for _ in quantisable.find_linears(subject.workload.model))
+    num_layers = len(quantisable.linears_of(subject))
     if num_layers == 0:
         return Refused("the model has no linear layer")
     return Applies(f"{num_layers} linear layers")
@@ -65,7 +65,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     module, num_layers, _ = replace_linears(candidate, Int8Linear)
     if not num_layers:
         raise TargetError(f"{NAME} finds no linear layer to quantise; leave it out of the recipe")
-    swap(module, {m: Int8Embedding(m) for m in module.modules() if _is_plain_embedding(m)})  # type: ignore[arg-type]
+    quantisable.swap(module, {m: Int8Embedding(m) for m in module.modules() if _is_plain_embedding(m)})  # type: ignore[arg-type]
     return candidate.with_module(around(module, options.rest, candidate))
 
 

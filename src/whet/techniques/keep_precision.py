@@ -40,7 +40,7 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies to models with more layers than are to be kept."""
     if options.layers < 1:
         raise OptionError(f"layers must be at least 1, not {options.layers}")
-    num_layers = sum(1 for _ in quantisable.find_layers(subject.workload.model))
+    num_layers = len(quantisable.layers_of(subject))
     if num_layers == 0:
         return Refused("the model has no linear layer or convolution with float32 weights")
     if num_layers <= options.layers:
@@ -55,7 +55,8 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate with its most sensitive layers marked."""
-    ranked = rank_layers(candidate.copy_module(), candidate.subject.flat_calibration)
+    module = quantisable.with_linears(candidate.copy_module())
+    ranked = rank_layers(module, candidate.subject.flat_calibration)
     if not ranked:
         raise TargetError(f"{NAME} finds no layer in the module; leave it out of the recipe")
     names = [name for name, _ in ranked[: options.layers]]

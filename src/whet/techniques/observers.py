@@ -22,6 +22,7 @@ NUM_LEVELS = 256
 _NUM_BINS = 8192
 _PERCENTILE = 0.9999
 _NUM_CLIPPINGS = 64
+_FULL_BIN = 4.0  # values in a bin, on average: with fewer the shape is noise
 _SMALLEST_SCALE = torch.finfo(torch.float32).tiny * NUM_LEVELS
 
 
@@ -117,21 +118,29 @@ class EntropyObserver(HistogramObserver):
         super().count(values[values != 0])
 
     def covered(self) -> tuple[float, float]:
-        edges = self.edges
-        first = int(np.searchsorted(edges, self.low, side="right")) - 1
-        last = int(np.searchsorted(edges, self.high, side="left"))  # bins first..last-1 hold everything
-        centre = _NUM_BINS // 2
+        counts, edges, first, last = self._filled()
+        centre = counts.size // 2
         widest = max(centre - first, last - centre)
         best, best_divergence = (self.low, self.high), np.inf
         for bins in np.unique(np.linspace(widest / _NUM_CLIPPINGS, widest, _NUM_CLIPPINGS).astype(int)):
             start, stop = max(first, centre - int(bins)), min(last, centre + int(bins))
             if stop - start < NUM_LEVELS:
                 continue
-            found = divergence(self.counts, start, stop)
+            found = divergence(counts, start, stop)
             if found <= best_divergence:  # of equals the widest
                 best = max(self.low, float(edges[start])), min(self.high, float(edges[stop]))
                 best_divergence = found
         return best
+
+    def _filled(self) -> tuple[NDArray[np.float64], NDArray[np.float64], int, int]:
+        """(counts, edges, first bin in use, first beyond): bins merged in pairs until they hold enough to be compared."""
+        counts, edges = self.counts, self.edges
+        while True:
+            first = max(int(np.searchsorted(edges, self.low, side="right")) - 1, 0)
+            last = int(np.searchsorted(edges, self.high, side="left"))
+            if counts.sum() >= _FULL_BIN * (last - first) or last - first < 4 * NUM_LEVELS:
+                return counts, edges, first, last
+            counts, edges = counts.reshape(-1, 2).sum(axis=1), edges[::2]
 
 
 def divergence(counts: NDArray[np.float64], start: int, stop: int) -> float:

@@ -14,9 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from whet.artefact import int8_fusion, program
+from whet.errors import TargetError, reason
 from whet.machine import describe
+from whet.techniques import quantisable
+from whet.techniques.graph import operator
 from whet.techniques.observers import MinMaxObserver
-from whet.techniques.quantisable import has_int8_products
 from whet.techniques.technique import Candidate
 
 _aten = torch.ops.aten
@@ -34,13 +36,21 @@ def quantise(candidate: Candidate, observer: type[MinMaxObserver] | None) -> nn.
 
     observer: chooses the activations' ranges from the calibration batches; None leaves that to each call (dynamic).
     Layers that the candidate keeps stay as they are. The result is a new module, tensors in, tuple of tensors out.
+    Raises TargetError where torchao fails.
     """
     subject = candidate.subject
-    graph_module = program.export(candidate.module, subject).module(check_guards=False)
+    module = candidate.module
+    if any(quantisable.is_transposed_linear(m) for m in module.modules()):
+        module = quantisable.with_linears(candidate.copy_module())
+    graph_module = program.export(module, subject).module(check_guards=False)
     batches = subject.flat_calibration if observer is not None else subject.flat_calibration[:1]
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"torch(ao)?\b.*")  # of both libraries about their own insides
-        converted = _convert(graph_module, observer, sorted(candidate.kept), batches)
+    _clean(graph_module.graph)
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch(ao)?\b.*")  # of both libraries about their own insides
+            converted = _convert(graph_module, observer, sorted(candidate.kept), batches)
+    except Exception as error:  # torchao's passes raise whatever they stumble over
+        raise TargetError(f"torchao cannot quantise the model: {reason(error)}") from error
     converted.graph.set_codegen(fx.graph.CodeGen())
     shield_residuals(converted.graph)
     # built anew, without the methods that forbid eval()
@@ -69,7 +79,7 @@ def _convert(
         dtype=torch.uint8,
         quant_min=0,
         # without VNNI, pairs of int8 products are summed in 16 bits, which saturate
-        quant_max=255 if has_int8_products(describe()) else 127,
+        quant_max=255 if quantisable.has_int8_products(describe()) else 127,
         qscheme=torch.per_tensor_affine,
         is_dynamic=observer is None,
         observer_or_fake_quant_ctr=ranges,
@@ -92,6 +102,19 @@ def _convert(
     for batch in batches:
         prepared(*batch)
     return convert_pt2e(prepared)
+
+
+def _clean(graph: fx.Graph) -> None:
+    """Take out what pins dtypes, and keep scalar additions from torchao.
+
+    It takes every addition after a linear layer for one of tensors, and fails on x + 1.
+    """
+    for node in list(graph.nodes):
+        if operator(node) == "_assert_tensor_metadata":
+            graph.erase_node(node)
+        elif node.target in _ADDITIONS and not all(isinstance(operand, fx.Node) for operand in node.args):
+            for key in ("torch_fn", "source_fn_stack"):
+                node.meta.pop(key, None)
 
 
 class _Quantised(nn.Module):

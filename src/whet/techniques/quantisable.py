@@ -1,6 +1,6 @@
 """Which layers int8 and int4 techniques work on, and what they need of the chip."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,33 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 _INT8_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 _NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "arm_bf16"})
+
+
+def with_linears(module: nn.Module) -> nn.Module:
+    """The module with Hugging Face's Conv1D layers, changed in place to the linear layers they are."""
+    return swap(module, {m: _as_linear(m) for m in module.modules() if is_transposed_linear(m)})
+
+
+def is_transposed_linear(module: nn.Module) -> bool:
+    """transformers.pytorch_utils.Conv1D, of GPT-2 and its kin: a linear layer whose weight is [inputs, outputs]."""
+    return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
+
+
+def _as_linear(module: nn.Module) -> nn.Linear:
+    weight, bias = weight_of(module), module.bias
+    linear = nn.Linear(weight.shape[0], weight.shape[1], device="meta")
+    linear.weight = nn.Parameter(weight.detach().T.contiguous(), requires_grad=False)
+    assert isinstance(bias, nn.Parameter)
+    linear.bias = bias
+    return linear.eval()
+
+
+def swap(module: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """The module with others in the place of those given, under every name they have; changed in place."""
+    for name, layer in list(module.named_modules(remove_duplicate=False)):
+        if layer in replaced:
+            module.set_submodule(name, replaced[layer])
+    return module
 
 
 def find_layers(module: nn.Module, kinds: Sequence[type[nn.Module]] = LAYERS) -> Iterator[tuple[str, nn.Module]]:
@@ -26,6 +53,19 @@ def find_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     for name, layer in find_layers(module, (nn.Linear,)):
         assert isinstance(layer, nn.Linear)
         yield name, layer
+
+
+def layers_of(subject: Subject) -> list[nn.Module]:
+    """The original's layers that could be quantised, to be counted and measured; some are without their weights."""
+    model = subject.workload.model
+    transposed = [weight_of(m) for m in model.modules() if is_transposed_linear(m)]
+    outlines = [nn.Linear(w.shape[0], w.shape[1], device="meta") for w in transposed if w.dtype == torch.float32]
+    return [*(layer for _, layer in find_layers(model)), *outlines]
+
+
+def linears_of(subject: Subject) -> list[nn.Linear]:
+    """The linear ones among layers_of."""
+    return [layer for layer in layers_of(subject) if isinstance(layer, nn.Linear)]
 
 
 def weight_of(layer: nn.Module) -> Tensor:
@@ -46,7 +86,7 @@ def refusal(subject: Subject, machine: Machine, *, rest: str) -> str:
     """Why quantising on this CPU is out of the question, or ""."""
     if subject.flat_inputs[0][0].device.type != "cpu":
         return "written for CPUs; the inputs are on a GPU"
-    if not any(find_layers(subject.workload.model)):
+    if not layers_of(subject):
         return "the model has no linear layer or convolution with float32 weights"
     if rest == "bfloat16" and not has_bfloat16(machine):
         return f"{machine.chip} has no native bfloat16 for what is not quantised; use rest=float32"

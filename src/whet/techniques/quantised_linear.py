@@ -43,7 +43,7 @@ class Int8Linear(nn.Module):
         self.dtype = product_dtype(num_rows)
 
     def forward(self, x: Tensor) -> Tensor:
-        x_RK = x.reshape(-1, x.shape[-1]).to(self.dtype)
+        x_RK = _rows(x, self.dtype)
         if self.has_few_rows:
             y_RN = torch.ops.aten._weight_int8pack_mm(x_RK, self.weight, self.scale)
         else:
@@ -82,7 +82,7 @@ class Int4Linear(nn.Module):
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        x_RK = x.reshape(-1, x.shape[-1]).to(self.dtype)
+        x_RK = _rows(x, self.dtype)
         if self.has_few_rows:
             y_RN = torch.ops.aten._weight_int4pack_mm_for_cpu(x_RK, self.packed, self.group_size, self.scale_offset)
         else:
@@ -120,9 +120,19 @@ def replace_linears(candidate: Candidate, make: Replace) -> tuple[nn.Module, int
     Layers that the candidate keeps, and those for which `make` gives None, stay. Returns the module, how many layers
     were replaced, and the names of those that stayed because of `make`.
     """
-    module = candidate.copy_module()
-    if any(isinstance(m, nn.MultiheadAttention | nn.TransformerEncoderLayer) for m in module.modules()):
-        module = Traced(trace(module, candidate.subject))  # they use their layers' weights without calling the layers
+    module = quantisable.with_linears(candidate.copy_module())
+    if not any(isinstance(m, nn.MultiheadAttention | nn.TransformerEncoderLayer) for m in module.modules()):
+        num_replaced, left = _replace_in(module, candidate, make)
+        if _runs(module, candidate):
+            return module, num_replaced, left
+    # Some models use their layers' weights without calling the layers; in a traced one every product is a layer.
+    module = quantisable.with_linears(candidate.copy_module())
+    module = Traced(trace(module, candidate.subject))
+    num_replaced, left = _replace_in(module, candidate, make)
+    return module, num_replaced, left
+
+
+def _replace_in(module: nn.Module, candidate: Candidate, make: Replace) -> tuple[int, list[str]]:
     rows = count_rows(module, candidate)
     replaced: dict[nn.Module, nn.Module] = {}
     left = []
@@ -134,15 +144,17 @@ def replace_linears(candidate: Candidate, make: Replace) -> tuple[nn.Module, int
             left.append(name)
         else:
             replaced[layer] = made
-    swap(module, replaced)
-    return module, len(replaced), left
+    quantisable.swap(module, replaced)
+    return len(replaced), left
 
 
-def swap(module: nn.Module, replaced: dict[nn.Module, nn.Module]) -> None:
-    """Put other modules in the place of those given, under every name they have."""
-    for name, layer in list(module.named_modules(remove_duplicate=False)):
-        if layer in replaced:
-            module.set_submodule(name, replaced[layer])
+def _runs(module: nn.Module, candidate: Candidate) -> bool:
+    try:
+        with torch.no_grad():
+            module(*candidate.subject.flat_inputs[0])
+    except (AttributeError, RuntimeError, TypeError):  # of a weight that is not there, or not what it was
+        return False
+    return True
 
 
 def count_rows(module: nn.Module, candidate: Candidate) -> dict[str, int]:
@@ -214,6 +226,11 @@ def quantise_groups(weight_NK: Tensor, group_size: int) -> tuple[Tensor, Tensor,
     assert best is not None
     _, levels, scale, offset = best
     return levels.to(torch.uint8).flatten(1), scale, offset
+
+
+def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """[..., K] -> [R, K], in order: torch's kernels take nothing else."""
+    return x.reshape(-1, x.shape[-1]).to(dtype).contiguous()
 
 
 def _finish(y_RN: Tensor, x: Tensor, bias_N: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ from whet.techniques import TABLE
 from whet.techniques.technique import BACKEND, PRECISION
 from whet.tuner.build import in_order
 from whet.tuner.result import TrialRecord
-from whet.tuner.space import Space
+from whet.tuner.space import Offer, Space
 
 COMPILE_ONLY = Recipe(steps=[Step(technique="inductor", options={"engine": "jit", "freezing": False})])
 """torch.compile(model) as its users call it."""
@@ -68,6 +68,8 @@ def _plan(space: Space, records: Sequence[TrialRecord]) -> Iterator[list[Step]]:
 def _singles(space: Space) -> Iterator[list[Step]]:
     """Each technique alone; an option called `precision` makes each of its values a technique of its own."""
     for offer in space.offers.values():
+        if _restores_quality(offer):
+            continue  # alone it changes nothing
         first = [offer.default] + [
             s for s in offer.variants() if s.options.get(PRECISION) != offer.default.options.get(PRECISION)
         ]
@@ -94,21 +96,20 @@ def _needs(space: Space, step: Step) -> list[Step]:
 
 def _combinations(space: Space, records: Sequence[TrialRecord]) -> Iterator[list[Step]]:
     best = best_record(records)
-    lossy = best_record([r for r in records if r.drop is not None and r.status == "rejected"], status="rejected")
+    lossy = best_record([r for r in records if r.drop is not None], status="rejected")
     if lossy is not None and (best is None or (lossy.speedup or 0) > (best.speedup or 0)):
-        for name in space.offers:
-            if getattr(TABLE[name], "RESTORES_QUALITY", False):
-                for step in space.offers[name].variants():
-                    if space.compatible(lossy.steps, step):
-                        yield [*lossy.steps, step]
+        for offer in filter(_restores_quality, space.offers.values()):
+            yield from ([*lossy.steps, step] for step in offer.variants() if space.compatible(lossy.steps, step))
     if best is None:
         return
-    additions = [offer.default for offer in space.offers.values() if space.compatible(best.steps, offer.default)]
-    for step in sorted(additions, key=lambda s: -space.offers[s.technique].bound(s)):
-        if BACKEND in space.offers[step.technique].groups or not getattr(
-            TABLE[step.technique], "RESTORES_QUALITY", False
-        ):
-            yield [*best.steps, step]
+    additions = [o for o in space.offers.values() if not _restores_quality(o)]
+    for offer in sorted(additions, key=lambda o: -o.bound(o.default)):
+        if space.compatible(best.steps, offer.default):
+            yield [*best.steps, offer.default]
+
+
+def _restores_quality(offer: Offer) -> bool:
+    return bool(getattr(TABLE[offer.technique], "RESTORES_QUALITY", False))
 
 
 def _options(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
