@@ -63,8 +63,16 @@ def test_groups_without_a_range(weight) -> None:
 def test_layers_that_do_not_fit_stay_and_are_named(subject_of) -> None:
     model = nn.Sequential(nn.Linear(64, 48), nn.Linear(48, 64), nn.Linear(64, 7))
     tuned = applied(subject_of(model, torch.randn(2, 64)), group_size=64)
-    assert [type(m) for m in tuned.module.module.model] == [Int4Linear, nn.Linear, nn.Linear]
-    assert tuned.notes == ("int4_weight: 2 layers stay in float, as their sizes don't fit (model.1, ...)",)
+    assert [type(m) for m in tuned.module.module.model] == [Int4Linear, nn.Linear, Int4Linear]
+    assert tuned.notes == ("int4_weight: 1 of the layers stay in float, as their sizes don't fit (model.1, ...)",)
+
+
+def test_outputs_of_any_number(subject_of) -> None:
+    """torch's kernel takes multiples of 16."""
+    for num_outputs in (1, 7, 16, 40):
+        layer = nn.Linear(64, num_outputs)
+        subject = subject_of(layer, torch.randn(2, 64))
+        assert relative_error(applied(subject).call(*subject.flat_inputs[0]), subject.outputs[0]) < 0.25
 
 
 def test_check(machine, subject_of) -> None:

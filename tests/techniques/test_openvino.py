@@ -53,7 +53,7 @@ def test_close_to_the_original(subjects, name, precision, low, high) -> None:
 def test_reloads_in_a_fresh_process_with_the_same_outputs(subjects, tmp_path) -> None:
     wanted = {}
     for name, subject in subjects.items():
-        for precision in ("int8", "bf16"):
+        for precision in ("int8",) if name == "encoder" else ("bf16",):
             directory = tmp_path / f"{name}-{precision}"
             tuned = openvino.apply(Candidate.original(subject), Options(precision=precision))
             tuned.save(directory)
@@ -92,14 +92,12 @@ def test_after_structure_techniques(subjects) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        Options(preset="mixed"),
         Options(smooth_quant=True),
-        Options(rest="f32"),
         Options(ranges="extreme", rest="f32"),
         Options(ranges="quantile", preset="mixed"),
         Options(ranges="histogram"),
     ],
-    ids=lambda o: "-".join(str(v) for k, v in dataclasses.asdict(o).items() if v != getattr(Options(), k)),
+    ids=str,
 )
 def test_every_way_of_quantising_holds(subjects, options) -> None:
     subject = subjects["encoder"]

@@ -79,11 +79,15 @@ class OpenVINORuntime(Runtime):
         path = directory / FILE
         try:
             settings = Settings.model_validate(manifest.settings)
-            runtime = cls(None, settings)
-            runtime._file = path
-            runtime._compiled = _Compiled(openvino.Core().read_model(path), settings)
+            model = openvino.Core().read_model(path)
         except (RuntimeError, ValidationError) as error:
             raise ArtefactError(f"{path} is damaged: {said(error)}; write it again with `whet apply`") from error
+        runtime = cls(None, settings)
+        runtime._file = path
+        try:
+            runtime._compiled = _Compiled(model, settings)
+        except RuntimeError as error:
+            raise ArtefactError(f"OpenVINO cannot compile {path} here: {said(error)}") from error
         return runtime
 
 

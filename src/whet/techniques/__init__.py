@@ -13,6 +13,7 @@ from whet.techniques import (
     int8_static,
     int8_weight,
     keep_precision,
+    onnxruntime,
     openvino,
     sdpa_attention,
     threads,
@@ -39,6 +40,7 @@ TABLE: dict[str, Technique] = {
         channels_last,
         inductor,
         openvino,
+        onnxruntime,
         threads,
     )
 }

@@ -23,7 +23,7 @@ from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.techniques import quantisable
-from whet.techniques.quantised_linear import FEW_ROWS, Int4Linear, replace_linears
+from whet.techniques.quantised_linear import Int4Linear, replace_linears
 from whet.techniques.rest import REST, around
 from whet.techniques.technique import PRECISION, Applies, Candidate, Refused, Stage, Verdict
 from whet.workload import Subject
@@ -32,8 +32,6 @@ NAME = "int4_weight"
 STAGE = Stage.PRECISION
 GROUPS: frozenset[str] = frozenset({PRECISION})
 SPACE: Mapping[str, tuple[Any, ...]] = {"group_size": (32, 64, 128), "rest": REST}
-
-_BLOCK = 16  # torch's kernel computes this many outputs at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +69,14 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate with 4-bit weights."""
 
     def make(layer: nn.Linear, num_rows: int) -> nn.Module | None:
-        if not _fits(layer, options.group_size) or (num_rows <= FEW_ROWS and layer.out_features % _BLOCK):
-            return None
-        return Int4Linear(layer, num_rows, options.group_size)
+        return Int4Linear(layer, num_rows, options.group_size) if _fits(layer, options.group_size) else None
 
     module, num_layers, left = replace_linears(candidate, make)
     if not num_layers:
         raise TargetError(f"{NAME} finds no linear layer of a fitting width; leave it out of the recipe")
-    notes = [f"{NAME}: {len(left)} layers stay in float, as their sizes don't fit ({left[0]}, ...)"] if left else []
+    notes = (
+        [f"{NAME}: {len(left)} of the layers stay in float, as their sizes don't fit ({left[0]}, ...)"] if left else []
+    )
     return candidate.with_module(around(module, options.rest, candidate), *notes)
 
 

@@ -133,7 +133,7 @@ class EntropyObserver(HistogramObserver):
         return best
 
     def _filled(self) -> tuple[NDArray[np.float64], NDArray[np.float64], int, int]:
-        """(counts, edges, first bin in use, first beyond): bins merged in pairs until they hold enough to be compared."""
+        """(counts, edges, first bin in use, first beyond), with bins merged in pairs until they hold enough values."""
         counts, edges = self.counts, self.edges
         while True:
             first = max(int(np.searchsorted(edges, self.low, side="right")) - 1, 0)

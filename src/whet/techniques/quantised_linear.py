@@ -23,6 +23,10 @@ from whet.techniques.technique import Candidate
 # 4 rows 0.39 : 1.3, 16 rows 2.4 : 2.6, 128 rows 12.7 : 2.0.
 FEW_ROWS = 8
 
+# torch's int8 kernel reads beyond the end of rows that are no multiple of this, and may end the process (torch 2.13);
+# its 4-bit kernel refuses numbers of outputs that are none.
+_KERNEL_WIDTH = 16
+
 Replace = Callable[[nn.Linear, int], nn.Module | None]
 
 
@@ -39,15 +43,14 @@ class Int8Linear(nn.Module):
         self.register_buffer("weight", weight_NK)
         self.register_buffer("scale", scale_N)
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
-        self.has_few_rows = num_rows <= FEW_ROWS
-        self.dtype = product_dtype(num_rows)
+        self.has_few_rows = num_rows <= FEW_ROWS and linear.in_features % _KERNEL_WIDTH == 0
+        self.dtype = product_dtype(self.has_few_rows)
 
     def forward(self, x: Tensor) -> Tensor:
-        x_RK = _rows(x, self.dtype)
         if self.has_few_rows:
-            y_RN = torch.ops.aten._weight_int8pack_mm(x_RK, self.weight, self.scale)
+            y_RN = torch.ops.aten._weight_int8pack_mm(_few_rows(x, self.dtype), self.weight, self.scale)
         else:
-            y_RN = F.linear(x_RK, self.weight.to(self.dtype)) * self.scale
+            y_RN = F.linear(_rows(x, self.dtype), self.weight.to(self.dtype)) * self.scale
         return _finish(y_RN, x, self.bias)
 
 
@@ -68,8 +71,8 @@ class Int4Linear(nn.Module):
         super().__init__()
         levels_NK, scale_NG, offset_NG = quantise_groups(linear.weight.detach(), group_size)
         self.group_size = group_size
-        self.has_few_rows = num_rows <= FEW_ROWS
-        self.dtype = product_dtype(num_rows)
+        self.has_few_rows = num_rows <= FEW_ROWS and linear.out_features % _KERNEL_WIDTH == 0
+        self.dtype = product_dtype(self.has_few_rows)
         if self.has_few_rows:
             self.register_buffer("packed", torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels_NK.int(), 1))
             scale_offset_GN2 = torch.stack([scale_NG, offset_NG], dim=-1).transpose(0, 1).contiguous()
@@ -82,11 +85,12 @@ class Int4Linear(nn.Module):
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
-        x_RK = _rows(x, self.dtype)
         if self.has_few_rows:
-            y_RN = torch.ops.aten._weight_int4pack_mm_for_cpu(x_RK, self.packed, self.group_size, self.scale_offset)
+            y_RN = torch.ops.aten._weight_int4pack_mm_for_cpu(
+                _few_rows(x, self.dtype), self.packed, self.group_size, self.scale_offset
+            )
         else:
-            first, second = x_RK.unflatten(1, (-1, 2, self.group_size // 2)).unbind(2)
+            first, second = _rows(x, self.dtype).unflatten(1, (-1, 2, self.group_size // 2)).unbind(2)
             y_RN = F.linear(first.flatten(1), self._unpack(self.packed & 15))
             y_RN = y_RN + F.linear(second.flatten(1), self._unpack(self.packed >> 4))
         return _finish(y_RN, x, self.bias)
@@ -188,9 +192,9 @@ def _distinct(candidate: Candidate) -> Iterator[tuple[Tensor, ...]]:
             yield batch
 
 
-def product_dtype(num_rows: int) -> torch.dtype:
+def product_dtype(has_few_rows: bool) -> torch.dtype:
     """torch's integer kernels are written for bfloat16; other products are fast in it only where the chip has it."""
-    return torch.bfloat16 if num_rows <= FEW_ROWS or quantisable.has_bfloat16(describe()) else torch.float32
+    return torch.bfloat16 if has_few_rows or quantisable.has_bfloat16(describe()) else torch.float32
 
 
 def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,8 +233,17 @@ def quantise_groups(weight_NK: Tensor, group_size: int) -> tuple[Tensor, Tensor,
 
 
 def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """[..., K] -> [R, K], in order: torch's kernels take nothing else."""
-    return x.reshape(-1, x.shape[-1]).to(dtype).contiguous()
+    """[..., K] -> [R, K]."""
+    return x.reshape(-1, x.shape[-1]).to(dtype)
+
+
+def _few_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same in order, as torch's kernels want it.
+
+    A copy in any case: contiguous() would be left out of a traced graph where the strides that torch predicts are in
+    order and the real ones are not, as after a bfloat16 convolution.
+    """
+    return _rows(x, dtype).clone(memory_format=torch.contiguous_format)
 
 
 def _finish(y_RN: Tensor, x: Tensor, bias_N: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from whet.recipe import Recipe, Step
 from whet.techniques import TABLE
-from whet.techniques.technique import BACKEND, PRECISION
+from whet.techniques.technique import PRECISION
 from whet.tuner.build import in_order
 from whet.tuner.result import TrialRecord
 from whet.tuner.space import Offer, Space

@@ -149,7 +149,8 @@ def search(
             repeats += 1
             continue
         try:
-            record = try_recipe(bench, goal, number, chosen, space, deadline - clock())
+            time_left = bench.trial_limit_s if len(records) < 2 else deadline - clock()
+            record = try_recipe(bench, goal, number, chosen, space, time_left)
         except BaseException:
             study.give_up(number)
             raise

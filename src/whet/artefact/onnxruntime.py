@@ -1,0 +1,94 @@
+"""An ONNX model run by ONNX Runtime on the CPU: model.onnx, and model.onnx.data beside it where weights are large.
+
+The one place that imports ONNX Runtime.
+"""
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from whet.artefact.runtime import Manifest, Runtime
+from whet.errors import ArtefactError, MissingExtra, reason
+
+FILE = "model.onnx"
+DATA = "model.onnx.data"
+
+_QUIET = 3  # errors only: the rest is for those who make models
+
+
+class Folder:
+    """A temporary directory with an ONNX model; it goes when the last who knows it goes."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="whet-onnx-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+    @property
+    def model(self) -> Path:
+        return self.path / FILE
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the weights lie in a file of their own."""
+        return (self.path / DATA).exists()
+
+
+class ONNXRuntime(Runtime):
+    """An ONNX model, in a directory that stays or in a temporary one."""
+
+    NAME = "onnxruntime"
+
+    def __init__(self, place: Path | Folder) -> None:
+        self._place = place  # holds on to a temporary one
+        self._directory = place.path if isinstance(place, Folder) else place
+        self._session: Any = None
+        self._names: list[str] = []
+
+    def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        if self._session is None:
+            self._start()
+        feeds = {name: x.detach().contiguous().numpy() for name, x in zip(self._names, tensors, strict=True)}
+        return tuple(torch.from_numpy(y) for y in self._session.run(None, feeds))
+
+    def write(self, directory: Path) -> None:
+        for name in (FILE, DATA):
+            if (self._directory / name).exists():
+                shutil.copyfile(self._directory / name, directory / name)
+
+    @classmethod
+    def read(cls, directory: Path, manifest: Manifest) -> Self:
+        """Read and prepare, on as many threads as torch has now."""
+        import_onnxruntime()
+        runtime = cls(directory)
+        path = directory / FILE
+        try:
+            runtime._start()
+        except Exception as error:  # the errors of ONNX Runtime have no base of their own
+            if type(error).__name__ == "NotImplemented":
+                raise ArtefactError(f"ONNX Runtime cannot run {path} here: {reason(error)}") from error
+            raise ArtefactError(f"{path} is damaged: {reason(error)}; write it again with `whet apply`") from error
+        return runtime
+
+    def _start(self) -> None:
+        onnxruntime = import_onnxruntime()
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level = _QUIET
+        path = str(self._directory / FILE)
+        self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self._names = [value.name for value in self._session.get_inputs()]
+
+
+def import_onnxruntime() -> Any:
+    """ONNX Runtime. Raises MissingExtra."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise MissingExtra("onnxruntime", "onnx", "an ONNX model") from error
+    return onnxruntime

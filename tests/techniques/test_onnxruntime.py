@@ -1,0 +1,177 @@
+"""The onnxruntime technique: float32 and int8 close to the original, reloadable, and refused where it cannot work."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_models import SUBJECTS
+from torch import Tensor, nn
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+from whet.artefact.onnxruntime import DATA
+from whet.errors import MissingExtra, OptionError, TargetError
+from whet.machine import Limits
+from whet.profiler import LayerCost, Profile
+from whet.techniques import Applies, Candidate, Refused, fuse_conv_bn, onnx_graph, onnxruntime
+from whet.techniques.onnxruntime import Options
+from whet.workload import Subject, Workload, examine
+
+RELOAD = Path(__file__).with_name("reload_artefact.py")
+
+
+def cosine(found: Tensor, wanted: Tensor) -> float:
+    return float(nn.functional.cosine_similarity(found.double().flatten(), wanted.double().flatten(), dim=0))
+
+
+def relative(found: Tensor, wanted: Tensor) -> float:
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+@pytest.fixture(scope="module")
+def subjects() -> dict[str, Subject]:
+    return {name: build() for name, build in SUBJECTS.items()}
+
+
+@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize("mode", ["f32", "static", "dynamic"])
+def test_close_to_the_original(subjects, machine, name, mode) -> None:
+    """Not closer than int8 allows for, either: less error would mean that nothing was quantised."""
+    subject = subjects[name]
+    options = Options(precision="f32") if mode == "f32" else Options(mode=mode)
+    if isinstance(onnxruntime.check(subject, machine, options), Refused):
+        assert (name, mode) == ("conv_net", "dynamic")
+        return
+    tuned = onnxruntime.apply(Candidate.original(subject), options)
+    assert tuned.notes == ()
+    low, high = (0.0, 1e-4) if mode == "f32" else (1e-3, 5e-2)
+    for batch, wanted in zip(subject.flat_calibration, subject.outputs, strict=True):
+        for y, original in zip(tuned.call(*batch), wanted, strict=True):
+            assert (y.shape, y.dtype) == (original.shape, original.dtype)
+            assert low <= relative(y, original) <= high
+            assert cosine(y, original) >= 0.999
+
+
+def test_reloads_in_a_fresh_process_with_the_same_outputs(subjects, tmp_path) -> None:
+    wanted = {}
+    for name, subject in subjects.items():
+        directory = tmp_path / name
+        tuned = onnxruntime.apply(Candidate.original(subject), Options())
+        batches = subject.flat_inputs
+        wanted[directory] = {f"{i}.{j}": y for i, b in enumerate(batches) for j, y in enumerate(tuned.call(*b))}
+        tuned.save(directory)
+        inputs = {f"{i}.{j}": x.contiguous() for i, batch in enumerate(batches) for j, x in enumerate(batch)}
+        save_file(inputs, f"{directory}.inputs.safetensors")
+    lines = "".join(f"{directory}\n" for directory in wanted)
+    done = subprocess.run([sys.executable, str(RELOAD)], input=lines, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["ok"] * len(wanted)
+    for directory, outputs in wanted.items():
+        found = load_file(f"{directory}.outputs.safetensors")
+        assert found.keys() == outputs.keys()
+        assert all(torch.equal(found[key], y) for key, y in outputs.items()), directory
+
+
+@pytest.mark.parametrize("options", [Options(precision="f32"), Options(), Options(mode="dynamic")])
+def test_sizes_it_was_not_shown(subjects, options) -> None:
+    subject = subjects["encoder"]
+    tuned = onnxruntime.apply(Candidate.original(subject), options)
+    ids_BT = torch.randint(0, 50, (2, 23))
+    with torch.no_grad():
+        wanted = subject.workload.model(ids_BT)
+    assert relative(tuned.call(ids_BT)[0], wanted) < (1e-4 if options.precision == "f32" else 5e-2)
+
+
+@pytest.mark.parametrize("options", [Options(precision="f32"), Options()])
+def test_large_weights_get_a_file_of_their_own(subjects, options, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(onnx_graph, "LARGEST_FILE_BYTES", 1000)
+    subject = subjects["conv_net"]
+    directory = onnxruntime.apply(Candidate.original(subject), options).save(tmp_path / "artefact")
+    assert (directory / DATA).stat().st_size > 30_000
+    from whet.artefact import load
+
+    (y,) = load(directory).run(*subject.flat_inputs[0])
+    assert relative(y, subject.outputs[0][0]) < 5e-2
+
+
+def test_after_structure_techniques(subjects) -> None:
+    subject = subjects["conv_net"]
+    fused = fuse_conv_bn.apply(Candidate.original(subject), fuse_conv_bn.Options())
+    (y,) = onnxruntime.apply(fused, Options(precision="f32")).call(*subject.flat_inputs[0])
+    assert relative(y, subject.outputs[0][0]) < 1e-4
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+def test_a_graph_from_tracing_is_noted() -> None:
+    subject = examine(Workload(model=Branching(), inputs=[torch.ones(2, 3)]))
+    tuned = onnxruntime.apply(Candidate.original(subject), Options(precision="f32"))
+    assert len(tuned.notes) == 1
+    assert "converted by tracing" in tuned.notes[0]
+    assert torch.equal(tuned.call(torch.ones(2, 3))[0], torch.full((2, 3), 2.0))
+
+
+class Eigenvalues(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linalg.eigvalsh(x)
+
+
+def test_what_onnx_cannot_express_is_a_target_error() -> None:
+    subject = examine(Workload(model=Eigenvalues(), inputs=[torch.eye(4)]))
+    with pytest.raises(TargetError, match="the model cannot be written as ONNX: "):
+        onnxruntime.apply(Candidate.original(subject), Options(precision="f32"))
+
+
+def test_quantising_leaves_stdout_alone(subjects, capfd) -> None:
+    onnxruntime.apply(Candidate.original(subjects["conv_net"]), Options())
+    assert capfd.readouterr() == ("", "")
+
+
+def test_refusals(subjects, machine, monkeypatch) -> None:
+    conv, encoder = subjects["conv_net"], subjects["encoder"]
+
+    def reason(subject: Subject, options: Options) -> str:
+        verdict = onnxruntime.check(subject, machine, options)
+        assert isinstance(verdict, Refused)
+        return verdict.reason
+
+    assert "linear layers" in reason(conv, Options(mode="dynamic"))
+    assert "belongs to int8" in reason(encoder, Options(precision="f32", mode="dynamic"))
+    half = examine(Workload(model=nn.Linear(4, 4).bfloat16(), inputs=[torch.ones(2, 4).bfloat16()]))
+    assert "16-bit" in reason(half, Options())
+    assert isinstance(onnxruntime.check(encoder, machine, Options(mode="dynamic")), Applies)
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    assert reason(conv, Options()) == "onnxscript is not installed: pip install 'whet[onnx]'"
+    with pytest.raises(MissingExtra, match="onnxscript"):
+        onnxruntime.apply(Candidate.original(conv), Options())
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert reason(conv, Options()) == "onnxruntime and onnxscript are not installed: pip install 'whet[onnx]'"
+
+
+@pytest.mark.parametrize("wrong", [{"precision": "bf16"}, {"mode": "both"}])
+def test_wrong_options_say_what_is_allowed(wrong) -> None:
+    with pytest.raises(OptionError, match="must be one of"):
+        Options(**wrong)
+
+
+def test_the_bound_counts_what_each_mode_shrinks() -> None:
+    layer = LayerCost(
+        name="fc",
+        kind="Linear",
+        calls=1,
+        time_s=1e-2,
+        flops=10**6,
+        weight_bytes=4 * 10**7,
+        activation_bytes=4 * 10**7,
+        num_operators=1,
+    )
+    limits = Limits(read_bandwidth=4e10, gemm={"float32": 2e11, "int8": 2e12})
+    profile = Profile(total_s=1e-2, layers=(layer,))
+    options = [Options(precision="f32"), Options(mode="dynamic"), Options()]
+    assert [onnxruntime.predict(profile, limits, o) for o in options] == pytest.approx([5.0, 8.0, 20.0])
