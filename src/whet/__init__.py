@@ -9,8 +9,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "tune": "whet.tuner",
-    "Result": "whet.tuner",
+    "tune": "whet.tuner.tuning",
+    "Result": "whet.tuner.result",
     "load": "whet.artefact",
     "Artefact": "whet.artefact",
     "Workload": "whet.workload",

@@ -12,8 +12,8 @@ import torch
 import whet
 from whet.errors import InputsError, ModelError, OptionError, OutputError, StudyError, TargetError
 from whet.techniques import TABLE
-from whet.tuner import tune
-from whet.tuner.tuning import Listener
+from whet.tuner.result import TrialRecord
+from whet.tuner.tuning import Listener, tune
 
 ONLY_BF16 = [name for name in TABLE if name != "bf16"]
 NOTHING = list(TABLE)
@@ -34,7 +34,7 @@ def test_a_technique_that_breaks_quality_is_rejected(tmp_path: Path) -> None:
     heard: list[str] = []
 
     class Ear(Listener):
-        def tried(self, record: whet.tuner.TrialRecord) -> None:  # type: ignore[name-defined]
+        def tried(self, record: TrialRecord) -> None:
             heard.append(record.status)
 
     result = tune(

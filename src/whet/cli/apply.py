@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from whet.tuner import apply_recipe
+from whet.tuner.apply import apply_recipe
 
 
 def apply(

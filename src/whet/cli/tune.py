@@ -12,8 +12,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whet.cli import tables
 from whet.cli.units import num_bytes, seconds
-from whet.tuner import Listener, TrialRecord
-from whet.tuner import tune as run_tune
+from whet.tuner.result import TrialRecord
+from whet.tuner.tuning import Listener
+from whet.tuner.tuning import tune as run_tune
 
 
 def tune(

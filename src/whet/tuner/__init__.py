@@ -1,7 +1,5 @@
-"""The search for what makes a model faster here, and the proof."""
+"""The search for what makes a model faster here, and the proof.
 
-from whet.tuner.apply import apply_recipe
-from whet.tuner.result import Point, Result, TrialRecord
-from whet.tuner.tuning import Listener, tune
-
-__all__ = ["Listener", "Point", "Result", "TrialRecord", "apply_recipe", "tune"]
+Nothing is imported here: a process of the finals must not hold what only the search needs. `whet.tune` is
+`whet.tuner.tuning.tune`.
+"""

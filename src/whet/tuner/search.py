@@ -17,11 +17,12 @@ from whet.machine import Limits, describe
 from whet.measure import Failure, Outcome, run_isolated
 from whet.profiler import Profile
 from whet.recipe import Recipe
+from whet.tuner.finalist import INPUTS
 from whet.tuner.plan import next_recipe
 from whet.tuner.result import Objective, TrialRecord
 from whet.tuner.space import Offer, Space
 from whet.tuner.study import Study
-from whet.tuner.trial import INPUTS, least_time_s
+from whet.tuner.trial import least_time_s
 
 _LOG = logging.getLogger("whet")
 
@@ -29,6 +30,8 @@ _KEPT = 3  # artefacts of this many best trials stay on disk until the finals
 _TIMING_S = 2.4  # of interleaved timing in a trial
 _MAX_REPEATS = 8  # after so many recipes in a row that have been measured, the sampler has nothing new
 _MEMORY_RUN_S = 0.3  # of timing in the process that only measures memory
+
+_ROOMS = {"measure_finalist": "finalist"}  # function of a child -> its module, where it is not `trial`
 
 _LIMITS = TypeAdapter(Limits)
 _PROFILE = TypeAdapter(Profile)
@@ -57,7 +60,7 @@ class Goal:
 
 
 class Runner(Protocol):
-    """Calls a function of whet.tuner.trial in a process of its own."""
+    """Calls a function of whet.tuner.trial or .finalist in a process of its own."""
 
     def __call__(self, function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome: ...
 
@@ -96,7 +99,7 @@ def isolated(memory_limit_bytes: int | None) -> Runner:
 
     def run(function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
         return run_isolated(
-            f"whet.tuner.trial:{function}",
+            f"whet.tuner.{_ROOMS.get(function, 'trial')}:{function}",
             arguments,
             directory,
             time_limit_s=time_limit_s,

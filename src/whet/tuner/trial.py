@@ -1,4 +1,4 @@
-"""What runs in the child processes: look at a target once, try a recipe, measure a finalist.
+"""What runs in the child processes: look at a target once, try a recipe, replay one.
 
 Everything here takes and returns plain JSON. What is measured is always the artefact as loaded back from disk.
 """
@@ -11,10 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import torch
 from pydantic import TypeAdapter
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from whet.artefact import load
@@ -22,19 +20,17 @@ from whet.errors import TargetError
 from whet.files import size_bytes
 from whet.machine import Limits, describe
 from whet.machine.limits import load_limits
-from whet.measure import compare, measure_calls, measure_pairs, peak_rss_bytes
+from whet.measure import compare, measure_pairs
 from whet.profiler import Profile, diagnose, profile_layers
 from whet.profiler.diagnosis import attainable_s
 from whet.recipe import Step
 from whet.signature import FlatModel, Signature
 from whet.tuner.build import build, refusals, technique_of
+from whet.tuner.finalist import INPUTS, open_target, write_inputs
 from whet.tuner.result import Agreement, Diagnosed, LayerRow
 from whet.tuner.space import offers_for
 from whet.workload import Subject, Workload, examine, measure_quality
-from whet.workloads import resolve
 
-PICKLED = "pickled:"  # a workload handed over in memory, in a file that the parent has just written
-INPUTS = "inputs.safetensors"
 AGREEMENT = "agreement (cosine)"  # stands in for a quality where the workload has none
 
 _SIGNATURE = TypeAdapter(Signature)
@@ -138,39 +134,6 @@ def replay(target: str, steps: list[dict[str, Any]], directory: str) -> dict[str
     }
 
 
-def measure_finalist(target: str, directory: str | None, inputs: str, budget_s: float) -> dict[str, Any]:
-    """Time one variant alone in this process, and the most memory the process held.
-
-    directory: the artefact; None measures the original as `target` builds it.
-    """
-    started = time.perf_counter()
-    if directory is None:
-        workload = open_target(target)
-        subject = examine(replace(workload, calibration=tuple(workload.inputs[:1])), with_quality=False)
-        run: Callable[..., Any] = FlatModel(workload.model, subject.signature).eval()
-        batches = subject.flat_inputs
-    else:
-        run = load(directory).run
-        batches = read_inputs(Path(inputs))
-    calls = [partial(run, *batch) for batch in batches]
-    measurement = measure_calls(calls, budget_s=budget_s)
-    return {
-        "latency_ms": measurement.latency_ms,
-        "p90_ms": measurement.p90_ms,
-        "num_calls": len(measurement.samples_s),
-        "peak_bytes": peak_rss_bytes(),
-        "load_s": time.perf_counter() - started,
-    }
-
-
-def open_target(target: str) -> Workload:
-    """A target's workload; one handed over in memory comes from the file its parent wrote."""
-    if target.startswith(PICKLED):
-        workload: Workload = cloudpickle.loads(Path(target.removeprefix(PICKLED)).read_bytes())
-        return workload
-    return resolve(target)
-
-
 def reopen(target: str, signature: dict[str, Any]) -> Subject:
     """The subject as `look` saw it, without scoring the original again."""
     subject = examine(open_target(target), with_quality=False)
@@ -269,23 +232,6 @@ def checkpoint_bytes(workload: Workload) -> int:
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in workload.model.state_dict().values()
     }
     return sum(tensors.values())
-
-
-def write_inputs(subject: Subject, path: Path) -> None:
-    """The flat inputs of every batch, named batch.position."""
-    flat = {
-        f"{i}.{j}": t.contiguous().clone() for i, batch in enumerate(subject.flat_inputs) for j, t in enumerate(batch)
-    }
-    save_file(flat, path)
-
-
-def read_inputs(path: Path) -> list[tuple[Tensor, ...]]:
-    """What write_inputs wrote."""
-    batches: dict[int, dict[int, Tensor]] = {}
-    for name, tensor in load_file(path).items():
-        i, j = map(int, name.split("."))
-        batches.setdefault(i, {})[j] = tensor
-    return [tuple(batch[j] for j in sorted(batch)) for _, batch in sorted(batches.items())]
 
 
 def _layer_rows(profile: Profile, limits: Limits) -> list[LayerRow]:

@@ -27,11 +27,11 @@ from whet.recipe import Evidence, Recipe
 from whet.signature import Batch
 from whet.techniques import TABLE
 from whet.tuner import finals, plan, verdict
+from whet.tuner.finalist import PICKLED
 from whet.tuner.report import write_report
 from whet.tuner.result import FILE, MODEL, Objective, Result, TrialRecord
 from whet.tuner.search import Goal, Workbench, error_of, isolated, ranked, search, try_recipe
 from whet.tuner.study import Study, default_storage
-from whet.tuner.trial import PICKLED
 from whet.workload import Quality, Workload
 
 _LOOK_LIMIT_S = 180.0

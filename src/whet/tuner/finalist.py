@@ -1,0 +1,71 @@
+"""What runs in a process of the finals: one variant alone, timed. It imports no technique, so that what it holds in
+memory is what serving the variant takes."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from whet.artefact import load
+from whet.measure import measure_calls, peak_rss_bytes
+from whet.signature import FlatModel
+from whet.workload import Subject, Workload, examine
+from whet.workloads import resolve
+
+PICKLED = "pickled:"  # a workload handed over in memory, in a file that the parent has just written
+INPUTS = "inputs.safetensors"
+
+
+def measure_finalist(target: str, directory: str | None, inputs: str, budget_s: float) -> dict[str, Any]:
+    """Time one variant alone in this process, and the most memory the process held.
+
+    directory: the artefact; None measures the original as `target` builds it.
+    """
+    started = time.perf_counter()
+    if directory is None:
+        workload = open_target(target)
+        subject = examine(replace(workload, calibration=tuple(workload.inputs[:1])), with_quality=False)
+        run: Callable[..., Any] = FlatModel(workload.model, subject.signature).eval()
+        batches = subject.flat_inputs
+    else:
+        run = load(directory).run
+        batches = read_inputs(Path(inputs))
+    measurement = measure_calls([partial(run, *batch) for batch in batches], budget_s=budget_s)
+    return {
+        "latency_ms": measurement.latency_ms,
+        "p90_ms": measurement.p90_ms,
+        "num_calls": len(measurement.samples_s),
+        "peak_bytes": peak_rss_bytes(),
+        "load_s": time.perf_counter() - started,
+    }
+
+
+def open_target(target: str) -> Workload:
+    """A target's workload; one handed over in memory comes from the file its parent wrote."""
+    if target.startswith(PICKLED):
+        workload: Workload = cloudpickle.loads(Path(target.removeprefix(PICKLED)).read_bytes())
+        return workload
+    return resolve(target)
+
+
+def write_inputs(subject: Subject, path: Path) -> None:
+    """The flat inputs of every batch, named batch.position."""
+    named = {
+        f"{i}.{j}": t.contiguous().clone() for i, flat in enumerate(subject.flat_inputs) for j, t in enumerate(flat)
+    }
+    save_file(named, path)
+
+
+def read_inputs(path: Path) -> list[tuple[Tensor, ...]]:
+    """What write_inputs wrote."""
+    batches: dict[int, dict[int, Tensor]] = {}
+    for name, tensor in load_file(path).items():
+        i, j = map(int, name.split("."))
+        batches.setdefault(i, {})[j] = tensor
+    return [tuple(batch[j] for j in sorted(batch)) for _, batch in sorted(batches.items())]
