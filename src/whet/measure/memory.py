@@ -41,9 +41,9 @@ def live_tensor_bytes() -> int:
         # Not isinstance: it asks for __class__, which runs code of proxies and of modules that warn when looked at.
         if not issubclass(type(thing), torch.Tensor) or thing.layout != torch.strided:
             continue
-        storage = thing.untyped_storage()
-        if storage.device.type != "meta":  # a fake tensor's is meta, whatever device the tensor says
-            with contextlib.suppress(RuntimeError):  # "invalid python storage": a wrapper's
+        with contextlib.suppress(RuntimeError):  # a wrapper's storage is invalid, or not to be had at all
+            storage = thing.untyped_storage()
+            if storage.device.type != "meta":  # a fake tensor's is meta, whatever device the tensor says
                 seen[storage.data_ptr()] = storage.nbytes()
     return sum(seen.values())
 
