@@ -2,11 +2,14 @@
 
     python benchmarks/demo.py [--budget 85]
 
-Tunes the built-in workloads and writes docs/results/demo.json and docs/results/limits.json.
+Runs `whet tune` on the built-in workloads, shows what it prints, and writes docs/results/demo.json and
+docs/results/limits.json.
 """
 
 import argparse
 import json
+import subprocess
+import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +17,8 @@ from pathlib import Path
 from whet.files import write_whole
 from whet.machine import describe
 from whet.machine.limits import load_limits
-from whet.tuner.tuning import tune, versions
+from whet.tuner.result import FILE, Result
+from whet.tuner.tuning import versions
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TARGETS = ("digits-cnn", "docs-encoder", "docs-gpt")
@@ -22,24 +26,26 @@ TARGETS = ("digits-cnn", "docs-encoder", "docs-gpt")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budget", type=float, default=85.0, help="seconds for each workload")
+    parser.add_argument("--budget", type=int, default=85, help="seconds for each workload")
     budget = parser.parse_args().budget
     machine = describe()
+    limits = asdict(load_limits(machine))
     where = {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint}
-    rows = []
+    command = ["whet", "tune", *TARGETS, "--budget", f"{budget}s"]
     with tempfile.TemporaryDirectory(prefix="whet-demo-") as scratch:
-        for target in TARGETS:
-            result = tune(target, budget_s=budget, out=Path(scratch) / target)
-            print(result.sentence)
-            rows.append(result.summary())
+        subprocess.run([sys.executable, "-m", *command, "--out", scratch], check=True)
+        results = [
+            Result.model_validate_json((Path(scratch) / target / FILE).read_text(encoding="utf-8"))
+            for target in TARGETS
+        ]
+    rows = [result.summary() for result in results]
     for row in rows:
         for key in ("recipe", "report"):  # paths of a directory that is gone
             row.pop(key)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    report = {"command": f"python benchmarks/demo.py --budget {budget:.0f}", "machine": where, "versions": versions()}
+    report = {"command": " ".join(command), "machine": where, "versions": versions()}
     write_whole(RESULTS / "demo.json", json.dumps({**report, "workloads": rows}, indent=1) + "\n")
-    limits = {"command": "whet limits --json", "machine": where, "versions": versions(), **asdict(load_limits(machine))}
-    write_whole(RESULTS / "limits.json", json.dumps(limits, indent=1) + "\n")
+    write_whole(RESULTS / "limits.json", json.dumps({**report, "command": "whet limits", **limits}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

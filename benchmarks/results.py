@@ -1,9 +1,9 @@
-"""Put the figures that the benchmark scripts measured into docs/results.md.
+"""Put the figures that the benchmark scripts measured into docs/results.md, and the first table into the README.
 
     python benchmarks/results.py
 
 Reads docs/results/*.json, each written by a script of this directory, and writes docs/results.md whole. No figure in
-that file is typed by hand.
+that file, nor between the README's markers, is typed by hand.
 """
 
 import json
@@ -13,6 +13,8 @@ from typing import Any
 from whet.files import write_whole
 
 DOCS = Path(__file__).parents[1] / "docs"
+README = DOCS.parent / "README.md"
+_BEGIN, _END = "<!-- measured: benchmarks/results.py -->", "<!-- end -->"
 _HEAD = """# Measured results
 
 Written by `python benchmarks/results.py` from what the benchmark scripts measured; nothing here is typed by hand.
@@ -28,6 +30,11 @@ def main() -> None:
         if path.exists():
             parts.append(render(json.loads(path.read_text(encoding="utf-8"))))
     write_whole(DOCS / "results.md", "\n".join(parts))
+    demo = _demo(json.loads((DOCS / "results" / "demo.json").read_text(encoding="utf-8")))
+    readme = README.read_text(encoding="utf-8")
+    head, rest = readme.split(_BEGIN)
+    tail = rest.split(_END)[1]
+    write_whole(README, f"{head}{_BEGIN}\n{demo.partition(chr(10))[2].strip()}\n{_END}{tail}")
 
 
 def _demo(report: dict[str, Any]) -> str:
