@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from peers import PEERS, make_hf_directories
 
+from whet.files import write_whole
 from whet.machine import describe
 from whet.measure import compare, measure_calls
 from whet.tuner.tuning import tune, versions
@@ -49,17 +50,24 @@ def main() -> None:
         directories = make_hf_directories(Path(scratch) / "models")
         for name in arguments.models.split(","):
             rows.append(_one_model(name, directories[name], Path(scratch), arguments))
+            _write(rows, arguments)
             _show(rows)
+
+
+def _write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
+    """Write what is measured so far, so that a run cut off keeps its finished models."""
     machine = describe()
     report = {
-        "command": f"python benchmarks/tune_peers.py --budget {arguments.budget} --sets {arguments.sets}",
+        "command": f"python benchmarks/tune_peers.py --budget {arguments.budget:g} --sets {arguments.sets}"
+        + ("" if arguments.extras else " --no-extras"),
         "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
         "versions": versions(),
         "extras": arguments.extras,
         "models": rows,
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"peers{'' if arguments.extras else '-torch-only'}.json").write_text(json.dumps(report, indent=1) + "\n")
+    path = RESULTS / f"peers{'' if arguments.extras else '-torch-only'}.json"
+    write_whole(path, json.dumps(report, indent=1) + "\n")
 
 
 def _arguments() -> argparse.Namespace:

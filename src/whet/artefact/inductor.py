@@ -55,6 +55,7 @@ class InductorRuntime(Runtime):
     def compile(cls, module: nn.Module, subject: Subject, *, freezing: bool, max_autotune: bool) -> Self:
         """Compile a module ahead of time. Raises TargetError where the compiler fails, or makes a wrong model."""
         program = export(module, subject)
+        _forget_dtypes(program)
         if int8_fusion.is_quantised(program):
             int8_fusion.register()
         folder = Path(tempfile.mkdtemp(prefix="whet-inductor-"))
@@ -126,6 +127,7 @@ class CompileRuntime(ProgramRuntime):
         reduce_overhead: bool = False,
         is_dynamic: bool = False,
     ) -> None:
+        _forget_dtypes(program)
         super().__init__(program)
         self._options = {"freezing": freezing, "max_autotune": max_autotune, "reduce_overhead": reduce_overhead}
         if int8_fusion.is_quantised(program):
@@ -201,6 +203,16 @@ def _quiet() -> Iterator[None]:
         warnings.filterwarnings("ignore", module=r"torch\b.*")
         warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*", category=FutureWarning)
         yield
+
+
+def _forget_dtypes(program: torch.export.ExportedProgram) -> None:
+    """Drop a graph's checks of its own dtypes: fused int8 kernels give float32 where autocast gave bfloat16."""
+    for graph_module in program.graph_module.modules():
+        if isinstance(graph_module, torch.fx.GraphModule):
+            for node in list(graph_module.graph.nodes):
+                if node.target is torch.ops.aten._assert_tensor_metadata.default:
+                    graph_module.graph.erase_node(node)
+            graph_module.recompile()
 
 
 def _copy_without_sources(package: Path, destination: Path) -> None:
