@@ -164,10 +164,14 @@ def no_telemetry() -> Iterator[None]:
 
 
 def _copy(result: Any, dtype: torch.dtype) -> Tensor:
-    """A torch tensor of its own with an OpenVINO tensor's values."""
+    """A torch tensor of its own with an OpenVINO tensor's values.
+
+    Copied by numpy, on this thread: torch's clone would wake its OpenMP threads, which spin for milliseconds on the
+    cores that OpenVINO's own threads need for the next call (BERT-base, 2 cores: 19.3 ms a call became 23.5).
+    """
     if dtype is torch.bfloat16:
-        return torch.from_numpy(result.data.view("int16")).view(dtype).clone()
-    return torch.from_numpy(result.data).clone()
+        return torch.from_numpy(result.data.view("int16").copy()).view(dtype)
+    return torch.from_numpy(result.data.copy())
 
 
 def _report_downgrade(compiled: Any, settings: Settings) -> None:
