@@ -29,9 +29,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from peers import PEERS, make_hf_directories
 
 from whet.files import write_whole
-from whet.machine import describe
+from whet.machine import describe, versions
 from whet.measure import compare, measure_calls
-from whet.tuner.tuning import tune, versions
+from whet.tuner.tuning import tune
 
 MODELS = {"bert-base": "BERT-base, 1 x 128 tokens", "vit-base": "ViT-base, 1 image", "resnet-50": "ResNet-50, 1 image"}
 WHET = "whet"
@@ -179,17 +179,21 @@ def _contender_call(contender: str, address: str, target: str) -> Any:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    names = list(rows[0]["latency_ms"])
-    table = Table(title="median latency, ms")
-    table.add_column("model")
-    for name in names:
-        table.add_column(name, justify="right")
-    table.add_column("over best peer", justify="right")
-    table.add_column("over eager", justify="right")
+    """A line for each contender, a column for each model: fits 80 columns."""
+    table = Table(title="median latency, ms", title_justify="left")
+    table.add_column("")
     for row in rows:
-        cells = [f"{row['latency_ms'].get(n, float('nan')):.2f}" for n in names]
-        table.add_row(row["name"], *cells, _interval(row["over_best_peer"]), _interval(row["over_eager"]))
+        table.add_column(row["name"], justify="right")
+    for name in rows[0]["latency_ms"]:
+        table.add_row(name, *(_cell(row["latency_ms"].get(name)) for row in rows))
+    table.add_section()
+    table.add_row("whet over the best peer", *(_interval(row["over_best_peer"]) for row in rows))
+    table.add_row("whet over eager", *(_interval(row["over_eager"]) for row in rows))
     Console().print(table)
+
+
+def _cell(latency_ms: float | None) -> str:
+    return "-" if latency_ms is None else f"{latency_ms:.2f}"
 
 
 def _interval(ratio: dict[str, Any]) -> str:

@@ -2,5 +2,7 @@
 
 from whet.machine.describe import Machine, describe
 from whet.machine.limits import Limits, load_limits, measure_limits
+from whet.machine.power import Energy, EnergyMeter
+from whet.machine.versions import versions
 
-__all__ = ["Limits", "Machine", "describe", "load_limits", "measure_limits"]
+__all__ = ["Energy", "EnergyMeter", "Limits", "Machine", "describe", "load_limits", "measure_limits", "versions"]

@@ -92,7 +92,7 @@ class _Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2  # 1 knew float32 products through MKL alone
     fingerprint: str
     limits: Limits
 

@@ -2,7 +2,7 @@
 
 from whet.measure.clock import Measurement, measure_calls, measure_pairs
 from whet.measure.isolate import Failure, Outcome, run_isolated
-from whet.measure.memory import live_tensor_bytes, peak_rss_bytes, reset_peak_rss
+from whet.measure.memory import cuda_peak_bytes, live_tensor_bytes, peak_rss_bytes, reset_peak_rss
 from whet.measure.stats import Comparison, Verdict, compare, noise_floor, percentile
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Outcome",
     "Verdict",
     "compare",
+    "cuda_peak_bytes",
     "live_tensor_bytes",
     "measure_calls",
     "measure_pairs",

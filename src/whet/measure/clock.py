@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from whet.errors import reason
 from whet.measure.stats import percentile
 
 Call = Callable[[], Any]
@@ -27,6 +28,7 @@ class Measurement:
     samples_s: tuple[float, ...]
     num_samples_per_call: int = 1
     num_calls: int = 1
+    stopped_by: str | None = None  # what a call raised, where the samples before it were kept
 
     @property
     def latency_ms(self) -> float:
@@ -49,13 +51,30 @@ class Measurement:
 
 
 def measure_calls(
-    calls: Sequence[Call], *, budget_s: float = 1.0, min_calls: int = 5, num_samples_per_call: int = 1
+    calls: Sequence[Call],
+    *,
+    budget_s: float = 1.0,
+    min_calls: int = 5,
+    num_samples_per_call: int = 1,
+    keeps_partial: bool = False,
 ) -> Measurement:
-    """Time `calls` in turn, warm, in whole rounds, for `budget_s` seconds and at least `min_calls` calls."""
+    """Time `calls` in turn, warm, in whole rounds, for `budget_s` seconds and at least `min_calls` calls.
+
+    keeps_partial: where a call raises after at least one whole round was timed, keep what was timed, and say so in
+    `stopped_by`. Else the exception goes on.
+    """
+    samples: list[float] = []
+    stopped_by = None
     with _quiet_collector():
         warm_up(calls, budget_s=budget_s)
-        samples = _take(calls, budget_s, min_calls)
-    return Measurement(tuple(samples), num_samples_per_call, len(calls))
+        try:
+            _take(calls, budget_s, min_calls, samples)
+        except Exception as error:
+            del samples[len(samples) - len(samples) % len(calls) :]
+            if not keeps_partial or not samples:
+                raise
+            stopped_by = f"{type(error).__name__}: {reason(error)}"
+    return Measurement(tuple(samples), num_samples_per_call, len(calls), stopped_by)
 
 
 def measure_pairs(
@@ -119,9 +138,12 @@ def _seconds_per_call(samples: Sequence[float], num_calls: int) -> float:
     return statistics.fmean(statistics.median(samples[i::num_calls]) for i in range(num_calls))
 
 
-def _take(calls: Sequence[Call], budget_s: float, min_calls: int) -> list[float]:
-    """Times of whole rounds of `calls`: at least `min_calls` of them, and for at least `budget_s` seconds."""
-    samples: list[float] = []
+def _take(calls: Sequence[Call], budget_s: float, min_calls: int, samples: list[float] | None = None) -> list[float]:
+    """Times of whole rounds of `calls`: at least `min_calls` of them, and for at least `budget_s` seconds.
+
+    samples: an empty list to be filled, for who wants what was timed before a call raised.
+    """
+    samples = [] if samples is None else samples
     now = time.perf_counter_ns
     ends = now() + int(budget_s * 1e9)
     for call in itertools.cycle(calls):

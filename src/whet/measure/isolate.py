@@ -64,12 +64,15 @@ def run_isolated(
     time_limit_s: float,
     memory_limit_bytes: int | None = None,
     environment: Mapping[str, str] | None = None,
+    working_directory: Path | None = None,
 ) -> Outcome:
     """Call `package.module:function`(**arguments) in a fresh process and return what came of it.
 
     arguments must be JSON, and the function's result a dict that is. `directory` holds the exchange and the child's
-    log. On Ctrl-C the child and all it started are ended, and KeyboardInterrupt goes on.
+    log. On Ctrl-C the child and all it started are ended, and KeyboardInterrupt goes on. working_directory: the
+    child's; this process's, if not given.
     """
+    directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
     (directory / RESULT).unlink(missing_ok=True)
     (directory / ARGUMENTS).write_text(json.dumps(dict(arguments)), encoding="utf-8")
@@ -81,6 +84,7 @@ def run_isolated(
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **(environment or {})},
+            cwd=working_directory,
             start_new_session=True,
         )
         try:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from whet.artefact import load
-from whet.measure import measure_calls, peak_rss_bytes
+from whet.measure import cuda_peak_bytes, live_tensor_bytes, measure_calls, peak_rss_bytes
 from whet.signature import FlatModel
 from whet.workload import Subject, Workload, examine
 from whet.workloads import resolve
@@ -42,6 +42,8 @@ def measure_finalist(target: str, directory: str | None, inputs: str, budget_s: 
         "p90_ms": measurement.p90_ms,
         "num_calls": len(measurement.samples_s),
         "peak_bytes": peak_rss_bytes(),
+        "live_tensor_bytes": live_tensor_bytes(),
+        "cuda_peak_bytes": cuda_peak_bytes(),
         "load_s": time.perf_counter() - started,
     }
 

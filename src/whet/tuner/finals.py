@@ -115,6 +115,8 @@ def _point(bench: Workbench, contender: TrialRecord | None, runs: Sequence[dict[
         p90_ms=statistics.median(r["p90_ms"] for r in runs),
         throughput_per_s=facts["num_samples"] * 1e3 / latency,
         peak_bytes=max(r["peak_bytes"] for r in runs),
+        live_tensor_bytes=max(r["live_tensor_bytes"] for r in runs),
+        cuda_peak_bytes=max((r["cuda_peak_bytes"] for r in runs if r["cuda_peak_bytes"]), default=None),
         size_bytes=facts["original_bytes"] if contender is None else size_bytes(bench.artefact(contender.number)),
         quality=facts["score"] if contender is None else contender.quality,
         agreement=None if contender is None else contender.agreement,

@@ -55,7 +55,11 @@ class TrialRecord(BaseModel):
 
 
 class Point(BaseModel):
-    """One variant as measured in processes of its own, from its artefact. `steps` empty: the original."""
+    """One variant as measured in processes of its own, from its artefact. `steps` empty: the original.
+
+    peak_bytes: the whole process, Python and libraries included. live_tensor_bytes: torch's tensors after the last
+    call; another runtime's weights are not among them. cuda_peak_bytes: the allocator's peak, None without a GPU.
+    """
 
     steps: list[Step] = Field(default_factory=list)
     label: str = "original"
@@ -63,6 +67,8 @@ class Point(BaseModel):
     p90_ms: float | None = None
     throughput_per_s: float
     peak_bytes: int
+    live_tensor_bytes: int | None = None
+    cuda_peak_bytes: int | None = None
     size_bytes: int
     quality: float | None = None
     agreement: Agreement | None = None

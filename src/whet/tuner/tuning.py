@@ -2,12 +2,10 @@
 
 import contextlib
 import datetime
-import importlib.metadata
 import json
 import os
 import shlex
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -18,10 +16,9 @@ from typing import Any
 import cloudpickle
 from torch import nn
 
-from whet import __version__
 from whet.errors import OptionError, OutputError, StudyError, TargetError
 from whet.files import replace_directory, write_whole
-from whet.machine import describe
+from whet.machine import describe, versions
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Evidence, Recipe
 from whet.signature import Batch
@@ -316,12 +313,3 @@ def recipe_of(result: Result) -> Recipe:
         ),
         steps=best.steps,
     )
-
-
-def versions() -> dict[str, str]:
-    """Of everything installed that a recipe's speed depends on."""
-    found = {"whet": __version__, "python": sys.version.split()[0]}
-    for package in ("torch", "torchao", "openvino", "nncf", "onnxruntime", "transformers"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found

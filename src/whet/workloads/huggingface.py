@@ -6,9 +6,10 @@ directory is run. There is no quality: a variant is judged by how closely it agr
 
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
 
@@ -33,7 +34,7 @@ class Options(BaseModel):
     seq: Annotated[int, Field(ge=1)] | None = None
 
 
-def build(directory_and_options: str) -> Workload:
+def build(directory_and_options: str, sizes: Mapping[str, int] = MappingProxyType({})) -> Workload:
     """The workload of `DIR?batch=B&seq=T`, its inputs random from a fixed seed.
 
     Raises TargetError where the directory or an option is wrong, MissingExtra where transformers is not installed.
@@ -41,7 +42,7 @@ def build(directory_and_options: str) -> Workload:
     name, _, query = directory_and_options.partition("?")
     if not name:
         raise TargetError("hf: lacks a directory: hf:DIR")
-    options = _parse_options(query)
+    options = _parse_options(query).model_copy(update=dict(sizes))
     directory = Path(name).expanduser()
     _check_directory(directory)
     model = _load(directory)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
@@ -23,30 +23,37 @@ from torch import Tensor, nn
 from whet.errors import TargetError, WhetError, reason
 from whet.workload import Quality, Workload
 from whet.workloads import BUILTIN, huggingface
+from whet.workloads.sizes import checked_sizes, resized
 
 _FORMS = "FILE.py:FUNCTION, package.module:FUNCTION, hf:DIR or a built-in name (" + ", ".join(BUILTIN) + ")"
 _LIBRARIES = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]))
 _RETURNS = "a whet.Workload, (model, inputs) or (model, inputs, Quality)"
 
 
-def resolve(target: str) -> Workload:
+def resolve(target: str, sizes: Mapping[str, int] = MappingProxyType({})) -> Workload:
     """The workload that `target` names.
+
+    sizes: of `batch` (samples) and `seq` (tokens), where not the workload's own. A function that has parameters of
+    these names is called with them; else its first batch is cut or repeated.
 
     Raises TargetError, with what was wrong and what to do, where there is none; MissingExtra where an optional package
     that it needs is not installed.
     """
+    sizes = checked_sizes(sizes)
     if target in BUILTIN:
-        workload: Workload = import_module(f"whet.workloads.{target.replace('-', '_')}").build()
-        return workload
+        return resized(import_module(f"whet.workloads.{target.replace('-', '_')}").build(), **sizes)
     if target.startswith("hf:"):
-        return huggingface.build(target.removeprefix("hf:"))
+        return huggingface.build(target.removeprefix("hf:"), sizes)
     place, colon, name = target.rpartition(":")
     if not colon:
         _reject(target)
     if not place or not name:
         raise TargetError(f"{target!r} lacks a {'FUNCTION' if place else 'FILE.py or module'}; give {_FORMS}")
     module = _load_file(place) if place.endswith(".py") else _load_module(place)
-    return _call(_function(module, name, place), name, place)
+    function = _function(module, name, place)
+    taken = _parameters_of(function)
+    workload = _call(function, name, place, {size: value for size, value in sizes.items() if size in taken})
+    return resized(workload, **{size: value for size, value in sizes.items() if size not in taken})
 
 
 def _reject(target: str) -> NoReturn:
@@ -108,7 +115,7 @@ def _is_file_of_users(module: ModuleType) -> bool:
     return hasattr(module, "__whet_target__")
 
 
-def _function(module: ModuleType, name: str, place: str) -> Callable[[], Any]:
+def _function(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
     found = getattr(module, name, None)
     if found is None:
         own = [key for key, value in vars(module).items() if _is_own_function(value, module)]
@@ -121,7 +128,7 @@ def _function(module: ModuleType, name: str, place: str) -> Callable[[], Any]:
         raise TargetError(
             f"{place}:{name} is of type {type(found).__name__}, not a function; give one that returns {_RETURNS}"
         )
-    function: Callable[[], Any] = found
+    function: Callable[..., Any] = found
     return function
 
 
@@ -129,28 +136,33 @@ def _is_own_function(value: object, module: ModuleType) -> bool:
     return inspect.isfunction(value) and value.__module__ == module.__name__ and not value.__name__.startswith("_")
 
 
-def _call(function: Callable[[], Any], name: str, place: str) -> Workload:
-    try:
-        needed = [
-            p.name
-            for p in inspect.signature(function).parameters.values()
-            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        ]
-    except ValueError:  # a builtin need not say what it takes
-        needed = []
+def _call(function: Callable[..., Any], name: str, place: str, given: Mapping[str, int]) -> Workload:
+    needed = [
+        p.name
+        for p in _parameters_of(function).values()
+        if p.name not in given and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
     if needed:
         raise TargetError(
             f"{place}:{name} needs arguments ({', '.join(needed)}); whet calls it without any: give them defaults, or "
             "write a function that calls it"
         )
     try:
-        returned = function()
+        returned = function(**given)
     except WhetError:
         raise
     except (Exception, SystemExit) as error:
         raise TargetError(f"{place}:{name} raised {_what_and_where(error)}") from error
     stem = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
     return _as_workload(returned, f"{place}:{name}", f"{stem}.{name}")
+
+
+def _parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """What a function takes, by name. A builtin need not say."""
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:
+        return {}
 
 
 def _as_workload(returned: Any, source: str, default_name: str) -> Workload:

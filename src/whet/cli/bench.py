@@ -1,0 +1,141 @@
+"""whet bench: measure a target at many sizes; hold it against a baseline or a git reference."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from whet.cli.bench_tables import show_gate, show_growth, show_notes, show_sweep, show_verdict
+from whet.cli.units import num_bytes, seconds
+from whet.errors import OptionError, OutputError
+from whet.files import write_whole
+from whet.guard.against import against_baseline, compare_with
+from whet.guard.formats import github_annotations, junit_xml, sweep_csv
+from whet.guard.gate import EXIT_CODES, TOLERANCE, Outcome
+from whet.guard.plot import plot_sweep
+from whet.guard.report import Gate, Sweep, read_sweep
+from whet.guard.sweep import bench as run_bench
+
+_BASELINE_PROCESSES = 5  # how processes scatter can be told from so many
+_ENDED_BADLY = 2
+
+
+def bench(
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="TARGET...", help="built-in name, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION"),
+    ],
+    batch: Annotated[str, typer.Option(help="samples per batch, as 1,8,32")] = "",
+    seq: Annotated[str, typer.Option(help="tokens per sample, as 128,512")] = "",
+    save: Annotated[Path | None, typer.Option(help="write the sweep as JSON, to be a baseline")] = None,
+    compare: Annotated[Path | None, typer.Option(help="judge against such a baseline, of the same machine")] = None,
+    against: Annotated[str | None, typer.Option(help="judge against a git reference, in process pairs")] = None,
+    tolerance: Annotated[float, typer.Option(help="slowdown that passes: 0.02 is two percent")] = TOLERANCE,
+    processes: Annotated[int | None, typer.Option(help="per point [default: 1; 5 with --save or --compare]")] = None,
+    budget: Annotated[str | None, typer.Option(help="timing in each process [1s; 0.5s with --against]")] = None,
+    limit: Annotated[str, typer.Option(help="time limit of each process")] = "5m",
+    memory: Annotated[bool, typer.Option("--memory", help="also working memory and live tensors")] = False,
+    memory_limit: Annotated[str | None, typer.Option(help="of each process, as 8GB")] = None,
+    energy: Annotated[bool, typer.Option("--energy", help="also joules, where the machine counts them")] = False,
+    csv: Annotated[Path | None, typer.Option(help="write the sweep as CSV")] = None,
+    plot: Annotated[Path | None, typer.Option(help="draw the sweep, as .svg, .png or .pdf")] = None,
+    junit: Annotated[Path | None, typer.Option(help="write the verdicts as JUnit XML")] = None,
+    github: Annotated[bool, typer.Option("--github", help="print the verdicts as GitHub annotations")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
+) -> None:
+    """Measure a target at many sizes; hold it against a baseline or a git reference.
+
+    Exits with 0 where nothing is slower, 1 where something is, 3 where that cannot be told, 2 on failure.
+    """
+    console = Console(stderr=as_json or github)
+    if against is not None and compare is not None:
+        raise OptionError("--compare holds against a file, --against against a git reference: give one of them")
+    for path in (save, csv, plot, junit):
+        _check_writable(path)
+    batches, lengths = _sizes(batch, "batch"), _sizes(seq, "seq")
+    if against is not None:
+        if any(given is not None for given in (save, csv, plot)):
+            raise OptionError("--against measures pairs for a verdict; --save, --csv and --plot belong to a sweep")
+        with console.status("measuring pairs") as status:
+            gate = compare_with(
+                targets,
+                against=against,
+                tolerance=tolerance,
+                budget_s=seconds(budget or "0.5s"),
+                time_limit_s=seconds(limit),
+                report=lambda verdict: status.update(show_verdict(verdict)),
+                batch=batches,
+                seq=lengths,
+            )
+        _conclude(console, gate, junit, github=github, as_json=as_json)
+        return
+    baseline = read_sweep(compare) if compare is not None else None
+    keeps = save is not None or compare is not None
+    with console.status("measuring") as status:
+        sweep = run_bench(
+            targets,
+            processes=processes or (_BASELINE_PROCESSES if keeps else 1),
+            budget_s=seconds(budget or "1s"),
+            with_memory=memory,
+            with_energy=energy,
+            time_limit_s=seconds(limit),
+            memory_limit_bytes=None if memory_limit is None else num_bytes(memory_limit),
+            report=lambda point: status.update(f"measured {point.label}"),
+            batch=batches,
+            seq=lengths,
+        )
+    given = (("batch", batch), ("seq", seq))
+    sweep.command = " ".join(["whet bench", *targets, *(f"--{name} {text}" for name, text in given if text)])
+    show_sweep(console, sweep, with_memory=memory, with_energy=energy)
+    show_growth(console, sweep)
+    show_notes(console, sweep, with_energy=energy)
+    _write(sweep, save, csv, plot)
+    if baseline is not None:
+        gate = against_baseline(baseline, sweep, tolerance=tolerance)
+        _conclude(console, gate, junit, github=github, as_json=as_json)
+        return
+    if as_json:
+        print(json.dumps(sweep.model_dump(mode="json", exclude={"points": {"__all__": {"samples_ms"}}})))
+    if all(point.status == "failed" for point in sweep.points):
+        raise typer.Exit(_ENDED_BADLY)
+
+
+def _conclude(console: Console, gate: Gate, junit: Path | None, *, github: bool, as_json: bool) -> None:
+    """Show the verdicts and leave with the exit code that says the worst of them."""
+    show_gate(console, gate)
+    if junit is not None:
+        write_whole(junit, junit_xml(gate))
+    if github:
+        print(github_annotations(gate))
+    if as_json:
+        print(json.dumps(gate.model_dump(mode="json")))
+    outcome = Outcome(gate.outcome)
+    if outcome is Outcome.INCONCLUSIVE and any(verdict.reason for verdict in gate.verdicts):
+        raise typer.Exit(_ENDED_BADLY)
+    raise typer.Exit(EXIT_CODES[outcome])
+
+
+def _write(sweep: Sweep, save: Path | None, csv: Path | None, plot: Path | None) -> None:
+    if save is not None:
+        sweep.write(save)
+    if csv is not None:
+        write_whole(csv, sweep_csv(sweep))
+    if plot is not None:
+        plot_sweep(sweep, plot)
+
+
+def _check_writable(path: Path | None) -> None:
+    """Before anything is measured for it."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise OutputError(f"{path} cannot be written: there is no directory {path.absolute().parent}")
+    if path is not None and path.is_dir():
+        raise OutputError(f"{path} is a directory; name a file")
+
+
+def _sizes(text: str, name: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise OptionError(f"--{name} takes whole numbers separated by commas, as 1,8,32; got {text!r}") from error

@@ -1,0 +1,96 @@
+"""Sweeps and verdicts on the terminal, at 80 columns."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from whet.guard.formats import sentence
+from whet.guard.report import Gate, Point, Sweep, Verdict
+
+_STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
+_NOT_AVAILABLE = "n/a"
+
+
+def show_sweep(console: Console, sweep: Sweep, *, with_memory: bool, with_energy: bool) -> None:
+    """A table for each target: a line for each size."""
+    for target in dict.fromkeys(point.target for point in sweep.points):
+        points = [point for point in sweep.points if point.target == target]
+        table = Table(title=target, title_justify="left")
+        names = [name for name in ("batch", "seq") if any(name in point.sizes for point in points)]
+        for name in [*names, "P50 ms", "P90 ms", "P99 ms", "per s", "of limit", "peak MB"]:
+            table.add_column(name, justify="right", no_wrap=True)
+        if with_memory:
+            table.add_column("work MB", justify="right")
+            table.add_column("live MB", justify="right")
+        if with_energy:
+            table.add_column("J/call", justify="right")
+        for point in points:
+            table.add_row(*(str(point.sizes[name]) for name in names), *_cells(point, with_memory, with_energy))
+        console.print(table)
+
+
+def show_growth(console: Console, sweep: Sweep) -> None:
+    """time grows as batch^0.9 (0.8 to 1.0): a line for each exponent that could be fitted."""
+    for target, growths in sweep.growth.items():
+        for growth in growths:
+            interval = " (no interval: as many sizes as unknowns)"
+            if growth.ci95 is not None:
+                interval = f" (95 % interval {growth.ci95[0]:.2f} to {growth.ci95[1]:.2f})"
+            console.print(
+                f"{target}: {growth.quantity} grows as {growth.against}^{growth.exponent:.2f}{interval}",
+                highlight=False,
+            )
+
+
+def show_notes(console: Console, sweep: Sweep, *, with_energy: bool) -> None:
+    """What could not be measured, and why."""
+    for point in sweep.points:
+        if point.status != "done":
+            console.print(Text(f"{point.label}: {point.status}: {point.reason}", style="yellow"))
+    if with_energy:
+        for text in dict.fromkeys(p.energy_reason for p in sweep.points if p.energy_reason):
+            console.print(f"energy: not available here: {text}", highlight=False)
+    if any(point.latency_ms is not None and point.p99_ms is None for point in sweep.points):
+        console.print("P99 wants 500 calls; a longer --budget gives them.", highlight=False)
+
+
+def show_gate(console: Console, gate: Gate) -> None:
+    """The verdicts, then the outcome and what was compared."""
+    for verdict in gate.verdicts:
+        console.print(show_verdict(verdict))
+    line = Text(gate.outcome.upper(), style=_STYLES[gate.outcome])
+    line.append(f": {gate.compared}, tolerance {gate.tolerance:.1%}".replace("%", " %"), style="default")
+    console.print(line)
+
+
+def show_verdict(verdict: Verdict) -> Text:
+    """PASS digits-cnn: 0.3 % slower (…)"""
+    text = Text(f"{verdict.outcome.upper():<12} ", style=_STYLES[verdict.outcome])
+    return text.append(f"{verdict.label}: {sentence(verdict)}", style="default")
+
+
+def _cells(point: Point, with_memory: bool, with_energy: bool) -> list[str]:
+    cells = [
+        _number(point.p50_ms),
+        _number(point.p90_ms),
+        _number(point.p99_ms),
+        _number(point.throughput_per_s),
+        "-" if point.share_of_limit is None else f"{100 * point.share_of_limit:.0f} %",
+        _megabytes(point.peak_bytes),
+    ]
+    if with_memory:
+        cells += [_megabytes(point.working_bytes), _megabytes(point.live_tensor_bytes)]
+    if with_energy:
+        cells.append(_NOT_AVAILABLE if point.energy_j is None else _number(point.energy_j))
+    return cells
+
+
+def _number(value: float | None) -> str:
+    """Three figures, so that a column can be read at a glance."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _megabytes(num_bytes: int | None) -> str:
+    return "-" if num_bytes is None else f"{num_bytes / 1e6:,.0f}"

@@ -1,0 +1,127 @@
+"""What runs in a process of its own: one target at one size, timed."""
+
+import gc
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from whet.errors import InputsError
+from whet.machine import EnergyMeter, Limits, describe, load_limits
+from whet.measure import (
+    Measurement,
+    cuda_peak_bytes,
+    live_tensor_bytes,
+    measure_calls,
+    peak_rss_bytes,
+    percentile,
+    reset_peak_rss,
+)
+from whet.profiler import Profile, attainable_s, profile_layers
+from whet.signature import split
+from whet.workload import Subject, examine
+from whet.workloads import resolve
+
+MAX_SAMPLES = 2000  # kept in a report; percentiles are of all
+
+
+def measure_point(
+    target: str,
+    sizes: Mapping[str, int],
+    budget_s: float,
+    with_memory: bool,
+    with_energy: bool,
+    with_limit: bool,
+) -> dict[str, Any]:
+    """Time a target at one size, warm, for `budget_s` seconds: seconds per call, memory, energy, share of the limit.
+
+    A call that raises after others were timed ends the measurement; what was timed is kept, and `stopped_by` says why.
+    """
+    started = time.perf_counter()
+    workload = resolve(target, sizes)
+    subject = examine(
+        replace(workload, inputs=workload.inputs[:1], calibration=workload.inputs[:1]), with_quality=False
+    )
+    args, kwargs = split(workload.inputs[0])
+    ready_s = time.perf_counter() - started
+    memory = _Memory(with_memory)
+    meter = EnergyMeter()
+    meter.start()
+    began = time.perf_counter()
+    measurement = measure_calls(
+        [lambda: workload.model(*args, **kwargs)],
+        budget_s=budget_s,
+        num_samples_per_call=workload.num_samples,
+        keeps_partial=True,
+    )
+    seconds = time.perf_counter() - began
+    energy = meter.stop()
+    facts = {
+        **_figures(measurement),
+        **memory.read(),
+        "num_samples": workload.num_samples,
+        "ready_s": ready_s,
+        "stopped_by": measurement.stopped_by,
+        "share_of_limit": None,
+    }
+    if with_limit and not measurement.stopped_by:
+        facts["share_of_limit"] = _share_of_limit(subject, measurement)
+    if with_energy:
+        # The counters see warm-up too; power is what they tell, and a call's energy is its time at that power.
+        watts = None if energy.total_j is None else energy.total_j / seconds
+        facts["watts"] = watts
+        facts["energy_j"] = None if watts is None else watts * measurement.latency_ms / 1e3
+        facts["energy_reason"] = energy.reason
+    return facts
+
+
+def _figures(measurement: Measurement) -> dict[str, Any]:
+    samples = measurement.samples_s
+    return {
+        "latency_ms": measurement.latency_ms,
+        "p50_ms": percentile(samples, 50) * 1e3,
+        "p90_ms": measurement.p90_ms,
+        "p99_ms": measurement.p99_ms,
+        "throughput_per_s": measurement.throughput,
+        "num_calls": len(samples),
+        "samples_ms": [round(s * 1e3, 6) for s in samples[:MAX_SAMPLES]],
+    }
+
+
+class _Memory:
+    """The peak from the moment it is made: what building the model took on the way is not serving's.
+
+    working_bytes: what the calls held on top of what lay there before them; None where the peak cannot be reset.
+    """
+
+    def __init__(self, with_tensors: bool) -> None:
+        gc.collect()
+        self._is_peak_of_calls = reset_peak_rss()
+        self._before_bytes = peak_rss_bytes()
+        self._with_tensors = with_tensors
+
+    def read(self) -> dict[str, Any]:
+        peak = peak_rss_bytes()
+        return {
+            "peak_bytes": peak,
+            "working_bytes": peak - self._before_bytes if self._is_peak_of_calls else None,
+            "cuda_peak_bytes": cuda_peak_bytes(),
+            "live_tensor_bytes": live_tensor_bytes() if self._with_tensors else None,
+        }
+
+
+def _share_of_limit(subject: Subject, measurement: Measurement) -> float | None:
+    """The least time that arithmetic and bytes allow here, over the time measured. None where nothing is known."""
+    try:
+        profile = profile_layers(subject, repeats=1)
+    except (RuntimeError, InputsError):  # a compiled or scripted model that cannot be watched
+        return None
+    limits = load_limits(describe())
+    least_s = least_time_s(profile, limits)
+    return least_s * 1e3 / measurement.latency_ms if least_s > 0 else None
+
+
+def least_time_s(profile: Profile, limits: Limits) -> float:
+    """What the layers would take if each ran at the machine's limit in the dtype of its weights."""
+    dtype = profile.dtype if profile.dtype in limits.gemm else "float32"
+    return sum(attainable_s(layer, limits, dtype=dtype) for layer in profile.layers)

@@ -1,0 +1,117 @@
+"""Energy counters: the processor's through Linux powercap, an NVIDIA GPU's through NVML.
+
+Both count up by themselves, whatever runs: what is read between two moments is the whole package's energy, other
+programs' included. Where a machine has no counter, or keeps it from this user, there is no figure; never zero.
+
+Source: Linux kernel documentation, "Power Capping Framework"; NVML, nvmlDeviceGetTotalEnergyConsumption.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_POWERCAP = Path("/sys/class/powercap")
+
+
+@dataclass(frozen=True)
+class Energy:
+    """joules: by counter, as "package-0" or "gpu-0". Empty where nothing can be read; `reason` says why."""
+
+    joules: dict[str, float]
+    reason: str = ""
+
+    @property
+    def total_j(self) -> float | None:
+        return sum(self.joules.values()) if self.joules else None
+
+
+@dataclass(frozen=True)
+class _Zone:
+    """One powercap zone: microjoules that start anew at `range_uj`."""
+
+    name: str
+    path: Path
+    range_uj: int
+
+    def read_uj(self) -> int:
+        return int((self.path / "energy_uj").read_text(encoding="ascii"))
+
+
+class EnergyMeter:
+    """Counts energy from `start` to `stop`."""
+
+    def __init__(self, powercap: Path = _POWERCAP) -> None:
+        self._zones, self.reason = _zones(powercap)
+        self._gpus = _gpus()
+        self._started: dict[str, float] = {}
+
+    @property
+    def is_available(self) -> bool:
+        return bool(self._zones or self._gpus)
+
+    def start(self) -> None:
+        self._started = self._read()
+
+    def stop(self) -> Energy:
+        """What was used since `start`."""
+        if not self.is_available:
+            return Energy({}, self.reason)
+        joules = {}
+        ranges_j = {zone.name: zone.range_uj / 1e6 for zone in self._zones}
+        for name, now_j in self._read().items():
+            used_j = now_j - self._started[name]
+            joules[name] = used_j if used_j >= 0 else used_j + ranges_j.get(name, 0.0)
+        return Energy(joules)
+
+    def _read(self) -> dict[str, float]:
+        counters = {zone.name: zone.read_uj() / 1e6 for zone in self._zones}
+        return counters | {f"gpu-{i}": _gpu_j(gpu) for i, gpu in enumerate(self._gpus)}
+
+
+def _zones(powercap: Path) -> tuple[list[_Zone], str]:
+    """The packages' zones (their parts, as core and uncore, are counted in them), or why there are none."""
+    found, denied = [], False
+    for path in sorted(powercap.glob("*:*")):
+        if path.name.count(":") != 1:
+            continue  # a part of a zone
+        try:
+            zone = _Zone(
+                name=(path / "name").read_text(encoding="ascii").strip(),
+                path=path,
+                range_uj=int((path / "max_energy_range_uj").read_text(encoding="ascii")),
+            )
+            zone.read_uj()
+        except PermissionError:
+            denied = True
+        except (OSError, ValueError):
+            continue
+        else:
+            found.append(zone)
+    if denied and not found:
+        return [], f"{powercap}/*/energy_uj may be read by root only: allow it, as `chmod a+r` does until the next boot"
+    return found, "" if found else "no energy counter here (no powercap zone, no NVIDIA GPU)"
+
+
+def _gpus() -> list[Any]:
+    """NVML's handles of the GPUs that count energy (Volta and newer)."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    handles = []
+    try:
+        pynvml.nvmlInit()  # type: ignore[no-untyped-call]
+        for i in range(pynvml.nvmlDeviceGetCount()):  # type: ignore[no-untyped-call]
+            handle = pynvml.nvmlDeviceGetHandleByIndex(i)  # type: ignore[no-untyped-call]
+            pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)  # type: ignore[no-untyped-call]
+            handles.append(handle)
+    except pynvml.NVMLError:
+        pass
+    return handles
+
+
+def _gpu_j(handle: Any) -> float:
+    import pynvml
+
+    millijoules = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)  # type: ignore[no-untyped-call]
+    return float(millijoules) / 1e3

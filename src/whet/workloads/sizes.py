@@ -1,0 +1,80 @@
+"""A workload at another batch size or sequence length: its first batch, cut or repeated."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.errors import OptionError
+from whet.signature import Batch
+from whet.workload import Workload
+
+_NAMES = ("batch", "seq")
+
+
+def checked_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Raises OptionError for a size that is no positive number, or has no meaning here."""
+    for name, size in sizes.items():
+        if name not in _NAMES:
+            raise OptionError(f"there is no size {name!r}; there are: {', '.join(_NAMES)}")
+        if size < 1:
+            raise OptionError(f"{name} must be 1 or more, not {size}")
+    return dict(sizes)
+
+
+def resized(workload: Workload, *, batch: int | None = None, seq: int | None = None) -> Workload:
+    """The workload with one batch of `batch` samples, each `seq` tokens long; what is None stays as it is.
+
+    A sample lies along the first dimension of every tensor that has as many entries there as the batch has samples;
+    tokens lie along the second one of tensors of whole numbers or booleans [batch, tokens]: token ids, masks, labels.
+    Raises OptionError where there is no such dimension.
+    """
+    first = workload.inputs[0]
+    if seq is not None:
+        first = _map(first, lambda x: _indexed(x, 1, seq) if _has_tokens(x, workload.num_samples) else x)
+        if not any(_has_tokens(x, workload.num_samples) for x in _tensors(first)):
+            raise OptionError(
+                f"seq does not apply to {workload.name}: none of its inputs is [batch, tokens] of whole numbers; "
+                "give your function a parameter `seq`, or leave seq out"
+            )
+    if batch is not None:
+        if not any(_has_samples(x, workload.num_samples) for x in _tensors(first)):
+            raise OptionError(
+                f"batch does not apply to {workload.name}: none of its inputs has {workload.num_samples} samples along "
+                "its first dimension; give your function a parameter `batch`, or leave batch out"
+            )
+        first = _map(first, lambda x: _indexed(x, 0, batch) if _has_samples(x, workload.num_samples) else x)
+    if batch is None and seq is None:
+        return workload
+    num_samples = workload.num_samples if batch is None else batch
+    return replace(workload, inputs=[first], calibration=(), num_samples=num_samples)
+
+
+def _has_samples(value: Any, num_samples: int) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == num_samples
+
+
+def _has_tokens(value: Any, num_samples: int) -> bool:
+    return _has_samples(value, num_samples) and value.dim() == 2 and not value.is_floating_point()
+
+
+def _indexed(x: Tensor, dim: int, size: int) -> Tensor:
+    """The first `size` entries along a dimension, from the start again where there are fewer."""
+    return x.index_select(dim, torch.arange(size, device=x.device) % x.shape[dim])
+
+
+def _map(batch: Batch, change: Callable[[Any], Any]) -> Batch:
+    if isinstance(batch, Mapping):
+        return {name: change(value) for name, value in batch.items()}
+    if isinstance(batch, Tensor):
+        changed: Tensor = change(batch)
+        return changed
+    return tuple(map(change, batch))
+
+
+def _tensors(batch: Batch) -> list[Any]:
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    return [batch] if isinstance(batch, Tensor) else list(batch)

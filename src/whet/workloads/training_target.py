@@ -1,0 +1,37 @@
+"""How what is named on the command line becomes a function that trains: FILE.py:FUNCTION or package.module:FUNCTION."""
+
+from collections.abc import Callable
+from typing import Any
+
+from whet.errors import TargetError
+from whet.workloads import BUILTIN
+from whet.workloads.target import _function, _load_file, _load_module, _parameters_of, _what_and_where
+
+_FORMS = "FILE.py:FUNCTION or package.module:FUNCTION, a function that trains"
+
+
+def training_function(target: str) -> Callable[[], Any]:
+    """The function that `target` names; it is called without arguments.
+
+    Raises TargetError, with what was wrong and what to do, where there is none or it needs arguments.
+    """
+    place, colon, name = target.rpartition(":")
+    if target in BUILTIN or target.startswith("hf:"):
+        raise TargetError(f"{target} is a model to run, with no training loop to watch; give {_FORMS}")
+    if not colon or not place or not name:
+        raise TargetError(f"{target!r} names no function; give {_FORMS}")
+    module = _load_file(place) if place.endswith(".py") else _load_module(place)
+    function: Callable[[], Any] = _function(module, name, place)
+    parameters = _parameters_of(function).values()
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if needed:
+        raise TargetError(
+            f"{target} needs arguments ({', '.join(needed)}); whet calls it without any: give them defaults, or write "
+            "a function that calls it"
+        )
+    return function
+
+
+def what_and_where(error: BaseException) -> str:
+    """`ValueError: no such thing (line 3 of train.py)`: the deepest line that is the user's own, if there is one."""
+    return _what_and_where(error)
