@@ -19,17 +19,18 @@ from pathlib import Path
 from typing import Any
 
 _CHILD = """
-import resource, sys, time
-from whet.profiler.trace import read_trace
-from whet.profiler.trace_report import analyse
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+import sys, time
+from whet.measure.memory import peak_rss_bytes, reset_peak_rss
+from whet.traces.trace import read_trace
+from whet.traces.report import analyse
+reset_peak_rss()
+before = peak_rss_bytes()
 start = time.perf_counter()
 trace = read_trace(sys.argv[1])
 read = time.perf_counter()
 analyse(trace)
 end = time.perf_counter()
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(trace.num_seen, read - start, end - read, (after - before) / 1024)
+print(trace.num_seen, read - start, end - read, (peak_rss_bytes() - before) / 2**20)
 """
 
 
@@ -116,8 +117,9 @@ def main() -> None:
         for path in files:
             num_events, read_s, analyse_s, memory = measure(path, options.repeats)
             whole_s = read_s + analyse_s
+            size_mb = path.stat().st_size / 1e6
             print(
-                f"{path.name:<16}{path.stat().st_size / 1e6:>6.1f} MB{num_events:>10,}{read_s:>7.2f} s{analyse_s:>7.2f} s"
+                f"{path.name:<16}{size_mb:>6.1f} MB{num_events:>10,}{read_s:>7.2f} s{analyse_s:>7.2f} s"
                 f"{whole_s:>7.2f} s{num_events / whole_s:>11,.0f}{memory:>6.0f} MiB"
             )
 

@@ -11,6 +11,10 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "tune": "whet.tuner.tuning",
     "Result": "whet.tuner.result",
+    "bench": "whet.guard.sweep",
+    "compare_with": "whet.guard.against",
+    "profile": "whet.profiler.session",
+    "watch": "whet.steps.watch",
     "load": "whet.artefact",
     "Artefact": "whet.artefact",
     "Workload": "whet.workload",
@@ -18,6 +22,7 @@ _PUBLIC = {
     "Recipe": "whet.recipe",
     "Machine": "whet.machine",
     "describe": "whet.machine",
+    "Monitor": "whet.monitor",
     "WhetError": "whet.errors",
 }
 

@@ -10,6 +10,8 @@ WhetError                     exit code 2
 ├── RecipeError               a recipe is damaged or does not fit
 ├── ArtefactError             a saved artefact is damaged or was called with what it does not take
 ├── StudyError                a study file is damaged or belongs to another search
+├── BaselineError             a baseline is damaged, missing, or of another machine; a git reference cannot be had
+├── TraceError                a trace file is damaged, or was not written by PyTorch's profiler
 └── MachineError              the machine cannot be read or measured
 """
 
@@ -48,6 +50,14 @@ class ArtefactError(WhetError):
 
 class StudyError(WhetError):
     """A study file is damaged, or belongs to another search."""
+
+
+class TraceError(WhetError):
+    """A trace file is damaged, or was not written by PyTorch's profiler."""
+
+
+class BaselineError(WhetError):
+    """A baseline is damaged, missing or of another machine, or a git reference cannot be had."""
 
 
 class MachineError(WhetError):

@@ -46,9 +46,7 @@ def test_wrong_use_is_one_clear_line(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_as_json(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     points = [
         Point(target="t", sizes={"batch": 1}, latency_ms=1.5, p50_ms=1.5, p90_ms=2.0, throughput_per_s=666.7),
         Point(target="t", sizes={"batch": 2}, status="failed", reason="does not fit into memory"),

@@ -13,7 +13,10 @@ from whet.errors import WhetError
 COMMANDS = {
     "tune": ("whet.cli.tune", "Find the fastest recipe for a model on this machine, and prove it."),
     "apply": ("whet.cli.apply", "Replay a recipe on a target and save the result."),
+    "bench": ("whet.cli.bench", "Measure a target at many sizes; fail where it has become slower."),
+    "profile": ("whet.cli.profile", "Say what bounds a model, how far it is from the limit, and what addresses it."),
     "limits": ("whet.cli.limits", "Show what this machine can do at the very best, measured."),
+    "monitor": ("whet.cli.monitor", "Watch a command as it runs: live page, Prometheus metrics, summary."),
 }
 
 USAGE_ERROR = 2

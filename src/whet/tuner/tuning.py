@@ -187,7 +187,10 @@ def _open_study(
     storage: str | None, directory: Path, name: str, goal: Goal, facts: dict[str, Any], resume: bool
 ) -> Study:
     if storage is None:
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{directory} cannot be made: {error.strerror}; choose another --out") from error
     title = f"whet {name} {goal.objective} {goal.max_drop} {goal.max_memory_bytes}"
     study = Study.open(storage or default_storage(directory), title, must_exist=resume)
     known = study.facts

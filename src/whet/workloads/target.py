@@ -184,7 +184,9 @@ def _describe(value: Any) -> str:
     if isinstance(value, tuple):
         return "(" + ", ".join(type(item).__name__ for item in value) + ")"
     hint = " (is a return statement missing?)" if value is None else ""
-    return f"{'' if value is None else 'a '}{type(value).__name__}{hint}"
+    name = type(value).__name__
+    article = "" if value is None else "an " if name[0].lower() in "aeiou" else "a "
+    return f"{article}{name}{hint}"
 
 
 def _what_and_where(error: BaseException) -> str:

@@ -1,0 +1,61 @@
+"""whet profile: what bounds a model, a training loop, or a recorded trace."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from whet.errors import OptionError
+
+
+def profile(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TARGET]",
+            help="digits-cnn, docs-encoder, docs-gpt, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION",
+        ),
+    ] = None,
+    others: Annotated[list[str] | None, typer.Argument(metavar="", hidden=True)] = None,
+    out: Annotated[Path | None, typer.Option(help="a new directory for profile.json and trace.json.gz")] = None,
+    depth: Annotated[int, typer.Option(help="how deep the tree of modules is shown")] = 3,
+    rows: Annotated[int, typer.Option(help="of each table")] = 12,
+    limit: Annotated[str, typer.Option(help="of time for the whole profile, as 5m or 90s")] = "5m",
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(help="a trace that PyTorch's profiler wrote, in place of a target; two: compare"),
+    ] = None,
+    step: Annotated[bool, typer.Option("--step", help="the phases of the target's training loop")] = False,
+    nvtx: Annotated[bool, typer.Option("--nvtx", help="only run it, in NVTX ranges: for nsys and ncu")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
+) -> None:
+    """Say what bounds a model, how far it is from the machine's limit, and what addresses it.
+
+    Time, operations, bytes and bound of each layer; slowest operators; memory, by the line that allocated it; what
+    grows from call to call. With --out also a trace for ui.perfetto.dev.
+    """
+    paths = [*(trace or ()), *(Path(other) for other in others or ())]
+    if trace:  # `--trace A B` gives B as an argument
+        paths += [Path(target)] if target is not None else []
+        if step or nvtx or out is not None:
+            raise OptionError("--trace reads what was recorded; --step, --nvtx and --out need a target")
+        _run("profile_trace", "run_trace", paths, as_json=as_json)
+        return
+    if target is None:
+        raise OptionError("give a TARGET to profile, or --trace FILE; `whet profile --help` lists what there is")
+    if others:
+        raise OptionError(f"whet profile takes one target, not {1 + len(others)}")
+    if depth < 1 or rows < 1:
+        raise OptionError(f"--{'depth' if depth < 1 else 'rows'} must be 1 or more")
+    if step:
+        _run("profile_step", "run_step", target, as_json=as_json)
+    elif nvtx:
+        _run("profile_child", "run_nvtx", target)
+    else:
+        _run("profile_target", "run_target", target, out=out, depth=depth, rows=rows, limit=limit, as_json=as_json)
+
+
+def _run(module: str, function: str, *args: Any, **kwargs: Any) -> None:
+    """Only what is asked for is imported: a trace is read without torch."""
+    getattr(import_module(f"whet.cli.{module}"), function)(*args, **kwargs)

@@ -1,0 +1,290 @@
+"""whet profile --trace FILE: what a recorded trace says; with two files, what changed between them."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from whet.errors import OptionError
+from whet.traces.changes import Change, Changed, Figure, TraceChanges, compare_traces
+from whet.traces.gpu import DeviceTime, DeviceUse, Use, short_name
+from whet.traces.launches import Launches
+from whet.traces.operators import OperatorTime
+from whet.traces.report import TraceReport, analyse_file
+from whet.traces.steps import StepTime
+from whet.traces.verdict import percent, time
+
+DASH = "—"
+_KERNELS, _OPERATORS, _CALLS, _STEPS, _THREADS, _CHANGES = 10, 12, 5, 8, 4, 12  # rows shown; --json holds all
+_CHANGE_STYLES = {Change.ADDED: "yellow", Change.REMOVED: "dim", Change.SLOWER: "red", Change.FASTER: "green"}
+
+Row = tuple[str | Text, ...]
+
+
+@dataclass(frozen=True)
+class _Section:
+    """One table: the title heads the column of names. num_all: rows there are, where only the first are here."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[Row]
+    num_all: int = 0
+
+
+def run_trace(paths: list[Path], *, as_json: bool) -> None:
+    """Show one trace, or what changed from the first to the second. Raises TraceError for a file that cannot be read.
+
+    as_json: print one JSON object and nothing else; times in it are in nanoseconds.
+    """
+    if len(paths) not in (1, 2):
+        raise OptionError(f"{len(paths)} traces were given; name one, or two to see what changed")
+    with Console(stderr=True).status("reading"):
+        reports = [analyse_file(path) for path in paths]
+    console = Console()
+    if len(reports) == 1:
+        if as_json:
+            print(json.dumps(reports[0].summary()))
+        else:
+            show_trace(console, reports[0])
+        return
+    changes = compare_traces(*reports)
+    if as_json:
+        print(json.dumps(changes.summary()))
+    else:
+        show_changes(console, changes)
+
+
+def show_trace(console: Console, report: TraceReport) -> None:
+    """The verdict, then the figures behind it. Fits 80 columns."""
+    console.print(Text(f"{_plain(report.path)}: {_contents(report)}", "dim"))
+    console.print()
+    console.print(Text.assemble((str(report.verdict.bound), "bold"), "  ", _plain(report.verdict.sentence)))
+    console.print(Text.assemble(("what helps  ", "dim"), report.verdict.advice))
+    _show_notes(console, "note", report)
+    for section in _sections(report):
+        _show(console, section)
+
+
+def show_changes(console: Console, changes: TraceChanges) -> None:
+    """What changed, in a sentence, then figure by figure, kernel by kernel and operator by operator."""
+    for word, report in (("before", changes.before), ("after", changes.after)):
+        console.print(Text(f"{word:<7} {_plain(report.path)}: {_contents(report)}", "dim"))
+    console.print()
+    console.print(Text(_plain(changes.sentence), "bold"))
+    _show_notes(console, "note (before)", changes.before)
+    _show_notes(console, "note (after)", changes.after)
+    unit = "per step" if changes.per_step else "in all"
+    rows: list[Row] = [
+        (figure.name, _value(figure, figure.before), _value(figure, figure.after), _difference(figure))
+        for figure in changes.figures
+    ]
+    _show(console, _Section(f"figures, {unit}", ("before", "after", "change"), rows))
+    for what, found in (("kernels and copies", changes.kernels), ("operators, self time", changes.operators)):
+        changed = [entry for entry in found if entry.change is not Change.SAME]
+        if changed:
+            rows = [_changed(entry) for entry in changed[:_CHANGES]]
+            _show(console, _Section(f"{what}, {unit}", ("", "before", "after", "change", "calls"), rows, len(changed)))
+        elif found:
+            console.print(Text(f"\n{what}: none of {len(found):,} changed by more than 5%", "dim"))
+    console.print(Text("\none recording of each: differences of a few percent can be chance", "dim"))
+
+
+def _show(console: Console, section: _Section) -> None:
+    """Print a table in which the names give way to the figures where there is too little room."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+    columns = [max(cell_len(str(cell)) for cell in column) for column in zip(*_even(section), strict=True)]
+    room = max(20, console.width - sum(columns[1:]) - 2 * len(section.columns))
+    table.add_column(Text(section.title, "bold"), max_width=room, no_wrap=True, overflow="ellipsis")
+    for name, width in zip(section.columns, columns[1:], strict=True):
+        table.add_column(name, justify="right", min_width=width, no_wrap=True)
+    for row in section.rows:
+        table.add_row(*row)
+    console.print()
+    console.print(table)
+    if section.num_all > len(section.rows):
+        console.print(Text(f"and {section.num_all - len(section.rows):,} more: --json holds all", "dim"))
+
+
+def _even(section: _Section) -> Iterator[Row]:
+    """The head and all rows, filled up to one length."""
+    for row in ((section.title, *section.columns), *section.rows):
+        yield (*row, *[""] * (1 + len(section.columns) - len(row)))
+
+
+def _show_notes(console: Console, word: str, report: TraceReport) -> None:
+    for note in report.notes:
+        console.print(Text.assemble((f"{word}  ", "yellow"), _plain(note)))
+
+
+def _contents(report: TraceReport) -> str:
+    parts = [f"{report.num_events:,} events"]
+    if report.steps:
+        parts.append(f"{len(report.steps):,} step{'s' * (len(report.steps) != 1)}")
+    if report.rank is not None:
+        parts.append(f"rank {report.rank}" + (f" of {report.world_size}" if report.world_size is not None else ""))
+    return ", ".join(parts)
+
+
+def _sections(report: TraceReport) -> Iterator[_Section]:
+    gpu = bool(report.devices)
+    what = "the steps" if report.window_is_steps else "the recorded time"
+    shares: list[Row] = [(str(entry.entry), time(entry.time_ns), percent(entry.share)) for entry in report.account]
+    yield _Section(f"where {what} went ({time(report.window_ns)})", ("time", "share"), shares)
+    yield _use(report)
+    if any(kernel.use is not Use.COPY for kernel in report.kernels):
+        yield _kernels([kernel for kernel in report.kernels if kernel.use is not Use.COPY])
+    copies = [kernel for kernel in report.kernels if kernel.use is Use.COPY]
+    if copies:
+        rows = [_copy(copy) for copy in copies[:_KERNELS]]
+        yield _Section("copies and fills", ("runs", "total", "moved", "rate"), rows, len(copies))
+    if report.launches is not None:
+        yield _Section("launches", ("count", "total", "median", "longest"), list(_launches(report.launches)))
+    if report.operators:
+        columns = ("calls", "self", "total", *(("on GPU",) if gpu else ()))
+        rows = [_operator(operator, gpu=gpu) for operator in report.operators[:_OPERATORS]]
+        yield _Section("slowest operators", columns, rows, len(report.operators))
+    if report.steps:
+        columns = ("time", *(("GPU busy", "launches") if gpu else ()), "waits for data")
+        yield _Section("steps", columns, [_step(s, gpu=gpu) for s in report.steps[:_STEPS]], len(report.steps))
+
+
+def _use(report: TraceReport) -> _Section:
+    rows: list[Row] = []
+    for gpu in report.devices:
+        name = f"GPU {_plain(gpu.device)}" + (f", {_plain(gpu.name)}" if gpu.name else "")
+        streams = f" ({gpu.num_streams} streams)" if gpu.num_streams > 1 else ""
+        rows.append((f"{name}{streams}", percent(gpu.busy_ns / gpu.window_ns), percent(gpu.idle_ns / gpu.window_ns)))
+        rows += _parts(gpu)
+    window_ns, waits = report.window_ns, any(use.waiting_ns for use in report.threads)
+    cpu = report.cpu_busy_ns / window_ns
+    rows.append(("CPU, any thread", percent(cpu), percent(1 - cpu)))
+    for use in report.threads[:_THREADS]:
+        idle = 1 - (use.busy_ns + use.waiting_ns) / window_ns
+        cells = [percent(use.busy_ns / window_ns), percent(idle)]
+        if waits:
+            cells.append(percent(use.waiting_ns / window_ns))
+        rows.append((Text(f"  thread {_plain(use.thread)} of process {_plain(use.process)}", "dim"), *cells))
+    num_hidden = max(0, len(report.threads) - _THREADS)
+    columns = ("busy", "idle", *(("waits for GPU",) if waits else ()))
+    return _Section("busy and idle", columns, rows, len(rows) + num_hidden if num_hidden else 0)
+
+
+def _parts(gpu: DeviceUse) -> Iterator[Row]:
+    """What a GPU did, and how much of it compute hid."""
+    for name, time_ns, hidden_ns in (
+        ("compute", gpu.compute_ns, None),
+        ("communication", gpu.communication_ns, gpu.communication_hidden_ns),
+        ("copies and fills", gpu.copy_ns, gpu.copy_hidden_ns),
+    ):
+        if time_ns:
+            hidden = "" if hidden_ns is None else f" ({percent(hidden_ns / time_ns)} of it beside compute)"
+            yield Text(f"  {name}{hidden}", "dim"), percent(time_ns / gpu.window_ns)
+
+
+def _kernels(kernels: Sequence[DeviceTime]) -> _Section:
+    total_ns = max(1, sum(kernel.total_ns for kernel in kernels))
+    communication_ns = sum(kernel.total_ns for kernel in kernels if kernel.use is Use.COMMUNICATION)
+    rows: list[Row] = [
+        (
+            Text(_plain(short_name(kernel.name)), "cyan" if kernel.use is Use.COMMUNICATION else ""),
+            f"{kernel.calls:,}",
+            time(kernel.total_ns),
+            time(kernel.total_ns / kernel.calls),
+            percent(kernel.total_ns / total_ns),
+        )
+        for kernel in kernels[:_KERNELS]
+    ]
+    share = f" ({percent(communication_ns / total_ns)} communication)" if communication_ns else ""
+    return _Section(f"slowest kernels{share}", ("runs", "total", "mean", "share"), rows, len(kernels))
+
+
+def _copy(copy: DeviceTime) -> Row:
+    rate = DASH if copy.bytes_per_s is None else f"{_digits(copy.bytes_per_s / 1e9)} GB/s"
+    moved = DASH if copy.num_bytes is None else _size(copy.num_bytes)
+    return _plain(copy.name), f"{copy.calls:,}", time(copy.total_ns), moved, rate
+
+
+def _launches(found: Launches) -> Iterator[Row]:
+    cost = (time(found.call_total_ns), _time(found.call_median_ns), _time(found.call_longest_ns))
+    yield "calls that launch kernels", f"{found.num_calls:,}", *cost
+    delays = (DASH, _time(found.delay_median_ns), _time(found.delay_longest_ns))
+    yield "from the call to the kernel's start", f"{found.num_matched:,}", *delays
+    yield "kernels shorter than their launch", f"{found.num_short:,}"
+    if found.num_waits:
+        yield "calls that wait for the GPU", f"{found.num_waits:,}", time(found.wait_total_ns)
+    for call in found.runtime[:_CALLS]:
+        times = (time(call.total_ns), time(call.median_ns), time(call.longest_ns))
+        yield Text(f"  {_plain(call.name)}", "dim"), f"{call.calls:,}", *times
+
+
+def _operator(operator: OperatorTime, *, gpu: bool) -> Row:
+    on_gpu = (time(operator.gpu_total_ns) if operator.gpu_total_ns else DASH,) if gpu else ()
+    return _plain(operator.name), f"{operator.calls:,}", time(operator.self_ns), time(operator.total_ns), *on_gpu
+
+
+def _step(step: StepTime, *, gpu: bool) -> Row:
+    whole_ns = max(1, step.duration_ns)
+    busy = (percent((step.gpu_busy_ns or 0) / whole_ns), f"{step.num_launches:,}") if gpu else ()
+    name = f"{step.number}" + (" (cut)" if step.is_cut else "")
+    return name, time(step.duration_ns), *busy, percent(step.data_wait_ns / whole_ns)
+
+
+def _changed(entry: Changed) -> Row:
+    before = DASH if entry.change is Change.ADDED else time(entry.before_ns)
+    after = DASH if entry.change is Change.REMOVED else time(entry.after_ns)
+    calls = _count(entry.before_calls)
+    if abs(entry.before_calls - entry.after_calls) > 1e-9:
+        calls = f"{calls}→{_count(entry.after_calls)}"
+    change = Text(str(entry.change), _CHANGE_STYLES[entry.change])
+    return _plain(short_name(entry.name)), change, before, after, _signed(entry.difference_ns), calls
+
+
+def _value(figure: Figure, value: float | None) -> str:
+    if value is None:
+        return DASH
+    return {"ns": time, "share": percent, "count": _count}[figure.unit](value)
+
+
+def _difference(figure: Figure) -> str:
+    if figure.before is None or figure.after is None:
+        return DASH
+    difference = figure.after - figure.before
+    if figure.unit == "ns":
+        return _signed(difference)
+    sign = "+" if difference > 0 else "−" if difference < 0 else ""
+    if figure.unit == "share":
+        return f"{sign}{abs(difference) * 100:.1f} points"
+    return f"{sign}{_count(abs(difference))}"
+
+
+def _signed(time_ns: float) -> str:
+    return f"+{time(time_ns)}" if time_ns > 0 else time(time_ns)
+
+
+def _time(time_ns: int | None) -> str:
+    return DASH if time_ns is None else time(time_ns)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 else f"{value:,.1f}"
+
+
+def _size(num_bytes: int) -> str:
+    unit, scale = next(((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if num_bytes >= s), ("B", 1))
+    return f"{_digits(num_bytes / scale)} {unit}"
+
+
+def _digits(value: float) -> str:
+    """Three significant digits: 0.0123, 1.23, 12.3, 1,230."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{float(f'{value:.3g}'):,.0f}"
+
+
+def _plain(text: str) -> str:
+    """Text from a file on one line, without what would steer a terminal."""
+    return "".join(c for c in " ".join(text.split()) if c.isprintable())

@@ -1,0 +1,98 @@
+"""Which line of the user's own code is running, or made a thing: the innermost frame that is no library's."""
+
+import linecache
+import os
+import sys
+import sysconfig
+import threading
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+_PATHS = sysconfig.get_paths()
+_STANDARD = tuple({_PATHS["stdlib"] + os.sep, _PATHS["platstdlib"] + os.sep})
+_PACKAGES = tuple({_PATHS["purelib"] + os.sep, _PATHS["platlib"] + os.sep})
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_WHET = str(Path(__file__).parents[1]) + os.sep
+_WHET_MODELS = (_WHET + "models" + os.sep, _WHET + "workloads" + os.sep)  # what is profiled, not what profiles
+
+_USER, _LIBRARY, _HIDDEN = range(3)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of code. file: as Python names it; function: the one that holds the line."""
+
+    file: str
+    number: int
+    function: str
+
+    @property
+    def text(self) -> str:
+        """What stands there, or "" where the source cannot be had."""
+        return linecache.getline(self.file, self.number).strip()
+
+    def __str__(self) -> str:
+        """model.py:31 (forward), the file as seen from the working directory where it lies below."""
+        if not self.number:  # no line at all
+            return self.file
+        path = Path(self.file)
+        shown = path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
+        where = str(shown) if len(shown.parts) <= 3 else str(Path("…", *shown.parts[-3:]))
+        return f"{where}:{self.number} ({self.function})"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"file": self.file, "line": self.number, "function": self.function, "code": self.text}
+
+
+UNKNOWN = Line("a line that is not known", 0, "")
+BEFORE = Line("made before the profile: weights, inputs", 0, "")
+
+
+def user_line(frame: FrameType | None) -> Line:
+    """The innermost line of the user's own code that `frame` was called from; of a library's, where there is none.
+
+    A thread that no user code has started (autograd's, on CUDA) is taken to work for the main thread's line.
+    """
+    found = _innermost(frame)
+    if found is None and threading.current_thread() is not threading.main_thread():
+        found = _innermost(sys._current_frames().get(threading.main_thread().ident or 0))
+    if found is None:
+        return UNKNOWN
+    code = found.f_code
+    return _line(code.co_filename, found.f_lineno or 0, code.co_name)
+
+
+def _innermost(frame: FrameType | None) -> FrameType | None:
+    library = None
+    while frame is not None:
+        kind = _kind(frame.f_code.co_filename)
+        if kind == _USER:
+            return frame
+        if kind == _LIBRARY and library is None:
+            library = frame
+        frame = frame.f_back
+    return library
+
+
+@cache
+def _kind(file: str) -> int:
+    """A user's file, a library's (shown where no user's is), or hidden: torch, Python and whet itself."""
+    if file.startswith(("<frozen", "<eval_with_key", "<__array_function__")):
+        return _HIDDEN
+    if file.startswith(_WHET_MODELS):
+        return _USER
+    if file.startswith((_TORCH, _WHET)):
+        return _HIDDEN
+    if file.startswith(_PACKAGES) or f"{os.sep}site-packages{os.sep}" in file:
+        return _LIBRARY
+    return _HIDDEN if file.startswith(_STANDARD) else _USER
+
+
+@cache
+def _line(file: str, number: int, function: str) -> Line:
+    return Line(file, number, function)

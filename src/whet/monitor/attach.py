@@ -1,0 +1,91 @@
+"""In a process that `whet monitor` watches: counts steps and reports them to it twice a second.
+
+`inject/sitecustomize.py` calls `begin` once torch is loaded. Nothing here may disturb the program.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import socket
+import threading
+
+import torch
+
+from whet.monitor.allocator import AllocatorCollector
+from whet.monitor.messages import INTERVAL_S
+from whet.monitor.steps import StepCounter, StepTotals
+from whet.monitor.torch_loop import HOST_PHASES, TorchLoop
+
+_SEND_S = 2.0
+
+
+class Reporter:
+    """Sends what is counted in this process, from a thread that starts with the first step.
+
+    A forked child inherits the counter, not the thread: it starts anew with its own first step, if it takes any.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._allocator = AllocatorCollector()
+        self._begin_process()
+        os.register_at_fork(after_in_child=self._begin_process)
+        self._loop = TorchLoop(self._add)
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(timeout=_SEND_S)
+        self._loop.stop()
+        self._send(self._counter.take())
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def _begin_process(self) -> None:
+        self._counter = StepCounter()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._is_connected = False
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+
+    def _add(
+        self, latency_s: float, phases_s: dict[str, float], num_samples: int | None, num_tokens: int | None
+    ) -> None:
+        self._counter.add(latency_s, phases_s, num_samples, num_tokens)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._report, name="whet-monitor", daemon=True)
+            self._thread.start()
+
+    def _report(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            self._send(self._counter.take())
+
+    def _send(self, steps: StepTotals) -> None:
+        message: dict[str, object] = {"format": 1, "pid": os.getpid(), "rank": rank(), "steps": steps.to_json()}
+        # OSError: whoever watched has gone. RuntimeError: CUDA is past help. The program must hear of neither here.
+        with contextlib.suppress(OSError, RuntimeError):
+            cells = {key: cell.mean for key, cell in self._allocator.collect().items()}
+            if cells:
+                message |= {"cells": cells, "notes": {"phases": HOST_PHASES}}
+            if not self._is_connected:
+                self._socket.settimeout(_SEND_S)
+                self._socket.connect(self._path)
+                self._is_connected = True
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+
+def begin(path: str) -> None:
+    """Watch the steps of this process and report them to the socket at `path`."""
+    reporter = Reporter(path)
+    atexit.register(reporter.close)
+
+
+def rank() -> int:
+    """This process's rank among those that train together: as torch.distributed or torchrun says; 0 alone."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return int(distributed.get_rank())
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdecimal() else 0

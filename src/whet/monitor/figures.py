@@ -1,0 +1,119 @@
+"""A summary's figures as people read them: three digits with their unit, and a dash for what was not measured."""
+
+import math
+
+from whet.monitor import metrics
+from whet.monitor.summary import Gpu, Summary
+
+DASH = "—"
+NOT_HERE = "not available here"
+
+_TIMES_MS = (("s", 1e3), ("ms", 1.0), ("µs", 1e-3))
+_BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+
+
+def table(summary: Summary) -> list[tuple[str, str]]:
+    """Name and figure, in the order of their weight. What could not be measured says why."""
+    rows = [("duration", duration(summary.duration_s))]
+    rows += _step_rows(summary)
+    cores = f"{summary.num_cores} core{'s' if summary.num_cores != 1 else ''}"
+    rows.append(("CPU", f"{percent(summary.cpu)} of {cores}, at most {percent(summary.peak_cpu)}"))
+    rows.append(("memory, peak", num_bytes(summary.peak_rss_bytes)))
+    for gpu in summary.gpus:
+        rows += _gpu_rows(gpu)
+    rows += [(name, f"{NOT_HERE}: {why}") for name, why in summary.unavailable.items()]
+    return rows
+
+
+def status(summary: Summary, *, running: bool) -> tuple[str, str]:
+    """A word, and whether it is good, bad or neither ("quiet")."""
+    if running:
+        return "running", "good"
+    if summary.exit_code or summary.message:
+        return "failed" if summary.exit_code is None else f"exit code {summary.exit_code}", "bad"
+    return "ended", "quiet"
+
+
+def _step_rows(summary: Summary) -> list[tuple[str, str]]:
+    latency = summary.latency
+    if latency is None:
+        return []
+    p99 = f" · P99 {milliseconds(latency.p99_ms)}" if latency.p99_ms is not None else ""
+    rows = [
+        ("steps", f"{summary.num_steps:,}, {rate(summary.steps_per_s)}"),
+        ("step latency", f"P50 {milliseconds(latency.p50_ms)} · P90 {milliseconds(latency.p90_ms)}{p99}"),
+        ("longest step", milliseconds(latency.longest_ms)),
+    ]
+    for name, count, per_s in (
+        ("samples", summary.num_samples, summary.samples_per_s),
+        ("tokens", summary.num_tokens, summary.tokens_per_s),
+    ):
+        if count is not None:
+            rows.append((name, f"{count:,}, {rate(per_s)}"))
+    if summary.data_wait is not None:
+        rows.append(("data wait", f"{percent(summary.data_wait)} of the step time"))
+    others = [name for name in metrics.PHASES if name in summary.phases and name != metrics.DATA_WAIT]
+    if others:
+        parts = [f"{metrics.PHASES[name]} {percent(summary.phases[name])}" for name in others]
+        rows.append(("the rest of it", " · ".join(parts)))
+    return rows
+
+
+def _gpu_rows(gpu: Gpu) -> list[tuple[str, str]]:
+    name = f"GPU {gpu.number}"
+    rows = []
+    if gpu.utilisation is not None:
+        rows.append((name, f"{percent(gpu.utilisation)} of the time{f', {gpu.name}' if gpu.name else ''}"))
+    if gpu.peak_bytes is not None:
+        rows.append((f"{name} memory, peak", num_bytes(gpu.peak_bytes)))
+    if gpu.peak_reserved_bytes is not None:
+        held = f"{num_bytes(gpu.peak_reserved_bytes)} reserved, {num_bytes(gpu.peak_allocated_bytes)} held by tensors"
+        rows.append((f"{name} PyTorch, peak", held))
+        worst = f", at most {percent(gpu.peak_fragmentation)}"
+        rows.append((f"{name} fragmentation", f"{percent(gpu.fragmentation)} of what is reserved{worst}"))
+    return rows
+
+
+def digits(value: float) -> str:
+    """Three significant digits, never in powers of ten."""
+    rounded = float(f"{value:.3g}")
+    exponent = math.floor(math.log10(abs(rounded))) if rounded else 2
+    return f"{rounded:,.{max(0, 2 - exponent)}f}"
+
+
+def milliseconds(value: float | None) -> str:
+    """In s, ms or µs."""
+    return _scaled(value, _TIMES_MS)
+
+
+def num_bytes(value: float | None) -> str:
+    """In GiB, MiB or KiB."""
+    return _scaled(value, _BYTES)
+
+
+def rate(value: float | None) -> str:
+    return DASH if value is None else f"{digits(value)} per second"
+
+
+def percent(fraction: float | None) -> str:
+    if fraction is None:
+        return DASH
+    return f"{100 * fraction:.0f} %" if fraction >= 0.0995 or not fraction else f"{100 * fraction:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """In two units at most: 9.3 s, 2 min 3 s, 1 h 5 min, 2 d 3 h."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = int(seconds)
+    for name, size, next_name, next_size in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if whole >= size:
+            return f"{whole // size} {name} {whole % size // next_size} {next_name}"
+    return f"{whole} s"
+
+
+def _scaled(value: float | None, units: tuple[tuple[str, float], ...]) -> str:
+    if value is None:
+        return DASH
+    name, size = next((unit for unit in units if value >= unit[1]), units[-1])
+    return f"{digits(value / size)} {name}"

@@ -1,0 +1,80 @@
+"""Put first on PYTHONPATH by `whet monitor`, so that every Python it starts watches its own steps.
+
+Standard library only, and nothing that could disturb the program: it takes itself off the path, lets the
+sitecustomize run that would have, and waits for torch to be loaded, if ever it is.
+"""
+
+import importlib
+import importlib.util
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+_SOCKET = os.environ.get("WHET_MONITOR_SOCKET", "")
+
+
+class _TorchFinder(MetaPathFinder):
+    """Once torch is loaded, the watching begins."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != "torch":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def execute_and_begin(module: ModuleType) -> None:
+            execute(module)
+            _begin()
+
+        vars(spec.loader)["exec_module"] = execute_and_begin
+        return spec
+
+
+def _begin() -> None:
+    try:
+        from whet.monitor.attach import begin
+
+        begin(_SOCKET)
+    except Exception as error:  # noqa: BLE001 - the program must go on, whatever is wrong with the watching
+        _report(f"{type(error).__name__}: {error} (in {sys.executable})")
+
+
+def _report(problem: str) -> None:
+    message = {"format": 1, "pid": os.getpid(), "problem": f"steps cannot be seen: {problem}"[:2000]}
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(2)
+            connection.connect(_SOCKET)
+            connection.sendall(json.dumps(message).encode() + b"\n")
+    except OSError:
+        pass
+
+
+def _run_the_other() -> None:
+    """The sitecustomize that this file hides."""
+    here = Path(__file__).parent
+    sys.path[:] = [entry for entry in sys.path if not entry or Path(entry) != here]
+    mine = sys.modules.pop("sitecustomize", None)
+    try:
+        importlib.import_module("sitecustomize")
+    except ModuleNotFoundError as error:
+        if error.name != "sitecustomize":
+            raise
+        if mine is not None:
+            sys.modules["sitecustomize"] = mine
+
+
+_run_the_other()
+if _SOCKET:
+    sys.meta_path.insert(0, _TorchFinder())

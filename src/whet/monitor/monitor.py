@@ -1,0 +1,250 @@
+"""whet.Monitor: watch a training loop from within, by one line in it."""
+
+import atexit
+import contextlib
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
+
+import psutil
+from rich.console import Console
+
+from whet.errors import OptionError
+from whet.files import write_whole
+from whet.monitor import metrics
+from whet.monitor.allocator import AllocatorCollector
+from whet.monitor.gpu import GpuCollector
+from whet.monitor.process import ProcessCollector, usable_cores
+from whet.monitor.run import Facts, Run
+from whet.monitor.sampler import Sampler
+from whet.monitor.server import DEFAULT_HOST, PageServer
+from whet.monitor.steps import StepCounter
+from whet.monitor.summary import Summary, summarise
+from whet.monitor.summary_page import render
+from whet.monitor.terminal import show_summary
+
+if TYPE_CHECKING:
+    from whet.monitor.torch_loop import OnStep, TorchLoop
+
+JSON_FILE = "summary.json"
+HTML_FILE = "summary.html"
+MIN_INTERVAL_S = 0.05
+
+Batch = TypeVar("Batch")
+
+
+class Monitor:
+    """Watches this process from here on; `close`, leaving a `with` block, or the end of the program ends it.
+
+    One line is enough: steps and their phases are then taken from torch's optimizer, backward, forward and DataLoader.
+    A loop that says itself where a step ends is counted by that, exactly:
+
+        with whet.Monitor(port=8765) as monitor:
+            for inputs, targets in monitor.batches(loader):
+                ...
+                monitor.step(num_samples=len(inputs))
+
+    name: for titles; the script's by default. port: of the live page and /metrics on `host`; 0 takes any free one,
+    None serves nothing. interval_s: between samples, at least 0.05. out: a directory for summary.json and summary.html
+    at the end. show: print the page's address and the summary on standard error. watch: take steps and phases from
+    torch. Raises OptionError for a port in use, MissingExtra for a page without the extra `monitor`.
+    """
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        port: int | None = None,
+        host: str = DEFAULT_HOST,
+        interval_s: float = 1.0,
+        out: str | Path | None = None,
+        show: bool = True,
+        watch: bool = True,
+    ) -> None:
+        if not interval_s >= MIN_INTERVAL_S:
+            raise OptionError(f"interval_s={interval_s}: samples lie at least {MIN_INTERVAL_S} s apart")
+        self.run = Run(facts_of_this_process(name, interval_s))
+        self._out = make_directory(out)
+        self._console = Console(stderr=True) if show else None
+        self._server = PageServer(self.run, host, port) if port is not None else None
+        self._gpu = GpuCollector()
+        self.run.name_gpus(self._gpu.names)
+        self._counter = StepCounter()
+        collectors = (ProcessCollector(os.getpid()), self._gpu, AllocatorCollector())
+        self._sampler = Sampler(self.run, collectors, self._counter.take)
+        self._waiting = _Waiting()
+        self._step_began = time.perf_counter()
+        self._owner = os.getpid()
+        self._is_open = True
+        self._has_own_steps = False
+        self._phases_s: dict[str, float] = {}
+        self._loop = _torch_loop(self._torch_stepped) if watch else None
+        self._sampler.start()
+        if self._server is not None:
+            self._server.start()
+            if self._console:
+                self._console.print(f"whet monitor: {self._server.url}", highlight=False)
+        atexit.register(self.close)
+
+    @property
+    def url(self) -> str | None:
+        """The live page's address; None without one."""
+        return self._server.url if self._server else None
+
+    def step(self, num_samples: int | None = None, num_tokens: int | None = None) -> None:
+        """A step ends here. It began where the one before ended, or at the first wait for data.
+
+        From the first call on, these are the steps that count; torch's own only give their phases.
+        """
+        now = time.perf_counter()
+        latency_s, self._step_began = now - self._step_began, now
+        self._has_own_steps = True
+        phases_s, self._phases_s = self._phases_s, {}
+        if self._waiting.was_used:
+            phases_s[metrics.DATA_WAIT] = self._waiting.take()
+        self._counter.add(latency_s, phases_s, num_samples, num_tokens)
+
+    def data_wait(self) -> contextlib.AbstractContextManager[None]:
+        """`with monitor.data_wait(): batch = next(iterator)` counts the time within as waiting for data."""
+        self._begin_first_step()
+        return self._waiting
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """The batches of a loader; the time it takes to give each is counted as waiting for data."""
+        self._begin_first_step()
+        iterator = iter(loader)
+        while True:
+            with self._waiting:
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+            yield batch
+
+    def summary(self) -> Summary:
+        """What the run has come to so far."""
+        return summarise(self.run)
+
+    def close(self, message: str = "") -> None:
+        """End the watching: a last sample, the summary shown and written, the page told. Only the first call counts.
+
+        message: what went wrong, if anything did.
+        """
+        if not self._is_open or os.getpid() != self._owner:  # a forked worker inherits the object, not the threads
+            return
+        self._is_open = False
+        atexit.unregister(self.close)
+        if self._loop is not None:
+            self._loop.stop()
+        self._sampler.stop()
+        self.run.end(message=message)
+        self._gpu.close()
+        if self._server is not None:
+            self._server.stop()
+        if self._console:
+            show_summary(self._console, self.summary())
+        if self._out is not None:
+            write_summary(self.run, self._out)
+
+    def __enter__(self) -> "Monitor":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close("" if error is None else f"{type(error).__name__}: {error}".rstrip(": "))
+
+    def _torch_stepped(
+        self, latency_s: float, phases_s: dict[str, float], num_samples: int | None, num_tokens: int | None
+    ) -> None:
+        """A step as torch shows it: counted, or only its phases where the loop says itself where its steps end."""
+        if not self._has_own_steps:
+            if self._waiting.was_used:
+                phases_s = _with_wait(phases_s, self._waiting.take(), latency_s)
+            self._counter.add(latency_s, phases_s, num_samples, num_tokens)
+            return
+        # What is left of the loop's own step is the rest of that; here it may hold the loop's own wait for data.
+        for name, seconds in phases_s.items():
+            if name != metrics.REST:
+                self._phases_s[name] = self._phases_s.get(name, 0.0) + seconds
+
+    def _begin_first_step(self) -> None:
+        if not self._waiting.was_used:
+            self._waiting.was_used = True
+            self._step_began = time.perf_counter()
+
+
+class _Waiting(contextlib.AbstractContextManager[None]):
+    """Time spent within, since it was last taken."""
+
+    def __init__(self) -> None:
+        self.was_used = False
+        self._total_s = 0.0
+        self._began = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *exception: object) -> None:
+        self._total_s += time.perf_counter() - self._began
+
+    def take(self) -> float:
+        taken, self._total_s = self._total_s, 0.0
+        return taken
+
+
+def _with_wait(phases_s: dict[str, float], wait_s: float, latency_s: float) -> dict[str, float]:
+    """The phases of a step with the wait for data as the loop told it, which torch counted among the rest."""
+    known = {name: s for name, s in phases_s.items() if name not in (metrics.REST, metrics.DATA_WAIT)}
+    return known | {metrics.DATA_WAIT: min(wait_s, max(0.0, latency_s - sum(known.values())))}
+
+
+def _torch_loop(on_step: "OnStep") -> "TorchLoop":
+    # Loads torch, which a process that only looks on (whet monitor) must not.
+    module = import_module("whet.monitor.torch_loop")
+    loop: TorchLoop = module.TorchLoop(on_step)
+    return loop
+
+
+def facts_of_this_process(name: str | None, interval_s: float) -> Facts:
+    """What this process is."""
+    words = getattr(sys, "orig_argv", sys.argv)
+    return facts(name or Path(sys.argv[0]).name or "python", words, os.getpid(), interval_s)
+
+
+def facts(name: str, command: list[str], pid: int, interval_s: float) -> Facts:
+    """What a process of this machine is."""
+    return Facts(
+        name=name,
+        command=shlex.join(command),
+        pid=pid,
+        host=platform.node(),
+        interval_s=interval_s,
+        num_cores=usable_cores(),
+        memory_bytes=psutil.virtual_memory().total,
+    )
+
+
+def make_directory(out: str | Path | None) -> Path | None:
+    """The directory for the summary, made now rather than missed at the end. Raises OptionError where it cannot be."""
+    if out is None:
+        return None
+    directory = Path(out)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"cannot make the directory {directory}: {error.strerror or error}") from error
+    return directory
+
+
+def write_summary(run: Run, directory: Path) -> None:
+    """summary.json and summary.html, each whole or not at all. Raises OutputError where they cannot be written."""
+    write_whole(directory / JSON_FILE, summarise(run).to_json())
+    write_whole(directory / HTML_FILE, render(run))

@@ -1,0 +1,119 @@
+"""CPU time and resident memory of a process and all it started, and of the whole machine."""
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import psutil
+
+from whet.monitor import metrics
+from whet.monitor.series import Cell
+
+_PROC = Path("/proc")
+_LIST_S = 5.0  # asking psutil for a tree reads every process of the machine
+
+
+class ProcessCollector:
+    """What a process tree and the machine used since the last call. pid: the tree's root."""
+
+    def __init__(self, pid: int, name: str = "this run") -> None:
+        self.unavailable: dict[str, str] = {}
+        self.num_processes = 1
+        self._pid = pid
+        self._name = name
+        self._tree = _Tree(pid)
+        self._known: dict[int, psutil.Process] = {}
+        self._busy_s: dict[int, float] = {}
+        self._machine = psutil.cpu_times()
+        self._sampled = time.monotonic()
+        self.collect()
+
+    def collect(self) -> dict[str, Cell]:
+        """Cells of CPU and memory; without those of the process tree once it has ended."""
+        now = time.monotonic()
+        elapsed_s, self._sampled = now - self._sampled, now
+        cells = self._of_machine()
+        used_s, rss = self._of_tree()
+        if rss:
+            cells[metrics.RSS] = Cell.of(rss)
+            if elapsed_s > 0:
+                share = 100 * used_s / (elapsed_s * usable_cores())
+                cells[metrics.CPU] = Cell.of(min(share, 100.0), elapsed_s)
+        return cells
+
+    def _of_machine(self) -> dict[str, Cell]:
+        before, self._machine = self._machine, psutil.cpu_times()
+        total_s = sum(self._machine) - sum(before)
+        idle_s = _idle_s(self._machine) - _idle_s(before)
+        memory = psutil.virtual_memory()
+        cells = {metrics.MACHINE_MEMORY: Cell.of(memory.total - memory.available)}
+        if total_s > 0:
+            cells[metrics.MACHINE_CPU] = Cell.of(min(max(100 * (1 - idle_s / total_s), 0.0), 100.0), total_s)
+        return cells
+
+    def _of_tree(self) -> tuple[float, int]:
+        """Seconds of CPU time since the last call, and resident bytes now."""
+        used_s, rss = 0.0, 0
+        busy: dict[int, float] = {}
+        processes = {pid: self._known.get(pid) or _process(pid) for pid in self._tree.pids()}
+        self._known = {pid: process for pid, process in processes.items() if process is not None}
+        for pid, process in self._known.items():
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                busy[pid] = times.user + times.system
+                rss += process.memory_info().rss
+                # All of a new process's time is of this interval: it was not there at the last call.
+                used_s += busy[pid] - self._busy_s.get(pid, 0.0)
+        self._busy_s = busy
+        self.num_processes = len(busy)
+        return used_s, rss
+
+
+class _Tree:
+    """A process and all it started. From the kernel's list of children where it keeps one, else from psutil."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._pids = [pid]
+        self._listed = -_LIST_S
+        self._has_list = (_PROC / str(pid) / "task" / str(pid) / "children").exists()
+
+    def pids(self) -> list[int]:
+        if self._has_list:
+            found = [self._pid]
+            for pid in found:  # grows as it goes
+                found.extend(_children(pid))
+            return found
+        now = time.monotonic()
+        if now >= self._listed + _LIST_S:
+            self._listed = now
+            with contextlib.suppress(psutil.Error):
+                children = psutil.Process(self._pid).children(recursive=True)
+                self._pids = [self._pid, *(child.pid for child in children)]
+        return self._pids
+
+
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with contextlib.suppress(OSError):  # the process or the thread has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - iterdir makes an object a thread, every second
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children", "rb") as file:  # noqa: PTH123
+                found.extend(map(int, file.read().split()))
+    return found
+
+
+def _process(pid: int) -> psutil.Process | None:
+    try:
+        return psutil.Process(pid)
+    except psutil.Error:
+        return None
+
+
+def _idle_s(times: object) -> float:
+    return float(getattr(times, "idle", 0.0)) + float(getattr(times, "iowait", 0.0))

@@ -1,0 +1,187 @@
+"""Listens to the watched processes over a local socket. A collector of the sampler's, and its source of steps."""
+
+import contextlib
+import os
+import selectors
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from whet.monitor.messages import MAX_LINE_BYTES, Message
+from whet.monitor.run import Run
+from whet.monitor.series import Cell
+from whet.monitor.steps import StepTotals
+
+_NO_STEPS = "no step was seen yet: the command runs no Python that finds whet, or does not train with torch"
+_NO_CUDA = "no watched process has used CUDA"
+
+
+@dataclass
+class _Source:
+    """One process that reports."""
+
+    rank: int
+    order: int
+    steps: StepTotals = field(default_factory=StepTotals)
+    cells: dict[str, Cell] = field(default_factory=dict)
+    has_stepped: bool = False
+    is_open: bool = True
+
+
+class Receiver:
+    """Every process that reports has its own steps; those of the lowest rank stand for all.
+
+    Processes that train together take their steps together, each on its own samples: so steps, times and phases are
+    the first one's, and samples and tokens are added up.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.unavailable: dict[str, str] = {"steps": _NO_STEPS, "CUDA allocator": _NO_CUDA}
+        self._run = run
+        self._directory = _private_directory()
+        self.path = Path(self._directory.name) / "socket"
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listening.bind(str(self.path))
+        self._listening.listen(64)
+        self._listening.setblocking(False)
+        self._sources: dict[int, _Source] = {}
+        self._lock = threading.Lock()
+        self._num_open = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="whet-monitor-receiver", daemon=True)
+        self._thread.start()
+
+    def collect(self) -> dict[str, Cell]:
+        """What the processes' CUDA allocators hold; of several on one GPU the one that holds most."""
+        cells: dict[str, Cell] = {}
+        with self._lock:
+            for source in self._sources.values():
+                for key, cell in source.cells.items() if source.is_open else ():
+                    if key not in cells or cell.mean > cells[key].mean:
+                        cells[key] = cell
+        return cells
+
+    def take_steps(self) -> StepTotals:
+        """The steps that ended since the last call."""
+        with self._lock:
+            stepping = [source for source in self._sources.values() if source.has_stepped]
+            if not stepping:
+                return StepTotals()
+            first = min(stepping, key=lambda s: (not (s.is_open or s.steps.num_steps), s.rank, s.order))
+            taken, first.steps = first.steps, StepTotals()
+            if not taken.num_steps:
+                return taken
+            for source in stepping:
+                if source is not first:
+                    steps, source.steps = source.steps, StepTotals()
+                    if source.rank == first.rank and not (source.is_open and first.is_open):
+                        taken.merge(steps)  # one came after the other
+                    else:
+                        taken.merge(StepTotals(num_samples=steps.num_samples, num_tokens=steps.num_tokens))
+        return taken
+
+    def finish(self, timeout_s: float = 2.0) -> None:
+        """Take what is still under way from processes that have ended, then stop."""
+        deadline = time.monotonic() + timeout_s
+        time.sleep(0.02)  # a connection made just before the end is yet to be accepted
+        while self._num_open and time.monotonic() < deadline:
+            time.sleep(0.01)
+        self._stopped.set()
+        self._thread.join()
+        self._listening.close()
+        self._directory.cleanup()
+
+    def _loop(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listening, selectors.EVENT_READ, None)
+            while not self._stopped.is_set():
+                for key, _ in selector.select(timeout=0.1):
+                    if key.data is None:
+                        self._accept(selector)
+                    elif not key.data.read():
+                        selector.unregister(key.fileobj)
+                        key.data.close()
+                        self._num_open -= 1
+            for key in list(selector.get_map().values()):
+                if key.data is not None:
+                    key.data.close()
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = self._listening.accept()
+            selector.register(connection, selectors.EVENT_READ, _Connection(connection, self._hear, self._leave))
+            self._num_open += 1
+
+    def _hear(self, line: bytes) -> int | None:
+        """One message. Returns the sender's process id, or None where it made no sense."""
+        try:
+            message = Message.model_validate_json(line)
+            steps = message.steps.totals() if message.steps else StepTotals()
+        except (ValidationError, ValueError):
+            self._run.note("message", "a watched process sent something that is no message of whet's; it was left out")
+            return None
+        with self._lock:
+            source = self._sources.setdefault(message.pid, _Source(message.rank, len(self._sources)))
+            source.rank = message.rank
+            source.steps.merge(steps)
+            source.cells = message.row_cells()
+            source.is_open = True
+            if message.cells:
+                self.unavailable.pop("CUDA allocator", None)
+            if steps.num_steps:
+                source.has_stepped = True
+                self.unavailable.pop("steps", None)
+            elif message.problem and not any(s.has_stepped for s in self._sources.values()):
+                self.unavailable["steps"] = message.problem
+            together = sum(s.has_stepped and s.is_open for s in self._sources.values())
+        for key, text in message.notes.items():
+            self._run.note(key, text)
+        if together > 1:
+            self._run.note("ranks", f"{together} processes train: steps and phases are of the first, samples of all")
+        return message.pid
+
+    def _leave(self, pid: int) -> None:
+        with self._lock:
+            if pid in self._sources:
+                self._sources[pid].is_open = False
+
+
+def _private_directory() -> tempfile.TemporaryDirectory[str]:
+    """Only this user may enter it. A socket's path has room for 107 bytes; a long TMPDIR is left for /tmp."""
+    where = tempfile.gettempdir()
+    return tempfile.TemporaryDirectory(prefix="whet-monitor-", dir=where if len(os.fsencode(where)) < 70 else "/tmp")
+
+
+class _Connection:
+    """Lines from one process."""
+
+    def __init__(
+        self, connection: socket.socket, hear: Callable[[bytes], int | None], leave: Callable[[int], None]
+    ) -> None:
+        self._connection = connection
+        self._hear = hear
+        self._leave = leave
+        self._pid: int | None = None
+        self._buffer = b""
+
+    def read(self) -> bool:
+        """Read what there is. Returns False once the other side has gone, or talks nonsense."""
+        try:
+            data = self._connection.recv(1 << 16)
+        except OSError:
+            return False
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._pid = self._hear(line) or self._pid
+        return bool(data) and len(self._buffer) < MAX_LINE_BYTES
+
+    def close(self) -> None:
+        self._connection.close()
+        if self._pid is not None:
+            self._leave(self._pid)

@@ -1,0 +1,219 @@
+"""The page, its data and /metrics over HTTP, from a thread of the process that watches."""
+
+import asyncio
+import contextlib
+import errno
+import ipaddress
+import json
+import socket
+import threading
+import time
+from importlib.resources import files
+from typing import Any
+from urllib.parse import urlsplit
+
+from whet.errors import MissingExtra, OptionError
+from whet.monitor import metrics
+from whet.monitor.exporter import Exporter
+from whet.monitor.run import Run
+from whet.monitor.summary import summarise
+from whet.monitor.summary_page import render
+
+DEFAULT_HOST = "127.0.0.1"
+
+_WAIT_S = 15.0  # a page asks again after that, so that either side notices when the other has gone
+_START_S = 10.0
+_TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
+_STATIC = ("style.css", "format.js", "chart.js", "charts.js", "tiles.js", "live.js")
+_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
+_NEVER_STALE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+
+
+class PageServer:
+    """Serves one run. `start` it after making it; port 0 takes any free one.
+
+    Raises MissingExtra without fastapi and uvicorn, OptionError where the address cannot be had.
+    """
+
+    def __init__(self, run: Run, host: str = DEFAULT_HOST, port: int = 0) -> None:
+        self._waiting = _Waiting(run)
+        app = _app(run, self._waiting, loopback=_is_loopback(host))
+        self._server = _uvicorn(app)
+        self._socket = bind(host, port)
+        self.host, self.port = host, int(self._socket.getsockname()[1])
+        self._thread = threading.Thread(target=self._serve, name="whet-monitor-page", daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    def start(self) -> None:
+        """Returns once the page can be asked for."""
+        self._thread.start()
+        deadline = time.monotonic() + _START_S
+        while not self._server.started and self._thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        """Let pages that are open hear of the end, then stop; just let go of the port where nothing was started."""
+        if self._thread.ident is None:
+            self._socket.close()
+            return
+        self._waiting.let_pages_hear()
+        self._waiting.stop()
+        self._server.should_exit = True
+        self._thread.join(timeout=_START_S)
+        self._socket.close()
+
+    def _serve(self) -> None:
+        self._server.run(sockets=[self._socket])
+
+
+class _Waiting:
+    """Requests that wait for news, and whether the page has heard of the end."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._events: set[asyncio.Event] = set()
+        self._asked = -float("inf")
+        self._is_stopped = False
+        self._heard = threading.Event()
+        run.listen(self._tell)
+
+    async def news(self, after: int) -> None:
+        """Wait until there is a row beyond `after`, or the run has ended."""
+        self._loop = asyncio.get_running_loop()
+        self._asked = time.monotonic()
+        event = asyncio.Event()
+        self._events.add(event)
+        try:
+            if self._run.num_rows <= after and self._run.ending is None and not self._is_stopped:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(event.wait(), _WAIT_S)
+        finally:
+            self._events.discard(event)
+            self._asked = time.monotonic()
+        if self._run.ending is not None:
+            self._heard.set()
+
+    def let_pages_hear(self) -> None:
+        """Wait a moment for a page that is between two questions; not at all where none is open."""
+        if self._run.ending is not None and (self._events or time.monotonic() - self._asked < 2.0):
+            self._heard.wait(timeout=1.5)
+
+    def stop(self) -> None:
+        """Let nobody wait any longer: the server ends."""
+        self._is_stopped = True
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped
+                self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        for event in self._events:
+            event.set()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises OptionError where the address is in use or none of this machine's."""
+    if not 0 <= port <= 65535:
+        raise OptionError(f"port {port} is none: write 0 for any free one, or 1 to 65535")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(64)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise OptionError(
+                f"port {port} of {host} is in use; name another one, or 0 for any that is free"
+            ) from error
+        raise OptionError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+    return listening
+
+
+def _uvicorn(app: Any) -> Any:
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise MissingExtra("uvicorn", "monitor", "the page of whet monitor") from error
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=2
+    )
+    return uvicorn.Server(config)
+
+
+def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
+    try:
+        from fastapi import Depends, FastAPI, HTTPException, Request, Response
+    except ImportError as error:
+        raise MissingExtra("fastapi", "monitor", "the page of whet monitor") from error
+    exporter = Exporter(run)
+
+    def check_host(request: Request) -> None:
+        # A foreign site can point a name of its own at 127.0.0.1 and read what a browser gets from there.
+        if loopback and not _is_loopback(urlsplit(f"//{request.headers.get('host', '')}").hostname or ""):
+            raise HTTPException(421, "this page answers to localhost only")
+
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(check_host)])
+
+    async def static(name: str) -> Response:
+        content = (files("whet.monitor") / "page" / name).read_bytes()
+        media_type = _TYPES[name.rpartition(".")[2]]
+        return Response(content, media_type=media_type, headers={**_NEVER_STALE, "Content-Security-Policy": _POLICY})
+
+    @app.get("/")
+    async def page() -> Response:
+        return await static("live.html")
+
+    @app.get("/page/{name}")
+    async def part(name: str) -> Response:
+        if name not in _STATIC:
+            raise HTTPException(404)
+        return await static(name)
+
+    def data(value: object) -> Response:
+        # Not FastAPI's own encoder: it looks at every number in Python, on the watched process's time.
+        return Response(json.dumps(value), media_type="application/json", headers=_NEVER_STALE)
+
+    @app.get("/api/charts")
+    async def charts() -> Response:
+        return data(metrics.charts())
+
+    @app.get("/api/update")
+    async def update(after: int = 0, of: str = "") -> Response:
+        after = max(after, 0) if of == run.id else 0
+        await waiting.news(after)
+        return data(run.update(after))
+
+    @app.get("/api/history")
+    async def history() -> Response:
+        return data(run.history())
+
+    @app.get("/summary.json")
+    async def summary() -> Response:
+        return Response(summarise(run).to_json(), media_type="application/json", headers=_NEVER_STALE)
+
+    @app.get("/summary.html")
+    async def summary_page() -> Response:
+        return Response(render(run), media_type="text/html", headers=_NEVER_STALE)
+
+    @app.get("/metrics")
+    async def scrape(request: Request) -> Response:
+        content, content_type = exporter.scrape(request.headers.get("accept", ""))
+        return Response(content, headers={"Content-Type": content_type})
+
+    return app
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False

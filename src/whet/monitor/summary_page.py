@@ -1,0 +1,37 @@
+"""summary.html: the figures and charts of a run on one page that opens offline and refers to nothing outside itself."""
+
+import json
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from whet.monitor import metrics
+from whet.monitor.figures import status, table
+from whet.monitor.run import Run
+from whet.monitor.summary import summarise
+
+_SCRIPTS = ("format.js", "chart.js", "charts.js")
+
+
+def render(run: Run) -> str:
+    """The page as text: the summary as a table, the charts drawn by the live page's own scripts from data within."""
+    summary = summarise(run)
+    word, kind = status(summary, running=run.ending is None)
+    data = {"charts": metrics.charts(), "rows": run.history()["rows"]}
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(_read("saved.html.j2")).render(
+        s=summary,
+        pid=run.facts.pid,
+        word=word,
+        kind=kind,
+        rows=table(summary),
+        css=Markup(_read("style.css")),
+        scripts=[Markup(_read(name)) for name in _SCRIPTS],
+        # Inside a script element only "</script" and "<!--" mean anything: no "<" is left.
+        data=Markup(json.dumps(data).replace("<", "\\u003c")),
+    )
+
+
+def _read(name: str) -> str:
+    return (files("whet.monitor") / "page" / name).read_text(encoding="utf-8")

@@ -1,0 +1,247 @@
+"""Which line of user code allocated which tensor memory, what was held when, and by what at the peak.
+
+A dispatch mode sees every operator that runs in eager PyTorch, the backward pass included, and watches the storages
+they make until they are freed. It costs some 10 µs per operator, so times are not measured with it.
+"""
+
+import contextlib
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from whet.measure.usercode import BEFORE, Line, user_line
+
+_NEW_PEAK = 1.01  # times the last one whose holders were noted
+_MOST_POINTS = 2000
+
+# What comes from Python or numpy data: the storage is new, though an operator seems to have been given it.
+_LIFTS = frozenset({"aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy"})
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One storage that was alive when asked for. line: of user code; where is_outside, the one that first used it, for
+    no operator made it (a data loader's worker, numpy, or anything before the profile began).
+
+    step: in which it was made, counted from 0. key: the storage's identity while it lives.
+    """
+
+    num_bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    line: Line
+    step: int
+    is_outside: bool
+    key: int
+
+
+@dataclass(frozen=True)
+class LineUse:
+    """What one line of user code held at a moment."""
+
+    line: Line
+    num_bytes: int
+    num_tensors: int
+
+
+@dataclass(frozen=True)
+class TensorMemory:
+    """Tensor memory that was seen made and freed, over a run. points: (seconds since the start, bytes held).
+
+    peak_lines: who held the peak, largest first. step_bytes: held at the end of each step; step_peak_bytes: the most
+    held during each.
+    """
+
+    start_bytes: int
+    end_bytes: int
+    peak_bytes: int
+    peak_lines: tuple[LineUse, ...] = ()
+    points: tuple[tuple[float, int], ...] = ()
+    step_bytes: tuple[int, ...] = ()
+    step_peak_bytes: tuple[int, ...] = ()
+
+
+@dataclass
+class _Held:
+    """One storage while it lives. The weak reference must live as long."""
+
+    num_bytes: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    line: Line
+    step: int
+    is_outside: bool
+    reference: Any = None
+
+
+@dataclass
+class _Use:
+    num_bytes: int = 0
+    num_tensors: int = 0
+
+
+@dataclass
+class _Track:
+    """Running totals."""
+
+    held_bytes: int = 0
+    peak_bytes: int = 0
+    noted_bytes: int = -1  # the peak whose holders are in `noted`
+    step_peak_bytes: int = 0
+    uses: dict[Line, _Use] = field(default_factory=dict)
+    noted: dict[Line, tuple[int, int]] = field(default_factory=dict)
+
+
+class AllocationTracker(TorchDispatchMode):
+    """Watches storages while it is entered; call step() at the end of each step.
+
+    changed: told of the bytes held, after each change upwards.
+    """
+
+    def __init__(self, *, changed: Callable[[int], None] | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._held: dict[int, _Held] = {}
+        self._track = _Track()
+        self.changed = changed
+        self._step = 0
+        self._step_bytes: list[int] = []
+        self._step_peaks: list[int] = []
+        self._points: list[tuple[float, int]] = []
+        self._every_s = 0.0
+        self._began_s = time.perf_counter()
+        self._start_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Of all storages that were seen and live."""
+        return self._track.held_bytes
+
+    @property
+    def num_steps(self) -> int:
+        return self._step
+
+    def know(self, tensors: Iterator[Tensor]) -> None:
+        """Storages that are there before anything runs: they count, and are nobody's allocation."""
+        for tensor in tensors:
+            self._see(tensor, BEFORE, is_outside=True)
+        self._start_bytes = self._track.held_bytes
+
+    def step(self) -> None:
+        """A step has ended."""
+        self._step += 1
+        self._step_bytes.append(self._track.held_bytes)
+        self._step_peaks.append(self._track.step_peak_bytes)
+        self._track.step_peak_bytes = self._track.held_bytes
+
+    def alive(self) -> list[Allocation]:
+        """Every storage that lives now, largest first."""
+        found = [
+            Allocation(
+                h.num_bytes, h.shape, str(h.dtype).removeprefix("torch."), h.device, h.line, h.step, h.is_outside, key
+            )
+            for key, h in list(self._held.items())
+        ]
+        return sorted(found, key=lambda a: -a.num_bytes)
+
+    def memory(self) -> TensorMemory:
+        track = self._track
+        lines = [LineUse(line, held, count) for line, (held, count) in track.noted.items() if held]
+        return TensorMemory(
+            start_bytes=self._start_bytes,
+            end_bytes=track.held_bytes,
+            peak_bytes=track.peak_bytes,
+            peak_lines=tuple(sorted(lines, key=lambda use: -use.num_bytes)),
+            points=(*self._points, (time.perf_counter() - self._began_s, track.held_bytes)),
+            step_bytes=tuple(self._step_bytes),
+            step_peak_bytes=tuple(self._step_peaks),
+        )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = list(_tensors((args, tuple(kwargs.values()))))
+        line = None
+        lifts = getattr(func, "_schema", None) is not None and func._schema.name in _LIFTS
+        for tensor in given:  # before the call, which may free or resize them
+            if storage_key(tensor) not in self._held:
+                line = line or user_line(sys._getframe(1))
+                self._see(tensor, line, is_outside=not lifts)
+        output = func(*args, **kwargs)
+        for tensor in _tensors((output,)):
+            key = storage_key(tensor)
+            if key not in self._held:
+                line = line or user_line(sys._getframe(1))
+                self._see(tensor, line, is_outside=False)
+        return output
+
+    def _see(self, tensor: Tensor, line: Line, *, is_outside: bool) -> None:
+        """Watch a tensor's storage from now until it is freed."""
+        try:
+            storage = tensor.untyped_storage()
+            num_bytes = storage.nbytes()
+            device = storage.device.type
+        except (NotImplementedError, RuntimeError):  # sparse tensors and wrappers have no storage of their own
+            return
+        key = int(storage._cdata)
+        if key in self._held or not num_bytes or device == "meta":
+            return
+        held = _Held(num_bytes, tuple(tensor.shape), tensor.dtype, device, line, self._step, is_outside)
+        held.reference = weakref.ref(storage, lambda _, key=key: self._freed(key))  # type: ignore[misc]
+        self._held[key] = held
+        track = self._track
+        use = track.uses.setdefault(line, _Use())
+        use.num_bytes += num_bytes
+        use.num_tensors += 1
+        track.held_bytes += num_bytes
+        self._note()
+        if self.changed is not None:
+            self.changed(track.held_bytes)
+
+    def _freed(self, key: int) -> None:
+        held = self._held.pop(key, None)
+        if held is None:
+            return
+        use = self._track.uses[held.line]
+        use.num_bytes -= held.num_bytes
+        use.num_tensors -= 1
+        self._track.held_bytes -= held.num_bytes
+
+    def _note(self) -> None:
+        """Peaks, with their holders where a peak stands out from the last, and a point of the timeline."""
+        track = self._track
+        held = track.held_bytes
+        track.step_peak_bytes = max(track.step_peak_bytes, held)
+        if held > track.peak_bytes:
+            track.peak_bytes = held
+            if held > _NEW_PEAK * track.noted_bytes:
+                track.noted_bytes = held
+                track.noted = {line: (use.num_bytes, use.num_tensors) for line, use in track.uses.items()}
+        at_s = time.perf_counter() - self._began_s
+        if not self._points or at_s - self._points[-1][0] >= self._every_s:
+            self._points.append((at_s, held))
+            if len(self._points) >= _MOST_POINTS:
+                self._points = self._points[::2]
+                self._every_s = max(2 * self._every_s, 1e-4)
+
+
+def storage_key(tensor: Tensor) -> int | None:
+    """What two tensors share exactly when they share memory, while it lives; None for tensors without any."""
+    with contextlib.suppress(NotImplementedError, RuntimeError):
+        return int(tensor.untyped_storage()._cdata)
+    return None
+
+
+def _tensors(values: tuple[Any, ...] | list[Any]) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)

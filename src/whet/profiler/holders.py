@@ -1,0 +1,163 @@
+"""Who holds a tensor: its name in a model or an optimiser, or the container and the variable that keep it alive."""
+
+import gc
+import sys
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.profiler.allocations import Allocation, storage_key
+
+_CONTAINERS = (list, tuple, set, dict, deque)
+_NO_HOLDERS = (types.FrameType, types.ModuleType, types.FunctionType, types.GeneratorType, type)
+_MOST_LEVELS = 4
+_MOST_REFERRERS = 200
+
+
+@dataclass(frozen=True)
+class LiveTensor:
+    """One of the largest storages alive, and how many there are of its kind: unnamed, of one line and one shape. name:
+    as "Encoder.head.weight", or "" for what has none."""
+
+    allocation: Allocation
+    name: str = ""
+    count: int = 1
+
+
+@dataclass
+class Reach:
+    """What Python can reach: tensors by their storage, and the modules and optimisers that name them."""
+
+    tensors: dict[int, list[Tensor]] = field(default_factory=dict)
+    modules: list[nn.Module] = field(default_factory=list)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+
+
+def reach() -> Reach:
+    """Everything the garbage collector knows. By type, not isinstance: that would run the code of proxies."""
+    found = Reach()
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, Tensor):
+            key = storage_key(thing) if thing.layout == torch.strided else None
+            if key is not None:
+                found.tensors.setdefault(key, []).append(thing)
+        elif issubclass(kind, nn.Module):
+            found.modules.append(thing)
+        elif issubclass(kind, torch.optim.Optimizer):
+            found.optimizers.append(thing)
+    return found
+
+
+def largest(alive: Sequence[Allocation], names: dict[int, str], count: int = 10) -> tuple[LiveTensor, ...]:
+    """The largest storages alive, each kind once, named where they have a name."""
+    kinds: dict[Any, list[Allocation]] = {}
+    for allocation in sorted(alive, key=lambda a: -a.num_bytes):
+        name = names.get(allocation.key, "")
+        kind = name or (allocation.line, allocation.shape, allocation.dtype, allocation.device)
+        if kind in kinds or len(kinds) < count:
+            kinds.setdefault(kind, []).append(allocation)
+    return tuple(LiveTensor(found[0], names.get(found[0].key, ""), len(found)) for found in kinds.values())
+
+
+def names_of(reached: Reach) -> dict[int, str]:
+    """Storage -> its name: parameters, buffers and gradients by the outermost module that holds them, then
+    optimiser state."""
+    names: dict[int, str] = {}
+    whose: dict[int, str] = {}
+    inner = {id(child) for module in reached.modules for child in module.modules() if child is not module}
+    for module in sorted(reached.modules, key=lambda m: id(m) in inner):  # roots first
+        for path, tensor in (*module.named_parameters(), *module.named_buffers()):
+            key = storage_key(tensor)
+            if key is None:
+                continue
+            name = names.setdefault(key, f"{type(module).__name__}.{path}")
+            whose.setdefault(id(tensor), name)
+            gradient = storage_key(tensor.grad) if tensor.is_leaf and tensor.grad is not None else None
+            if gradient is not None:
+                names.setdefault(gradient, f"gradient of {name}")
+    for optimizer in reached.optimizers:
+        for parameter, state in optimizer.state.items():
+            for entry, value in state.items() if isinstance(state, dict) else ():
+                key = storage_key(value) if isinstance(value, Tensor) else None
+                if key is not None:
+                    of = whose.get(id(parameter), "a parameter")
+                    names.setdefault(key, f"{type(optimizer).__name__}'s {entry} of {of}")
+    return names
+
+
+def holder_of(tensor: Tensor, *, ignore: Iterable[object] = ()) -> str:
+    """The container that keeps a tensor alive and the variable that names it, as "the list 'losses' (in train)".
+
+    "" where Python sees none: autograd or a C++ object holds it. ignore: containers of whoever asks.
+    """
+    hidden = {id(thing) for thing in ignore} | {id(frame.f_locals) for frame in _frames()}
+    thing: Any = tensor
+    for level in range(_MOST_LEVELS):
+        named = _variable(thing) if level else ""  # a loop's own variable holds one; who holds them all is asked for
+        if named:
+            return f"the {type(thing).__name__} {named}"
+        hidden.add(id(thing))
+        following = _container(thing, hidden)
+        if following is None:
+            break
+        thing = following
+    return "" if thing is tensor else f"a {type(thing).__name__}"
+
+
+def _container(thing: object, hidden: set[int]) -> Any:
+    """What holds an object: the longest container, as what grows is looked for; else an object with attributes."""
+    found = [r for r in gc.get_referrers(thing) if id(r) not in hidden and not isinstance(r, _NO_HOLDERS)]
+    containers = [holder for holder in found if isinstance(holder, _CONTAINERS)]
+    if containers:
+        return max(containers, key=len)
+    return next((holder for holder in found if hasattr(holder, "__dict__")), None)
+
+
+def _variable(thing: object) -> str:
+    """The name under which an object is known: a local variable, an attribute, or a global one; "" for none."""
+    for frame in _frames():
+        function = frame.f_code.co_name
+        name = "" if function == "<module>" else _name_in(frame.f_locals, thing)
+        if name:
+            return f"{name!r} (in {function})"
+    for referrer in gc.get_referrers(thing)[:_MOST_REFERRERS]:
+        if type(referrer) is dict:
+            name, owner = _name_in(referrer, thing), _owner(referrer)
+        elif hasattr(referrer, "__dict__") and not isinstance(referrer, _NO_HOLDERS):
+            name, owner = _name_in(vars(referrer), thing), type(referrer).__name__  # attributes need not be in a dict
+        else:
+            continue
+        if name and owner:
+            return f"'{owner}.{name}'"
+    return ""
+
+
+def _frames() -> Iterator[types.FrameType]:
+    """Of all threads, innermost first, whet's own left out.
+
+    Python may keep a dict of a frame's variables for whoever asks: that one holds, too, but names nothing.
+    """
+    for frame in list(sys._current_frames().values()):
+        step: types.FrameType | None = frame
+        while step is not None:
+            if not str(step.f_globals.get("__name__", "")).startswith("whet."):
+                yield step
+            step = step.f_back
+
+
+def _name_in(names: Mapping[str, Any], thing: object) -> str:
+    return next((name for name, value in list(names.items()) if value is thing and isinstance(name, str)), "")
+
+
+def _owner(names: dict[str, Any]) -> str:
+    """The module, or the class of the object, whose names these are; "" for a dict of another kind."""
+    if "__name__" in names and "__builtins__" in names:
+        return str(names["__name__"])
+    owners = (r for r in gc.get_referrers(names)[:_MOST_REFERRERS] if getattr(r, "__dict__", None) is names)
+    return next((type(owner).__name__ for owner in owners), "")

@@ -1,0 +1,344 @@
+"""`with whet.profile() as p:` what a block of code takes, in sections named by `p.section("name")`."""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from whet.errors import OptionError, OutputError, reason
+from whet.files import write_whole
+from whet.machine import Limits, describe
+from whet.profiler import chrome
+from whet.profiler.allocations import AllocationTracker, TensorMemory
+from whet.profiler.holders import LiveTensor, holder_of, largest, names_of, reach
+from whet.profiler.leaks import LEAST_STEPS, Leak, is_worth_a_word, leak_of, survivors_of
+from whet.profiler.operators import Operators, operators_of, start_tracer, stop_tracer
+from whet.profiler.report import Report, as_json
+from whet.profiler.sections import SectionEntry, Sections, Timer
+from whet.profiler.show import show_report
+from whet.profiler.timeline import Timeline, cuda_fragmentation
+from whet.profiler.verdict import BlockFacts, block_verdict
+
+PROFILE = "profile.json"
+MEMORY_HISTORY = "memory.pickle"
+_MOST_HISTORY = 100_000  # entries
+
+
+def profile(
+    *,
+    depth: int | None = None,
+    operators: bool = False,
+    memory: bool = False,
+    active_steps: int = 3,
+    nvtx: bool | None = None,
+    device: str | None = None,
+    limits: Limits | None = None,
+    name: str = "block",
+) -> "Session":
+    """Profile a block of code: `with whet.profile() as p:`, with `p.section("name")` around its parts.
+
+    Bare, it takes times and the memory of the process, at some 2 µs a section. depth: sections nested deeper count
+    with the one around them. operators: also trace operators with their shapes: the whole block or, where `p.step()` is
+    called at the end of each step, `active_steps` steps after the first. memory: also watch every tensor: the largest
+    ones alive and the lines that allocated them, and, with `p.step()`, what grows from step to step. Both slow the
+    block down, so take times without them. nvtx: sections as NVTX ranges, for Nsight; None: where CUDA is in use.
+    device: "cpu" or "cuda"; None: "cuda" where this process uses CUDA already. limits: the machine's, to say how far
+    from them the block is.
+
+    An exception in the block goes on; what was measured until then is kept, and said to be partial.
+    """
+    if depth is not None and depth < 1:
+        raise OptionError(f"depth must be 1 or more, not {depth}")
+    if active_steps < 1:
+        raise OptionError(f"active_steps must be 1 or more, not {active_steps}")
+    if device not in (None, "cpu", "cuda"):
+        raise OptionError(f"device must be 'cpu' or 'cuda', not {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("device='cuda' needs a CUDA device that torch can use; there is none")
+    return Session(depth, operators, memory, active_steps, nvtx, device, limits, name)
+
+
+class Session:
+    """A profile that is being taken, and, after its block, what it found: `report`, `show()`, `to_json()`, `save()`."""
+
+    def __init__(
+        self,
+        depth: int | None = None,
+        operators: bool = False,
+        memory: bool = False,
+        active_steps: int = 3,
+        nvtx: bool | None = None,
+        device: str | None = None,
+        limits: Limits | None = None,
+        name: str = "block",
+    ) -> None:
+        self._options = (depth, nvtx)
+        self._name = name
+        self._limits = limits
+        self._active_steps = active_steps
+        self._wants_operators = operators
+        self._cuda = torch.cuda.is_initialized() if device is None else device == "cuda"
+        self._timers: dict[str, Timer] = {}
+        self._tracker = AllocationTracker(changed=self._saw) if memory else None
+        self._timeline = Timeline("cuda" if self._cuda else "cpu", seen=None if memory else self._saw)
+        self._sections = self._new_sections()
+        self._tracer: torch.profiler.profile | None = None
+        self._traced_from_s = self._traced_s = 0.0
+        self._own = (
+            0.0,
+            0.0,
+        )  # what starting and stopping the tracer took: wall and thread time, which are not the block's
+        self._stopped: torch.profiler.profile | None = None
+        self._trace: tuple[bytes, int] | None = None
+        self._history: bytes | None = None
+        self._num_steps = 0
+        self._began: tuple[float, float, float] | None = None
+        self._report: Report | None = None
+
+    def __enter__(self) -> "Session":
+        if self._began is not None:
+            raise OptionError("a profile is taken once: call whet.profile() again for another")
+        if self._cuda:
+            torch.cuda.synchronize()
+            if self._tracker is not None:
+                torch.cuda.memory._record_memory_history(max_entries=_MOST_HISTORY)
+        self._timeline.start()
+        if self._tracker is not None:
+            self._tracker.__enter__()  # type: ignore[no-untyped-call]
+        if self._wants_operators:
+            self._start_tracing()
+        self._own = (0.0, 0.0)
+        self._began = (time.perf_counter(), time.process_time(), time.thread_time())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._began is not None
+        if self._cuda:
+            torch.cuda.synchronize()
+        wall_s = time.perf_counter() - self._began[0] - self._own[0]
+        cpu_s = time.process_time() - self._began[1] - self._own[1]
+        thread_s = time.thread_time() - self._began[2] - self._own[1]
+        self._stop_tracing()
+        tensors: TensorMemory | None = None
+        live: tuple[LiveTensor, ...] = ()
+        leaks: tuple[Leak, ...] | None = None
+        if self._tracker is not None:
+            self._tracker.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+            tensors = self._tracker.memory()
+            live, leaks = look_at(self._tracker)
+        memory = self._timeline.stop()
+        fragmentation = cuda_fragmentation() if self._cuda else None
+        if self._cuda and self._tracker is not None:
+            self._history = _memory_history()
+        sections = self._sections.costs()
+        operators = self._read_tracer()
+        facts = BlockFacts(
+            wall_s=wall_s,
+            cpu_s=cpu_s,
+            thread_s=min(wall_s, thread_s),
+            cores=describe().cores,
+            on_gpu=self._cuda,
+            sections=sections,
+            operators=operators,
+            leaks=leaks or (),
+        )
+        self._report = Report(
+            name=self._name,
+            device="cuda" if self._cuda else "cpu",
+            partial="" if error is None else f"the block raised {type(error).__name__}: {reason(error)}",
+            verdict=block_verdict(facts, self._limits),
+            wall_s=wall_s,
+            cpu_s=cpu_s,
+            num_steps=self._num_steps,
+            sections=sections,
+            timers=tuple(cost for timer in self._timers.values() if (cost := timer.cost()) is not None),
+            instrumented=self._wants_operators or self._tracker is not None,
+            operators=operators,
+            memory=memory,
+            tensors=tensors,
+            largest=live,
+            leaks=leaks,
+            fragmentation=fragmentation,
+            notes=self._notes(),
+            commands=nsight_commands(" ".join(sys.argv) or "script.py") if self._cuda else (),
+        )
+
+    def section(self, name: str) -> SectionEntry:
+        """A named part of the block, to be nested at will: `with p.section("forward"):`, or a function's decorator."""
+        return self._sections.section(name)
+
+    def timer(self, name: str) -> Timer:
+        """Wall time alone, for what runs too often for a section: `with p.timer("lookup"):`."""
+        timer = self._timers.get(name)
+        if timer is None:
+            timer = self._timers[name] = Timer(name)
+        return timer
+
+    def step(self) -> None:
+        """A step of the loop has ended. Growth is looked for from step to step; the tracer runs for a few steps."""
+        self._num_steps += 1
+        if self._tracker is not None:
+            self._tracker.step()
+        if not self._wants_operators:
+            return
+        if self._num_steps == 1:  # the first step warms up: compilers, allocators, caches
+            self._stop_tracing()
+            self._start_tracing()
+        elif self._num_steps == 1 + self._active_steps:
+            self._stop_tracing()
+
+    @property
+    def report(self) -> Report:
+        """What was found. Raises OptionError before the block has ended."""
+        if self._report is None:
+            raise OptionError("the profile is not finished: look at it after the `with` block")
+        return self._report
+
+    def show(self, console: Console | None = None) -> None:
+        """Print it: the verdict, then the tables."""
+        show_report(console or Console(highlight=False), self.report)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, as plain JSON values."""
+        return as_json(self.report)
+
+    def to_json(self) -> str:
+        """Everything, as one line of JSON."""
+        return json.dumps(self.as_dict())
+
+    def save(self, directory: str | os.PathLike[str]) -> list[Path]:
+        """Write profile.json; with operators, trace.json.gz for ui.perfetto.dev; with memory on CUDA, memory.pickle for
+        pytorch.org/memory_viz. Each file appears whole or not at all. Raises OutputError where it cannot be written."""
+        contents: dict[str, str | bytes] = {PROFILE: json.dumps(self.as_dict(), indent=1) + "\n"}
+        if self._trace is not None:
+            contents[chrome.FILE] = self._trace[0]
+        if self._history is not None:
+            contents[MEMORY_HISTORY] = self._history
+        folder = Path(directory)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"cannot write {folder}: {error.strerror or error}") from error
+        for file, content in contents.items():
+            write_whole(folder / file, content)
+        return [folder / file for file in contents]
+
+    def _new_sections(self) -> Sections:
+        depth, nvtx = self._options
+        tracker = self._tracker
+        uses_nvtx = self._cuda if nvtx is None else nvtx and self._cuda
+        if tracker is not None:
+            return Sections(
+                depth=depth, read_bytes=lambda: tracker.held_bytes, read_again_ns=0, cuda=self._cuda, nvtx=uses_nvtx
+            )
+        read = torch.cuda.memory_allocated if self._cuda else self._timeline.read_rss
+        return Sections(depth=depth, read_bytes=read, cuda=self._cuda, nvtx=uses_nvtx)
+
+    def _saw(self, held_bytes: int) -> None:
+        self._sections.saw_bytes(held_bytes)
+
+    def _start_tracing(self) -> None:
+        began = _now()
+        self._tracer = start_tracer(cuda=self._cuda)
+        self._sections.annotates = True
+        self._own = _plus_since(self._own, began)
+        self._traced_from_s = time.perf_counter()
+
+    def _stop_tracing(self) -> None:
+        """A second call does nothing. What was traced is read after the block, so that its time is not the block's."""
+        if self._tracer is None:
+            return
+        if self._cuda:
+            torch.cuda.synchronize()
+        stopped = _now()
+        self._traced_s = stopped[0] - self._traced_from_s
+        self._sections.annotates = False
+        stop_tracer(self._tracer)
+        self._stopped, self._tracer = self._tracer, None
+        self._own = _plus_since(self._own, stopped)
+
+    def _read_tracer(self) -> Operators | None:
+        if self._stopped is None:
+            return None
+        self._trace = chrome.trace_bytes(self._stopped)
+        return operators_of(self._stopped, traced_s=self._traced_s, cuda=self._cuda)
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        if self._wants_operators or self._tracker is not None:
+            notes.append("times include what tracing costs; a profile without operators and memory gives them alone")
+        if self._tracker is not None and self._num_steps < LEAST_STEPS:
+            notes.append(
+                f"growth needs at least {LEAST_STEPS} steps: call p.step() at the end of each; seen: {self._num_steps}"
+            )
+        if self._trace is not None and self._trace[1]:
+            notes.append(f"{self._trace[1]:,} of the trace's shortest events were left out to keep it small")
+        return tuple(notes)
+
+
+def look_at(
+    tracker: AllocationTracker, named: Mapping[int, str] = MappingProxyType({})
+) -> tuple[tuple[LiveTensor, ...], tuple[Leak, ...]]:
+    """The largest storages that are alive, and what leaks, with who holds it; most telling leak first.
+
+    named: storages whose names the caller knows, by their key.
+    """
+    alive = tracker.alive()
+    reached = reach()
+    live = largest(alive, {**names_of(reached), **named})
+    leaks = []
+    for survivors in survivors_of(alive, tracker.num_steps):
+        tensors = [t for a in survivors.allocations for t in reached.tensors.get(a.key, [])]
+        held_by = _holder(tensors, ignore=[tensors, *reached.tensors.values()])
+        keeps_graph = bool(held_by) and any(tensor.grad_fn is not None for tensor in tensors)
+        if not is_worth_a_word(survivors, tracker.num_steps, keeps_graph=keeps_graph):
+            continue
+        held_by = held_by or "an autograd graph, or C++ code"
+        leaks.append(leak_of(survivors, tracker.num_steps, held_by=held_by, keeps_graph=keeps_graph))
+    return live, tuple(sorted(leaks, key=lambda leak: (not leak.keeps_graph, -leak.kept_bytes)))
+
+
+def _holder(tensors: Sequence[Tensor], ignore: Sequence[object]) -> str:
+    """Who holds them: one line may allocate what a list keeps and what autograd saves, so one of each shape is asked
+    for."""
+    asked = {tuple(tensor.shape): tensor for tensor in reversed(tensors)}
+    mine = [*ignore, asked]
+    return next((held_by for tensor in list(asked.values()) if (held_by := holder_of(tensor, ignore=mine))), "")
+
+
+def nsight_commands(program: str) -> tuple[str, ...]:
+    """Ready to run: the whole program's time line with its NVTX ranges, then the counters of single kernels."""
+    return (
+        f"nsys profile --trace=cuda,nvtx,cublas,cudnn,osrt --output=whet-nsys python {program}",
+        f"ncu --nvtx --set=detailed --launch-skip=50 --launch-count=20 --export=whet-ncu python {program}",
+    )
+
+
+def _now() -> tuple[float, float]:
+    """Wall and thread time."""
+    return time.perf_counter(), time.thread_time()
+
+
+def _plus_since(spent: tuple[float, float], began: tuple[float, float]) -> tuple[float, float]:
+    wall_s, thread_s = _now()
+    return spent[0] + wall_s - began[0], spent[1] + thread_s - began[1]
+
+
+def _memory_history() -> bytes:
+    """What PyTorch recorded of its allocator, in the format of pytorch.org/memory_viz."""
+    with tempfile.TemporaryDirectory(prefix="whet-memory-") as folder:
+        path = Path(folder) / MEMORY_HISTORY
+        torch.cuda.memory._dump_snapshot(str(path))
+        torch.cuda.memory._record_memory_history(enabled=None)
+        return path.read_bytes()

@@ -1,0 +1,301 @@
+"""A report on a terminal: the verdict in words, then tables that fit 80 columns."""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from whet.profiler.figures import DASH, digits, duration, num_bytes, operations, percent, signed
+from whet.profiler.report import LayerLine, Report
+from whet.profiler.sections import SectionCost
+
+_MANY_SECTIONS = 24
+_LEAST_SHARE = 0.01  # of the time: sections below are left out where there are many
+_BARS = "▁▂▃▄▅▆▇█"
+_SHORT = {"compute-bound": "compute", "bandwidth-bound": "bandwidth", "overhead-bound": "overhead"}
+
+
+def show_report(console: Console, report: Report, *, rows: int = 12) -> None:
+    """Print what was found; `rows` of each table. What was not looked at is left out."""
+    console.print()
+    _show_verdict(console, report)
+    _show_sections(console, report)
+    _show_timers(console, report)
+    _show_layers(console, report, rows)
+    _show_operators(console, report, rows)
+    _show_memory(console, report)
+    _show_largest(console, report)
+    _show_leaks(console, report)
+    for note in report.notes:
+        console.print(Text(f"note: {note}", "dim"))
+    for command in report.commands:
+        console.print(Text("go deeper: ", "dim") + Text(command), overflow="fold")
+
+
+def _show_verdict(console: Console, report: Report) -> None:
+    if report.partial:
+        console.print(Text.assemble(("PARTIAL  ", "bold red"), _plain(report.partial)))
+    if report.verdict is not None:
+        head = Text(report.verdict.bound.upper(), "bold")
+        if report.verdict.share_of_limit is not None:
+            head.append(f", at {percent(report.verdict.share_of_limit)} of the machine's limit")
+        console.print(head)
+        for sentence in report.verdict.sentences:
+            console.print(Text(_plain(sentence)))
+    latency = report.latency
+    if latency is not None:
+        p99 = "" if latency.p99_ms is None else f", P99 {duration(latency.p99_ms / 1e3)}"
+        console.print(
+            f"one call  {duration(latency.median_ms / 1e3)}, P90 {duration(latency.p90_ms / 1e3)}{p99}; "
+            f"{digits(latency.throughput)} samples/s; {latency.num_calls} calls; {latency.cores:.1f} cores busy",
+            highlight=False,
+        )
+    elif report.wall_s:
+        steps = (
+            f"; {report.num_steps} steps of {duration(report.wall_s / report.num_steps)}" if report.num_steps else ""
+        )
+        console.print(f"whole block  {duration(report.wall_s)}{steps}", highlight=False)
+
+
+def _show_sections(console: Console, report: Report) -> None:
+    if not report.sections:
+        return
+    has_gpu = any(section.gpu_s is not None for section in report.sections)
+    table = _table("sections", ["section"], ["calls", "total", "self", "busy", *(["gpu"] if has_gpu else [])])
+    table.add_column("kept" if report.latency else "grown", justify="right", no_wrap=True)
+    table.add_column("peak", justify="right", no_wrap=True)
+    folded = folded_sections(report.sections)
+    least_s = _LEAST_SHARE * _outermost_s(report.sections) if len(folded) > _MANY_SECTIONS else 0.0
+    shown = [section for section in folded if section.total_s >= least_s]
+    for section in shown:
+        name = Text("  " * (section.depth - 1) + _plain(section.name), overflow="ellipsis", no_wrap=True)
+        if section.thread:
+            name.append(f" ({_plain(section.thread)})", "dim")
+        gpu = [duration(section.gpu_s)] if has_gpu else []
+        busy = percent(min(1.0, section.cpu_s / section.total_s)) if section.total_s else DASH
+        table.add_row(
+            name, f"{section.calls:,}", duration(section.total_s), duration(section.self_s), busy, *gpu,
+            signed(section.grown_bytes), num_bytes(section.peak_bytes or None),
+        )  # fmt: skip
+    console.print(table)
+    if len(shown) < len(folded):
+        left = len(folded) - len(shown)
+        console.print(Text(f"and {left} sections of less than {_LEAST_SHARE:.0%} of the time each", "dim"))
+    if len({section.thread for section in report.sections}) == 1 and report.wall_s and not report.latency:
+        rest_s = report.wall_s - _outermost_s(report.sections)
+        console.print(Text(f"outside of all sections: {duration(max(0.0, rest_s))}", "dim"))
+
+
+def folded_sections(sections: Sequence[SectionCost]) -> list[SectionCost]:
+    """Modules of one list, as layers.0 to layers.11, as one: "layers.* ×12"; their sections added up, peaks at most."""
+    numbered = re.compile(r"(.+)\.\d+")
+    members: dict[tuple[str, tuple[str, ...]], set[str]] = {}
+    folded: dict[tuple[str, tuple[str, ...]], SectionCost] = {}
+    for section in sections:
+        path = tuple(f"{found[1]}.*" if (found := numbered.fullmatch(name)) else name for name in section.path)
+        key = (section.thread, path)
+        members.setdefault(key, set()).add(section.name)
+        known = folded.get(key)
+        folded[key] = section if known is None else _added(known, section, path)
+    return [
+        replace(section, path=(*path[:-1], f"{path[-1]} ×{len(members[key])}")) if len(members[key]) > 1 else section
+        for key, section in folded.items()
+        for path in [section.path]
+    ]
+
+
+def _added(a: SectionCost, b: SectionCost, path: tuple[str, ...]) -> SectionCost:
+    return SectionCost(
+        path=path,
+        calls=a.calls + b.calls,
+        total_s=a.total_s + b.total_s,
+        self_s=a.self_s + b.self_s,
+        longest_s=max(a.longest_s, b.longest_s),
+        cpu_s=a.cpu_s + b.cpu_s,
+        self_cpu_s=a.self_cpu_s + b.self_cpu_s,
+        gpu_s=None if a.gpu_s is None or b.gpu_s is None else a.gpu_s + b.gpu_s,
+        grown_bytes=a.grown_bytes + b.grown_bytes,
+        peak_bytes=max(a.peak_bytes, b.peak_bytes),
+        thread=a.thread,
+    )
+
+
+def _show_timers(console: Console, report: Report) -> None:
+    if not report.timers:
+        return
+    table = _table("timers", ["timer"], ["calls", "total", "median", "P90", "P99"])
+    for timer in report.timers:
+        p99 = None if timer.p99_ms is None else timer.p99_ms / 1e3
+        table.add_row(
+            Text(_plain(timer.name)), f"{timer.calls:,}", duration(timer.total_s), duration(timer.median_ms / 1e3),
+            duration(timer.p90_ms / 1e3), duration(p99),
+        )  # fmt: skip
+    console.print(table)
+
+
+def _show_layers(console: Console, report: Report, rows: int) -> None:
+    if not report.layers:
+        return
+    table = _table("layers, one call", ["layer", "kind"], ["time", "share", "FLOPs", "bytes", "F/B"])
+    table.add_column("bound", no_wrap=True)
+    table.add_column("limit", justify="right", no_wrap=True)
+    ranked = sorted(report.layers, key=lambda layer: -layer.time_s)
+    whole_s = report.layers_s or 1.0
+    for layer in ranked[:rows]:
+        table.add_row(*_layer_cells(layer, layer.time_s / whole_s))
+    console.print(table)
+    rest = ranked[rows:]
+    if rest:
+        console.print(Text(f"and {len(rest)} more layers, {duration(sum(layer.time_s for layer in rest))}", "dim"))
+    if report.call_s:
+        console.print(
+            f"all layers  {duration(report.layers_s)} of {duration(report.call_s)} for the whole call "
+            f"({report.layers_s / report.call_s * 100:.0f} %); {operations(report.total_flops)}",
+            highlight=False,
+        )
+
+
+def _layer_cells(layer: LayerLine, share: float) -> list[Text]:
+    name = layer.name or "(the model itself)"
+    return [
+        Text(_tail(_plain(name), 26), no_wrap=True, overflow="ellipsis"),
+        Text(_plain(layer.kind), no_wrap=True, overflow="ellipsis"),
+        Text(duration(layer.time_s)),
+        Text(percent(share)),
+        Text(operations(layer.flops or None, short=True)),
+        Text(num_bytes(layer.num_bytes or None)),
+        Text(digits(layer.intensity)),
+        Text(_SHORT.get(layer.bound, layer.bound)),
+        Text(percent(layer.share_of_limit)),
+    ]
+
+
+def _show_operators(console: Console, report: Report, rows: int) -> None:
+    operators = report.operators
+    if operators is None or not operators.costs:
+        return
+    has_gpu = operators.device_s is not None
+    columns = ["calls", "self", "total", *(["gpu"] if has_gpu else []), "share"]
+    table = _table(f"slowest operators, {duration(operators.traced_s)} traced", ["operator", "shapes"], columns)
+    for cost in operators.costs[:rows]:
+        gpu = [duration(cost.device_self_s)] if has_gpu else []
+        table.add_row(
+            Text(_plain(cost.name), overflow="ellipsis", no_wrap=True),
+            Text(_plain(cost.shapes), overflow="ellipsis", no_wrap=True),
+            f"{cost.calls:,}", duration(cost.self_s), duration(cost.total_s), *gpu, percent(operators.share(cost)),
+        )  # fmt: skip
+    console.print(table)
+
+
+def _show_memory(console: Console, report: Report) -> None:
+    memory = report.memory
+    if memory is None:
+        return
+    what = "GPU memory" if memory.device == "cuda" else "resident memory"
+    console.print()
+    console.print(
+        f"{what}  peak {num_bytes(memory.peak_bytes)}; before {num_bytes(memory.start_bytes)}, "
+        f"after {num_bytes(memory.end_bytes)}",
+        highlight=False,
+    )
+    if len(memory.points) > 2:
+        held = [p.rss_bytes if p.cuda_allocated_bytes is None else p.cuda_allocated_bytes for p in memory.points]
+        console.print(_sparkline(held, memory.points[-1].at_s), highlight=False)
+    pieces = report.fragmentation
+    if pieces is not None and pieces.reserved_bytes:
+        console.print(
+            f"CUDA allocator  {num_bytes(pieces.reserved_bytes)} reserved, {num_bytes(pieces.allocated_bytes)} in use; "
+            f"largest free block {num_bytes(pieces.largest_free_bytes)}; "
+            f"{percent(pieces.fragmented)} of what is free is outside of it",
+            highlight=False,
+        )
+
+
+def _show_largest(console: Console, report: Report) -> None:
+    tensors = report.tensors
+    if tensors is None:
+        return
+    console.print(
+        f"tensors  peak {num_bytes(tensors.peak_bytes)}; before {num_bytes(tensors.start_bytes)}, "
+        f"after {num_bytes(tensors.end_bytes)}",
+        highlight=False,
+    )
+    if report.largest:
+        table = _table("largest tensors alive", [], ["size"])
+        table.add_column("shape", max_width=26, overflow="ellipsis", no_wrap=True)
+        table.add_column("what, and where it was allocated", ratio=1, overflow="fold")
+        for live in report.largest[:8]:
+            found = live.allocation
+            first = "first used at " if found.is_outside and found.line.number else ""
+            where = Text(_plain(live.name), "bold") if live.name else Text()
+            if not (live.name and found.is_outside):
+                where.append(("\n" if live.name else "") + first + _plain(str(found.line)))
+            times = f" ×{live.count}" if live.count > 1 else ""
+            table.add_row(num_bytes(found.num_bytes), f"{found.dtype}{list(found.shape)}{times}", where)
+        console.print(table)
+    if tensors.peak_lines:
+        table = _table("at the peak, by the line that allocated", [], ["size", "tensors"])
+        table.add_column("line", ratio=1, overflow="fold")
+        for use in tensors.peak_lines[:5]:
+            table.add_row(num_bytes(use.num_bytes), f"{use.num_tensors:,}", Text(_plain(str(use.line))))
+        console.print(table)
+
+
+def _show_leaks(console: Console, report: Report) -> None:
+    if report.leaks is None:
+        return
+    for leak in report.leaks:
+        console.print(
+            Text.assemble((f"GROWS {num_bytes(int(leak.bytes_per_step))} a step  ", "bold red"), _plain(leak.sentence))
+        )
+        if leak.line.text:
+            console.print(Text(f"    {_plain(leak.line.text)}", "dim"))
+    if not report.leaks and report.num_steps:
+        console.print(f"growth  none: no line left tensors behind in {report.num_steps} steps", highlight=False)
+
+
+def _table(title: str, names: Sequence[str], figures: Sequence[str]) -> Table:
+    table = Table(
+        title=f"\n{title}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
+        pad_edge=False, header_style="dim", show_edge=False,
+    )  # fmt: skip
+    for name in names:  # these give way where the terminal is narrow; their cells do not wrap
+        table.add_column(name, overflow="ellipsis")
+    for name in figures:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _sparkline(values: Sequence[int], seconds: float, width: int = 60) -> str:
+    """Highest of each stretch, from the lowest to the highest seen."""
+    stretch = max(1, math.ceil(len(values) / width))
+    highest = [max(values[i : i + stretch]) for i in range(0, len(values), stretch)]
+    low, high = min(values), max(values)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    bars = "".join(_BARS[round((value - low) * scale)] for value in highest)
+    return f"{bars}  {num_bytes(low)}–{num_bytes(high)} in {duration(seconds)}"
+
+
+def _outermost_s(sections: Sequence[SectionCost]) -> float:
+    return sum(section.total_s for section in sections if section.depth == 1)
+
+
+def _plain(text: str) -> str:
+    """On one line, without what would steer a terminal."""
+    return "".join(_printable(text))
+
+
+def _printable(text: str) -> Iterator[str]:
+    for character in " ".join(text.split()):
+        if character.isprintable():
+            yield character
+
+
+def _tail(text: str, width: int) -> str:
+    """The end of a long name, as its end tells layers apart."""
+    return text if len(text) <= width else "…" + text[-(width - 1) :]

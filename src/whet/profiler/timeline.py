@@ -1,0 +1,176 @@
+"""Memory over time: a thread that reads what the process holds, with bounded memory of its own.
+
+Resident memory on CPUs; on CUDA also what the allocator has given out and what it has reserved.
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from whet.measure.memory import peak_rss_bytes, reset_peak_rss
+
+_STATM = Path("/proc/self/statm")
+_INTERVAL_S = 0.005
+_MOST_POINTS = 2000
+
+
+class ResidentMemory:
+    """Reads the resident memory of this process, in about a microsecond on Linux. Call it; close it."""
+
+    def __init__(self) -> None:
+        self._file = os.open(_STATM, os.O_RDONLY) if _STATM.exists() else -1
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._process = psutil.Process()
+
+    def __call__(self) -> int:
+        if self._file >= 0:
+            return int(os.pread(self._file, 64, 0).split(b" ", 2)[1]) * self._page_bytes
+        return int(self._process.memory_info().rss)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1  # from here on by psutil
+
+
+@dataclass(frozen=True)
+class MemoryPoint:
+    """What was held at a moment. at_s: since the profile began. The CUDA figures are None without CUDA."""
+
+    at_s: float
+    rss_bytes: int
+    cuda_allocated_bytes: int | None = None
+    cuda_reserved_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Memory of a run. peak_bytes: exact where the system keeps one (Linux: VmHWM, on CUDA the allocator's), else the
+    highest point seen. device: whose memory start, end and peak are: "cpu" (resident) or "cuda" (allocated).
+    """
+
+    device: str
+    start_bytes: int
+    end_bytes: int
+    peak_bytes: int
+    is_peak_exact: bool
+    points: tuple[MemoryPoint, ...] = ()
+
+    @property
+    def grown_bytes(self) -> int:
+        return self.end_bytes - self.start_bytes
+
+
+class Timeline:
+    """Samples memory every few milliseconds between start() and stop().
+
+    Never more than 2,000 points: when full, every other one is dropped, and readings are taken half as often.
+    seen: told of each reading, in bytes of `device`.
+    """
+
+    def __init__(
+        self, device: str = "cpu", *, interval_s: float = _INTERVAL_S, seen: Callable[[int], None] | None = None
+    ) -> None:
+        self.read_rss = ResidentMemory()
+        self._device = device
+        self._interval_s = interval_s
+        self._seen = seen
+        self._points: list[MemoryPoint] = []
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._start_s = 0.0
+        self._has_exact_peak = False
+
+    def start(self) -> None:
+        self._has_exact_peak = reset_peak_rss()
+        if self._device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        self._start_s = time.perf_counter()
+        self._take()
+        self._thread = threading.Thread(target=self._sample, name="whet-memory", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> MemoryUse:
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._take()
+        use = self.use()
+        self.read_rss.close()
+        return use
+
+    def use(self) -> MemoryUse:
+        """So far."""
+        points = tuple(self._points)
+        held = [self._held(point) for point in points]
+        if self._device == "cuda":
+            peak, exact = int(torch.cuda.max_memory_allocated()), True
+        elif self._has_exact_peak:
+            peak, exact = peak_rss_bytes(), True
+        else:
+            peak, exact = max(held), False
+        return MemoryUse(self._device, held[0], held[-1], max(peak, held[-1]), exact, points)
+
+    def _sample(self) -> None:
+        while not self._ends.wait(self._interval_s):
+            self._take()
+            if len(self._points) >= _MOST_POINTS:
+                self._points = self._points[::2]
+                self._interval_s *= 2
+
+    def _take(self) -> None:
+        at_s, rss = time.perf_counter() - self._start_s, self.read_rss()
+        if self._device == "cuda":
+            point = MemoryPoint(at_s, rss, int(torch.cuda.memory_allocated()), int(torch.cuda.memory_reserved()))
+        else:
+            point = MemoryPoint(at_s, rss)
+        self._points.append(point)
+        if self._seen is not None:
+            self._seen(self._held(point))
+
+    def _held(self, point: MemoryPoint) -> int:
+        return point.rss_bytes if point.cuda_allocated_bytes is None else point.cuda_allocated_bytes
+
+
+@dataclass(frozen=True)
+class Fragmentation:
+    """How broken up the CUDA allocator's memory is.
+
+    fragmented: of the free bytes it has reserved, the share that lies outside the largest free block: 0 is one block,
+    near 1 is dust; 0 where nothing is free. An allocation larger than largest_free_bytes needs new memory from the
+    device even where free_bytes would do.
+    """
+
+    reserved_bytes: int
+    allocated_bytes: int
+    free_bytes: int
+    largest_free_bytes: int
+    num_segments: int
+
+    @property
+    def fragmented(self) -> float:
+        return 1 - self.largest_free_bytes / self.free_bytes if self.free_bytes else 0.0
+
+
+def fragmentation(segments: list[dict[str, Any]]) -> Fragmentation:
+    """From the allocator's segments, as torch.cuda.memory_snapshot() gives them."""
+    free = [int(block["size"]) for segment in segments for block in segment["blocks"] if block["state"] == "inactive"]
+    return Fragmentation(
+        reserved_bytes=sum(int(segment["total_size"]) for segment in segments),
+        allocated_bytes=sum(int(segment["allocated_size"]) for segment in segments),
+        free_bytes=sum(free),
+        largest_free_bytes=max(free, default=0),
+        num_segments=len(segments),
+    )
+
+
+def cuda_fragmentation() -> Fragmentation | None:
+    """None where no GPU is in use."""
+    return fragmentation(torch.cuda.memory_snapshot()) if torch.cuda.is_initialized() else None

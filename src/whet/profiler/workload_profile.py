@@ -1,0 +1,370 @@
+"""Everything `whet profile` says of a workload, pass by pass: each sees one thing, so that none disturbs another.
+
+Where the model raises on the way, what was measured until then is kept, and said to be partial.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.errors import ModelError, WhetError, reason
+from whet.machine import Limits
+from whet.measure import Measurement, measure_calls
+from whet.measure.clock import synchronize
+from whet.profiler import chrome
+from whet.profiler.allocations import AllocationTracker, storage_key
+from whet.profiler.diagnosis import attainable_s, layer_bound
+from whet.profiler.figures import num_bytes
+from whet.profiler.layers import Profile, profile_layers
+from whet.profiler.operators import operators_of, start_tracer, stop_tracer
+from whet.profiler.report import Latency, LayerLine, Report
+from whet.profiler.sections import SectionCost, Sections
+from whet.profiler.session import look_at, nsight_commands
+from whet.profiler.spans import watched
+from whet.profiler.timeline import Timeline, cuda_fragmentation
+from whet.profiler.verdict import Hint, model_verdict
+from whet.signature import read_signature, split
+from whet.workload import Subject, Workload
+
+_TIMING_S = 1.5
+_PASS_S = 1.0  # of the passes over sections and operators, at most, beyond their first calls
+_TRACED_CALLS = 3
+_SECTION_CALLS = 10
+_MEMORY_CALLS = 12  # enough that growth can be told from a queue
+_FAR_OFF = 0.1  # the layers' sum from the whole call
+
+Advise = Callable[[Workload, Profile, Limits], Sequence[Hint]]
+
+
+@dataclass
+class _Run:
+    """One profile on its way. report: what is known so far."""
+
+    workload: Workload
+    depth: int | None
+    target: str
+    limits: Callable[[], Limits]
+    advise: Advise | None
+    done: Callable[[Report], None]
+    report: Report
+    device: str
+    trace: bytes | None = None
+    calls: list[Callable[[], Any]] = field(default_factory=list)
+
+    @property
+    def model(self) -> nn.Module:
+        return self.workload.model
+
+
+@dataclass(frozen=True)
+class WorkloadProfile:
+    """report: what was found. trace: trace.json.gz, or None where the model raised before it was traced."""
+
+    report: Report
+    trace: bytes | None
+
+
+def profile_workload(
+    workload: Workload,
+    *,
+    limits: Callable[[], Limits],
+    advise: Advise | None = None,
+    depth: int | None = None,
+    target: str = "",
+    done: Callable[[Report], None] = lambda report: None,
+) -> WorkloadProfile:
+    """Time, layers, sections, operators and memory of a model on its own inputs, in evaluation mode, without gradients.
+
+    limits: the machine's, asked for once the bare model has been timed. advise: the techniques that apply, with their
+    bounds. depth: of the tree of modules. target: what the user calls it. done: told of the report after each pass.
+
+    Raises ModelError where the model raises on its very first call; later, the report is partial.
+    """
+    device = device_of(workload)
+    empty = any(isinstance(t, Tensor) and not t.numel() for part in split(workload.inputs[0]) for t in _values(part))
+    notes = ("the batch holds no samples, so this is what calling the model costs",) if empty else ()
+    run = _Run(workload, depth, target, limits, advise, done, Report(workload.name, device, notes=notes), device)
+    run.calls = [_call(workload.model, batch) for batch in workload.inputs]
+    passes: tuple[tuple[str, Callable[[_Run], None]], ...] = (
+        ("timed", _time),
+        ("taken apart by layers", _take_apart),
+        ("watched by modules", _watch_modules),
+        ("traced", _trace),
+        ("watched for memory", _watch_memory),
+    )
+    with torch.no_grad():
+        _first_call(run)
+        for name, do in passes:
+            try:
+                do(run)
+            except WhetError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the model's own, on a later call
+                said = f"{type(error).__name__}: {reason(error)}"
+                _keep(run, partial=f"while it was being {name}, the model raised {said}")
+            if run.report.partial:
+                break
+            done(run.report)
+    return WorkloadProfile(run.report, run.trace)
+
+
+def device_of(workload: Workload) -> str:
+    """Where it runs: by the first parameter, buffer or input."""
+    args, kwargs = split(workload.inputs[0])
+    for tensor in (*workload.model.parameters(), *workload.model.buffers(), *args, *kwargs.values()):
+        if isinstance(tensor, Tensor):
+            return tensor.device.type
+    return "cpu"
+
+
+def run_for_nsight(workload: Workload, *, num_calls: int = 5) -> None:
+    """Warm the model up, then call it in NVTX ranges named by its modules, between cudaProfilerStart and Stop."""
+    sections = Sections(nvtx=True)
+    call = _call(workload.model, workload.inputs[0])
+    with torch.no_grad(), _watching(workload, call, sections) as watched_call:
+        for _ in range(3):
+            call()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.start()
+        for i in range(num_calls):
+            with sections.section(f"call {i}"):
+                watched_call()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+
+
+def _keep(run: _Run, **found: Any) -> None:
+    run.report = replace(run.report, **found)
+
+
+def _first_call(run: _Run) -> None:
+    try:
+        run.calls[0]()
+    except MemoryError:
+        raise
+    except Exception as error:  # the user's model may raise anything
+        if "OutOfMemory" in type(error).__name__ or "DefaultCPUAllocator" in str(error):
+            raise
+        raise ModelError(f"the model raised {type(error).__name__} on its first call: {reason(error)}") from error
+
+
+def _time(run: _Run) -> None:
+    """Bare calls: latency, cores, and the memory of the process."""
+    samples: list[float] = []
+
+    def timed(call: Callable[[], Any]) -> Callable[[], None]:
+        def once() -> None:
+            start_ns = time.perf_counter_ns()
+            call()
+            samples.append((time.perf_counter_ns() - start_ns) / 1e9)
+
+        return once
+
+    timeline = Timeline(run.device)
+    timeline.start()
+    cpu_s, wall_s = time.process_time(), time.perf_counter()
+    stopped = ""
+    measured = None
+    try:
+        measured = measure_calls(
+            [timed(call) for call in run.calls],
+            budget_s=_TIMING_S,
+            num_samples_per_call=run.workload.num_samples,
+            keeps_partial=True,
+        )
+        stopped = measured.stopped_by or ""
+    except Exception as error:  # noqa: BLE001 - it raised while it was being warmed up
+        stopped = f"{type(error).__name__}: {reason(error)}"
+        if samples:
+            measured = Measurement(tuple(samples), run.workload.num_samples)
+    cores = (time.process_time() - cpu_s) / (time.perf_counter() - wall_s)
+    fragmentation = cuda_fragmentation() if run.device == "cuda" else None
+    _keep(run, memory=timeline.stop(), latency=_latency(measured, cores), fragmentation=fragmentation)
+    if stopped:
+        _keep(run, partial=f"while it was being timed, after {len(samples)} good calls, the model raised {stopped}")
+
+
+def _latency(measured: Measurement | None, cores: float) -> Latency | None:
+    if measured is None or not measured.samples_s:
+        return None
+    return Latency(
+        measured.latency_ms, measured.p90_ms, measured.p99_ms, len(measured.samples_s), measured.throughput, cores
+    )
+
+
+def _take_apart(run: _Run) -> None:
+    """Layer by layer, against the machine's limits; and the verdict."""
+    output = run.calls[0]()
+    signature = read_signature(run.workload.inputs, output)
+    profile = profile_layers(Subject(run.workload, signature, (), None))
+    limits = run.limits()
+    notes = list(run.report.notes)
+    hints: Sequence[Hint] = ()
+    if run.advise is not None:
+        try:
+            hints = run.advise(run.workload, profile, limits)
+        except WhetError as error:
+            notes.append(f"which techniques apply is not known: {error}")
+    layers = tuple(_layer_line(profile, limits, i) for i in range(len(profile.layers)))
+    sum_s = sum(layer.time_s for layer in profile.layers)
+    if profile.total_s and abs(sum_s / profile.total_s - 1) > _FAR_OFF:
+        notes.append(
+            f"the layers' times add up to {sum_s / profile.total_s * 100:.0f} % of the whole call: calls so short, "
+            "or a machine so busy, that watching the layers disturbs them"
+        )
+    _keep(
+        run,
+        layers=layers,
+        call_s=profile.total_s,
+        dtype=profile.dtype,
+        notes=(*notes, *limits.notes),
+        verdict=model_verdict(profile, limits, hints=hints, target=run.target),
+        commands=nsight_commands(f"-m whet profile {run.target} --nvtx") if run.device == "cuda" else (),
+    )
+
+
+def _layer_line(profile: Profile, limits: Limits, i: int) -> LayerLine:
+    layer = profile.layers[i]
+    num_bytes = layer.weight_bytes + layer.activation_bytes
+    least_s = attainable_s(layer, limits, dtype=profile.dtype)
+    return LayerLine(
+        name=layer.name,
+        kind=layer.kind,
+        calls=layer.calls,
+        time_s=layer.time_s,
+        flops=layer.flops,
+        num_bytes=num_bytes,
+        intensity=layer.flops / num_bytes if num_bytes else None,
+        bound=str(layer_bound(layer, limits, dtype=profile.dtype)),
+        share_of_limit=min(1.0, least_s / layer.time_s) if layer.time_s else None,
+    )
+
+
+def _watch_modules(run: _Run) -> None:
+    """Modules as sections, down to the depth asked for. Each call of the workload is one call of the outermost."""
+    sections = Sections(depth=run.depth, cuda=run.device == "cuda")
+    with _watching(run.workload, run.calls[0], sections) as call:
+        for _ in _repeated(_SECTION_CALLS):
+            call()
+    _keep(run, sections=sections.costs())
+
+
+def _trace(run: _Run) -> None:
+    """Operators with their shapes, and the trace."""
+    cuda = run.device == "cuda"
+    for call in run.calls[:1]:
+        call()
+    tracer = start_tracer(cuda=cuda)
+    started_s = time.perf_counter()
+    try:
+        for _ in _repeated(_TRACED_CALLS):
+            with torch.profiler.record_function("whet: one call"):
+                run.calls[0]()
+        synchronize()
+    finally:
+        traced_s = time.perf_counter() - started_s
+        stop_tracer(tracer)
+    run.trace, lost = chrome.trace_bytes(tracer)
+    if lost:
+        _keep(run, notes=(*run.report.notes, f"{lost:,} of the trace's shortest events were left out"))
+    _keep(run, operators=operators_of(tracer, traced_s=traced_s, cuda=cuda))
+
+
+def _watch_memory(run: _Run) -> None:
+    """Every tensor: who allocated the largest, what the peak held, and what each call leaves behind."""
+    tracker = AllocationTracker()
+    sections = Sections(depth=run.depth, read_bytes=lambda: tracker.held_bytes, read_again_ns=0)
+    tracker.changed = sections.saw_bytes
+    inputs = [
+        value
+        for batch in run.workload.inputs
+        for part in split(batch)
+        for value in _values(part)
+        if isinstance(value, Tensor)
+    ]
+    tracker.know(iter((*run.model.parameters(), *run.model.buffers(), *inputs)))
+    named = {key: "inputs" for tensor in inputs if (key := storage_key(tensor)) is not None}
+    with _watching(run.workload, run.calls[0], sections) as call, tracker:
+        for _ in _repeated(_MEMORY_CALLS, least=6):
+            call()
+            tracker.step()
+    live, leaks = look_at(tracker, named)
+    _keep(
+        run,
+        tensors=tracker.memory(),
+        largest=live,
+        leaks=leaks,
+        num_steps=tracker.num_steps,
+        sections=_with_memory(run.report.sections, sections.costs()),
+    )
+    if leaks and run.report.verdict is not None:
+        grows = f"Memory grows by {num_bytes(sum(leak.bytes_per_step for leak in leaks))} a call: see below."
+        verdict = replace(run.report.verdict, sentences=(*run.report.verdict.sentences, grows))
+        _keep(run, verdict=verdict)
+
+
+def _with_memory(timed: Sequence[SectionCost], watched: Sequence[SectionCost]) -> tuple[SectionCost, ...]:
+    """Times of one pass and tensor memory of another, by path; what one call kept, on average."""
+    known = {section.path: section for section in watched}
+    return tuple(
+        replace(s, grown_bytes=round(m.grown_bytes / m.calls), peak_bytes=m.peak_bytes)
+        if (m := known.get(s.path)) is not None
+        else s
+        for s in timed
+    )
+
+
+def _call(model: nn.Module, batch: Any) -> Callable[[], Any]:
+    args, kwargs = split(batch)
+    return lambda: model(*args, **kwargs)
+
+
+def _values(part: Any) -> Sequence[Any]:
+    return list(part.values()) if isinstance(part, dict) else list(part)
+
+
+def _repeated(most: int, *, least: int = 1) -> Iterator[int]:
+    """So many times, but no more than `least` where each takes long."""
+    began = time.perf_counter()
+    for i in range(most):
+        if i >= least and time.perf_counter() - began > _PASS_S:
+            return
+        yield i
+
+
+class _ModuleSections:
+    """Enters a section named for each module that runs."""
+
+    def __init__(self, names: Sequence[str], sections: Sections) -> None:
+        self._names = names
+        self._sections = sections
+
+    def enter(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._sections.enter(self._names[index])
+
+    def leave(self, index: int, output: Any) -> None:
+        self._sections.leave()
+
+
+@contextlib.contextmanager
+def _watching(workload: Workload, call: Callable[[], Any], sections: Sections) -> Iterator[Callable[[], Any]]:
+    """The call, with every module of the model as a section inside the one that calls it."""
+    named = [
+        (name, module)
+        for name, module in workload.model.named_modules()
+        if not isinstance(module, torch.jit.ScriptModule) or not name
+    ]
+    names = [_short(name) or type(workload.model).__name__ for name, _ in named]
+    with watched(call, [module for _, module in named], _ModuleSections(names, sections)) as watched_call:
+        yield watched_call
+
+
+def _short(name: str) -> str:
+    """A module in a list is named with the list, as "blocks.0"."""
+    parts = name.split(".")
+    return ".".join(parts[-2:]) if parts[-1].isdigit() and len(parts) > 1 else parts[-1]

@@ -1,0 +1,158 @@
+"""Does a training loop hold more and more memory? The bytes held at the end of each step, their slope, its interval.
+
+On Linux with glibc, what malloc has handed out (mallinfo2): exact to the byte, while the resident set stays as it is
+as long as what was freed before is used again. Elsewhere the resident set. On a GPU, what the allocator has handed out.
+
+Batches of unequal size and a late garbage collection make single steps meaningless, so the run is cut into blocks and
+only the least of each block counts. Growth is claimed where the mean rise from block to block lies above zero with its
+95 % interval (Student's t): one jump, however large, is not enough, a leak in the second half of the run is.
+"""
+
+import ctypes
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import psutil
+import torch
+from scipy import stats
+
+_MOST_POINTS = 512
+_SHARE = 500  # looking at memory may take one part in so many of the run's time,
+_FREE = 128  # after so many looks
+_WARM_UP = 0.2  # of the run: caches, the optimiser's state, lazily made buffers
+_BLOCKS = 8
+_LEAST_POINTS = 2 * _BLOCKS
+_LEAST_SLOPE = 1024  # bytes a step; a list of numbers for a log is no leak
+_LEAST_RISE = {"heap": 2**15, "cuda": 2**15, "resident": 2**22}  # bytes over the run: pages come in large pieces
+
+
+@dataclass(frozen=True)
+class Growth:
+    """How what is held changes from step to step.
+
+    source: heap, cuda or resident. slope_bytes: a step, with its 95 % interval. rise_bytes: from the first block to the
+    last. first_step, last_step: what was looked at, after the warm-up.
+    """
+
+    source: str
+    slope_bytes: float
+    ci95_bytes: tuple[float, float]
+    rise_bytes: int
+    last_bytes: int
+    first_step: int
+    last_step: int
+    is_growing: bool
+
+
+class MemorySeries:
+    """What one source says, at the ends of steps; when it gets long, neighbours become one, the lower of the two."""
+
+    def __init__(self, source: str, read: Callable[[], int], now: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.source = source
+        self.points: list[tuple[int, int]] = []
+        self._read = read
+        self._now = now
+        self._due_ns = 0
+        self._num_looks = 0
+        self._stride = 1
+        self._pending: list[tuple[int, int]] = []
+
+    def sample(self, step: int) -> None:
+        """Look at memory now, unless that would take more than its share of the time."""
+        began = self._now()
+        if began < self._due_ns:
+            return
+        self._pending.append((step, self._read()))
+        if len(self._pending) >= self._stride:
+            self.points.append(_lower(self._pending))
+            self._pending.clear()
+            if len(self.points) >= _MOST_POINTS:
+                self.points = [_lower(self.points[i : i + 2]) for i in range(0, len(self.points), 2)]
+                self._stride *= 2
+        self._num_looks += 1
+        if self._num_looks > _FREE:
+            ended = self._now()
+            self._due_ns = ended + _SHARE * (ended - began)
+
+
+def growth(source: str, points: Sequence[tuple[int, int]]) -> Growth | None:
+    """The trend of (step, bytes) in order; None where there are too few to tell."""
+    if len(points) < _LEAST_POINTS:
+        return None
+    warm = points[0][0] + _WARM_UP * (points[-1][0] - points[0][0])
+    kept = [point for point in points if point[0] >= warm]
+    first, last = kept[0][0], kept[-1][0]
+    blocks: list[list[tuple[int, int]]] = [[] for _ in range(_BLOCKS)]
+    for point in kept:
+        blocks[(point[0] - first) * _BLOCKS // (last - first + 1)].append(point)
+    if not all(blocks):
+        return None
+    floors = [_lower(block) for block in blocks]
+    pairs = [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(floors)]
+    rise = floors[-1][1] - floors[0][1]
+    slope = rise / (floors[-1][0] - floors[0][0])
+    spread = math.sqrt(sum((more - slope * steps) ** 2 for steps, more in pairs) / (len(pairs) - 1))
+    half = float(stats.t.ppf(0.975, len(pairs) - 1)) * spread * math.sqrt(len(pairs)) / (floors[-1][0] - floors[0][0])
+    low, high = slope - half, slope + half
+    return Growth(
+        source=source,
+        slope_bytes=slope,
+        ci95_bytes=(low, high),
+        rise_bytes=rise,
+        last_bytes=kept[-1][1],
+        first_step=first,
+        last_step=last,
+        is_growing=low > 0 and slope >= _LEAST_SLOPE and rise >= _LEAST_RISE.get(source, 0),
+    )
+
+
+def memory_series(device: str) -> list[MemorySeries]:
+    """What can be watched here: the heap of the process or its resident set, and the GPU's allocator."""
+    heap = heap_reader()
+    series = [MemorySeries("heap", heap) if heap is not None else MemorySeries("resident", _resident_reader())]
+    if device == "cuda":
+        series.append(MemorySeries("cuda", _cuda_bytes))
+    return series
+
+
+def heap_reader() -> Callable[[], int] | None:
+    """A function that says how many bytes malloc has handed out; None where it cannot be asked or another serves."""
+    try:
+        mallinfo2 = ctypes.CDLL(None).mallinfo2
+    except (OSError, AttributeError, TypeError):
+        return None
+    mallinfo2.restype = _Mallinfo2
+
+    def read() -> int:
+        info = mallinfo2()
+        return int(info.uordblks) + int(info.hblkhd)
+
+    before = read()
+    held = torch.empty(2**21, dtype=torch.uint8)  # an allocator put in malloc's place would leave glibc's counter still
+    return read if read() - before >= held.nbytes else None
+
+
+class _Mallinfo2(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def _resident_reader() -> Callable[[], int]:
+    process = psutil.Process()
+    return lambda: int(process.memory_info().rss)
+
+
+def _cuda_bytes() -> int:
+    return int(torch.cuda.memory_allocated())
+
+
+def _lower(points: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    return min(points, key=lambda point: point[1])

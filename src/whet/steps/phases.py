@@ -1,0 +1,147 @@
+"""Which phase of a training step runs, and for how long: every nanosecond belongs to exactly one phase.
+
+A stack of phases and one mark, the last change. At each change, the time since the mark goes to the phase that ran.
+So the phases of a step add up to the step, whatever is nested in what.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+from whet.measure.usercode import Line, user_line
+
+
+class Phase(IntEnum):
+    """What a training step is made of. REST is what is in none of the others."""
+
+    REST = 0
+    DATA = 1
+    TRANSFER = 2
+    FORWARD = 3
+    BACKWARD = 4
+    OPTIMIZER = 5
+    SYNC = 6
+
+    @property
+    def label(self) -> str:
+        return _LABELS[self]
+
+
+_LABELS = ("rest", "data wait", "host to device", "forward", "backward", "optimiser", "synchronisation")
+_MOST_SITES = 256  # lines of code that are told apart
+
+# What may begin while a phase runs; anything else is part of what runs. Forward passes in a backward pass recompute
+# activations. Optimisers may call a closure (LBFGS), or run in hooks of the backward pass.
+_NESTED: dict[Phase, set[Phase]] = {
+    Phase.REST: set(Phase),
+    Phase.DATA: {Phase.TRANSFER, Phase.SYNC},
+    Phase.TRANSFER: set(),
+    Phase.FORWARD: {Phase.TRANSFER, Phase.SYNC},
+    Phase.BACKWARD: {Phase.TRANSFER, Phase.SYNC, Phase.OPTIMIZER},
+    Phase.OPTIMIZER: {Phase.TRANSFER, Phase.SYNC, Phase.FORWARD, Phase.BACKWARD},
+    Phase.SYNC: set(),
+}
+_MAY_NEST = tuple(tuple(inner in _NESTED[outer] for inner in Phase) for outer in Phase)
+
+
+class Marks(Protocol):
+    """A second clock, that of a GPU: is told at each change which phase ran until then."""
+
+    def mark(self, ran: int) -> None: ...
+
+
+class Taken(NamedTuple):
+    """What was counted since a reset. ns and calls: by Phase. loss_ns: of REST, between forward and backward."""
+
+    start_ns: int
+    ns: tuple[int, ...]
+    calls: tuple[int, ...]
+    loss_ns: int
+
+
+class PhaseClock:
+    """Counts the time of each phase in one thread, `thread`; calls of others are not accepted.
+
+    sites: (phase, the line of the user's code, what it called) -> [nanoseconds, calls], for phases left by `leave_at`.
+    """
+
+    def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.is_on = False
+        self.thread: int | None = threading.get_ident()
+        self.top: int = Phase.REST
+        self.marks: Marks | None = None
+        self.sites: dict[tuple[int, Line, str], list[int]] = {}
+        self._now = now
+        self._stack: list[int] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Count anew from now on, in the phase that runs."""
+        self._ns = [0] * len(Phase)
+        self._calls = [0] * len(Phase)
+        self._loss_ns = self._pending_ns = 0
+        self._after_forward = False
+        self._start = self._last = self._now()
+        if self.marks is not None:
+            self.marks.mark(self.top)
+
+    def accepts(self, phase: int) -> bool:
+        """Whether a call that belongs to `phase` is to be counted as such now, by `enter` and `leave`."""
+        return self.is_on and _MAY_NEST[self.top][phase] and threading.get_ident() == self.thread
+
+    def is_mine(self) -> bool:
+        """Whether this is the loop's thread, and the clock is on."""
+        return self.is_on and threading.get_ident() == self.thread
+
+    def enter(self, phase: int) -> None:
+        self._switch()
+        self._calls[phase] += 1
+        if phase == Phase.BACKWARD:
+            self._loss_ns += self._pending_ns
+            self._pending_ns, self._after_forward = 0, False
+        self._stack.append(self.top)
+        self.top = phase
+
+    def leave(self) -> int:
+        """End the innermost phase. Returns how many nanoseconds it ran since it was entered or last came back."""
+        ran = self._switch()
+        if self.top == Phase.FORWARD:
+            self._after_forward = True
+        self.top = self._stack.pop() if self._stack else Phase.REST
+        return ran
+
+    def leave_at(self, what: str) -> None:
+        """End the innermost phase, and remember which line of the user's code called `what`."""
+        phase = self.top
+        ran = self.leave()
+        key = (phase, user_line(sys._getframe(1)), what)
+        site = self.sites.get(key)
+        if site is not None:
+            site[0] += ran
+            site[1] += 1
+        elif len(self.sites) < _MOST_SITES:
+            self.sites[key] = [ran, 1]
+
+    def unwind(self) -> None:
+        """End all phases."""
+        while self.top != Phase.REST:
+            self.leave()
+
+    def take(self) -> Taken:
+        """What was counted so far. The clock runs on; `reset` starts it anew."""
+        self._switch()
+        return Taken(self._start, tuple(self._ns), tuple(self._calls), self._loss_ns)
+
+    def _switch(self) -> int:
+        now = self._now()
+        ran = now - self._last
+        self._last = now
+        self._ns[self.top] += ran
+        if self._after_forward and self.top == Phase.REST:
+            self._pending_ns += ran
+        if self.marks is not None:
+            self.marks.mark(self.top)
+        return ran

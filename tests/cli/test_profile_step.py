@@ -1,0 +1,90 @@
+"""`whet profile --step`, as its command calls it: the loop runs in a process of its own."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from whet.cli.profile_step import run_step
+from whet.errors import ModelError, OptionError, TargetError
+
+SCRIPT = """
+import os, time
+import torch
+from torch import nn
+
+def parts():
+    model = nn.Linear(4, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), [(torch.randn(2, 4), torch.randn(2, 1))] * 50
+
+def slow_loader():
+    model, optimizer, batches = parts()
+    def slowly():
+        for batch in batches:
+            time.sleep(0.005)
+            yield batch
+    return model, optimizer, list_of(slowly), nn.functional.mse_loss
+
+class list_of:
+    def __init__(self, generate): self.generate = generate
+    def __iter__(self): return self.generate()
+
+def raises():
+    model, optimizer, batches = parts()
+    for index, (x, y) in enumerate(batches):
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        if index == 20:
+            raise OSError("the disk is full")
+
+def needs(argument):
+    pass
+
+def dies():
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    return path
+
+
+def test_the_phases_of_a_loop(
+    script: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run_step(f"{script}:slow_loader", num_steps=20, as_json=True)
+    shown = capsys.readouterr()
+    report = json.loads(shown.out.splitlines()[-1])
+    assert report["verdict"] == report["bound"] == "input-bound"
+    assert report["num_counted"] == 20
+    phases = {phase["name"]: phase for phase in report["phases"]}
+    assert phases["data wait"]["ms"] >= 5
+    assert phases["host to device"]["ms"] is None
+    assert phases["host to device"]["absent"]
+    lines = shown.err.splitlines()
+    assert next(line for line in lines if line.strip()) == "INPUT-BOUND"
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("data wait") for line in lines)
+
+
+def test_a_loop_that_raises_is_shown_in_part_and_is_an_error(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError, match=r"OSError: the disk is full \(line 28 of train.py\).*partial"):
+        run_step(f"{script}:raises", num_steps=100, as_json=True)
+    shown = capsys.readouterr()
+    report = json.loads(shown.out.splitlines()[-1])
+    assert report["is_partial"]
+    assert report["num_counted"] >= 10
+    assert "PARTIAL" in shown.err
+
+
+def test_a_target_that_cannot_be_had_is_one_clear_error(script: Path) -> None:
+    with pytest.raises(TargetError, match="needs arguments \\(argument\\)"):
+        run_step(f"{script}:needs")
+    with pytest.raises(ModelError, match="could not be watched to its end: the process was ended by SIGKILL"):
+        run_step(f"{script}:dies")
+    with pytest.raises(OptionError, match="1 or more"):
+        run_step(f"{script}:parts", num_steps=0)

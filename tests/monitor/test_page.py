@@ -1,0 +1,204 @@
+"""The live page in a real browser: numbers that move, the end of the watched process, a new one at its place."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from made_runs import feed, make_run
+
+from whet.monitor.run import Run
+from whet.monitor.server import PageServer
+from whet.monitor.summary_page import render
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+Page = Any
+
+_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+_FLAGS += ("--disable-component-update", "--disable-sync")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = os.environ.get("WHET_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("no chromium on the path: install Debian's chromium, or name one in WHET_CHROMIUM")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=list(_FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Page]:
+    """A page that fails the test when its scripts do, or when it asks for anything but its own server."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    errors: list[str] = []
+    asked: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    page.on("request", lambda request: asked.append(request.url))
+    page.set_default_timeout(10_000)
+    yield page
+    context.close()
+    assert [url for url in asked if not url.startswith(("http://127.0.0.1:", "data:", "file:", "about:"))] == []
+    assert [error for error in errors if "ERR_CONNECTION" not in error and "ERR_EMPTY" not in error] == []
+
+
+@pytest.fixture
+def run() -> Run:
+    return make_run()
+
+
+@pytest.fixture
+def server(run: Run) -> Iterator[PageServer]:
+    server = PageServer(run)
+    server.start()
+    feed(run)
+    yield server
+    run.end()
+    server.stop()
+
+
+def tile(page: Page, label: str) -> str:
+    return " ".join(page.locator(f'.tile[data-label="{label}"] dd').all_inner_texts()).strip()
+
+
+def wait_for_tile(page: Page, label: str, text: str) -> None:
+    page.locator(f'.tile[data-label="{label}"]', has_text=text).wait_for()
+
+
+def test_numbers_move(page: Page, server: PageServer, run: Run) -> None:
+    page.goto(server.url)
+    wait_for_tile(page, "Step latency", "20.0 ms")
+    assert tile(page, "Samples per second").startswith("1,600/s")
+    assert tile(page, "Tokens per second").startswith("205 k/s")
+    assert tile(page, "Data wait").startswith("40 %")
+    assert tile(page, "CPU").startswith("55 %")
+    assert tile(page, "Memory").startswith("3.00 GiB")
+    assert tile(page, "GPU").startswith("not available here")
+    assert "GPU: no driver" in page.locator("#unavailable").inner_text()
+    assert page.locator("h1").inner_text() == "made <run>"
+    feed(run, steps_ms=40)
+    wait_for_tile(page, "Step latency", "40.0 ms")
+    for _ in range(3):
+        feed(run, steps_ms=80)
+    wait_for_tile(page, "Step latency", "80.0 ms")
+    assert page.locator("#status").inner_text().startswith("running")
+
+
+def test_charts_have_axes_units_and_values(page: Page, server: PageServer, run: Run) -> None:
+    for _ in range(30):
+        feed(run, gpu=True)
+    page.goto(server.url)
+    page.locator("path.curve").first.wait_for(state="attached")
+    titles = page.locator("#charts h3:visible").all_inner_texts()
+    assert titles[:3] == ["Step latency ms", "Where the step's time goes %", "Samples per second"]
+    assert {"GPU %", "GPU memory GiB", "CUDA fragmentation %"} <= set(titles)
+    chart = page.locator(".chart", has_text="Memory").first
+    ticks = chart.locator("text.tick").all_text_contents()
+    assert ticks[0] == "0"
+    assert any(text.endswith(" s") for text in ticks)
+    area = chart.locator("svg.plot")
+    area.hover()
+    assert "this run 3.00 GiB" in chart.locator(".tip").inner_text()
+    assert "this run 3.00 GiB" in (area.get_attribute("aria-label") or "")
+    shares = page.locator(".chart", has_text="Where the step").locator(".legend b").all_inner_texts()
+    assert shares == ["40 %", "20 %", "30 %", "10 %"]
+
+
+def test_it_survives_the_end_and_a_new_run_takes_its_place(page: Page, server: PageServer, run: Run) -> None:
+    page.goto(server.url)
+    wait_for_tile(page, "Step latency", "20.0 ms")
+    run.end(exit_code=1)
+    page.locator("#status", has_text="failed").wait_for()
+    assert "exit code 1" in page.locator("#notice").inner_text()
+    server.stop()
+    page.wait_for_timeout(1500)
+    assert tile(page, "Step latency").startswith("20.0 ms")
+    assert page.locator("#status").inner_text().startswith("failed")
+    other_run = make_run("the next")
+    other = PageServer(other_run, port=server.port)
+    other.start()
+    feed(other_run, steps_ms=70)
+    wait_for_tile(page, "Step latency", "70.0 ms")
+    assert page.locator("h1").inner_text() == "the next"
+    assert page.locator("#status").inner_text().startswith("running")
+    assert page.locator("#notice").is_hidden()
+    other_run.end()
+    other.stop()
+
+
+def test_it_says_when_nobody_answers_any_more(page: Page, run: Run) -> None:
+    server = PageServer(run)
+    server.start()
+    feed(run)
+    page.goto(server.url)
+    wait_for_tile(page, "Step latency", "20.0 ms")
+    server.stop()  # as when the process is killed: the run has no end that could be told
+    page.locator("#status", has_text="no answer").wait_for()
+    assert "Asking again" in page.locator("#notice").inner_text()
+    assert tile(page, "CPU").startswith("55 %")
+    again = PageServer(run, port=server.port)
+    again.start()
+    feed(run, steps_ms=30)
+    wait_for_tile(page, "Step latency", "30.0 ms")
+    assert page.locator("#notice").is_hidden()
+    run.end()
+    again.stop()
+
+
+def test_the_whole_run_beyond_what_is_kept_in_full(page: Page, server: PageServer, run: Run) -> None:
+    for _ in range(2000):
+        feed(run, num_steps=1)
+    page.goto(server.url)
+    page.get_by_role("button", name="whole run").click()
+    chart = page.locator(".chart", has_text="CPU").first
+    chart.locator("text.tick", has_text="30 min").wait_for()
+    path = chart.locator("path.curve").first.get_attribute("d") or ""
+    assert 200 < path.count("L") < 520
+    page.get_by_role("button", name="2 min").click()
+    assert chart.locator("text.tick", has_text="30 min").count() == 0
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "light"), (400, "dark")])
+def test_nothing_is_cut_off_and_text_can_be_read(
+    browser: Any, server: PageServer, run: Run, width: int, scheme: str
+) -> None:
+    for _ in range(5):
+        feed(run, gpu=True)
+    with browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme) as context:
+        page = context.new_page()
+        page.goto(server.url)
+        page.locator("path.curve").first.wait_for(state="attached", timeout=10_000)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        for selector in (".tile dt", ".tile .value", ".tile .detail", ".legend b", "#status", ".windows button"):
+            assert page.evaluate(_CONTRAST, selector) >= 4.5, selector
+
+
+# Contrast as WCAG 2 defines it, of the first element of a selector with what lies behind it.
+_CONTRAST = """selector => {
+  const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = (colour) => {
+    const [r, g, b] = numbers(colour).map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const element = document.querySelector(selector);
+  let behind = element;
+  while (behind && numbers(getComputedStyle(behind).backgroundColor)[3] === 0) behind = behind.parentElement;
+  const pair = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor].map(light).sort();
+  return (pair[1] + 0.05) / (pair[0] + 0.05);
+}"""  # noqa: E501
+
+
+def test_the_saved_page_opens_from_a_file(page: Page, run: Run, tmp_path: Any) -> None:
+    for _ in range(10):
+        feed(run, gpu=True)
+    run.end(0)
+    (tmp_path / "summary.html").write_text(render(run), encoding="utf-8")
+    page.goto((tmp_path / "summary.html").as_uri())
+    page.locator("path.curve").first.wait_for(state="attached")
+    assert page.locator("#charts h3:visible").count() == 9
+    assert "P50 20.0 ms" in page.locator("table").inner_text()

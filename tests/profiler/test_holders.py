@@ -1,0 +1,65 @@
+"""Who holds a tensor."""
+
+from collections import deque
+
+import torch
+from torch import nn
+
+from whet.profiler.allocations import AllocationTracker, storage_key
+from whet.profiler.holders import holder_of, largest, names_of, reach
+
+GLOBAL: list[torch.Tensor] = []
+
+
+class Keeper:
+    def __init__(self) -> None:
+        self.seen: dict[int, torch.Tensor] = {}
+
+
+def test_parameters_gradients_and_optimiser_state_are_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(3, 4)).sum().backward()
+    optimizer.step()
+    names = names_of(reach())
+    weight = model[0].weight
+    state = optimizer.state[weight]
+    keys = [weight, weight.grad, state["exp_avg"], model[1].running_mean]
+    found = [names[storage_key(tensor)] for tensor in keys]  # type: ignore[index, arg-type]
+    assert found == [
+        "Sequential.0.weight",
+        "gradient of Sequential.0.weight",
+        "AdamW's exp_avg of Sequential.0.weight",
+        "Sequential.1.running_mean",
+    ]
+
+
+def test_containers_are_named_by_their_variable() -> None:
+    keeper, queue = Keeper(), deque[torch.Tensor]()
+    a, b, c, d = (torch.ones(3) for _ in range(4))
+    keeper.seen[1] = a
+    queue.append(b)
+    GLOBAL.append(c)
+    nested = {"x": [d]}
+    assert holder_of(a) == "the dict 'Keeper.seen'"
+    assert holder_of(b) == "the deque 'queue' (in test_containers_are_named_by_their_variable)"
+    assert holder_of(c).endswith("test_holders.GLOBAL'")
+    assert "nested" in holder_of(d)
+    assert nested
+    GLOBAL.clear()
+
+
+def test_what_python_does_not_see_has_no_holder() -> None:
+    assert holder_of(torch.ones(2)) == ""
+
+
+def test_the_largest_first_each_kind_once() -> None:
+    with AllocationTracker() as tracker:
+        many = [torch.ones(100) for _ in range(5)]
+        one = torch.ones(300)
+    found = largest(tracker.alive(), {storage_key(one) or 0: "the one"}, 2)
+    assert [(live.name, live.count, live.allocation.num_bytes) for live in found] == [
+        ("the one", 1, 1200),
+        ("", 5, 400),
+    ]
+    assert len(many) == 5

@@ -1,0 +1,93 @@
+"""Memory of the process over time, against psutil and allocations of a known size; fragmentation by hand."""
+
+import time
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from whet.profiler.timeline import Fragmentation, ResidentMemory, Timeline, cuda_fragmentation, fragmentation
+
+MB = 10**6
+
+
+def test_resident_memory_is_psutils() -> None:
+    read = ResidentMemory()
+    assert read() == pytest.approx(psutil.Process().memory_info().rss, rel=0.01)
+    read.close()
+    assert read() == pytest.approx(psutil.Process().memory_info().rss, rel=0.01)
+
+
+def test_the_peak_is_within_five_percent_of_what_was_held() -> None:
+    timeline = Timeline()
+    timeline.start()
+    before = psutil.Process().memory_info().rss
+    block = np.ones(40 * MB // 8)  # ones, so that every page is touched
+    held = psutil.Process().memory_info().rss
+    del block
+    use = timeline.stop()
+    assert held - before >= 39 * MB
+    assert use.peak_bytes == pytest.approx(held, rel=0.05)
+    assert use.is_peak_exact
+    assert use.end_bytes < held - 30 * MB
+    assert use.device == "cpu"
+
+
+def test_points_rise_with_time_and_are_told_to_whoever_asks() -> None:
+    seen: list[int] = []
+    timeline = Timeline(interval_s=0.001, seen=seen.append)
+    timeline.start()
+    block = np.ones(20 * MB // 8)
+    time.sleep(0.05)
+    use = timeline.stop()
+    assert len(use.points) >= 5
+    assert [p.at_s for p in use.points] == sorted(p.at_s for p in use.points)
+    assert max(p.rss_bytes for p in use.points) - use.start_bytes > 15 * MB
+    assert seen == [p.rss_bytes for p in use.points]
+    assert all(p.cuda_allocated_bytes is None for p in use.points)
+    assert block.size
+
+
+def test_points_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whet.profiler.timeline._MOST_POINTS", 10)
+    timeline = Timeline(interval_s=0.0005)
+    timeline.start()
+    time.sleep(0.1)
+    assert len(timeline.stop().points) <= 11
+
+
+def segment(*blocks: tuple[int, str]) -> dict[str, object]:
+    return {
+        "total_size": sum(size for size, _ in blocks),
+        "allocated_size": sum(size for size, state in blocks if state == "active_allocated"),
+        "blocks": [{"size": size, "state": state} for size, state in blocks],
+    }
+
+
+def test_fragmentation_by_hand() -> None:
+    found = fragmentation(
+        [
+            segment((512, "active_allocated"), (1024, "inactive"), (512, "active_allocated")),
+            segment((3072, "inactive")),
+            segment((100, "active_awaiting_free")),
+        ]
+    )
+    assert found == Fragmentation(5220, 1024, 4096, 3072, 3)
+    assert found.fragmented == 0.25
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(1, 1000), st.sampled_from(["inactive", "active_allocated"]))), max_size=5)
+)
+def test_fragmentation_is_a_share(segments: list[list[tuple[int, str]]]) -> None:
+    found = fragmentation([segment(*blocks) for blocks in segments])
+    assert 0 <= found.fragmented < 1
+    assert found.allocated_bytes + found.free_bytes == found.reserved_bytes
+
+
+def test_no_cuda_has_no_fragmentation() -> None:
+    if cuda_fragmentation() is not None:
+        pytest.skip("a CUDA device is in use")
+    assert cuda_fragmentation() is None

@@ -1,0 +1,290 @@
+"""What whet.watch leaves as it was: PyTorch, the model, its copies, compiled code, the loader, exceptions, threads."""
+
+import contextlib
+import copy
+import io
+import threading
+import time
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from small_loops import NUM_FEATURES, Sleepy, parts, run, train
+from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from whet.errors import TargetError
+from whet.steps.verdict import StepVerdict
+from whet.steps.watch import watch, watch_everything
+
+
+def state_of_torch() -> list[Any]:
+    """All that a watch patches, so that tests can see it as it was."""
+    tensor = [Tensor.__dict__.get(name) for name in ("item", "tolist", "numpy", "cpu", "to", "cuda", "copy_")]
+    tensor += [getattr(Tensor, name) for name in ("__float__", "__int__", "__bool__", "item", "to")]
+    classes = [nn.Module.__call__, nn.Module.zero_grad, torch.optim.Optimizer.zero_grad, torch.amp.GradScaler.step]
+    loader = [DataLoader.__iter__, _BaseDataLoaderIter.__next__]
+    functions = [torch.autograd.backward, torch.autograd.grad, torch.cuda.synchronize, torch.cuda.Event.synchronize]
+    functions += [getattr(torch.distributed, "barrier", None), getattr(torch.distributed, "all_reduce", None)]
+    hooks = [dict(_global_optimizer_pre_hooks), dict(_global_optimizer_post_hooks)]
+    return [*tensor, *classes, *loader, *functions, *hooks]
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_changed() -> Any:
+    before = state_of_torch()
+    yield
+    assert state_of_torch() == before
+
+
+def test_an_exception_keeps_what_was_measured_and_says_so() -> None:
+    model, optimizer, loader = parts(30)
+    before = vars(model).copy()
+    with pytest.raises(ValueError, match="the disk is full"), watch(model, optimizer, loader) as steps:
+        for index, _ in enumerate(train(model, optimizer, steps)):
+            if index == 12:
+                raise ValueError("the disk is full")
+    report = steps.report()
+    assert report.is_partial
+    assert report.ended_by == "ValueError: the disk is full"
+    assert "partial" in str(report)
+    assert 11 <= report.num_steps <= 13
+    assert report.verdict is not StepVerdict.TOO_FEW
+    assert "step" not in vars(optimizer)
+    assert vars(model).keys() == before.keys()
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_an_exception_in_the_loader_and_in_the_model_goes_on_and_leaves_nothing_behind() -> None:
+    class Broken(Sleepy):
+        def __getitem__(self, index: int) -> Any:
+            if index == 7:
+                raise OSError("the file is gone")
+            return super().__getitem__(index)
+
+    model, optimizer, _ = parts(1)
+    steps = watch(model, optimizer, DataLoader(Broken(20, 0.0)))
+    with pytest.raises(OSError, match="the file is gone"):
+        run(train(model, optimizer, steps))
+    assert steps.report().num_steps == 7
+    assert "step" not in vars(optimizer)
+
+    model, optimizer, loader = parts(20)
+    steps = watch(model, optimizer, loader)
+    with pytest.raises(RuntimeError, match="shapes"):
+        for x, _ in steps:
+            model(x[:, :3])
+    assert steps.report().num_steps == 0
+    assert not model._forward_hooks
+
+
+def test_an_empty_loader_and_a_loop_that_does_not_train_are_no_error() -> None:
+    model, optimizer, loader = parts(10)
+    steps = watch(model, optimizer, [])
+    assert list(steps) == []
+    assert steps.report().num_steps == 0
+    steps = watch(model, optimizer, loader)
+    for x, _ in steps:
+        model(x)
+    report = steps.report()
+    assert report.verdict is StepVerdict.TOO_FEW
+    assert report.num_unfinished == 1
+
+
+def test_the_loader_is_what_it_was() -> None:
+    model, optimizer, loader = parts(6)
+    steps = watch(model, optimizer, loader)
+    assert len(steps) == 6
+    assert steps.dataset is loader.dataset
+    assert steps.batch_size == 1
+    assert bool(watch(model, optimizer, []))
+    for _ in range(2):
+        for (x, _), (expected, _) in zip(steps, loader, strict=True):
+            assert torch.equal(x, expected)
+    with pytest.raises(AttributeError):
+        _ = steps.nothing
+    with pytest.raises(TypeError):
+        len(watch(model, optimizer, (batch for batch in loader)))
+
+
+def test_several_epochs_and_a_validation_between_them() -> None:
+    model, optimizer, loader = parts(6)
+    with watch(model, optimizer, loader) as steps:
+        for _ in range(3):
+            run(train(model, optimizer, steps))
+            time.sleep(0.05)
+            for x, _ in loader:
+                model(x)
+    report = steps.report()
+    assert report.num_steps == 18
+    assert report.step_ms is not None
+    assert report.step_ms < 40
+
+
+def test_training_is_the_same_with_and_without() -> None:
+    losses = []
+    for watching in (False, True):
+        torch.manual_seed(3)
+        model, optimizer, loader = parts(10)
+        batches: Any = watch(model, optimizer, loader) if watching else loader
+        losses.append([loss.item() for loss in train(model, optimizer, batches)])
+    assert losses[0] == losses[1]
+
+
+def test_copies_and_pickles_of_the_model_made_meanwhile_are_their_own() -> None:
+    model, optimizer, loader = parts(8)
+    steps = watch(model, optimizer, loader)
+    copied = None
+    for index, _ in enumerate(train(model, optimizer, steps)):
+        if index == 3:
+            copied = copy.deepcopy(model)
+            torch.save(model, io.BytesIO())
+            torch.save(optimizer.state_dict(), io.BytesIO())
+    assert copied is not None
+    x = torch.randn(2, NUM_FEATURES)
+    with torch.no_grad():
+        model.linear.weight.zero_()
+        model.linear.bias.zero_()
+    assert not torch.equal(copied(x), model(x))
+
+
+def test_schedulers_do_not_complain() -> None:
+    model, optimizer, loader = parts(6)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in train(model, optimizer, watch(model, optimizer, loader)):
+            scheduler.step()
+    assert optimizer.param_groups[0]["lr"] < 0.01
+
+
+class Compilable(nn.Module):
+    """Reads a value, so that its graph breaks, and calls what is patched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(NUM_FEATURES, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = x.abs().sum().item()
+        return self.linear(x.to(torch.float64).to(torch.float32).to("cpu")) * scale
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_compiled_models_are_timed_and_not_compiled_again(in_place: bool) -> None:
+    model = Compilable()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    loader = DataLoader(Sleepy(12, 0.0))
+    num_graphs = 0
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        nonlocal num_graphs
+        num_graphs += 1
+        return graph.forward
+
+    compiled: Any = model
+    if in_place:
+        model.compile(backend=backend)
+    else:
+        compiled = torch.compile(model, backend=backend)
+    run(train(compiled, optimizer, loader))
+    compiled_before = num_graphs
+    assert compiled_before >= 1
+    steps = watch(compiled, optimizer, loader)
+    run(train(compiled, optimizer, steps))
+    with watch_everything() as everything:
+        run(train(compiled, optimizer, loader))
+    assert num_graphs == compiled_before
+    for report in (steps.report(), everything.report()):
+        (forward,) = [p for p in report.phases if p.name == "forward"]
+        assert forward.calls == pytest.approx(1)
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_model_that_is_compiled_while_it_is_watched_gives_what_it_gave(everything: bool) -> None:
+    model = Compilable()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    loader = DataLoader(Sleepy(10, 0.0))
+    x = torch.ones(1, NUM_FEATURES)
+    expected = model(x)
+    compiled: Any = torch.compile(model, backend="eager")
+    if everything:
+        plain = nn.Linear(NUM_FEATURES, 1)
+        with watch_everything() as steps:
+            run(train(plain, torch.optim.SGD(plain.parameters(), lr=0.0), loader))  # all is patched now
+            run(train(compiled, optimizer, loader))
+    else:
+        steps = watch(compiled, optimizer, loader)
+        run(train(compiled, optimizer, steps))
+    assert steps.report().num_steps >= 9
+    torch.testing.assert_close(compiled(x), expected)
+    torch.compiler.reset()
+
+
+def test_watching_nests() -> None:
+    model, optimizer, loader = parts(10)
+    with watch_everything() as everything:
+        steps = watch(model, optimizer, loader)
+        run(train(model, optimizer, steps))
+    assert steps.report().num_steps == 10
+    assert 8 <= everything.num_steps <= 10
+
+
+def test_a_with_block_is_entered_once() -> None:
+    model, optimizer, loader = parts(2)
+    with watch(model, optimizer, loader) as steps, pytest.raises(TargetError, match="already in use"), steps:
+        pass
+
+
+def test_wrong_arguments_are_named() -> None:
+    model, optimizer, loader = parts(1)
+    with pytest.raises(TargetError, match=r"model must be a torch\.nn\.Module, or a list of such, not a DataLoader"):
+        watch(loader, optimizer, model)  # type: ignore[arg-type]
+    with pytest.raises(TargetError, match="optimizer must be"):
+        watch(model, [], loader)
+    with pytest.raises(TargetError, match="loader must be something to iterate over, not a int"):
+        watch(model, optimizer, 3)  # type: ignore[arg-type]
+
+
+def test_other_threads_are_not_counted() -> None:
+    model, optimizer, loader = parts(12)
+    other, other_optimizer, other_loader = parts(12)
+    steps = watch(model, optimizer, loader)
+    for index, _ in enumerate(train(model, optimizer, steps)):
+        if index == 5:
+            thread = threading.Thread(target=lambda: run(train(other, other_optimizer, other_loader)))
+            thread.start()
+            thread.join()
+    report = steps.report()
+    (backward,) = [p for p in report.phases if p.name == "backward"]
+    assert backward.calls == pytest.approx(1)
+
+
+def test_an_optimiser_that_raises_once_does_not_stop_the_watching() -> None:
+    model, optimizer, loader = parts(20)
+    with watch_everything() as everything:
+        for index, (x, y) in enumerate(loader):
+            nn.functional.mse_loss(model(x), y).backward()
+            lr = optimizer.param_groups[0]["lr"]
+            optimizer.param_groups[0]["lr"] = "none" if index == 5 else lr
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):
+                optimizer.step()
+            optimizer.param_groups[0]["lr"] = lr
+    assert 17 <= everything.num_steps <= 19
+
+
+def test_wrappers_go_in_whatever_order_they_came() -> None:
+    original = Tensor.item
+    parts_of = [parts(4), parts(4)]
+    first, second = (iter(watch(*p)) for p in parts_of)
+    next(first)
+    next(second)
+    assert Tensor.item is not original
+    first.close()  # type: ignore[attr-defined]
+    second.close()  # type: ignore[attr-defined]
+    assert Tensor.item is original
