@@ -1,10 +1,10 @@
 """How often the gate cries wolf, how often it sees a slowdown, and how long it takes; beside two common ways.
 
-    python benchmarks/gate_power.py [--rounds 100]
+    python benchmarks/gate_power.py [--rounds 70]
 
-A round is five fresh processes in random order: the same code twice, and versions with 2, 3 and 5 % more work. Rounds
-are added to docs/results/gate.json as they are measured, so that a run cut off loses nothing and the next one adds to
-it. From them:
+A round is nine fresh processes in random order: a benchmark of matrix products twice, and with 2, 3 and 5 % more of
+them; two built-in workloads, each twice. Rounds are added to docs/results/gate.json as they are measured, so that a run
+cut off loses nothing and the next one adds to it. From them:
 
 - whet: comparisons of successive rounds, as `whet bench --against` makes them: pairs come in until the verdict is
   clear. One comparison begins at each round (the last ones begin again at the first), so comparisons overlap; the
@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from scipy import stats
@@ -33,21 +34,41 @@ from whet.measure import run_isolated
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results" / "gate.json"
-OLD = "old"
-NEW = {"same": 0, "slower_2": 2, "slower_3": 3, "slower_5": 5}  # -> percent
+PRODUCTS = f"{HERE / 'gate_targets.py'}:"
+PROCESSES = {  # name -> target
+    "old": PRODUCTS + "same",
+    "same": PRODUCTS + "same",
+    "slower_2": PRODUCTS + "slower_2",
+    "slower_3": PRODUCTS + "slower_3",
+    "slower_5": PRODUCTS + "slower_5",
+    "cnn_old": "digits-cnn",
+    "cnn_same": "digits-cnn",
+    "encoder_old": "docs-encoder",
+    "encoder_same": "docs-encoder",
+}
+CASES = (  # what it is, by how many percent the new side is slower, old, new
+    ("matrix products, the same code", 0, "old", "same"),
+    ("digits-cnn, the same code", 0, "cnn_old", "cnn_same"),
+    ("docs-encoder, the same code", 0, "encoder_old", "encoder_same"),
+    ("matrix products, 2 % more", 2, "old", "slower_2"),
+    ("matrix products, 3 % more", 3, "old", "slower_3"),
+    ("matrix products, 5 % more", 5, "old", "slower_5"),
+)
 _BUDGET_S = 0.4
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=100, help="to add; 0 only evaluates what is there")
+    parser.add_argument("--rounds", type=int, default=70, help="to add; 0 only evaluates what is there")
     arguments = parser.parse_args()
     rounds = _known_rounds()
     for _ in range(arguments.rounds):
         rounds.append(_measure_round(random.Random(len(rounds))))
-        _write(rounds)
-    if rounds:
-        _show(_write(rounds))
+        _write(rounds, [])
+    if len(rounds) >= LOOKS[-1]:
+        cases = [_evaluate(rounds, *case) for case in CASES]
+        _write(rounds, cases)
+        _show(cases, len(rounds))
 
 
 def _known_rounds() -> list[dict[str, Any]]:
@@ -59,74 +80,75 @@ def _known_rounds() -> list[dict[str, Any]]:
 
 
 def _measure_round(order: random.Random) -> dict[str, Any]:
-    names = [OLD, *NEW]
-    found = {}
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="whet-gate-") as scratch:
-        for name in order.sample(names, len(names)):
-            target = f"{HERE / 'gate_targets.py'}:{'same' if name == OLD else name}"
-            arguments = {"target": target, "sizes": {}, "budget_s": _BUDGET_S}
+        for name in order.sample(list(PROCESSES), len(PROCESSES)):
+            arguments = {"target": PROCESSES[name], "sizes": {}, "budget_s": _BUDGET_S}
             options = {"with_memory": False, "with_energy": False, "with_limit": False}
             started = time.perf_counter()
             outcome = run_isolated(FUNCTION, {**arguments, **options}, Path(scratch), time_limit_s=60)
             assert outcome.value is not None, outcome.failure
             found[name] = {**outcome.value, "seconds": time.perf_counter() - started}
-    old = found[OLD]["samples_ms"]
-    return {
+    result = {
         name: {
             "latency_ms": round(value["latency_ms"], 6),
             "min_ms": min(value["samples_ms"]),
-            "mann_whitney_p": float(stats.mannwhitneyu(value["samples_ms"], old, alternative="greater").pvalue),
             "seconds": round(value["seconds"], 3),
         }
         for name, value in found.items()
     }
+    for _, _, old, new in CASES:
+        samples = (found[side]["samples_ms"] for side in (new, old))
+        result[new]["mann_whitney_p"] = float(stats.mannwhitneyu(*samples, alternative="greater").pvalue)
+    return result
 
 
-def _write(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+def _write(rounds: list[dict[str, Any]], cases: list[dict[str, Any]]) -> None:
     machine = describe()
     report = {
         "command": "python benchmarks/gate_power.py",
         "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
         "versions": versions(),
         "num_rounds": len(rounds),
-        "cases": {name: _evaluate(rounds, name) for name in NEW} if len(rounds) >= LOOKS[-1] else {},
+        "cases": cases,
         "rounds": rounds,
     }
     write_whole(RESULTS, json.dumps(report) + "\n")
-    return report
 
 
-def _evaluate(rounds: list[dict[str, Any]], name: str) -> dict[str, float]:
+def _evaluate(rounds: list[dict[str, Any]], what: str, percent: int, before: str, after: str) -> dict[str, Any]:
     """Shares of the comparisons that said "slower", passed, or could not tell; and the median cost of one."""
     outcomes, pairs, seconds = [], [], []
     for start in range(len(rounds)):
         turn = rounds[start:] + rounds[:start]
-        old, new = ([r[side]["latency_ms"] for r in turn] for side in (OLD, name))
+        old, new = ([r[side]["latency_ms"] for r in turn] for side in (before, after))
         num = next(n for n in LOOKS if judge(old[:n], new[:n]).is_clear)
         outcomes.append(judge(old[:num], new[:num]).outcome)
         pairs.append(num)
-        seconds.append(sum(r[side]["seconds"] for r in turn[:num] for side in (OLD, name)))
+        seconds.append(sum(r[side]["seconds"] for r in turn[:num] for side in (before, after)))
     return {
-        "percent": NEW[name],
+        "what": what,
+        "percent": percent,
         "fail": outcomes.count(Outcome.FAIL) / len(outcomes),
         "pass": outcomes.count(Outcome.PASS) / len(outcomes),
         "inconclusive": outcomes.count(Outcome.INCONCLUSIVE) / len(outcomes),
         "median_pairs": sorted(pairs)[len(pairs) // 2],
         "median_seconds": sorted(seconds)[len(seconds) // 2],
-        "min_5_percent": sum(r[name]["min_ms"] > 1.05 * r[OLD]["min_ms"] for r in rounds) / len(rounds),
-        "mann_whitney": sum(r[name]["mann_whitney_p"] < 0.05 for r in rounds) / len(rounds),
+        "min_5_percent": sum(r[after]["min_ms"] > 1.05 * r[before]["min_ms"] for r in rounds) / len(rounds),
+        "mann_whitney": sum(r[after]["mann_whitney_p"] < 0.05 for r in rounds) / len(rounds),
     }
 
 
-def _show(report: dict[str, Any]) -> None:
-    table = Table(title=f"called slower, of {report['num_rounds']} comparisons", title_justify="left")
-    for column in ("slowdown", "whet gate", "not clear", "pairs", "seconds", "min:5%", "Mann-Whitney"):
-        table.add_column(column, justify="right")
-    for case in report["cases"].values():
+def _show(cases: list[dict[str, Any]], num_rounds: int) -> None:
+    table = Table(title=f"called slower, of {num_rounds} comparisons each", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("")
+    for column in ("whet", "not\nclear", "pairs", "s", "min:5%", "Mann-\nWhitney"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for case in cases:
         shares = [f"{100 * case[name]:.1f} %" for name in ("fail", "inconclusive")]
         cost = [str(case["median_pairs"]), f"{case['median_seconds']:.0f}"]
         others = [f"{100 * case[name]:.1f} %" for name in ("min_5_percent", "mann_whitney")]
-        table.add_row(f"{case['percent']} %", *shares, *cost, *others)
+        table.add_row(case["what"], *shares, *cost, *others)
     Console().print(table)
 
 

@@ -1,5 +1,6 @@
 """Sweeps and verdicts on the terminal, at 80 columns."""
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,15 +16,13 @@ def show_sweep(console: Console, sweep: Sweep, *, with_memory: bool, with_energy
     """A table for each target: a line for each size."""
     for target in dict.fromkeys(point.target for point in sweep.points):
         points = [point for point in sweep.points if point.target == target]
-        table = Table(title=target, title_justify="left")
+        table = Table(title=target, title_justify="left", box=box.SIMPLE_HEAD)
         names = [name for name in ("batch", "seq") if any(name in point.sizes for point in points)]
-        for name in [*names, "P50 ms", "P90 ms", "P99 ms", "per s", "of limit", "peak MB"]:
+        columns = [*names, "P50\nms", "P90\nms", "P99\nms", "per\ns", "of\nlimit", "peak\nMB"]
+        columns += ["work\nMB", "live\nMB"] if with_memory else []
+        columns += ["J per\ncall"] if with_energy else []
+        for name in columns:
             table.add_column(name, justify="right", no_wrap=True)
-        if with_memory:
-            table.add_column("work MB", justify="right")
-            table.add_column("live MB", justify="right")
-        if with_energy:
-            table.add_column("J/call", justify="right")
         for point in points:
             table.add_row(*(str(point.sizes[name]) for name in names), *_cells(point, with_memory, with_energy))
         console.print(table)
