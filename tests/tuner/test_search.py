@@ -1,5 +1,7 @@
 """The search on a bench of pure arithmetic: order, groups, rejection, failure, interruption, resumption."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -135,3 +137,15 @@ def test_a_trial_whose_process_is_gone_is_tried_again(tmp_path: Path) -> None:
 
 def test_an_empty_recipe_reads_as_the_original() -> None:
     assert str(Recipe()) == "original"
+
+
+def test_several_may_begin_a_shared_search_at_the_same_moment(tmp_path: Path) -> None:
+    storage, together = f"sqlite:///{tmp_path / 'shared.db'}", threading.Barrier(6)
+
+    def begin(_: int) -> Study:
+        together.wait()
+        return Study.open(storage, "shared")
+
+    with ThreadPoolExecutor(6) as pool:
+        assert len(list(pool.map(begin, range(6)))) == 6
+    assert Study.open(storage, "shared", must_exist=True).records() == []

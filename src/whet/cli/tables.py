@@ -53,7 +53,7 @@ def show_trial(console: Console, record: TrialRecord) -> None:
     line.append(f"{record.status:<8}", _STATUSES[record.status])
     line.append(f"{figures.ratio(record.speedup):>8}")
     line.append(f"{figures.duration(record.latency_ms):>9}")
-    line.append(f"{'drop ' + figures.percent(record.drop) if record.drop is not None else figures.DASH:>12}", "dim")
+    line.append(f"{'drop ' + figures.percent(record.drop) if record.drop is not None else figures.DASH:>13}", "dim")
     line.append("  ")
     names, options = _names(record.steps), _options(record.steps)
     line.append(names)

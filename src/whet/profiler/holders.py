@@ -39,7 +39,12 @@ class Reach:
 
 
 def reach() -> Reach:
-    """Everything the garbage collector knows. By type, not isinstance: that would run the code of proxies."""
+    """Everything the garbage collector knows. By type, not isinstance: that would run the code of proxies.
+
+    What a program has frozen (gc.freeze) is thawed, for the collector does not show it, be it the very list that
+    grows. It is not frozen again: then whatever else lives now would never be collected.
+    """
+    gc.unfreeze()
     found = Reach()
     for thing in gc.get_objects():
         kind = type(thing)
@@ -94,8 +99,10 @@ def names_of(reached: Reach) -> dict[int, str]:
 def holder_of(tensor: Tensor, *, ignore: Iterable[object] = ()) -> str:
     """The container that keeps a tensor alive and the variable that names it, as "the list 'losses' (in train)".
 
-    "" where Python sees none: autograd or a C++ object holds it. ignore: containers of whoever asks.
+    "" where Python sees none: autograd or a C++ object holds it. ignore: containers of whoever asks. What is frozen
+    is thawed, as by reach.
     """
+    gc.unfreeze()
     hidden = {id(thing) for thing in ignore} | {id(frame.f_locals) for frame in _frames()}
     thing: Any = tensor
     for level in range(_MOST_LEVELS):

@@ -38,7 +38,7 @@ class Leak:
     @property
     def sentence(self) -> str:
         kept = f"{self.what} from {self.steps} of {self.num_steps} steps"
-        held = f", held by {self.held_by}" if self.held_by else ""
+        held = f", held by {self.held_by or 'an autograd graph, or C++ code'}"
         graph = "; it keeps its autograd graph: append x.detach() or x.item()" if self.keeps_graph else ""
         return f"{self.line} leaves {kept} alive{held}{graph}"
 

@@ -304,9 +304,8 @@ def look_at(
         keeps_graph = bool(held_by) and any(tensor.grad_fn is not None for tensor in tensors)
         if not is_worth_a_word(survivors, tracker.num_steps, keeps_graph=keeps_graph):
             continue
-        held_by = held_by or "an autograd graph, or C++ code"
         leaks.append(leak_of(survivors, tracker.num_steps, held_by=held_by, keeps_graph=keeps_graph))
-    return live, tuple(sorted(leaks, key=lambda leak: (not leak.keeps_graph, -leak.kept_bytes)))
+    return live, tuple(sorted(leaks, key=lambda leak: (not leak.keeps_graph, not leak.held_by, -leak.kept_bytes)))
 
 
 def _holder(tensors: Sequence[Tensor], ignore: Sequence[object]) -> str:
@@ -314,7 +313,7 @@ def _holder(tensors: Sequence[Tensor], ignore: Sequence[object]) -> str:
     for."""
     asked = {tuple(tensor.shape): tensor for tensor in reversed(tensors)}
     mine = [*ignore, asked]
-    return next((held_by for tensor in list(asked.values()) if (held_by := holder_of(tensor, ignore=mine))), "")
+    return next((held_by for tensor in asked.values() if (held_by := holder_of(tensor, ignore=mine))), "")
 
 
 def nsight_commands(program: str) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 import json
 import os
+import random
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import optuna
 import psutil
 from optuna.trial import TrialState
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
 from whet.errors import StudyError
 from whet.recipe import Recipe
@@ -21,6 +23,7 @@ RECORD = "record"
 FACTS = "facts"
 REPEATED = "repeated"
 FILE = "study.db"
+_WAITS_S = (0.1, 0.3, 0.9)  # before another try to open a storage
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -36,9 +39,7 @@ class Study:
     def open(cls, storage: str, name: str, *, must_exist: bool = False) -> "Study":
         """Open or create. Raises StudyError where the storage is damaged or out of reach."""
         try:
-            if must_exist and name not in optuna.get_all_study_names(storage):
-                raise StudyError(f"{storage} holds no search for this target, objective and limits; leave out --resume")
-            return cls(optuna.create_study(storage=storage, study_name=name, load_if_exists=True))
+            return cls(_open_or_create(storage, name, must_exist=must_exist))
         except (SQLAlchemyError, RuntimeError, ImportError, ValueError, AssertionError, KeyError) as error:
             reason = str(error).splitlines()[0]
             raise StudyError(f"the study {storage} cannot be read ({reason}); remove it to start anew") from error
@@ -116,3 +117,19 @@ def _has_ended(attributes: Mapping[str, Any]) -> bool:
 
 def _is_gone(attributes: Mapping[str, Any]) -> bool:
     return attributes.get("host") == socket.gethostname() and not psutil.pid_exists(int(attributes.get("pid", -1)))
+
+
+def _open_or_create(storage: str, name: str, *, must_exist: bool) -> optuna.Study:
+    """Several machines may begin at the same moment: who comes second finds tables half made, and tries again."""
+    for wait_s in _WAITS_S:
+        try:
+            return _opened(storage, name, must_exist=must_exist)
+        except (IntegrityError, OperationalError):
+            time.sleep(wait_s * random.uniform(0.5, 1.5))
+    return _opened(storage, name, must_exist=must_exist)
+
+
+def _opened(storage: str, name: str, *, must_exist: bool) -> optuna.Study:
+    if must_exist and name not in optuna.get_all_study_names(storage):
+        raise StudyError(f"{storage} holds no search for this target, objective and limits; leave out --resume")
+    return optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
