@@ -15,7 +15,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -24,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import whet
 from whet.files import write_whole
+from whet.machine import versions
 from whet.measure import compare
 
 RESULT = Path(__file__).parent.parent / "docs" / "results" / "monitor_overhead.json"
@@ -74,8 +74,7 @@ def _mean(samples_ms: list[float]) -> float:
 
 def variants(loop: Loop) -> dict[str, Variant]:
     def without() -> float:
-        with nullcontext():
-            return loop.mean_ms(None)
+        return loop.mean_ms(None)
 
     def by_step() -> float:
         with whet.Monitor(port=0, show=False, interval_s=INTERVAL_S, watch=False) as monitor:
@@ -118,8 +117,9 @@ def main() -> None:
             times[name].append(run[name]())
     machine = whet.describe()
     result: dict[str, object] = {
-        "format": 1,
-        "machine": {"chip": machine.chip, "cores": machine.cores, "torch": machine.torch},
+        "command": f"python benchmarks/monitor_overhead.py --rounds {rounds}",
+        "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
+        "versions": versions(),
         "step_ms": sum(times["without"]) / rounds,
         "num_pairs": rounds,
         "steps_per_block": STEPS,
@@ -128,15 +128,16 @@ def main() -> None:
         **parts(),
     }
     print(f"a step without: {result['step_ms']:.2f} ms, {rounds} pairs of blocks of {STEPS} steps")
+    overheads: dict[str, object] = {}
     for name in ("monitor.step()", "one line"):
         # original / variant above 1 is a gain, so the overhead is its inverse less 1
         found = compare(times["without"], times[name])
         low, high = 1 / found.ci95[1] - 1, 1 / found.ci95[0] - 1
-        result[name] = {"overhead": 1 / found.ratio - 1, "ci95": [low, high], "blocks_ms": times[name]}
+        overheads[name] = {"overhead": 1 / found.ratio - 1, "ci95": [low, high], "blocks_ms": times[name]}
         print(f"{name:<15} {1 / found.ratio - 1:+.2%}, 95 % interval {low:+.2%} to {high:+.2%} (target < {TARGET:.0%})")
     print(f"a call of step(): {result['step_call_us']:.2f} µs")
     print(f"a sample: {result['sample_ms']:.2f} ms of CPU time")
-    result["without_blocks_ms"] = times["without"]
+    result |= {"overheads": overheads, "without_blocks_ms": times["without"]}
     write_whole(RESULT, json.dumps(result, indent=1) + "\n")
 
 

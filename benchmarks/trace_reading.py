@@ -1,15 +1,17 @@
-"""How fast whet reads traces: `python benchmarks/trace_reading.py [--events 100000] [--megabytes 200]`.
+"""How fast whet reads traces.
+
+    python benchmarks/trace_reading.py [--events 100000] [--megabytes 200]     # writes docs/results/trace_reading.json
 
 The trace is a real one, recorded by torch.profiler here (a small training loop on the CPU, with shapes), repeated with
-later times until it holds enough events. Each file is read and analysed in a process of its own, whose wall time and
-peak memory are reported; whet's own import is part of neither.
+later times until it holds enough events: plain, packed with gzip, and one large plain file. Each is read and analysed
+in a process of its own, the best of three; whet's own import is no part of its time or memory. Beside it stands what
+json.load alone takes of the same file.
 """
 
 import argparse
 import contextlib
 import gzip
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,7 +20,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_CHILD = """
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from whet.files import write_whole
+from whet.machine import describe
+from whet.machine.versions import versions
+
+RESULT = Path(__file__).parents[1] / "docs" / "results" / "trace_reading.json"
+TARGET_S = 3.0  # for 100,000 events
+
+_WHET = """
 import sys, time
 from whet.measure.memory import peak_rss_bytes, reset_peak_rss
 from whet.traces.trace import read_trace
@@ -30,16 +45,22 @@ trace = read_trace(sys.argv[1])
 read = time.perf_counter()
 analyse(trace)
 end = time.perf_counter()
-print(trace.num_seen, read - start, end - read, (peak_rss_bytes() - before) / 2**20)
+print(trace.num_seen, read - start, end - read, peak_rss_bytes() - before)
+"""
+_JSON = """
+import gzip, json, sys, time
+from whet.measure.memory import peak_rss_bytes, reset_peak_rss
+reset_peak_rss()
+before = peak_rss_bytes()
+start = time.perf_counter()
+with gzip.open(sys.argv[1]) if sys.argv[1].endswith(".gz") else open(sys.argv[1], "rb") as file:
+    events = json.load(file)["traceEvents"]
+print(len(events), time.perf_counter() - start, 0.0, peak_rss_bytes() - before)
 """
 
 
 def record(path: Path) -> dict[str, Any]:
     """Record twenty steps of a small training loop and read the trace back as JSON."""
-    import torch
-    from torch import nn
-    from torch.profiler import ProfilerActivity, profile
-
     model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10))
     optimizer = torch.optim.Adam(model.parameters())
     x, y = torch.randn(8, 1, 8, 8), torch.randint(0, 10, (8,))
@@ -84,44 +105,83 @@ def write(path: Path, trace: dict[str, Any], *, num_events: int | None = None, n
     return count
 
 
-def measure(path: Path, repeats: int) -> tuple[int, float, float, float]:
-    """Events, seconds to read, seconds to analyse, and MiB of memory above the start; of the fastest run."""
+def run(code: str, path: Path, repeats: int) -> tuple[int, float, float, int]:
+    """Events, seconds to read, seconds to analyse, and bytes of memory above the start; of the fastest run."""
     runs = []
     for _ in range(repeats):
-        done = subprocess.run(
-            [sys.executable, "-c", _CHILD, str(path)], capture_output=True, text=True, check=True, env=os.environ
-        )
-        num_events, read_s, analyse_s, memory = done.stdout.split()
-        runs.append((int(num_events), float(read_s), float(analyse_s), float(memory)))
+        done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+        num_events, read_s, analyse_s, num_bytes = done.stdout.split()
+        runs.append((int(num_events), float(read_s), float(analyse_s), int(num_bytes)))
     return min(runs, key=lambda run: run[1] + run[2])
 
 
+def measure(path: Path, repeats: int) -> dict[str, Any]:
+    """One file's row."""
+    num_events, read_s, analyse_s, peak_bytes = run(_WHET, path, repeats)
+    _, json_s, _, json_bytes = run(_JSON, path, repeats)
+    return {
+        "file": path.name,
+        "size_bytes": path.stat().st_size,
+        "num_events": num_events,
+        "read_s": read_s,
+        "analyse_s": analyse_s,
+        "peak_bytes": peak_bytes,
+        "json_load_s": json_s,
+        "json_load_peak_bytes": json_bytes,
+    }
+
+
+def files(directory: Path, num_events: int, megabytes: int) -> Iterator[Path]:
+    """The traces that are read, made one after the other."""
+    with contextlib.redirect_stderr(None):
+        trace = record(directory / "recorded.json")
+    for name in ("trace.json", "trace.json.gz"):
+        write(directory / name, trace, num_events=num_events)
+        yield directory / name
+    if megabytes:
+        write(directory / "large.json", trace, num_bytes=megabytes * 10**6)
+        yield directory / "large.json"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--megabytes", type=int, default=200, help="of one more, large trace; 0 leaves it out")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
+    machine = describe()
     with tempfile.TemporaryDirectory() as directory:
-        with contextlib.redirect_stderr(None):
-            trace = record(Path(directory) / "recorded.json")
-        files = [Path(directory) / "trace.json", Path(directory) / "trace.json.gz"]
-        for path in files:
-            write(path, trace, num_events=options.events)
-        if options.megabytes:
-            files.append(Path(directory) / "large.json")
-            write(files[-1], trace, num_bytes=options.megabytes * 10**6)
-        print(
-            f"{'file':<16}{'size':>9}{'events':>10}{'read':>9}{'analyse':>9}{'whole':>9}{'events/s':>11}{'memory':>10}"
+        paths = files(Path(directory), options.events, options.megabytes)
+        rows = [measure(path, options.repeats) for path in paths]
+    given = f"--events {options.events} --megabytes {options.megabytes} --repeats {options.repeats}"
+    report: dict[str, Any] = {
+        "command": f"python benchmarks/trace_reading.py {given}",
+        "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
+        "versions": versions(),
+        "repeats": options.repeats,
+        "target_s": TARGET_S,
+        "files": rows,
+    }
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(RESULT, json.dumps(report, indent=1) + "\n")
+    show(rows)
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    table = Table()
+    for name in ("file", "size", "events", "read, analysed", "memory", "json.load", "memory"):
+        table.add_column(name, justify="left" if name == "file" else "right")
+    for row in rows:
+        table.add_row(
+            row["file"],
+            f"{row['size_bytes'] / 1e6:.1f} MB",
+            f"{row['num_events']:,}",
+            f"{row['read_s']:.2f} + {row['analyse_s']:.2f} s",
+            f"{row['peak_bytes'] / 1e6:.0f} MB",
+            f"{row['json_load_s']:.2f} s",
+            f"{row['json_load_peak_bytes'] / 1e6:.0f} MB",
         )
-        for path in files:
-            num_events, read_s, analyse_s, memory = measure(path, options.repeats)
-            whole_s = read_s + analyse_s
-            size_mb = path.stat().st_size / 1e6
-            print(
-                f"{path.name:<16}{size_mb:>6.1f} MB{num_events:>10,}{read_s:>7.2f} s{analyse_s:>7.2f} s"
-                f"{whole_s:>7.2f} s{num_events / whole_s:>11,.0f}{memory:>6.0f} MiB"
-            )
+    Console().print(table)
 
 
 if __name__ == "__main__":

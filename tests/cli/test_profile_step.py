@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from whet.cli.profile_step import run_step
 from whet.errors import ModelError, OptionError, TargetError
+from whet.steps.report import StepReport
+from whet.steps.verdict import StepVerdict
 
 SCRIPT = """
 import os, time
@@ -88,3 +91,23 @@ def test_a_target_that_cannot_be_had_is_one_clear_error(script: Path) -> None:
         run_step(f"{script}:dies")
     with pytest.raises(OptionError, match="1 or more"):
         run_step(f"{script}:parts", num_steps=0)
+
+
+def test_ctrl_c_shows_what_is_known_so_far(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    given: dict[str, Any] = {}
+
+    def interrupted(function: str, arguments: dict[str, Any], directory: Path, **limits: Any) -> None:
+        given.update(arguments, **limits)
+        report = StepReport(StepVerdict.COMPUTE, StepVerdict.COMPUTE, ("most of it is forward",), "", 9, 7, ())
+        (directory / "partial.json").write_text(json.dumps(report.as_json()), encoding="utf-8")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("whet.cli.profile_step.run_isolated", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_step("train.py:train", limit_s=7.0)
+    shown = capsys.readouterr().out
+    assert "PARTIAL  stopped by Ctrl-C" in shown
+    assert "Most of it is forward" in shown
+    assert given["limit_s"] == 7.0
+    assert given["time_limit_s"] > 7.0
+    assert given["memory_limit_bytes"] > 0

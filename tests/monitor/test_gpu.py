@@ -111,7 +111,7 @@ def test_fragmentation_from_known_figures() -> None:
 def test_the_allocator_of_a_process_without_cuda() -> None:
     collector = AllocatorCollector()
     assert collector.collect() == {}
-    assert collector.unavailable == {"CUDA allocator": "this run has not used CUDA"}
+    assert collector.unavailable == {"CUDA memory, fragmentation": "this run has not used CUDA"}
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from whet.monitor.launch import INJECT, environment, in_foreground, name_of
+from whet.monitor.launch import INJECT, environment, name_of
 
 TRAIN = """
 import sys, torch
@@ -58,7 +58,7 @@ def test_steps_of_a_script_that_knows_nothing_of_it(tmp_path: Path) -> None:
     assert 98 <= summary["num_steps"] <= 100
     assert summary["num_samples"] == 8 * summary["num_steps"]
     assert {"data_wait", "forward", "backward", "optimiser"} <= set(summary["phases"])
-    assert summary["exit_code"] == 0
+    assert (summary["exit_code"], summary["is_partial"]) == (0, False)
     assert summary["peak_rss_bytes"] > 50 << 20
     assert json.loads((tmp_path / "kept" / "summary.json").read_text(encoding="utf-8")) == summary
     assert "step latency" in done.stderr
@@ -75,6 +75,8 @@ def test_the_exit_code_is_the_commands(code: str, expected: int, tmp_path: Path)
     summary = summary_of(done)
     assert summary["exit_code"] == expected
     assert summary["message"] == ("ended by SIGKILL" if expected == 137 else "")
+    assert summary["is_partial"] is True
+    assert "The figures are partial" in done.stderr
     assert "no step was seen yet" in summary["unavailable"]["steps"]
     assert summary["latency"] is None
 
@@ -112,11 +114,12 @@ except KeyboardInterrupt:
     print("saved")
     sys.exit(5)
 """
-# A session of its own whose terminal is standard input: what a shell's job is.
+# A session of its own with a terminal, of which no stream is left, as in `whet monitor ... < file 2>&1 | tee log`.
 AT_A_TERMINAL = """
 import fcntl, os, sys, termios
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
@@ -142,6 +145,7 @@ def test_ctrl_c_at_a_terminal_ends_both_with_a_summary(tmp_path: Path) -> None:
     assert out == "saved\n"  # interrupted once, not twice
     assert process.returncode == 5
     assert "whet monitor  wait.py  exit code 5" in err
+    assert "The figures are partial" in err
     assert "Traceback" not in err
 
 
@@ -167,6 +171,24 @@ def test_another_sitecustomize_still_runs(tmp_path: Path) -> None:
     done = monitor("--no-page", "--", sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
     assert done.stdout.startswith(f"True {tmp_path / 'site' / 'sitecustomize.py'}")
     assert str(INJECT) not in done.stdout
+
+
+def test_a_program_that_looks_for_torch_before_it_loads_it(tmp_path: Path) -> None:
+    """As transformers does; and torch's loader is as it was when torch is there."""
+    looks = "import importlib.util, sys\nassert importlib.util.find_spec('torch')\n"
+    leaves = "\nassert 'exec_module' not in vars(torch.__spec__.loader) and 'sitecustomize' not in str(sys.meta_path)"
+    done = monitor("--no-page", "--json", "--", *python(looks + TRAIN + leaves, tmp_path / "train.py"), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert summary_of(done)["num_steps"] >= 98
+
+
+def test_a_hidden_sitecustomize_that_fails_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text("1 / 0")
+    command = python(TRAIN, tmp_path / "train.py")
+    done = monitor("--no-page", "--json", "--", *command, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"))
+    assert "Error in sitecustomize" in done.stderr
+    assert summary_of(done)["num_steps"] >= 98
 
 
 def test_a_python_without_whet_says_so(tmp_path: Path) -> None:
@@ -195,7 +217,8 @@ def test_the_commands_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert environment(tmp_path)["PYTHONPATH"] == str(INJECT)
 
 
-def test_no_terminal_no_foreground(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("stdin", "stdout", "stderr"):
-        monkeypatch.setattr(sys, name, None)
-    assert not in_foreground()
+def test_no_terminal_no_foreground() -> None:
+    code = "from whet.monitor.launch import in_foreground; print(in_foreground())"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, start_new_session=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "False\n", done.stderr

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -38,7 +39,7 @@ def test_steps_samples_tokens_and_the_wait(tmp_path: Path) -> None:
     assert summary.latency is not None
     assert 40 <= summary.latency.p50_ms < 80
     assert summary.peak_rss_bytes is not None
-    assert summary.unavailable["CUDA allocator"]
+    assert summary.unavailable["CUDA memory, fragmentation"]
     written = json.loads((tmp_path / "new" / "place" / "summary.json").read_text(encoding="utf-8"))
     assert written["num_steps"] == 6
     assert "<!doctype html>" in (tmp_path / "new" / "place" / "summary.html").read_text(encoding="utf-8")
@@ -57,6 +58,8 @@ def test_a_wait_told_by_hand() -> None:
     assert summary.latency is not None
     assert summary.latency.longest_ms < 150
     assert (summary.num_samples, summary.samples_per_s) == (None, None)
+    assert {"samples", "tokens"} <= set(summary.unavailable)
+    assert "data wait" not in summary.unavailable
 
 
 def train(epochs: int, *, with_validation: bool = False) -> int:
@@ -118,6 +121,20 @@ def test_what_went_wrong_is_kept() -> None:
     with pytest.raises(RuntimeError, match="boom"), Monitor(watch=False, **QUIET) as monitor:
         raise RuntimeError("boom")
     assert monitor.summary().message == "RuntimeError: boom"
+    assert monitor.summary().is_partial
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "message"),
+    [("raise ValueError('diverged')", 1, "ValueError: diverged"), ("pass", 0, ""), ("raise SystemExit(0)", 0, "")],
+)
+def test_the_end_of_a_program_of_one_line(end: str, code: int, message: str, tmp_path: Path) -> None:
+    program = f"import whet\nwhet.Monitor(watch=False, out='kept').step()\n{end}"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    summary = json.loads((tmp_path / "kept" / "summary.json").read_text(encoding="utf-8"))
+    assert (summary["num_steps"], summary["message"], summary["is_partial"]) == (1, message, bool(code))
+    assert ("diverged. The figures are partial" in done.stderr) is bool(code)
 
 
 def test_closing_twice_and_from_a_fork_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

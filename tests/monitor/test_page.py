@@ -15,15 +15,16 @@ from whet.monitor.summary_page import render
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 Page = Any
 
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
 _FLAGS += ("--disable-component-update", "--disable-sync")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    path = os.environ.get("WHET_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    path = os.environ.get("WHET_CHROMIUM") or next(filter(None, map(shutil.which, _BROWSERS)), None)
     if path is None:
-        pytest.skip("no chromium on the path: install Debian's chromium, or name one in WHET_CHROMIUM")
+        pytest.skip(f"none of {', '.join(_BROWSERS)} on the path: install Debian's chromium, or set WHET_CHROMIUM")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=path, args=list(_FLAGS))
         yield browser

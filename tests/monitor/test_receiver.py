@@ -76,12 +76,12 @@ def test_one_process_after_another(receiver: Receiver) -> None:
 
 
 def test_memory_of_the_allocator(receiver: Receiver) -> None:
-    assert "CUDA allocator" in receiver.unavailable
+    assert "CUDA memory, fragmentation" in receiver.unavailable
     with connect(receiver) as connection:
         connection.sendall(message(1, 0.1, cells={"cuda_reserved_bytes:0": 5.0}))
         wait_for(lambda: bool(receiver.collect()))
         assert receiver.collect()["cuda_reserved_bytes:0"].mean == 5
-        assert "CUDA allocator" not in receiver.unavailable
+        assert "CUDA memory, fragmentation" not in receiver.unavailable
     wait_for(lambda: not receiver.collect())  # what an ended process held, it holds no more
 
 

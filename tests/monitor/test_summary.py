@@ -52,6 +52,30 @@ def test_the_sentence_names_what_holds_it_back() -> None:
     assert "1.0% of the step time" in summarise(run).sentence
 
 
+def test_every_figure_of_a_step_is_there_or_said_to_be_missing() -> None:
+    run = make_run()
+    assert set(summarise(run).unavailable) == {"steps"}
+    steps = StepTotals()
+    steps.add(0.1, {}, None, None)
+    run.add(Row(0, 1), steps, {})
+    assert set(summarise(run).unavailable) == {"samples", "tokens", "data wait"}
+    shown = dict(figures.table(summarise(run)))
+    assert shown["tokens"].startswith("not available here: no batch held input_ids")
+    assert summarise(run).tokens_per_s is None
+
+
+def test_partial_until_it_has_ended_well() -> None:
+    run = made_run()
+    assert summarise(run).is_partial
+    run.end(0)
+    assert not summarise(run).is_partial
+    assert "partial" not in render(run)
+    failed = made_run()
+    failed.end(message="ended by SIGKILL")
+    assert summarise(failed).is_partial
+    assert "ended by SIGKILL. The figures are partial" in render(failed)
+
+
 def test_json_has_null_for_what_is_not_there() -> None:
     facts = json.loads(summarise(made_run()).to_json())
     assert facts["format"] == 1
@@ -68,6 +92,7 @@ def test_the_terminal_fits_80_columns() -> None:
     show_summary(Console(file=text, width=80), summarise(run))
     assert all(len(line) <= 80 for line in text.getvalue().splitlines())
     assert "exit code 3" in text.getvalue()
+    assert "The figures are partial" in text.getvalue()
     assert "[bold]to[/bold]" in text.getvalue()
     assert "40 % of the step time" in text.getvalue()
 

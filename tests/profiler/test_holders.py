@@ -1,5 +1,6 @@
 """Who holds a tensor."""
 
+import gc
 from collections import deque
 
 import torch
@@ -47,6 +48,17 @@ def test_containers_are_named_by_their_variable() -> None:
     assert "nested" in holder_of(d)
     assert nested
     GLOBAL.clear()
+
+
+def test_frozen_containers_are_found() -> None:
+    a, b = torch.ones(3), torch.ones(4)
+    keeper = Keeper()
+    keeper.seen[1] = a
+    keeper.seen[2] = b
+    gc.freeze()
+    assert storage_key(a) in reach().tensors
+    gc.freeze()
+    assert holder_of(b) == "the dict 'Keeper.seen'"
 
 
 def test_what_python_does_not_see_has_no_holder() -> None:

@@ -86,6 +86,16 @@ def test_under_a_dispatch_mode_each_operator_counts_once() -> None:
     assert not named(found, "PythonDispatchMode")
 
 
+def test_a_warm_up_is_not_recorded() -> None:
+    a = torch.randn(16, 16)
+    tracer = start_tracer(cuda=False, warm_up=lambda: a @ a)
+    a.relu()
+    stop_tracer(tracer)
+    found = operators_of(tracer, traced_s=1.0, cuda=False)
+    assert not named(found, "mm")
+    assert [c.calls for c in named(found, "relu")] == [1]
+
+
 def test_nothing_ran() -> None:
     found = trace(lambda: None)
     assert found.costs == ()

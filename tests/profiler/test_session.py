@@ -144,6 +144,10 @@ def test_too_few_steps_are_said() -> None:
     with profile(memory=True) as p:
         loop(p, 2)
     assert any("at least 5 steps" in note for note in p.report.notes)
+    assert p.report.leaks is None  # not none: nothing can be told
+    out = io.StringIO()
+    p.show(Console(file=out, width=80))
+    assert "growth  none" not in out.getvalue()
 
 
 def test_json_and_files(tmp_path: Path) -> None:
@@ -188,6 +192,7 @@ def test_an_empty_block() -> None:
     out = io.StringIO()
     p.show(Console(file=out, width=80))
     assert p.report.sections == ()
+    assert p.report.verdict is not None and p.report.verdict.bound == "not known"
     json.loads(p.to_json())
 
 
@@ -209,3 +214,5 @@ def test_commands_for_nsight_name_the_program() -> None:
     for command in nsight_commands("train.py --epochs 3"):
         assert command.endswith("python train.py --epochs 3")
         assert "nvtx" in command
+    nsys, ncu = nsight_commands("-m whet profile t --nvtx", marked=True)
+    assert "--capture-range=cudaProfilerApi" in nsys and "--profile-from-start=off" in ncu

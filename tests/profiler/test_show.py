@@ -82,7 +82,7 @@ def test_it_fits(width: int, gpu: bool) -> None:
         "layers, one call",
         "slowest operators",
         "largest tensors",
-        "GROWS 4.00 MB a step",
+        "GROWS 4.00 MB a call",
     ):
         assert part in text, part
     assert "and 18 more layers" in text
@@ -94,6 +94,19 @@ def test_figures_are_never_cut() -> None:
     for line in shown(full()):
         if " Tr" in line:  # the layers' rows
             assert "123 ms" in line and "10.0 GB" in line and "bandwidth" in line and "12%" in line
+
+
+def test_layers_are_told_apart_by_the_end_of_their_names() -> None:
+    names = [f"model.layers.{i}.mlp.{part}_proj" for i in range(3) for part in ("gate", "up", "down")]
+    layer = replace(full().layers[0], kind="Linear")
+    lines = shown(Report(name="x", layers=tuple(replace(layer, name=name) for name in names)))
+    assert all(any(f".{name.split('.', 2)[2]} " in line for line in lines) for name in names)
+
+
+def test_shapes_of_four_dimensions_are_read_in_80_columns() -> None:
+    cost = OperatorCost("mkldnn_convolution", "[8, 256, 14, 14] [256, 256, 3, 3]", 12, 0.1, 0.1)
+    text = "\n".join(shown(Report(name="x", operators=Operators((cost,), 1.0, 1.0))))
+    assert "8×256×14×14 256×256×3×3" in text
 
 
 def test_an_empty_report_says_little_and_does_not_fail() -> None:
@@ -142,7 +155,7 @@ def test_units() -> None:
         "12.3 ms",
         "75.0 s",
     ]
-    assert [num_bytes(n) for n in (12, 1500, 2.5e6, 3e9, None)] == ["12.0 B", "1.50 kB", "2.50 MB", "3.00 GB", "—"]
+    assert [num_bytes(n) for n in (12, 1500, 2.5e6, 3e9, None)] == ["12 B", "1.50 kB", "2.50 MB", "3.00 GB", "—"]
     assert operations(2.5e9) == "2.50 GFLOP" and operations(2.5e9, short=True) == "2.50 G"
     assert [signed(n) for n in (5, 2048, -5_000_000)] == ["0", "+2.05 kB", "−5.00 MB"]
     assert [percent(s) for s in (0.0, 0.012, 0.5, None)] == ["0.0%", "1.2%", "50%", "—"]

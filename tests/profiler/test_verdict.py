@@ -76,6 +76,8 @@ def test_a_model_without_any_work() -> None:
         (facts(thread_s=0.2, sections=(section("io", 0.9, 0.1), section("go", 0.1, 0.1))), WAITING, "section 'io'"),
         (facts(thread_s=0.2, cpu_s=1.9, cores=2), WAITING, "80 %"),  # threads that spin do not hide it
         (facts(operators=operators(0.3)), "overhead-bound", "70 %"),
+        (facts(operators=operators(0.3), memory_watched=True), ONE_CORE, "cores busy"),
+        (facts(sections=(section("io", 0.5, 0.1), section("go", 0.4, 0.4))), ONE_CORE, "which waits for 80 % of it"),
         (facts(), ONE_CORE, "1.00 of the 4 cores"),
         (facts(cores=1), "compute-bound", "cores"),
         (facts(cpu_s=3.8), "compute-bound", "3.80 of the 4"),
@@ -99,6 +101,7 @@ def test_a_block_with_limits_has_a_share_of_them() -> None:
 
 def test_nothing_measured() -> None:
     assert block_verdict(BlockFacts(0.0, 0.0, 0.0, 2)).bound == UNKNOWN
+    assert "too short" in block_verdict(BlockFacts(8e-6, 7e-6, 7e-6, 2)).text
 
 
 @given(

@@ -119,8 +119,9 @@ def test_looking_takes_its_share_of_the_time_and_no_more() -> None:
     for step in range(10_000):
         watched.sample(step)
         time += 10**7  # steps of 10 ms
-    later = looks - 128
-    assert later * 1e6 <= 0.0021 * time
+        assert looks * 1e6 <= 10**6 + 0.006 * time
+    assert looks * 1e6 <= 0.0023 * time
+    assert len(watched.points) >= 100
 
 
 def test_the_heap_reader_sees_what_torch_allocates() -> None:

@@ -31,6 +31,9 @@ class Loop:
     def forward(self) -> None:
         self._phase(Phase.FORWARD)
 
+    def backward(self) -> None:
+        self._phase(Phase.BACKWARD)
+
     def step(self, optimizer: int = MAIN) -> None:
         self._phase(Phase.OPTIMIZER)
         self.log.optimizer_stepped(optimizer)
@@ -135,12 +138,31 @@ def test_batches_left_over_at_the_end_of_an_epoch_are_no_step() -> None:
         for index in range(5):
             loop.batch()
             loop.forward()
+            loop.backward()
             if index % 2:
                 loop.step()
         loop.end_of_epoch()
     loop.log.finish()
     assert loop.calls == [(2, 1)] * 4
     assert loop.log.num_unfinished == 2
+
+
+def test_a_validation_over_a_loader_of_its_own_is_no_step_and_none_cut_off() -> None:
+    loop = Loop()
+    for _ in range(2):
+        for _ in range(3):
+            loop.batch()
+            loop.forward()
+            loop.backward()
+            loop.step()
+        loop.end_of_epoch()
+        for _ in range(4):
+            loop.batch()
+            loop.forward()
+        loop.end_of_epoch()
+    loop.log.finish()
+    assert loop.calls == [(1, 1)] * 6
+    assert loop.log.num_unfinished == 0
 
 
 def test_an_optimiser_step_after_the_epoch_does_not_spoil_the_next_ones_first_step() -> None:

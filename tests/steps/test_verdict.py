@@ -5,7 +5,7 @@ import pytest
 from whet.steps.growth import Growth
 from whet.steps.log import StepRecord
 from whet.steps.phases import Phase
-from whet.steps.verdict import Facts, StepVerdict, cut, judge, size
+from whet.steps.verdict import Facts, StepVerdict, cut, judge
 
 GROWS = Growth("heap", 2**20, (2.0**19, 2.0**21), 2**26, 2**30, 10, 73, True)
 STEADY = Growth("heap", 3.0, (-10.0, 16.0), 100, 2**30, 10, 73, False)
@@ -63,10 +63,13 @@ def test_evidence_says_how_much_and_how_sure_and_why() -> None:
     parts = cut([record(number, FORWARD=5, DATA=15) for number in range(20)])
     _, _, evidence = judge(parts, facts(STEADY, loader="num_workers is 0"))
     assert evidence[0] == (
-        "75 % of each step (95 %: 75–75 %), 15 of 20 ms, is waiting for data; without it a step could be up to 4.0x "
-        "faster (num_workers is 0)"
+        "75 % of each step (95 %: 75–75 %), 15.0 of 20.0 ms, is waiting for data; without it a step could be up to "
+        "4.0x faster (num_workers is 0)"
     )
     assert evidence[1].startswith("the process's heap does not grow: 3 B a step")
+    little = Growth("heap", 87.0, (9.0, 165.0), 6_000, 2**30, 22, 98, False)
+    _, _, evidence = judge(cut([record(FORWARD=5)] * 5), facts(little))
+    assert evidence[1].startswith("the process's heap hardly grows: 87 B a step (95 %: 9 B to 165 B)")
 
 
 def test_one_slow_step_decides_nothing_and_is_named() -> None:
@@ -85,10 +88,3 @@ def test_on_a_gpu_its_own_clock_decides() -> None:
     _, bound, evidence = judge(cut(starved), facts(on_gpu=True))
     assert bound is StepVerdict.INPUT
     assert "the GPU waits for data" in evidence[0]
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"), [(0, "0 B"), (-1500, "-1.5 KiB"), (7.6 * 1024, "7.6 KiB"), (5 * 2**30, "5.0 GiB")]
-)
-def test_sizes(num_bytes: float, text: str) -> None:
-    assert size(num_bytes) == text

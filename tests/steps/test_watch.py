@@ -242,7 +242,10 @@ def test_too_few_steps_are_said_to_be_too_few(num_steps: int) -> None:
 
 
 @pytest.mark.parametrize(("keeps", "num_bytes"), [("nothing", 0), ("loss", 2000), ("tensor", 65536)])
-def test_a_loop_that_keeps_something_grows_and_a_clean_one_does_not(keeps: str, num_bytes: int) -> None:
+def test_a_loop_that_keeps_something_grows_and_a_clean_one_does_not(
+    keeps: str, num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whet.steps.growth._FREE_NS", 10**9)  # these steps are shorter than a look at a large process
     model = nn.Sequential(nn.Linear(NUM_FEATURES, 512), nn.ReLU(), nn.Linear(512, 1))
     optimizer = torch.optim.AdamW(model.parameters())
     batches = [(torch.randn(16, NUM_FEATURES), torch.randn(16, 1))] * 60
@@ -285,5 +288,24 @@ def test_workers_are_waited_for_and_their_settings_are_evidence() -> None:
     run(train(model, optimizer, steps))
     report = steps.report()
     assert report.verdict is StepVerdict.INPUT
-    assert "1 workers (started anew for each epoch), prefetch_factor 2" in report.evidence[0]
+    assert "1 worker (started anew for each epoch), prefetch_factor 2" in report.evidence[0]
     assert ms(report, Phase.DATA) >= 10
+
+
+def test_the_settings_of_a_loader_that_began_before_all_was_patched_are_evidence() -> None:
+    model, optimizer, loader = parts(12, data_s=SLEEP_S)
+    with watch_everything() as steps:  # is told of the loader's epoch after its first step
+        run(train(model, optimizer, loader))
+    report = steps.report()
+    assert "num_workers is 0" in report.evidence[0]
+    assert "num_workers=2" in report.advice
+
+
+def test_a_model_may_be_moved_after_the_watch_was_made() -> None:
+    model, optimizer, loader = parts(2)
+    steps = watch(model, optimizer, loader)
+    assert steps.report().device == "cpu"
+    model.to("meta")
+    for _ in steps:
+        pass
+    assert steps.report().device == "meta"

@@ -6,38 +6,128 @@ import io
 import threading
 import time
 import warnings
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
 import torch
 from small_loops import NUM_FEATURES, Sleepy, parts, run, train
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+import whet
 from whet.errors import TargetError
 from whet.steps.verdict import StepVerdict
 from whet.steps.watch import watch, watch_everything
 
+MODULES = [torch, torch.autograd, torch.cuda, torch.distributed, torch.amp, torch.optim]
+# what torch.compile and pickle put onto classes when they are first used
+PYTORCHS_OWN = ("__init__", "__setstate__", "___needs_generation_tag_patch", "__slotnames__")
+WHET = str(Path(whet.__file__).parent)
+CLASSES = [Tensor, nn.Module, Optimizer, torch.amp.GradScaler, DataLoader, _BaseDataLoaderIter]
+CLASSES += [torch.cuda.Event, torch.cuda.Stream]
 
-def state_of_torch() -> list[Any]:
-    """All that a watch patches, so that tests can see it as it was."""
-    tensor = [Tensor.__dict__.get(name) for name in ("item", "tolist", "numpy", "cpu", "to", "cuda", "copy_")]
-    tensor += [getattr(Tensor, name) for name in ("__float__", "__int__", "__bool__", "item", "to")]
-    classes = [nn.Module.__call__, nn.Module.zero_grad, torch.optim.Optimizer.zero_grad, torch.amp.GradScaler.step]
-    loader = [DataLoader.__iter__, _BaseDataLoaderIter.__next__]
-    functions = [torch.autograd.backward, torch.autograd.grad, torch.cuda.synchronize, torch.cuda.Event.synchronize]
-    functions += [getattr(torch.distributed, "barrier", None), getattr(torch.distributed, "all_reduce", None)]
-    hooks = [dict(_global_optimizer_pre_hooks), dict(_global_optimizer_post_hooks)]
-    return [*tensor, *classes, *loader, *functions, *hooks]
+
+def state_of_torch() -> dict[str, Any]:
+    """The attributes of the classes that are watched, every hook; each function of PyTorch's that is not PyTorch's."""
+    attributes = {
+        f"{cls.__qualname__}.{name}": id(value)
+        for cls in CLASSES
+        for name, value in vars(cls).items()
+        if name not in PYTORCHS_OWN
+    }
+    hooks = {"before a step": dict(_global_optimizer_pre_hooks), "after a step": dict(_global_optimizer_post_hooks)}
+    ours = {
+        f"{module.__name__}.{name}": id(value)
+        for module in MODULES
+        for name, value in list(vars(module).items())
+        if type(value) is FunctionType and value.__code__.co_filename.startswith(WHET)
+    }
+    originals = {"backward": torch.autograd.backward, "grad": torch.autograd.grad, "wait": torch.cuda.synchronize}
+    return attributes | hooks | ours | originals
+
+
+def changed(before: dict[str, Any]) -> list[str]:
+    """What is not as it was."""
+    now = state_of_torch()
+    return sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name))
 
 
 @pytest.fixture(autouse=True)
 def nothing_stays_changed() -> Any:
     before = state_of_torch()
     yield
-    assert state_of_torch() == before
+    assert changed(before) == []
+
+
+class Raising:
+    """Raises once, at a place and at the third time that it is called."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.num_calls = 0
+        self.error = error
+
+    def __call__(self, *args: Any) -> None:
+        self.num_calls += 1
+        if self.num_calls == 3:
+            raise self.error
+
+
+def planted(place: str, error: BaseException) -> tuple[nn.Module, Optimizer, Any, Any]:
+    """A model, an optimiser, a loader and a function to be told of steps, one of which raises."""
+    model, optimizer, loader = parts(6)
+    raising = Raising(error)
+    if place == "loader":
+        loader = DataLoader(loader.dataset, collate_fn=lambda samples: raising() or samples[0])
+    elif place == "forward":
+        model.linear.register_forward_hook(raising)
+    elif place == "backward":
+        model.linear.weight.register_hook(raising)
+    elif place == "optimiser":
+        optimizer.register_step_pre_hook(raising)
+    return model, optimizer, loader, raising if place == "on_step" else None
+
+
+@pytest.mark.parametrize("error", [ValueError("planted"), KeyboardInterrupt("planted")], ids=["error", "Ctrl-C"])
+@pytest.mark.parametrize("place", ["loader", "forward", "backward", "optimiser", "on_step"])
+def test_pytorch_is_as_it_was_after_an_exception_anywhere(place: str, error: BaseException) -> None:
+    before = state_of_torch()
+    model, optimizer, loader, on_step = planted(place, error)
+    steps = watch(model, optimizer, loader, on_step=on_step)
+    hooks = len(model._forward_hooks), len(model._forward_pre_hooks)
+    with pytest.raises(type(error), match="planted"):
+        for x, y in steps:
+            assert changed(before) != []
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+    assert changed(before) == []
+    assert (len(model._forward_hooks), len(model._forward_pre_hooks)) == hooks
+    assert not {"step", "zero_grad"} & vars(optimizer).keys()
+
+    model, optimizer, loader, on_step = planted(place, error)
+    with pytest.raises(type(error), match="planted"), watch_everything(on_step):
+        run(train(model, optimizer, loader))
+    assert changed(before) == []
+
+
+def test_pytorch_is_as_it_was_where_a_model_cannot_be_watched() -> None:
+    class Unhookable(nn.Linear):
+        def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
+            raise TypeError("no hooks here")
+
+    model = Unhookable(NUM_FEATURES, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = state_of_torch()
+    with pytest.raises(TypeError, match="no hooks here"), watch(model, optimizer, parts(3)[2]):
+        pass
+    assert changed(before) == []
+    assert not model._forward_pre_hooks
+    assert not {"step", "zero_grad"} & vars(optimizer).keys()
 
 
 def test_an_exception_keeps_what_was_measured_and_says_so() -> None:
@@ -92,7 +182,8 @@ def test_an_empty_loader_and_a_loop_that_does_not_train_are_no_error() -> None:
         model(x)
     report = steps.report()
     assert report.verdict is StepVerdict.TOO_FEW
-    assert report.num_unfinished == 1
+    assert report.num_unfinished == 0
+    assert "no optimiser made a step" in report.evidence[0]
 
 
 def test_the_loader_is_what_it_was() -> None:

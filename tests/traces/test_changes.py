@@ -109,6 +109,9 @@ def test_without_steps_totals_are_compared(tmp_path: Path) -> None:
     changes = compare_traces(before, after)
     assert not changes.per_step
     assert "50% longer" in changes.sentence
+    long = analyse_file(write(tmp_path / "c.json", [event("cpu_op", "aten::mm", 0, 550)]))
+    assert "5.5x as long" in compare_traces(before, long).sentence
+    assert "82% shorter" in compare_traces(long, before).sentence
 
 
 def shown(found: Any, width: int) -> str:

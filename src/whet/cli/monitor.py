@@ -42,18 +42,20 @@ def monitor(
     if launch.url:
         console.print(f"whet monitor: {launch.url}", highlight=False)
     code = launch.wait()
-    summary = summarise(launch.run)
-    show_summary(console, summary)
-    if directory is not None:
-        write_summary(launch.run, directory)
-        console.print(f"written to {directory}", highlight=False, markup=False)
-    if as_json:
-        sys.stdout.write(summary.to_json(indent=None))
-        sys.stdout.flush()
-    if keep and launch.url:
-        console.print(f"the page stays at {launch.url} until Ctrl-C", highlight=False)
-        launch.serve_until_interrupted()
-    launch.close()
+    try:
+        summary = summarise(launch.run)
+        show_summary(console, summary)
+        if as_json:
+            sys.stdout.write(summary.to_json(indent=None))
+            sys.stdout.flush()
+        if directory is not None:
+            write_summary(launch.run, directory)
+            console.print(f"written to {directory}", highlight=False, markup=False)
+        if keep and launch.url:
+            console.print(f"the page stays at {launch.url} until Ctrl-C", highlight=False)
+            launch.serve_until_interrupted()
+    finally:
+        launch.close()
     sys.exit(code)
 
 

@@ -1,5 +1,6 @@
 """`whet profile --step`: the phases of a training loop, run in a child process for so many steps."""
 
+import gc
 import json
 import tempfile
 import textwrap
@@ -15,24 +16,28 @@ from rich.text import Text
 from whet import errors
 from whet.errors import ModelError, OptionError, WhetError
 from whet.files import write_whole
+from whet.machine import describe
 from whet.measure import Failure, run_isolated
 from whet.measure.isolate import FailureKind
-from whet.steps.report import PhaseTime, StepReport, in_digits
+from whet.steps.figures import count, milliseconds, percent
+from whet.steps.report import PhaseTime, StepReport
 from whet.steps.run import run_training
 from whet.steps.verdict import StepVerdict
 from whet.workloads.training_target import training_function, what_and_where
 
 NUM_STEPS = 100
-_LIMIT_S = 300.0  # then the loop is stopped, and what was seen is shown
+_LIMIT_S = 300.0
 _GRACE_S = 60.0  # to load, and to come to the end of a step
+_MEMORY_SHARE = 0.95  # of the machine's: beyond that the system would end processes of its own choice
 _PARTIAL = "partial.json"
 _WIDTH = 100  # of a sentence
 _REPORT = TypeAdapter(StepReport)
-_GOOD = (StepVerdict.COMPUTE,)
 
 
-def run_step(target: str, *, num_steps: int = NUM_STEPS, as_json: bool = False) -> None:
+def run_step(target: str, *, num_steps: int = NUM_STEPS, limit_s: float = _LIMIT_S, as_json: bool = False) -> None:
     """Run `num_steps` steps of a training loop after its warm-up, and show where their time went.
+
+    limit_s: after so many seconds the loop is stopped at the end of a step, and what was seen is shown. On Ctrl-C too.
 
     Raises a WhetError where the target cannot be had, or where it raised; what was measured until then is shown first.
     """
@@ -40,7 +45,13 @@ def run_step(target: str, *, num_steps: int = NUM_STEPS, as_json: bool = False) 
         raise OptionError("the number of steps must be 1 or more")
     console = Console(stderr=as_json, highlight=False)
     with tempfile.TemporaryDirectory(prefix="whet-step-") as scratch:
-        report, failure = _measured(console, target, num_steps, Path(scratch))
+        try:
+            report, failure = _measured(console, target, num_steps, limit_s, Path(scratch))
+        except KeyboardInterrupt:
+            partial = _partial(Path(scratch), "stopped by Ctrl-C")
+            if partial is not None:
+                show_steps(console, partial)
+            raise
     if report is not None:
         show_steps(console, report)
         if as_json:
@@ -51,13 +62,16 @@ def run_step(target: str, *, num_steps: int = NUM_STEPS, as_json: bool = False) 
         raise failure
 
 
-def look(target: str, num_steps: int, directory: str) -> dict[str, Any]:
+def look(target: str, num_steps: int, limit_s: float, directory: str) -> dict[str, Any]:
     """What the child process does: the report, as JSON. Every few seconds, what is known so far goes to a file."""
     notes = Path(directory) / _PARTIAL
+    function = training_function(target)
+    gc.collect()
+    gc.freeze()  # what whet has loaded is not the loop's: its garbage collections need not go through it
     report = run_training(
-        training_function(target),
+        function,
         num_steps=num_steps,
-        limit_s=_LIMIT_S,
+        limit_s=limit_s,
         describe=what_and_where,
         note=lambda report: write_whole(notes, json.dumps(report.as_json())),
     )
@@ -69,7 +83,7 @@ def show_steps(console: Console, report: StepReport) -> None:
     console.print()
     if report.is_partial:
         console.print(Text.assemble(("PARTIAL  ", "bold red"), report.ended_by))
-    style = "bold green" if report.verdict in _GOOD else "bold yellow"
+    style = "bold green" if report.verdict is StepVerdict.COMPUTE else "bold yellow"
     console.print(Text(report.verdict.upper(), style))
     for sentence in (*report.evidence, report.advice):
         for line in textwrap.wrap(f"{sentence[:1].upper()}{sentence[1:]}.", min(console.width, _WIDTH) - 2):
@@ -86,15 +100,16 @@ def show_steps(console: Console, report: StepReport) -> None:
 
 
 def _measured(
-    console: Console, target: str, num_steps: int, folder: Path
+    console: Console, target: str, num_steps: int, limit_s: float, folder: Path
 ) -> tuple[StepReport | None, WhetError | None]:
     """What the child found, whole or in part, and why it ended early."""
-    with console.status(f"watching {target}: {num_steps} steps, for {_LIMIT_S / 60:.0f} minutes at most"):
+    with console.status(f"watching {target}: {num_steps} steps, for {limit_s:.0f} s at most"):
         outcome = run_isolated(
             "whet.cli.profile_step:look",
-            {"target": target, "num_steps": num_steps, "directory": str(folder)},
+            {"target": target, "num_steps": num_steps, "limit_s": limit_s, "directory": str(folder)},
             folder,
-            time_limit_s=_LIMIT_S + _GRACE_S,
+            time_limit_s=limit_s + _GRACE_S,
+            memory_limit_bytes=int(describe().memory_bytes * _MEMORY_SHARE),
         )
     if outcome.value is not None:
         return _REPORT.validate_python(outcome.value), None
@@ -108,14 +123,15 @@ def _partial(folder: Path, why: str) -> StepReport | None:
         data = json.loads((folder / _PARTIAL).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return _REPORT.validate_python({**data, "is_partial": True, "ended_by": why})
+    return _REPORT.validate_python(data | {"is_partial": True, "ended_by": why})
 
 
 def _error_of(failure: Failure, target: str) -> WhetError:
     if failure.kind is not FailureKind.USER:
         return ModelError(f"{target} could not be watched to its end: {failure.message}")
     kind = getattr(errors, failure.type, WhetError)
-    return WhetError(failure.message) if kind is errors.MissingExtra else kind(failure.message)
+    is_plain = isinstance(kind, type) and issubclass(kind, WhetError) and kind is not errors.MissingExtra
+    return kind(failure.message) if is_plain else WhetError(failure.message)
 
 
 def _phases(report: StepReport) -> Table:
@@ -129,7 +145,7 @@ def _phases(report: StepReport) -> Table:
         table.add_row(*_cells(phase, on_gpu))
     if report.step_ms is not None:
         gpu = ["", ""] if on_gpu else []
-        table.add_row("step", in_digits(report.step_ms), "100 %", *gpu, "", "", style="bold")
+        table.add_row("step", milliseconds(report.step_ms), "100 %", *gpu, "", "", style="bold")
     return table
 
 
@@ -137,21 +153,21 @@ def _cells(phase: PhaseTime, on_gpu: bool) -> list[Text]:
     if phase.ms is None or phase.share is None:
         empty = [Text("–", "dim")] * (4 if on_gpu else 2)
         return [Text(phase.name, "dim"), *empty, Text(), Text(phase.absent, "dim")]
-    cells = [phase.name, in_digits(phase.ms), f"{phase.share * 100:.1f} %"]
+    cells = [phase.name, milliseconds(phase.ms), percent(phase.share, decimals=1)]
     share = phase.share
     if on_gpu and phase.gpu_ms is not None and phase.gpu_share is not None:
         share = phase.gpu_share
-        cells += [in_digits(phase.gpu_ms), f"{share * 100:.1f} %"]
-    cells.append(f"{phase.calls:.3g}" if phase.calls else "")
+        cells += [milliseconds(phase.gpu_ms), percent(share, decimals=1)]
+    cells.append(count(phase.calls) if phase.calls else "")
     return [*map(Text, cells), Text("█" * round(20 * share), "cyan")]
 
 
 def _distribution(report: StepReport) -> str:
     assert report.step_ms is not None and report.p50_ms is not None and report.p90_ms is not None
-    p99 = "" if report.p99_ms is None else f", P99 {in_digits(report.p99_ms)}"
+    p99 = "" if report.p99_ms is None else f", P99 {milliseconds(report.p99_ms)}"
     return (
-        f"one step: median {in_digits(report.p50_ms)}, P90 {in_digits(report.p90_ms)}{p99} ms; "
-        f"{1e3 / report.step_ms:.3g} steps/s; {report.num_counted} steps"
+        f"one step: median {milliseconds(report.p50_ms)}, P90 {milliseconds(report.p90_ms)}{p99} ms; "
+        f"{count(1e3 / report.step_ms)} steps/s; {report.num_counted} steps"
     )
 
 
@@ -162,5 +178,5 @@ def _sites(report: StepReport) -> Table:
     table.add_column("ms a step", justify="right", no_wrap=True)
     table.add_column("calls", justify="right", no_wrap=True)
     for site in report.sites:
-        table.add_row(Text(site.line), Text(site.call), in_digits(site.ms), f"{site.calls:.3g}")
+        table.add_row(Text(site.line), Text(site.call), milliseconds(site.ms), count(site.calls))
     return table

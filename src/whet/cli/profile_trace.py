@@ -13,12 +13,12 @@ from rich.text import Text
 
 from whet.errors import OptionError
 from whet.traces.changes import Change, Changed, Figure, TraceChanges, compare_traces
+from whet.traces.figures import percent, size, time
 from whet.traces.gpu import DeviceTime, DeviceUse, Use, short_name
 from whet.traces.launches import Launches
 from whet.traces.operators import OperatorTime
 from whet.traces.report import TraceReport, analyse_file
 from whet.traces.steps import StepTime
-from whet.traces.verdict import percent, time
 
 DASH = "—"
 _KERNELS, _OPERATORS, _CALLS, _STEPS, _THREADS, _CHANGES = 10, 12, 5, 8, 4, 12  # rows shown; --json holds all
@@ -205,8 +205,8 @@ def _kernels(kernels: Sequence[DeviceTime]) -> _Section:
 
 
 def _copy(copy: DeviceTime) -> Row:
-    rate = DASH if copy.bytes_per_s is None else f"{_digits(copy.bytes_per_s / 1e9)} GB/s"
-    moved = DASH if copy.num_bytes is None else _size(copy.num_bytes)
+    rate = DASH if copy.bytes_per_s is None else f"{size(copy.bytes_per_s)}/s"
+    moved = DASH if copy.num_bytes is None else size(copy.num_bytes)
     return _plain(copy.name), f"{copy.calls:,}", time(copy.total_ns), moved, rate
 
 
@@ -273,16 +273,6 @@ def _time(time_ns: int | None) -> str:
 
 def _count(value: float) -> str:
     return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 else f"{value:,.1f}"
-
-
-def _size(num_bytes: int) -> str:
-    unit, scale = next(((u, s) for u, s in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)) if num_bytes >= s), ("B", 1))
-    return f"{_digits(num_bytes / scale)} {unit}"
-
-
-def _digits(value: float) -> str:
-    """Three significant digits: 0.0123, 1.23, 12.3, 1,230."""
-    return f"{value:.3g}" if abs(value) < 999.5 else f"{float(f'{value:.3g}'):,.0f}"
 
 
 def _plain(text: str) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 
@@ -44,9 +43,6 @@ class Line:
         shown = path.relative_to(Path.cwd()) if path.is_absolute() and path.is_relative_to(Path.cwd()) else path
         where = str(shown) if len(shown.parts) <= 3 else str(Path("…", *shown.parts[-3:]))
         return f"{where}:{self.number} ({self.function})"
-
-    def as_json(self) -> dict[str, Any]:
-        return {"file": self.file, "line": self.number, "function": self.function, "code": self.text}
 
 
 UNKNOWN = Line("a line that is not known", 0, "")

@@ -6,6 +6,8 @@ from typing import Any
 from whet.monitor import metrics
 from whet.monitor.series import Cell
 
+ALLOCATOR = "CUDA memory, fragmentation"  # what is missing where CUDA is not in use
+
 
 class AllocatorCollector:
     """Memory of tensors, memory reserved, and fragmentation, for every GPU that this process has memory on."""
@@ -17,7 +19,7 @@ class AllocatorCollector:
         """Cells of every GPU in use; none before CUDA is."""
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if cuda is None or not cuda.is_initialized():
-            self.unavailable["CUDA allocator"] = "this run has not used CUDA"
+            self.unavailable[ALLOCATOR] = "this run has not used CUDA"
             return {}
         self.unavailable.clear()
         cells: dict[str, Cell] = {}

@@ -29,9 +29,16 @@ def status(summary: Summary, *, running: bool) -> tuple[str, str]:
     """A word, and whether it is good, bad or neither ("quiet")."""
     if running:
         return "running", "good"
-    if summary.exit_code or summary.message:
+    if summary.is_partial:
         return "failed" if summary.exit_code is None else f"exit code {summary.exit_code}", "bad"
     return "ended", "quiet"
+
+
+def cut_short(summary: Summary) -> str:
+    """What to say of a run that has ended, but not as it should have; "" for one that did."""
+    if not summary.is_partial:
+        return ""
+    return f"{summary.message or 'The run failed'}. The figures are partial: of what ran until then."
 
 
 def _step_rows(summary: Summary) -> list[tuple[str, str]]:
@@ -55,7 +62,7 @@ def _step_rows(summary: Summary) -> list[tuple[str, str]]:
     others = [name for name in metrics.PHASES if name in summary.phases and name != metrics.DATA_WAIT]
     if others:
         parts = [f"{metrics.PHASES[name]} {percent(summary.phases[name])}" for name in others]
-        rows.append(("the rest of it", " · ".join(parts)))
+        rows.append(("compute, the rest", " · ".join(parts)))
     return rows
 
 

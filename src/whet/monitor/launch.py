@@ -8,9 +8,8 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -26,8 +25,6 @@ from whet.monitor.server import PageServer
 
 INJECT = Path(__file__).parent / "inject"
 
-_GRACE_S = 10.0  # between asking a process to end and ending it
-_POLL_S = 0.05
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -60,12 +57,13 @@ class Launch:
 
     def wait(self) -> int:
         """Watch until the command ends. Returns its exit code; 128 and the signal's number where a signal ended it."""
-        self._sampler.start()
-        if self._server is not None:
-            self._server.start()
-        code = wait_for(self._child)
-        self._receiver.finish()
-        self._sampler.stop()
+        with _signals_handed_to(self._child):
+            self._sampler.start()
+            if self._server is not None:
+                self._server.start()
+            code = self._child.wait()
+            self._receiver.finish()
+            self._sampler.stop()
         self._gpu.close()
         if code >= 0:
             self.run.end(exit_code=code)
@@ -106,36 +104,14 @@ def name_of(words: Sequence[str]) -> str:
     return program
 
 
-def wait_for(child: "subprocess.Popen[bytes]") -> int:
-    """Wait for a child, handing on the signals that this process gets. Returns its code as `subprocess` gives it.
-
-    A Ctrl-C at a terminal reaches the child without us; asked a second time, or after ten seconds, it is told to end.
-    """
-    asked: list[float] = []
-
-    def hand_on(number: int, frame: FrameType | None) -> None:
-        asked.append(time.monotonic())
-        with contextlib.suppress(ProcessLookupError):
-            if number != signal.SIGINT or not in_foreground():
-                child.send_signal(number)
-            elif len(asked) > 1:
-                child.terminate()
-
-    with _handling(hand_on):
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return child.wait(_POLL_S)
-            if asked and time.monotonic() > asked[0] + _GRACE_S:
-                child.terminate()
-            if asked and time.monotonic() > asked[0] + 2 * _GRACE_S:
-                child.kill()
-
-
 def in_foreground() -> bool:
-    """Whether a Ctrl-C comes from a terminal, which gives it to every process of the group."""
-    for stream in (sys.stdin, sys.stderr, sys.stdout):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            return os.tcgetpgrp(stream.fileno()) == os.getpgrp()
+    """Whether a Ctrl-C comes from the terminal, which gives it to every process of the foreground group."""
+    with contextlib.suppress(OSError):  # there is no terminal
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+        try:
+            return os.tcgetpgrp(terminal) == os.getpgrp()
+        finally:
+            os.close(terminal)
     return False
 
 
@@ -145,8 +121,18 @@ def signal_name(number: int) -> str:
 
 
 @contextlib.contextmanager
-def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in _SIGNALS}
+def _signals_handed_to(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """What this process is asked is the child's to do, in its own time; we end when it has.
+
+    A Ctrl-C at a terminal reaches the child without us, and must not reach it twice.
+    """
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        if number != signal.SIGINT or not in_foreground():
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(number)
+
+    before = {number: signal.signal(number, hand_on) for number in _SIGNALS}
     try:
         yield
     finally:

@@ -91,7 +91,7 @@ class Monitor:
             self._server.start()
             if self._console:
                 self._console.print(f"whet monitor: {self._server.url}", highlight=False)
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
 
     @property
     def url(self) -> str | None:
@@ -140,7 +140,7 @@ class Monitor:
         if not self._is_open or os.getpid() != self._owner:  # a forked worker inherits the object, not the threads
             return
         self._is_open = False
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         if self._loop is not None:
             self._loop.stop()
         self._sampler.stop()
@@ -159,7 +159,12 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close("" if error is None else f"{type(error).__name__}: {error}".rstrip(": "))
+        self.close("" if error is None else _said(error))
+
+    def _close_at_exit(self) -> None:
+        # What the interpreter has just printed a traceback of; a prompt survives its errors, and they end nothing.
+        error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+        self.close("" if error is None else _said(error))
 
     def _torch_stepped(
         self, latency_s: float, phases_s: dict[str, float], num_samples: int | None, num_tokens: int | None
@@ -204,6 +209,10 @@ def _with_wait(phases_s: dict[str, float], wait_s: float, latency_s: float) -> d
     """The phases of a step with the wait for data as the loop told it, which torch counted among the rest."""
     known = {name: s for name, s in phases_s.items() if name not in (metrics.REST, metrics.DATA_WAIT)}
     return known | {metrics.DATA_WAIT: min(wait_s, max(0.0, latency_s - sum(known.values())))}
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def _torch_loop(on_step: "OnStep") -> "TorchLoop":

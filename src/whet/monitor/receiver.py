@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from whet.monitor.allocator import ALLOCATOR
 from whet.monitor.messages import MAX_LINE_BYTES, Message
 from whet.monitor.run import Run
 from whet.monitor.series import Cell
@@ -42,7 +43,7 @@ class Receiver:
     """
 
     def __init__(self, run: Run) -> None:
-        self.unavailable: dict[str, str] = {"steps": _NO_STEPS, "CUDA allocator": _NO_CUDA}
+        self.unavailable: dict[str, str] = {"steps": _NO_STEPS, ALLOCATOR: _NO_CUDA}
         self._run = run
         self._directory = _private_directory()
         self.path = Path(self._directory.name) / "socket"
@@ -133,7 +134,7 @@ class Receiver:
             source.cells = message.row_cells()
             source.is_open = True
             if message.cells:
-                self.unavailable.pop("CUDA allocator", None)
+                self.unavailable.pop(ALLOCATOR, None)
             if steps.num_steps:
                 source.has_stepped = True
                 self.unavailable.pop("steps", None)

@@ -34,6 +34,10 @@ class Ending:
     exit_code: int | None
     message: str
 
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.exit_code or self.message)
+
 
 class Run:
     """Thread-safe. Moments are seconds since the run began."""
@@ -120,9 +124,9 @@ class Run:
         return dict(rows[-1].cells) if rows else {}
 
     def unavailable(self) -> dict[str, str]:
-        """What cannot be measured here -> why."""
+        """What cannot be measured here, or nobody counted -> why."""
         with self._lock:
-            return dict(self._unavailable)
+            return _uncounted(self._totals) | self._unavailable
 
     def notes(self) -> list[str]:
         with self._lock:
@@ -172,7 +176,7 @@ class Run:
             **milliseconds,
             "gpus": {str(number): name for number, name in self._gpu_names.items()},
             "notes": list(self._notes.values()),
-            "unavailable": self._unavailable,
+            "unavailable": self.unavailable(),
             "ended": None if self._ending is None else vars(self._ending),
         }
 
@@ -181,3 +185,17 @@ class Run:
             listeners = list(self._listeners)
         for listener in listeners:
             listener()
+
+
+def _uncounted(steps: StepTotals) -> dict[str, str]:
+    """What the steps do not say of themselves -> how they could."""
+    if not steps.num_steps:
+        return {"steps": "no step has ended yet"}
+    missing = {}
+    if steps.num_samples is None:
+        missing["samples"] = "no DataLoader gave a batch, and no monitor.step(num_samples=...) said how many"
+    if steps.num_tokens is None:
+        missing["tokens"] = "no batch held input_ids, and no monitor.step(num_tokens=...) said how many"
+    if metrics.DATA_WAIT not in steps.phases_s:
+        missing["data wait"] = "no DataLoader gave a batch, and the loop does not use monitor.batches(loader)"
+    return missing

@@ -42,6 +42,7 @@ class Summary:
     """A run from its beginning to now, or to its end. None: not measured, or not available here; never a zero.
 
     Fractions from 0 to 1. Rates are over the time that steps took. cpu: of the cores that the run may use.
+    is_partial: the run goes on, failed or was ended; the figures are of what ran until then.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Summary:
     duration_s: float
     exit_code: int | None
     message: str
+    is_partial: bool
     sentence: str
     num_steps: int
     num_samples: int | None
@@ -93,6 +95,7 @@ def summarise(run: Run) -> Summary:
         duration_s=run.elapsed_s(),
         exit_code=ending.exit_code if ending else None,
         message=ending.message if ending else "",
+        is_partial=ending is None or ending.has_failed,
         sentence=_sentence(totals.num_steps, latency, shares),
         num_steps=totals.num_steps,
         num_samples=totals.num_samples,

@@ -7,7 +7,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from whet.monitor import metrics
-from whet.monitor.figures import status, table
+from whet.monitor.figures import cut_short, status, table
 from whet.monitor.run import Run
 from whet.monitor.summary import summarise
 
@@ -25,6 +25,7 @@ def render(run: Run) -> str:
         pid=run.facts.pid,
         word=word,
         kind=kind,
+        notice=cut_short(summary) if run.ending else "",
         rows=table(summary),
         css=Markup(_read("style.css")),
         scripts=[Markup(_read(name)) for name in _SCRIPTS],

@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whet.monitor.figures import status, table
+from whet.monitor.figures import cut_short, status, table
 from whet.monitor.summary import Summary
 
 _STYLES = {"good": "green", "bad": "bold red", "quiet": "bold"}
@@ -15,8 +15,8 @@ def show_summary(console: Console, summary: Summary) -> None:
     word, kind = status(summary, running=False)
     console.print()
     console.print(Text.assemble(("whet monitor  ", "bold"), summary.name, "  ", (word, _STYLES[kind])))
-    if summary.message:
-        console.print(Text(summary.message, "red"))
+    if summary.is_partial:
+        console.print(Text(cut_short(summary), "red"))
     console.print(Text(summary.sentence))
     grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)

@@ -8,7 +8,7 @@ import contextlib
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -129,7 +129,7 @@ class AllocationTracker(TorchDispatchMode):
     def num_steps(self) -> int:
         return self._step
 
-    def know(self, tensors: Iterator[Tensor]) -> None:
+    def know(self, tensors: Iterable[Tensor]) -> None:
         """Storages that are there before anything runs: they count, and are nobody's allocation."""
         for tensor in tensors:
             self._see(tensor, BEFORE, is_outside=True)

@@ -15,7 +15,9 @@ def duration(seconds: float | None) -> str:
 
 
 def num_bytes(count: float | None) -> str:
-    """Three digits in GB, MB, kB or B (powers of 1000)."""
+    """Three digits in GB, MB, kB (powers of 1000), or whole bytes."""
+    if count is not None and 0.5 <= abs(count) < 999.5:
+        return f"{count:.0f} B"
     return _in_unit(count, _SIZES)
 
 

@@ -54,7 +54,7 @@ class Profile:
 def profile_layers(subject: Subject, *, repeats: int = 5) -> Profile:
     """Profile the model on the workload's first batch, in evaluation mode, without gradients.
 
-    Times are medians of at least `repeats` calls, free of what watching them costs. The work is counted in one more
+    Times are typical of at least `repeats` calls, free of what watching them costs. The work is counted in one more
     call. Where PyTorch runs several modules as one fused operator, their work goes to the module that ran it.
     """
     model = subject.workload.model
@@ -126,7 +126,7 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _time(
     run: Callable[[], Any], modules: Sequence[nn.Module], device: str, repeats: int
 ) -> tuple[float, Spans, dict[int, float]]:
-    """Median seconds of a bare call, the last spans, and median exclusive seconds by module."""
+    """Median seconds of a bare call, the last spans, and typical exclusive seconds by module."""
     run()
     totals: list[float] = []
     samples: list[dict[int, float]] = []
@@ -137,7 +137,18 @@ def _time(
         with watched(run, modules, spans) as watched_run:
             watched_run()
         samples.append(_without_watching(spans, device))
-    return statistics.median(totals), spans, {i: statistics.median(s[i] for s in samples) for i in samples[0]}
+    return statistics.median(totals), spans, _typical(samples)
+
+
+def _typical(samples: Sequence[dict[int, float]]) -> dict[int, float]:
+    """Seconds by module, averaged over the middle half of the calls by their whole time.
+
+    Unlike a median for each module these add up to a call: page faults hit one layer here and another there.
+    """
+    ranked = sorted(samples, key=lambda sample: sum(sample.values()))
+    quarter = len(ranked) // 4
+    middle = ranked[quarter : len(ranked) - quarter]
+    return {index: statistics.fmean(sample[index] for sample in middle) for index in middle[0]}
 
 
 def _bare_s(run: Callable[[], Any], device: str) -> float:

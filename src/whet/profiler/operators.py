@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -57,16 +57,28 @@ class Operators:
         return cost.weight_s / whole if whole else 0.0
 
 
-def start_tracer(*, cuda: bool) -> torch.profiler.profile:
+def start_tracer(*, cuda: bool, warm_up: Callable[[], object] | None = None) -> torch.profiler.profile:
     """A tracer that has been started; stop() it before it is read. Shapes and memory are recorded, stacks are not:
-    they make operators many times slower."""
+    they make operators many times slower.
+
+    warm_up: called while the tracer is ready but does not record. Its start takes so long that threads fall asleep,
+    and the first operator that runs would be charged with waking them.
+    """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     tracer = torch.profiler.profile(
-        activities=activities, record_shapes=True, profile_memory=True, with_flops=True, acc_events=True
+        activities=activities,
+        schedule=torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1) if warm_up is not None else None,
+        record_shapes=True,
+        profile_memory=True,
+        with_flops=True,
+        acc_events=True,
     )
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else its library tells stderr of every start and stop
     with _quiet():
         tracer.start()
+        if warm_up is not None:
+            warm_up()
+            tracer.step()
     return tracer
 
 

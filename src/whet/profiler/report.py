@@ -27,7 +27,8 @@ class LayerLine:
     """One row of the table of layers, for one call of the model.
 
     intensity: operations per byte; infinite never, None where no byte is read. bound: what holds the layer back.
-    share_of_limit: what is attainable here / measured; None where nothing was.
+    share_of_limit: what is attainable here / measured; None where no time was measured, or the
+    layer itself does no work.
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -93,10 +94,7 @@ class Session:
         self._sections = self._new_sections()
         self._tracer: torch.profiler.profile | None = None
         self._traced_from_s = self._traced_s = 0.0
-        self._own = (
-            0.0,
-            0.0,
-        )  # what starting and stopping the tracer took: wall and thread time, which are not the block's
+        self._own = (0.0, 0.0)  # wall and thread time of starting and stopping the tracer: they are not the block's
         self._stopped: torch.profiler.profile | None = None
         self._trace: tuple[bytes, int] | None = None
         self._history: bytes | None = None
@@ -130,11 +128,17 @@ class Session:
         cpu_s = time.process_time() - self._began[1] - self._own[1]
         thread_s = time.thread_time() - self._began[2] - self._own[1]
         self._stop_tracing()
+        if self._tracker is not None:
+            self._tracker.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
+        partial = "" if error is None else f"the block raised {type(error).__name__}: {reason(error)}"
+        self._report = self._found(wall_s, cpu_s, min(wall_s, thread_s), partial)
+
+    def _found(self, wall_s: float, cpu_s: float, thread_s: float, partial: str) -> Report:
+        """Everything, once all instruments but the timeline have been taken off."""
         tensors: TensorMemory | None = None
         live: tuple[LiveTensor, ...] = ()
         leaks: tuple[Leak, ...] | None = None
         if self._tracker is not None:
-            self._tracker.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
             tensors = self._tracker.memory()
             live, leaks = look_at(self._tracker)
         memory = self._timeline.stop()
@@ -146,17 +150,18 @@ class Session:
         facts = BlockFacts(
             wall_s=wall_s,
             cpu_s=cpu_s,
-            thread_s=min(wall_s, thread_s),
+            thread_s=thread_s,
             cores=describe().cores,
             on_gpu=self._cuda,
             sections=sections,
             operators=operators,
             leaks=leaks or (),
+            memory_watched=self._tracker is not None,
         )
-        self._report = Report(
+        return Report(
             name=self._name,
             device="cuda" if self._cuda else "cpu",
-            partial="" if error is None else f"the block raised {type(error).__name__}: {reason(error)}",
+            partial=partial,
             verdict=block_verdict(facts, self._limits),
             wall_s=wall_s,
             cpu_s=cpu_s,
@@ -171,7 +176,7 @@ class Session:
             leaks=leaks,
             fragmentation=fragmentation,
             notes=self._notes(),
-            commands=nsight_commands(" ".join(sys.argv) or "script.py") if self._cuda else (),
+            commands=nsight_commands(shlex.join(sys.argv)) if self._cuda and Path(sys.argv[0]).is_file() else (),
         )
 
     def section(self, name: str) -> SectionEntry:
@@ -289,14 +294,17 @@ class Session:
 
 def look_at(
     tracker: AllocationTracker, named: Mapping[int, str] = MappingProxyType({})
-) -> tuple[tuple[LiveTensor, ...], tuple[Leak, ...]]:
-    """The largest storages that are alive, and what leaks, with who holds it; most telling leak first.
+) -> tuple[tuple[LiveTensor, ...], tuple[Leak, ...] | None]:
+    """The largest storages that are alive, and what leaks, with who holds it: first what holds a graph, as it holds
+    the graph's tensors, which are named after it. None instead of leaks after too few steps to tell.
 
     named: storages whose names the caller knows, by their key.
     """
     alive = tracker.alive()
     reached = reach()
     live = largest(alive, {**names_of(reached), **named})
+    if tracker.num_steps < LEAST_STEPS:
+        return live, None
     leaks = []
     for survivors in survivors_of(alive, tracker.num_steps):
         tensors = [t for a in survivors.allocations for t in reached.tensors.get(a.key, [])]
@@ -316,11 +324,14 @@ def _holder(tensors: Sequence[Tensor], ignore: Sequence[object]) -> str:
     return next((held_by for tensor in asked.values() if (held_by := holder_of(tensor, ignore=mine))), "")
 
 
-def nsight_commands(program: str) -> tuple[str, ...]:
-    """Ready to run: the whole program's time line with its NVTX ranges, then the counters of single kernels."""
+def nsight_commands(program: str, *, marked: bool = False) -> tuple[str, ...]:
+    """Ready to run: the program's time line with its NVTX ranges, then the counters of single kernels. marked: it says
+    itself, by cudaProfilerStart and Stop, what is to be looked at."""
+    range_ = "--capture-range=cudaProfilerApi --capture-range-end=stop " if marked else ""
+    skip = "--profile-from-start=off" if marked else "--launch-skip=50"
     return (
-        f"nsys profile --trace=cuda,nvtx,cublas,cudnn,osrt --output=whet-nsys python {program}",
-        f"ncu --nvtx --set=detailed --launch-skip=50 --launch-count=20 --export=whet-ncu python {program}",
+        f"nsys profile --trace=cuda,nvtx,cublas,cudnn,osrt {range_}--output=whet-nsys python {program}",
+        f"ncu --nvtx --set=detailed {skip} --launch-count=20 --export=whet-ncu python {program}",
     )
 
 

@@ -16,7 +16,11 @@ from whet.profiler.sections import SectionCost
 
 _MANY_SECTIONS = 24
 _LEAST_SHARE = 0.01  # of the time: sections below are left out where there are many
+_WIDE = 100  # columns of a terminal on which nothing needs to be left out
+_LAYER_FIGURES = 58  # columns that a layer's row needs beside its name
+_SHARE = 7
 _BARS = "▁▂▃▄▅▆▇█"
+_MOST_BARS = 60
 _SHORT = {"compute-bound": "compute", "bandwidth-bound": "bandwidth", "overhead-bound": "overhead"}
 
 
@@ -52,7 +56,7 @@ def _show_verdict(console: Console, report: Report) -> None:
         p99 = "" if latency.p99_ms is None else f", P99 {duration(latency.p99_ms / 1e3)}"
         console.print(
             f"one call  {duration(latency.median_ms / 1e3)}, P90 {duration(latency.p90_ms / 1e3)}{p99}; "
-            f"{digits(latency.throughput)} samples/s; {latency.num_calls} calls; {latency.cores:.1f} cores busy",
+            f"{digits(latency.throughput)} samples/s; {latency.num_calls:,} calls; {latency.cores:.1f} cores busy",
             highlight=False,
         )
     elif report.wall_s:
@@ -66,7 +70,7 @@ def _show_sections(console: Console, report: Report) -> None:
     if not report.sections:
         return
     has_gpu = any(section.gpu_s is not None for section in report.sections)
-    table = _table("sections", ["section"], ["calls", "total", "self", "busy", *(["gpu"] if has_gpu else [])])
+    table = _table(["section"], ["calls", "total", "self", "busy", *(["gpu"] if has_gpu else [])])
     table.add_column("kept" if report.latency else "grown", justify="right", no_wrap=True)
     table.add_column("peak", justify="right", no_wrap=True)
     folded = folded_sections(report.sections)
@@ -82,7 +86,7 @@ def _show_sections(console: Console, report: Report) -> None:
             name, f"{section.calls:,}", duration(section.total_s), duration(section.self_s), busy, *gpu,
             signed(section.grown_bytes), num_bytes(section.peak_bytes or None),
         )  # fmt: skip
-    console.print(table)
+    _print(console, "sections", table)
     if len(shown) < len(folded):
         left = len(folded) - len(shown)
         console.print(Text(f"and {left} sections of less than {_LEAST_SHARE:.0%} of the time each", "dim"))
@@ -128,45 +132,51 @@ def _added(a: SectionCost, b: SectionCost, path: tuple[str, ...]) -> SectionCost
 def _show_timers(console: Console, report: Report) -> None:
     if not report.timers:
         return
-    table = _table("timers", ["timer"], ["calls", "total", "median", "P90", "P99"])
+    table = _table(["timer"], ["calls", "total", "median", "P90", "P99"])
     for timer in report.timers:
         p99 = None if timer.p99_ms is None else timer.p99_ms / 1e3
         table.add_row(
             Text(_plain(timer.name)), f"{timer.calls:,}", duration(timer.total_s), duration(timer.median_ms / 1e3),
             duration(timer.p90_ms / 1e3), duration(p99),
         )  # fmt: skip
-    console.print(table)
+    _print(console, "timers", table)
 
 
 def _show_layers(console: Console, report: Report, rows: int) -> None:
     if not report.layers:
         return
-    table = _table("layers, one call", ["layer", "kind"], ["time", "share", "FLOPs", "bytes", "F/B"])
+    has_share = console.width >= _WIDE
+    name_width = max(12, console.width - _LAYER_FIGURES - _SHARE * has_share)
+    table = _table([], [])
+    table.add_column("layer", no_wrap=True)
+    table.add_column("kind", overflow="ellipsis")
+    for name in ("time", *(["share"] if has_share else []), "FLOPs", "bytes", "F/B"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("bound", no_wrap=True)
     table.add_column("limit", justify="right", no_wrap=True)
     ranked = sorted(report.layers, key=lambda layer: -layer.time_s)
     whole_s = report.layers_s or 1.0
     for layer in ranked[:rows]:
-        table.add_row(*_layer_cells(layer, layer.time_s / whole_s))
-    console.print(table)
+        table.add_row(*_layer_cells(layer, layer.time_s / whole_s if has_share else None, name_width))
+    _print(console, "layers, one call", table)
     rest = ranked[rows:]
     if rest:
         console.print(Text(f"and {len(rest)} more layers, {duration(sum(layer.time_s for layer in rest))}", "dim"))
     if report.call_s:
         console.print(
             f"all layers  {duration(report.layers_s)} of {duration(report.call_s)} for the whole call "
-            f"({report.layers_s / report.call_s * 100:.0f} %); {operations(report.total_flops)}",
+            f"({report.layers_s / report.call_s * 100:.0f} %); {operations(report.total_flops or None)}",
             highlight=False,
         )
 
 
-def _layer_cells(layer: LayerLine, share: float) -> list[Text]:
+def _layer_cells(layer: LayerLine, share: float | None, name_width: int) -> list[Text]:
     name = layer.name or "(the model itself)"
     return [
-        Text(_tail(_plain(name), 26), no_wrap=True, overflow="ellipsis"),
+        Text(_tail(_plain(name), name_width)),
         Text(_plain(layer.kind), no_wrap=True, overflow="ellipsis"),
         Text(duration(layer.time_s)),
-        Text(percent(share)),
+        *([] if share is None else [Text(percent(share))]),
         Text(operations(layer.flops or None, short=True)),
         Text(num_bytes(layer.num_bytes or None)),
         Text(digits(layer.intensity)),
@@ -181,15 +191,15 @@ def _show_operators(console: Console, report: Report, rows: int) -> None:
         return
     has_gpu = operators.device_s is not None
     columns = ["calls", "self", "total", *(["gpu"] if has_gpu else []), "share"]
-    table = _table(f"slowest operators, {duration(operators.traced_s)} traced", ["operator", "shapes"], columns)
+    table = _table(["operator", "shapes"], columns)
     for cost in operators.costs[:rows]:
         gpu = [duration(cost.device_self_s)] if has_gpu else []
         table.add_row(
             Text(_plain(cost.name), overflow="ellipsis", no_wrap=True),
-            Text(_plain(cost.shapes), overflow="ellipsis", no_wrap=True),
+            Text(_by(_plain(cost.shapes)), overflow="ellipsis", no_wrap=True),
             f"{cost.calls:,}", duration(cost.self_s), duration(cost.total_s), *gpu, percent(operators.share(cost)),
         )  # fmt: skip
-    console.print(table)
+    _print(console, f"slowest operators, {duration(operators.traced_s)} traced", table)
 
 
 def _show_memory(console: Console, report: Report) -> None:
@@ -205,7 +215,7 @@ def _show_memory(console: Console, report: Report) -> None:
     )
     if len(memory.points) > 2:
         held = [p.rss_bytes if p.cuda_allocated_bytes is None else p.cuda_allocated_bytes for p in memory.points]
-        console.print(_sparkline(held, memory.points[-1].at_s), highlight=False)
+        console.print(_sparkline(held, memory.points[-1].at_s, console.width), highlight=False)
     pieces = report.fragmentation
     if pieces is not None and pieces.reserved_bytes:
         console.print(
@@ -226,7 +236,7 @@ def _show_largest(console: Console, report: Report) -> None:
         highlight=False,
     )
     if report.largest:
-        table = _table("largest tensors alive", [], ["size"])
+        table = _table([], ["size"])
         table.add_column("shape", max_width=26, overflow="ellipsis", no_wrap=True)
         table.add_column("what, and where it was allocated", ratio=1, overflow="fold")
         for live in report.largest[:8]:
@@ -237,33 +247,38 @@ def _show_largest(console: Console, report: Report) -> None:
                 where.append(("\n" if live.name else "") + first + _plain(str(found.line)))
             times = f" ×{live.count}" if live.count > 1 else ""
             table.add_row(num_bytes(found.num_bytes), f"{found.dtype}{list(found.shape)}{times}", where)
-        console.print(table)
+        _print(console, "largest tensors alive", table)
     if tensors.peak_lines:
-        table = _table("at the peak, by the line that allocated", [], ["size", "tensors"])
+        table = _table([], ["size", "tensors"])
         table.add_column("line", ratio=1, overflow="fold")
         for use in tensors.peak_lines[:5]:
             table.add_row(num_bytes(use.num_bytes), f"{use.num_tensors:,}", Text(_plain(str(use.line))))
-        console.print(table)
+        _print(console, "at the peak, by the line that allocated", table)
 
 
 def _show_leaks(console: Console, report: Report) -> None:
     if report.leaks is None:
         return
+    step = "call" if report.latency else "step"
     for leak in report.leaks:
         console.print(
-            Text.assemble((f"GROWS {num_bytes(int(leak.bytes_per_step))} a step  ", "bold red"), _plain(leak.sentence))
+            Text.assemble((f"GROWS {num_bytes(leak.bytes_per_step)} a {step}  ", "bold red"), _plain(leak.sentence))
         )
         if leak.line.text:
             console.print(Text(f"    {_plain(leak.line.text)}", "dim"))
-    if not report.leaks and report.num_steps:
-        console.print(f"growth  none: no line left tensors behind in {report.num_steps} steps", highlight=False)
+    if not report.leaks:
+        console.print(f"growth  none: no line left tensors behind in {report.num_steps} {step}s", highlight=False)
 
 
-def _table(title: str, names: Sequence[str], figures: Sequence[str]) -> Table:
-    table = Table(
-        title=f"\n{title}", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0),
-        pad_edge=False, header_style="dim", show_edge=False,
-    )  # fmt: skip
+def _print(console: Console, title: str, table: Table) -> None:
+    """A table's own title would be wrapped to the table's width."""
+    console.print()
+    console.print(Text(title, "bold"))
+    console.print(table)
+
+
+def _table(names: Sequence[str], figures: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
     for name in names:  # these give way where the terminal is narrow; their cells do not wrap
         table.add_column(name, overflow="ellipsis")
     for name in figures:
@@ -271,14 +286,15 @@ def _table(title: str, names: Sequence[str], figures: Sequence[str]) -> Table:
     return table
 
 
-def _sparkline(values: Sequence[int], seconds: float, width: int = 60) -> str:
-    """Highest of each stretch, from the lowest to the highest seen."""
+def _sparkline(values: Sequence[int], seconds: float, width: int) -> str:
+    """Highest of each stretch, from the lowest to the highest seen; with its legend no wider than the terminal."""
+    legend = f"  {num_bytes(min(values))}–{num_bytes(max(values))} in {duration(seconds)}"
+    width = max(1, min(_MOST_BARS, width - len(legend)))
     stretch = max(1, math.ceil(len(values) / width))
     highest = [max(values[i : i + stretch]) for i in range(0, len(values), stretch)]
     low, high = min(values), max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    bars = "".join(_BARS[round((value - low) * scale)] for value in highest)
-    return f"{bars}  {num_bytes(low)}–{num_bytes(high)} in {duration(seconds)}"
+    return "".join(_BARS[round((value - low) * scale)] for value in highest) + legend
 
 
 def _outermost_s(sections: Sequence[SectionCost]) -> float:
@@ -294,6 +310,11 @@ def _printable(text: str) -> Iterator[str]:
     for character in " ".join(text.split()):
         if character.isprintable():
             yield character
+
+
+def _by(shapes: str) -> str:
+    """[8, 64, 16] [64] as 8×64×16 64: half as wide."""
+    return re.sub(r"\[([\d, ]*)\]", lambda found: found[1].replace(", ", "×") or "scalar", shapes)
 
 
 def _tail(text: str, width: int) -> str:

@@ -63,10 +63,6 @@ class MemoryUse:
     is_peak_exact: bool
     points: tuple[MemoryPoint, ...] = ()
 
-    @property
-    def grown_bytes(self) -> int:
-        return self.end_bytes - self.start_bytes
-
 
 class Timeline:
     """Samples memory every few milliseconds between start() and stop().
@@ -102,12 +98,7 @@ class Timeline:
         if self._thread is not None:
             self._thread.join()
         self._take()
-        use = self.use()
         self.read_rss.close()
-        return use
-
-    def use(self) -> MemoryUse:
-        """So far."""
         points = tuple(self._points)
         held = [self._held(point) for point in points]
         if self._device == "cuda":
@@ -115,8 +106,9 @@ class Timeline:
         elif self._has_exact_peak:
             peak, exact = peak_rss_bytes(), True
         else:
-            peak, exact = max(held), False
-        return MemoryUse(self._device, held[0], held[-1], max(peak, held[-1]), exact, points)
+            peak, exact = 0, False
+        # the system keeps one peak, which another profile may have started anew meanwhile
+        return MemoryUse(self._device, held[0], held[-1], max(peak, *held), exact, points)
 
     def _sample(self) -> None:
         while not self._ends.wait(self._interval_s):

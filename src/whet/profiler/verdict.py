@@ -17,6 +17,7 @@ MEMORY_GROWING = "memory-growing"
 UNKNOWN = "not known"
 
 _BUSY = 0.6  # of the time the thread computes: less, and it waits
+_LEAST_S = 1e-3  # clocks of threads cannot tell what a shorter block does
 _ABOUT_ONE = 1.25  # cores
 _PYTHON = 0.4  # of the traced time outside of operators
 _IDLE_GPU = 0.6  # of the time its kernels run: less, and the host is too slow to feed it
@@ -58,9 +59,7 @@ class Verdict:
         return " ".join(self.sentences)
 
 
-def model_verdict(
-    profile: Profile, limits: Limits, *, hints: Sequence[Hint] = (), target: str = "", leaks: Sequence[Leak] = ()
-) -> Verdict:
+def model_verdict(profile: Profile, limits: Limits, *, hints: Sequence[Hint] = (), target: str = "") -> Verdict:
     """For a model whose layers have been profiled. hints: the techniques that apply to it here."""
     diagnosis = diagnose(profile, limits)
     least_s = sum(attainable_s(layer, limits, dtype=profile.dtype) for layer in profile.layers)
@@ -83,8 +82,6 @@ def model_verdict(
             sentences.append(f"`whet tune {target}` tries them.")
     elif hints:
         sentences.append("No technique that whet knows promises a gain here.")
-    if leaks:
-        sentences.append(_leak_sentence(leaks))
     return Verdict(str(diagnosis.bound), tuple(sentences), diagnosis.share_of_limit, tuple(useful))
 
 
@@ -93,7 +90,8 @@ class BlockFacts:
     """What is known of a block of code.
 
     cpu_s: of all threads, those that spin while they wait included; thread_s: of the thread that ran the block. cores:
-    that the process may use. dtype: of its products.
+    that the process may use. dtype: of its products. memory_watched: by Python code around each operator, so that
+    time outside of operators says nothing.
     """
 
     wall_s: float
@@ -105,12 +103,13 @@ class BlockFacts:
     operators: Operators | None = None
     leaks: tuple[Leak, ...] = ()
     dtype: str = "float32"
+    memory_watched: bool = False
 
 
 def block_verdict(facts: BlockFacts, limits: Limits | None = None) -> Verdict:
     """For any block of code: from what the cores did, what the tracer saw, and what memory did."""
-    if facts.wall_s <= 0:
-        return Verdict(UNKNOWN, ("Nothing was measured.",))
+    if facts.wall_s < _LEAST_S:
+        return Verdict(UNKNOWN, (f"{duration(facts.wall_s)} is too short to tell what bounds it.",))
     busy = facts.cpu_s / facts.wall_s
     bound, why = _block_bound(facts, busy)
     sentences = [why, *_main_section(facts, waits=bound == WAITING)]
@@ -123,7 +122,7 @@ def block_verdict(facts: BlockFacts, limits: Limits | None = None) -> Verdict:
             f"{facts.dtype}."
         )
     if facts.leaks and bound != MEMORY_GROWING:
-        sentences.append(_leak_sentence(facts.leaks))
+        sentences.append(growth_sentence(facts.leaks))
     if bound in _ADVICE:
         sentences.append(f"What addresses it: {_ADVICE[bound]}.")
     return Verdict(str(bound), tuple(sentences), share)
@@ -132,7 +131,7 @@ def block_verdict(facts: BlockFacts, limits: Limits | None = None) -> Verdict:
 def _block_bound(facts: BlockFacts, busy: float) -> tuple[str, str]:
     operators = facts.operators
     if facts.leaks and max(leak.bytes_per_step for leak in facts.leaks) >= 1024:
-        return MEMORY_GROWING, _leak_sentence(facts.leaks)
+        return MEMORY_GROWING, growth_sentence(facts.leaks)
     if operators is not None and operators.device_s is not None and operators.traced_s:
         share = operators.device_s / operators.traced_s
         if share < _IDLE_GPU:
@@ -149,7 +148,7 @@ def _block_bound(facts: BlockFacts, busy: float) -> tuple[str, str]:
         )
     if facts.on_gpu:
         return UNKNOWN, "How busy the GPU was is not known: whet.profile(operators=True) tells."
-    if operators is not None and operators.traced_s:
+    if operators is not None and operators.traced_s and not facts.memory_watched:
         outside = 1 - operators.inside_s / operators.traced_s - waited
         if outside >= _PYTHON:
             return (
@@ -169,12 +168,16 @@ def _main_section(facts: BlockFacts, *, waits: bool) -> list[str]:
     if waits:
         waited_s = max(1e-12, facts.wall_s - facts.thread_s)
         return [f"{min(1.0, main.waited_s / waited_s) * 100:.0f} % of the waiting is in {where}."]
-    return [f"Most time, {main.self_s / facts.wall_s * 100:.0f} %, goes into {where} itself."]
+    idle = (
+        f", which waits for {main.waited_s / main.self_s * 100:.0f} % of it" if main.waited_s > main.self_s / 2 else ""
+    )
+    return [f"Most time, {main.self_s / facts.wall_s * 100:.0f} %, goes into {where} itself{idle}."]
 
 
-def _leak_sentence(leaks: Sequence[Leak]) -> str:
+def growth_sentence(leaks: Sequence[Leak], step: str = "step") -> str:
+    """At least one leak, the most telling first. step: what to call one, as "call"."""
     per_step = sum(leak.bytes_per_step for leak in leaks)
-    return f"Memory grows by {num_bytes(per_step)} a step, first of all at {leaks[0].line}."
+    return f"Memory grows by {num_bytes(per_step)} a {step}, first of all at {leaks[0].line}."
 
 
 def _capital(text: str) -> str:

@@ -4,6 +4,7 @@ Where the model raises on the way, what was measured until then is kept, and sai
 """
 
 import contextlib
+import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,7 @@ from whet.measure.clock import synchronize
 from whet.profiler import chrome
 from whet.profiler.allocations import AllocationTracker, storage_key
 from whet.profiler.diagnosis import attainable_s, layer_bound
-from whet.profiler.figures import num_bytes
+from whet.profiler.holders import Reach, names_of
 from whet.profiler.layers import Profile, profile_layers
 from whet.profiler.operators import operators_of, start_tracer, stop_tracer
 from whet.profiler.report import Latency, LayerLine, Report
@@ -27,7 +28,7 @@ from whet.profiler.sections import SectionCost, Sections
 from whet.profiler.session import look_at, nsight_commands
 from whet.profiler.spans import watched
 from whet.profiler.timeline import Timeline, cuda_fragmentation
-from whet.profiler.verdict import Hint, model_verdict
+from whet.profiler.verdict import Hint, growth_sentence, model_verdict
 from whet.signature import read_signature, split
 from whet.workload import Subject, Workload
 
@@ -224,7 +225,9 @@ def _take_apart(run: _Run) -> None:
         dtype=profile.dtype,
         notes=(*notes, *limits.notes),
         verdict=model_verdict(profile, limits, hints=hints, target=run.target),
-        commands=nsight_commands(f"-m whet profile {run.target} --nvtx") if run.device == "cuda" else (),
+        commands=nsight_commands(f"-m whet profile {shlex.quote(run.target)} --nvtx", marked=True)
+        if run.device == "cuda"
+        else (),
     )
 
 
@@ -241,7 +244,7 @@ def _layer_line(profile: Profile, limits: Limits, i: int) -> LayerLine:
         num_bytes=num_bytes,
         intensity=layer.flops / num_bytes if num_bytes else None,
         bound=str(layer_bound(layer, limits, dtype=profile.dtype)),
-        share_of_limit=min(1.0, least_s / layer.time_s) if layer.time_s else None,
+        share_of_limit=min(1.0, least_s / layer.time_s) if layer.time_s and least_s else None,
     )
 
 
@@ -257,9 +260,7 @@ def _watch_modules(run: _Run) -> None:
 def _trace(run: _Run) -> None:
     """Operators with their shapes, and the trace."""
     cuda = run.device == "cuda"
-    for call in run.calls[:1]:
-        call()
-    tracer = start_tracer(cuda=cuda)
+    tracer = start_tracer(cuda=cuda, warm_up=run.calls[0])
     started_s = time.perf_counter()
     try:
         for _ in _repeated(_TRACED_CALLS):
@@ -287,8 +288,9 @@ def _watch_memory(run: _Run) -> None:
         for value in _values(part)
         if isinstance(value, Tensor)
     ]
-    tracker.know(iter((*run.model.parameters(), *run.model.buffers(), *inputs)))
-    named = {key: "inputs" for tensor in inputs if (key := storage_key(tensor)) is not None}
+    tracker.know((*run.model.parameters(), *run.model.buffers(), *inputs))
+    named = names_of(Reach(modules=[run.model]))  # by this model, not by one that was exported from it
+    named |= {key: "inputs" for tensor in inputs if (key := storage_key(tensor)) is not None}
     with _watching(run.workload, run.calls[0], sections) as call, tracker:
         for _ in _repeated(_MEMORY_CALLS, least=6):
             call()
@@ -302,10 +304,9 @@ def _watch_memory(run: _Run) -> None:
         num_steps=tracker.num_steps,
         sections=_with_memory(run.report.sections, sections.costs()),
     )
-    if leaks and run.report.verdict is not None:
-        grows = f"Memory grows by {num_bytes(sum(leak.bytes_per_step for leak in leaks))} a call: see below."
-        verdict = replace(run.report.verdict, sentences=(*run.report.verdict.sentences, grows))
-        _keep(run, verdict=verdict)
+    verdict = run.report.verdict
+    if leaks and verdict is not None:
+        _keep(run, verdict=replace(verdict, sentences=(*verdict.sentences, growth_sentence(leaks, "call"))))
 
 
 def _with_memory(timed: Sequence[SectionCost], watched: Sequence[SectionCost]) -> tuple[SectionCost, ...]:

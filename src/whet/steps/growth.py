@@ -20,8 +20,11 @@ import torch
 from scipy import stats
 
 _MOST_POINTS = 512
-_SHARE = 500  # looking at memory may take one part in so many of the run's time,
-_FREE = 128  # after so many looks
+# Looking at memory may take one part in so many of the run's time: more of it until a trend can be told. mallinfo2 goes
+# through all that is free, which takes a microsecond in a small process and half a millisecond in one that has loaded
+# much; looks that cost next to nothing are free for a while.
+_SHARE, _SHARE_AT_FIRST = 500, 200
+_FREE, _FREE_NS = 128, 100_000
 _WARM_UP = 0.2  # of the run: caches, the optimiser's state, lazily made buffers
 _BLOCKS = 8
 _LEAST_POINTS = 2 * _BLOCKS
@@ -73,9 +76,10 @@ class MemorySeries:
                 self.points = [_lower(self.points[i : i + 2]) for i in range(0, len(self.points), 2)]
                 self._stride *= 2
         self._num_looks += 1
-        if self._num_looks > _FREE:
-            ended = self._now()
-            self._due_ns = ended + _SHARE * (ended - began)
+        ended = self._now()
+        taken = ended - began
+        if self._num_looks > _FREE or taken > _FREE_NS:
+            self._due_ns = ended + taken * (_SHARE if self._num_looks > _LEAST_POINTS else _SHARE_AT_FIRST)
 
 
 def growth(source: str, points: Sequence[tuple[int, int]]) -> Growth | None:

@@ -11,6 +11,7 @@ Memory is bounded, however long the run: sums, `_SAMPLE` steps drawn at random f
 import random
 from collections import deque
 from collections.abc import Callable
+from operator import add
 from typing import NamedTuple
 
 from whet.steps.device_marks import DeviceMarks
@@ -60,8 +61,8 @@ class Sums:
 
     def add(self, record: StepRecord) -> None:
         self.num_steps += 1
-        self.ns = [a + b for a, b in zip(self.ns, record.ns, strict=True)]
-        self.calls = [a + b for a, b in zip(self.calls, record.calls, strict=True)]
+        self.ns = list(map(add, self.ns, record.ns))
+        self.calls = list(map(add, self.calls, record.calls))
         self.loss_ns += record.loss_ns
         self.num_batches += record.num_batches
         if len(self.sample) < _SAMPLE:
@@ -87,7 +88,7 @@ class StepLog:
         self.memory: list[MemorySeries] = []
         self.device: str | None = None
         self.num_stepped = 0  # calls of optimisers
-        self.num_unfinished = 0  # steps cut off before the optimiser's
+        self.num_unfinished = 0  # backward passes, and then no step of the optimiser
         self.ended_by = ""  # what cut the run short
         self.loader_facts = ""
         self._on_step = on_step
@@ -170,8 +171,8 @@ class StepLog:
         self.clock.reset()
 
     def _drop(self) -> None:
-        if self._is_open and not self._by_optimizer and self.clock.take().calls[Phase.FORWARD]:
-            self.num_unfinished += 1
+        if self._is_open and not self._by_optimizer and self.clock.take().calls[Phase.BACKWARD]:
+            self.num_unfinished += 1  # without a backward pass it was none: a validation
         self._is_open = False
         self.clock.marks = None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling as is_compiling  # the quickest there is
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
@@ -118,13 +118,21 @@ def patch_torch(patches: Patches, log: StepLog, optimizers: frozenset[int] | Non
 
 def patch_optimizer(patches: Patches, log: StepLog, optimizer: Optimizer) -> None:
     """Time the steps of one optimiser."""
-    step = timed(optimizer.step, log.clock, Phase.OPTIMIZER)
+    step, clock, phase, number = optimizer.step, log.clock, Phase.OPTIMIZER, id(optimizer)
 
     @functools.wraps(optimizer.step)  # schedulers look for an attribute of their own on it
     def stepping(*args: Any, **kwargs: Any) -> Any:
-        result = step(*args, **kwargs)
-        if not is_compiling():
-            log.optimizer_stepped(id(optimizer))
+        if is_compiling():
+            return step(*args, **kwargs)
+        if not clock.accepts(phase):
+            result = step(*args, **kwargs)
+        else:
+            clock.enter(phase)
+            try:
+                result = step(*args, **kwargs)
+            finally:
+                clock.leave()
+        log.optimizer_stepped(number)
         return result
 
     patches.set(optimizer, "step", stepping)
@@ -140,9 +148,9 @@ def patch_model(patches: Patches, clock: PhaseClock, model: nn.Module) -> None:
     if compiled is not None:
         patches.set(model, "_compiled_call_impl", timed(compiled, clock, Phase.FORWARD))
         return
-    hooks = _ForwardHooks(clock)
-    patches.add_handle(model.register_forward_pre_hook(_Hook(hooks.enter), prepend=True))
-    patches.add_handle(model.register_forward_hook(_Hook(hooks.leave), always_call=True))
+    running: list[bool] = []  # for each call that runs, whether it is timed
+    patches.add_handle(model.register_forward_pre_hook(_BeforeForward(clock, running), prepend=True))
+    patches.add_handle(model.register_forward_hook(_AfterForward(clock, running), always_call=True))
 
 
 def patch_all_loops(patches: Patches, log: StepLog) -> None:
@@ -186,41 +194,41 @@ def hook_all_optimizers(patches: Patches, log: StepLog, on_first_step: Callable[
     patches.add_handle(register_optimizer_step_post_hook(after))
 
 
-class _ForwardHooks:
-    """Before and after a module's call; calls nest where a module calls itself."""
+class _BeforeForward:
+    """A hook that copies and pickles of the model do not take along. Calls nest where a module calls itself."""
 
-    def __init__(self, clock: PhaseClock) -> None:
+    def __init__(self, clock: PhaseClock, running: list[bool]) -> None:
         self._clock = clock
-        self._timed: list[bool] = []
+        self._running = running
 
-    def enter(self) -> None:
-        if not self._clock.is_mine():
+    def __call__(self, *args: Any) -> None:
+        clock = self._clock
+        if is_compiling() or not clock.is_mine():
             return
-        accepted = self._clock.accepts(Phase.FORWARD)
-        self._timed.append(accepted)
-        if accepted:
-            self._clock.enter(Phase.FORWARD)
+        if clock.accepts(Phase.FORWARD):
+            self._running.append(True)
+            clock.enter(Phase.FORWARD)
+        else:
+            self._running.append(False)
 
-    def leave(self) -> None:
-        if self._clock.is_mine() and self._timed and self._timed.pop():
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _nothing, ()
+
+
+class _AfterForward(_BeforeForward):
+    def __call__(self, *args: Any) -> None:
+        if is_compiling() or not self._clock.is_mine():
+            return
+        if self._running and self._running.pop():
             self._clock.leave()
 
 
-class _Hook:
-    """A hook that copies and pickles of the model do not take along."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-
-    def __call__(self, *args: Any, **kwargs: Any) -> None:
-        if not is_compiling():
-            self._call()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Hook, (_nothing,)
+def _nothing() -> Call:
+    """A hook that does nothing."""
+    return _ignore
 
 
-def _nothing() -> None:
+def _ignore(*args: Any) -> None:
     return None
 
 
@@ -341,6 +349,7 @@ def _loader_next(call: Call, log: StepLog) -> Call:
         is_nested = not log.clock.accepts(Phase.DATA)
         batch = wait_for(log, call, self)
         if not is_nested:
+            log.loader_facts = log.loader_facts or _in_words(self)  # it may have begun before all was patched
             log.batch_given()
         return batch
 
@@ -360,10 +369,24 @@ def describe_loader(loader: object) -> str:
     """The settings of a DataLoader that decide how long it is waited for; "" for anything else."""
     if not isinstance(loader, DataLoader):
         return ""
-    if not loader.num_workers:
+    return _settings(loader.num_workers, loader.persistent_workers, loader.prefetch_factor)
+
+
+def _in_words(batches: Any) -> str:
+    """The same of a DataLoader's iterator, which keeps them for itself."""
+    num_workers = getattr(batches, "_num_workers", None)
+    if num_workers is None:
+        return ""
+    return _settings(
+        num_workers, getattr(batches, "_persistent_workers", False), getattr(batches, "_prefetch_factor", None)
+    )
+
+
+def _settings(num_workers: int, is_persistent: bool, prefetch_factor: int | None) -> str:
+    if not num_workers:
         return "num_workers is 0, so the loop itself loads each batch"
-    kept = "persistent" if loader.persistent_workers else "started anew for each epoch"
-    return f"{loader.num_workers} workers ({kept}), prefetch_factor {loader.prefetch_factor}"
+    kept = "persistent" if is_persistent else "started anew for each epoch"
+    return f"{num_workers} worker{'s' * (num_workers > 1)} ({kept}), prefetch_factor {prefetch_factor}"
 
 
 def _device_of(optimizer: Optimizer) -> str:

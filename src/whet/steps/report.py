@@ -1,6 +1,5 @@
 """What `whet.watch` and `whet profile --step` found: a verdict, its evidence, and the time of each phase."""
 
-import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,6 +7,7 @@ from typing import Any
 
 from whet.measure.stats import percentile
 from whet.measure.usercode import UNKNOWN
+from whet.steps.figures import count, milliseconds, percent
 from whet.steps.growth import Growth, growth
 from whet.steps.log import NUM_WARM_UP, StepLog, StepRecord
 from whet.steps.phases import Phase
@@ -17,6 +17,14 @@ ORDER = (Phase.DATA, Phase.TRANSFER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMI
 _LEAST_FOR_P99 = 500
 _WIDTH = 78
 _MOST_SITES = 3
+_ABSENT = {
+    Phase.DATA: "no DataLoader was iterated",
+    Phase.TRANSFER: "no copy to the device was seen",
+    Phase.FORWARD: "the model was not called",
+    Phase.BACKWARD: "no backward pass was seen",
+    Phase.OPTIMIZER: "no optimiser made a step",
+    Phase.SYNC: "no such call was seen",
+}
 
 
 @dataclass(frozen=True)
@@ -89,14 +97,15 @@ class StepReport:
         notes = list(self.remarks)
         if self.num_counted < self.num_steps:
             apart = self.num_steps - self.num_counted
-            first = f", the first of {self.first_step_ms:.3g} ms," if self.first_step_ms else ""
+            first = f", the first of {milliseconds(self.first_step_ms)} ms," if self.first_step_ms else ""
             notes.append(f"the first {apart} of {self.num_steps} steps{first} are warm-up and not counted")
         if self.num_unfinished:
-            notes.append("a step that was cut off before its optimiser's step is not counted")
+            left = f"{self.num_unfinished} time{'s' * (self.num_unfinished > 1)}"
+            notes.append(f"{left} a backward pass was not followed by an optimiser's step: not counted")
         if self.batches_per_step is not None and self.batches_per_step > 1.05:
-            notes.append(f"{self.batches_per_step:.3g} batches make one step (gradient accumulation)")
+            notes.append(f"{count(self.batches_per_step)} batches make one step (gradient accumulation)")
         if self.loss_ms and self.step_ms and self.loss_ms >= 0.01 * self.step_ms:
-            notes.append(f"{self.loss_ms:.3g} ms of the rest lie between forward and backward: the loss")
+            notes.append(f"{milliseconds(self.loss_ms)} ms of the rest lie between forward and backward: the loss")
         return notes
 
     def __str__(self) -> str:
@@ -109,7 +118,7 @@ class StepReport:
         lines.append(f"{'phase':<17}{'ms a step':>10}{'share':>8}{'calls':>8}{'  on the GPU, ms' if on_gpu else ''}")
         lines += [_row(phase, on_gpu) for phase in self.phases]
         if self.step_ms is not None:
-            lines.append(f"{'step':<17}{in_digits(self.step_ms):>10}{'100 %':>8}")
+            lines.append(f"{'step':<17}{milliseconds(self.step_ms):>10}{'100 %':>8}")
         return "\n".join(lines)
 
 
@@ -187,11 +196,9 @@ def _mean_ns(log: StepLog, records: Sequence[StepRecord], num_counted: int) -> f
 
 
 def _why_absent(phase: Phase, log: StepLog) -> str:
-    if phase is Phase.TRANSFER and log.device != "cuda":
-        return f"model on the {(log.device or 'cpu').upper()}: nothing to copy"
-    if phase is Phase.DATA:
-        return "no DataLoader was iterated"
-    return {Phase.TRANSFER: "no copy to the GPU was seen", Phase.SYNC: "no such call was seen"}.get(phase, "not seen")
+    if phase is Phase.TRANSFER and log.device in (None, "cpu"):
+        return "model on the CPU: nothing to copy"
+    return _ABSENT[phase]
 
 
 def _sites(log: StepLog, num_steps: int) -> tuple[Site, ...]:
@@ -210,7 +217,7 @@ def _site_in_words(sites: Sequence[Site], phase: Phase) -> str:
     found = next((site for site in sites if site.phase == phase.label), None)
     if found is None:
         return ""
-    return f"{found.call}{f' at {found.line}' if found.line else ''} takes {found.ms:.3g} ms a step"
+    return f"{found.call}{f' at {found.line}' if found.line else ''} takes {milliseconds(found.ms)} ms a step"
 
 
 def _too_few(log: StepLog) -> str:
@@ -225,11 +232,5 @@ def _too_few(log: StepLog) -> str:
 def _row(phase: PhaseTime, on_gpu: bool) -> str:
     if phase.ms is None or phase.share is None:
         return f"{phase.name:<17}{'–':>10}  {textwrap.shorten(phase.absent, _WIDTH - 29, placeholder=' …')}"
-    row = f"{phase.name:<17}{in_digits(phase.ms):>10}{phase.share * 100:>6.1f} %{phase.calls:>8.3g}"
-    return row + (f"{in_digits(phase.gpu_ms):>16}" if on_gpu and phase.gpu_ms is not None else "")
-
-
-def in_digits(ms: float) -> str:
-    """Three significant digits, never in powers of ten."""
-    digits = 2 if not ms else max(0, min(4, 2 - math.floor(math.log10(abs(ms)))))
-    return f"{ms:,.{digits}f}"
+    row = f"{phase.name:<17}{milliseconds(phase.ms):>10}{percent(phase.share, decimals=1):>8}{count(phase.calls):>8}"
+    return row + (f"{milliseconds(phase.gpu_ms):>16}" if on_gpu and phase.gpu_ms is not None else "")

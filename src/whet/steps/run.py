@@ -7,7 +7,6 @@ of no arguments that makes one step.
 
 import contextlib
 import dataclasses
-import gc
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -59,8 +58,6 @@ def run_training(
 
     Raises TargetError where nothing trains.
     """
-    gc.collect()
-    gc.freeze()  # what whet has loaded is not the loop's: its garbage collections need not go through it
     stop = _Stop(NUM_WARM_UP + num_steps, limit_s)
     returned = None
     error: BaseException | None = None

@@ -12,6 +12,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from whet.steps.figures import milliseconds, percent, size
 from whet.steps.growth import Growth
 from whet.steps.log import StepRecord
 from whet.steps.phases import Phase
@@ -117,12 +118,12 @@ _ADVICE = {
 
 def _evidence(part: Part, whole_ms: float, facts: Facts) -> str:
     low, high = part.ci95
-    took = f"{_percent(part.share)} of each step (95 %: {low * 100:.0f}–{high * 100:.0f} %)"
-    took += f", {part.ms:.3g} of {whole_ms:.3g} ms,"
+    took = f"{percent(part.share)} of each step (95 %: {low * 100:.0f}–{high * 100:.0f} %)"
+    took += f", {milliseconds(part.ms)} of {milliseconds(whole_ms)} ms,"
     if part.bound is StepVerdict.COMPUTE:
         return f"{took} is forward, loss, backward and optimiser"
     if part.typical_share < part.share / 2:
-        took = f"{took} mostly in a few slow steps ({_percent(part.typical_share)} of a median step),"
+        took = f"{took} mostly in a few slow steps ({percent(part.typical_share)} of a median step),"
     faster = f"without it a step could be up to {1 / max(1e-9, 1 - part.share):.1f}x faster"
     if part.bound is StepVerdict.INPUT:
         known = "; ".join(filter(None, (facts.loader, facts.site(Phase.TRANSFER))))
@@ -146,20 +147,8 @@ def _grows(trend: Growth) -> str:
 
 def _steady(trend: Growth) -> str:
     low, high = trend.ci95_bytes
+    grows = "hardly grows" if low > 0 else "does not grow"
     return (
-        f"{_HEAPS[trend.source]} does not grow: {size(trend.slope_bytes)} a step (95 %: {size(low)} to {size(high)}) "
+        f"{_HEAPS[trend.source]} {grows}: {size(trend.slope_bytes)} a step (95 %: {size(low)} to {size(high)}) "
         f"from step {trend.first_step} to {trend.last_step}"
     )
-
-
-def _percent(share: float) -> str:
-    return f"{share * 100:.0f} %"
-
-
-def size(num_bytes: float) -> str:
-    """Bytes, with a unit of 1024: 7.6 KiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(num_bytes) < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} GiB"

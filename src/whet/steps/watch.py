@@ -31,6 +31,8 @@ from whet.steps.report import StepReport, summarize
 
 OnStep = Callable[[StepRecord], None]
 
+_CALL = "whet.watch(model, optimizer, loader)"
+
 
 class Watch:
     """A loader that times the loop over it. It has the loader's length and attributes, and gives the same batches.
@@ -113,6 +115,9 @@ class Watch:
         """Patched while at least one epoch or block runs."""
         self._num_running += 1
         self._log.clock.thread = threading.get_ident()
+        device = _device_of(self._models)
+        if device != self._log.device:  # moved since
+            self._log.set_device(device)
         try:
             if self._num_running > 1:
                 yield
@@ -200,9 +205,6 @@ class Everything:
     def recent(self) -> tuple[StepRecord, ...]:
         """The latest steps, at most 256, oldest first. May be called from any thread."""
         return tuple(self._log.recent)
-
-
-_CALL = "whet.watch(model, optimizer, loader)"
 
 
 def _patch_all(patches: Patches, log: StepLog) -> None:

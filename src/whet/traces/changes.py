@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from whet.traces.figures import percent, time
 from whet.traces.gpu import DeviceTime
 from whet.traces.operators import OperatorTime
 from whet.traces.report import FORMAT, TraceReport
-from whet.traces.verdict import percent, time
 
 _SAME = 0.05  # of the time before: less than this is no change
 _SMALL = 0.001  # of the time of all kernels, or operators, in both traces: less than this is no change
@@ -186,7 +186,8 @@ def _sentence(
         text = f"{what} about the same: {time(before_ns)} before, {time(after_ns)} after"
     else:
         word = "longer" if difference > 0 else "shorter"
-        text = f"{what} {percent(abs(difference))} {word}: {time(before_ns)} before, {time(after_ns)} after"
+        much = f"{percent(abs(difference))} {word}" if difference < 1 else f"{after_ns / before_ns:.3g}x as long"
+        text = f"{what} {much}: {time(before_ns)} before, {time(after_ns)} after"
     if before.verdict.bound is not after.verdict.bound:
         text += f"; it was {before.verdict.bound} and is {after.verdict.bound}"
     else:

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from whet.traces.account import Share, account
+from whet.traces.figures import percent, time
 from whet.traces.gpu import DeviceTime, DeviceUse, device_intervals, device_times, device_use, total_of
 from whet.traces.intervals import Intervals, union
 from whet.traces.launches import Launches, launches, waiting
 from whet.traces.operators import OperatorTime, operator_times
 from whet.traces.steps import StepTime, step_times, window_of
 from whet.traces.trace import ON_DEVICE, Kind, Trace, read_trace
-from whet.traces.verdict import Verdict, judge, percent, time
+from whet.traces.verdict import Verdict, judge
 
 FORMAT = 1
 

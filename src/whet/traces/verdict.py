@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from whet.traces.account import Entry, Share
+from whet.traces.figures import percent, time
 from whet.traces.gpu import DeviceTime, DeviceUse, Use, short_name
 from whet.traces.launches import Launches
 from whet.traces.operators import OperatorTime
@@ -134,25 +135,6 @@ def _evidence(
     if gpu is not None:
         return f"The GPU is busy for {percent(gpu.busy_ns / gpu.window_ns)} of the time."
     return ""
-
-
-def percent(share: float) -> str:
-    """42%, 4.2%; what is there but next to nothing: <0.1%."""
-    value = share * 100
-    if 0 < value < 0.1:
-        return "<0.1%"
-    return f"{value:.1f}%" if value < 9.95 and value else f"{value:.0f}%"
-
-
-def time(time_ns: float) -> str:
-    """Three significant digits, in s, ms or µs: 1.23 s, 12.3 ms, 123 µs."""
-    if not time_ns:
-        return "0 µs"
-    unit, scale = next(((u, s) for u, s in (("s", 1e9), ("ms", 1e6)) if abs(time_ns) >= 0.9995 * s), ("µs", 1e3))
-    value = float(f"{time_ns / scale:.3g}")
-    size = abs(value)
-    decimals = 2 if size < 10 else 1 if size < 100 else 0
-    return f"{value:,.{decimals}f} {unit}".replace("-", "−")
 
 
 def _cut(name: str) -> str:

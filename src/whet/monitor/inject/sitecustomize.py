@@ -5,13 +5,12 @@ sitecustomize run that would have, and waits for torch to be loaded, if ever it 
 """
 
 import importlib
-import importlib.util
 import json
 import os
 import socket
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -20,25 +19,31 @@ _SOCKET = os.environ.get("WHET_MONITOR_SOCKET", "")
 
 
 class _TorchFinder(MetaPathFinder):
-    """Once torch is loaded, the watching begins."""
+    """Once torch is loaded, the watching begins. It stays until then: a program may look for torch and not load it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if fullname != "torch":
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            self._begin_after(spec.loader)
+        return spec
+
+    def _begin_after(self, loader: Loader) -> None:
+        execute = loader.exec_module
 
         def execute_and_begin(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)
             execute(module)
-            _begin()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _begin()
 
-        vars(spec.loader)["exec_module"] = execute_and_begin
-        return spec
+        vars(loader)["exec_module"] = execute_and_begin
 
 
 def _begin() -> None:
@@ -75,6 +80,8 @@ def _run_the_other() -> None:
             sys.modules["sitecustomize"] = mine
 
 
-_run_the_other()
-if _SOCKET:
-    sys.meta_path.insert(0, _TorchFinder())
+try:
+    _run_the_other()
+finally:  # what it raises, the site module reports as it would have without us
+    if _SOCKET:
+        sys.meta_path.insert(0, _TorchFinder())

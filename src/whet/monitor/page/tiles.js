@@ -31,7 +31,7 @@ whet.stepTiles = function (rows, state) {
   if (tokens) tiles.push(whet.tile("Tokens per second", "/s", tokens.mean, `${whet.count(state.num_tokens)} tokens`));
   const wait = latest("share:data_wait");
   if (wait) tiles.push(whet.tile("Data wait", "%", wait.mean, `of the step; compute and the rest ${whet.measured("%", 100 - wait.mean)}`));
-  else tiles.push({ label: "Data wait", missing: "not measured", detail: "use monitor.batches(loader)" });
+  else tiles.push(whet.missing("Data wait", state.unavailable["data wait"] || ""));
   return tiles;
 };
 
