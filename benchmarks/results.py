@@ -1,12 +1,13 @@
-"""Put the figures that the benchmark scripts measured into docs/results.md, and the first table into the README.
+"""Put the figures that the benchmark scripts measured into docs/results.md, into the README and into docs/gate.md.
 
     python benchmarks/results.py
 
 Reads docs/results/*.json, each written by a script of this directory, and writes docs/results.md whole. No figure in
-that file, nor between the README's markers, is typed by hand.
+that file, nor between the markers of the others, is typed by hand.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,30 @@ pairs, with 95% bootstrap intervals.
 
 
 def main() -> None:
-    parts = [_HEAD]
-    for name, render in (("demo", _demo), ("peers", _peers), ("peers-torch-only", _peers), ("limits", _limits)):
+    renderers: dict[str, Callable[[dict[str, Any]], str]] = {
+        "demo": _demo,
+        "peers": _peers,
+        "peers-torch-only": _peers,
+        "gate": _gate,
+        "overhead": _overhead,
+        "trace_reading": _trace_reading,
+        "limits": _limits,
+    }
+    parts = {}
+    for name, render in renderers.items():
         path = DOCS / "results" / f"{name}.json"
         if path.exists():
-            parts.append(render(json.loads(path.read_text(encoding="utf-8"))))
-    write_whole(DOCS / "results.md", "\n".join(parts))
-    demo = _demo(json.loads((DOCS / "results" / "demo.json").read_text(encoding="utf-8")))
-    readme = README.read_text(encoding="utf-8")
-    head, rest = readme.split(_BEGIN)
+            parts[name] = render(json.loads(path.read_text(encoding="utf-8")))
+    write_whole(DOCS / "results.md", "\n".join([_HEAD, *parts.values()]))
+    _put(README, parts["demo"])
+    _put(DOCS / "gate.md", parts["gate"])
+
+
+def _put(document: Path, part: str) -> None:
+    """A part without its heading, between a document's markers."""
+    head, rest = document.read_text(encoding="utf-8").split(_BEGIN)
     tail = rest.split(_END)[1]
-    write_whole(README, f"{head}{_BEGIN}\n{demo.partition(chr(10))[2].strip()}\n{_END}{tail}")
+    write_whole(document, f"{head}{_BEGIN}\n{part.partition(chr(10))[2].strip()}\n{_END}{tail}")
 
 
 def _demo(report: dict[str, Any]) -> str:
@@ -86,6 +100,73 @@ def _peers(report: dict[str, Any]) -> str:
         lines.append(
             f"| {row['what']} | {row['recipe']} | {row['agreement']['cosine']:.5f} "
             f"| {before / 1e6:.0f} → {after / 1e6:.0f} MB | {row['tuning_s']:.0f} s |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _gate(report: dict[str, Any]) -> str:
+    lines = [
+        "## The regression gate",
+        "",
+        *_where(report),
+        "",
+        f"{report['num_rounds']} rounds, as many comparisons in each row. Called slower by:",
+        "",
+        "| benchmark | whet's gate | not clear | pairs (median) | seconds (median) | min:5% | Mann–Whitney |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for case in report["cases"]:
+        lines.append(
+            f"| {case['what']} | **{case['fail']:.1%}** | {case['inconclusive']:.1%} | {case['median_pairs']} "
+            f"| {case['median_seconds']:.0f} | {case['min_5_percent']:.1%} | {case['mann_whitney']:.1%} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _overhead(report: dict[str, Any]) -> str:
+    lines = ["## What measuring costs", "", *_where(report), "", "| one use, nothing in it | µs |", "|---|---|"]
+    lines += [f"| {name} | {us:.2f} |" for name, us in report["uses_us"].items()]
+    lines += [
+        "",
+        f"A training step of {report['step_ms']:.1f} ms on one core, {report['num_pairs']} interleaved pairs of blocks "
+        f"of {report['steps_per_block']} steps; beside it what is added to a step that does next to nothing:",
+        "",
+        "| watched by | overhead (95%) | µs a step |",
+        "|---|---|---|",
+    ]
+    for name, row in report["steps"].items():
+        low, high = row["ci95"]
+        lines.append(f"| {name} | **{row['overhead']:+.2%}** ({low:+.2%} to {high:+.2%}) | {row['added_us']:.0f} |")
+    lines += [
+        "",
+        "Whether the figures are right: layers' times over the whole call's, FLOPs over FlopCounterMode's (attention as",
+        "plain matrix products), peak memory over what another process saw.",
+        "",
+        "| workload | layers / call | FLOPs | peak |",
+        "|---|---|---|---|",
+    ]
+    for row in report["accuracy"]:
+        ratios = (row["layers_over_call"], row["flops_over_counted"], row["peak_over_kernel"])
+        lines.append(f"| {row['target']} | " + " | ".join(f"{ratio:.3f}" for ratio in ratios) + " |")
+    return "\n".join([*lines, ""])
+
+
+def _trace_reading(report: dict[str, Any]) -> str:
+    lines = [
+        "## Reading a trace",
+        "",
+        *_where(report),
+        "",
+        "`whet profile --trace`, beside what `json.load` alone takes of the same file:",
+        "",
+        "| file | events | size | read and analysed | memory | json.load | its memory |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in report["files"]:
+        lines.append(
+            f"| {row['file']} | {row['num_events']:,} | {row['size_bytes'] / 1e6:.0f} MB "
+            f"| **{row['read_s'] + row['analyse_s']:.2f} s** | {row['peak_bytes'] / 1e6:.0f} MB "
+            f"| {row['json_load_s']:.2f} s | {row['json_load_peak_bytes'] / 1e6:.0f} MB |"
         )
     return "\n".join([*lines, ""])
 

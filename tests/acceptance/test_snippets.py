@@ -30,7 +30,9 @@ def _commands(document: Path) -> list[list[str]]:
             commands.append([sys.executable, "-c", _BUDGET_S.sub(f"budget_s=5, exclude={_SLOW}", body)])
         elif language == "sh":
             for line in body.splitlines():
-                words = shlex.split(_BUDGET.sub(f"--budget 5s --exclude {','.join(_SLOW)}", line), comments=True)
+                if line.startswith("whet tune"):
+                    line = _BUDGET.sub(f"--budget 5s --exclude {','.join(_SLOW)}", line)
+                words = shlex.split(line, comments=True)
                 if words[:1] == ["whet"]:
                     commands.append([sys.executable, "-m", *words])
                 elif words[:1] == ["python"] and "benchmarks/" not in line:

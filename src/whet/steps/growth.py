@@ -20,11 +20,11 @@ import torch
 from scipy import stats
 
 _MOST_POINTS = 512
-# Looking at memory may take one part in so many of the run's time: more of it until a trend can be told. mallinfo2 goes
-# through all that is free, which takes a microsecond in a small process and half a millisecond in one that has loaded
-# much; looks that cost next to nothing are free for a while.
-_SHARE, _SHARE_AT_FIRST = 500, 200
-_FREE, _FREE_NS = 128, 100_000
+# Looking at memory may take one part in so many of the run's time. mallinfo2 goes through all that is free, which takes a
+# microsecond in a small process and half a millisecond in one that has loaded much. The first looks are free: as many as
+# a trend needs, so that a loop of a hundred short steps gets one; looks that cost next to nothing are free for longer.
+_SHARE = 500
+_FREE_AT_ANY_COST, _FREE, _FREE_NS = 40, 128, 20_000
 _WARM_UP = 0.2  # of the run: caches, the optimiser's state, lazily made buffers
 _BLOCKS = 8
 _LEAST_POINTS = 2 * _BLOCKS
@@ -78,8 +78,8 @@ class MemorySeries:
         self._num_looks += 1
         ended = self._now()
         taken = ended - began
-        if self._num_looks > _FREE or taken > _FREE_NS:
-            self._due_ns = ended + taken * (_SHARE if self._num_looks > _LEAST_POINTS else _SHARE_AT_FIRST)
+        if self._num_looks > (_FREE if taken <= _FREE_NS else _FREE_AT_ANY_COST):
+            self._due_ns = ended + _SHARE * taken
 
 
 def growth(source: str, points: Sequence[tuple[int, int]]) -> Growth | None:
@@ -89,11 +89,11 @@ def growth(source: str, points: Sequence[tuple[int, int]]) -> Growth | None:
     warm = points[0][0] + _WARM_UP * (points[-1][0] - points[0][0])
     kept = [point for point in points if point[0] >= warm]
     first, last = kept[0][0], kept[-1][0]
-    blocks: list[list[tuple[int, int]]] = [[] for _ in range(_BLOCKS)]
-    for point in kept:
-        blocks[(point[0] - first) * _BLOCKS // (last - first + 1)].append(point)
-    if not all(blocks):
+    if len(kept) < _BLOCKS:
         return None
+    # of as many points each: later looks lie further apart
+    cuts = [index * len(kept) // _BLOCKS for index in range(_BLOCKS + 1)]
+    blocks = [kept[start:end] for start, end in pairwise(cuts)]
     floors = [_lower(block) for block in blocks]
     pairs = [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(floors)]
     rise = floors[-1][1] - floors[0][1]

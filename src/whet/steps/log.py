@@ -77,9 +77,16 @@ class StepLog:
     """Told of batches and optimiser steps by the patches; tells steps apart and keeps what matters of them.
 
     on_step: called with each StepRecord as the step ends, in the loop's thread; what it raises goes on into the loop.
+    with_memory: look at memory as steps end.
     """
 
-    def __init__(self, on_step: Callable[[StepRecord], None] | None = None, device: str | None = None) -> None:
+    def __init__(
+        self,
+        on_step: Callable[[StepRecord], None] | None = None,
+        device: str | None = None,
+        *,
+        with_memory: bool = True,
+    ) -> None:
         self.clock = PhaseClock()
         self.warm_up: list[StepRecord] = []
         self.sums = Sums()  # of the steps after the warm-up
@@ -92,6 +99,7 @@ class StepLog:
         self.ended_by = ""  # what cut the run short
         self.loader_facts = ""
         self._on_step = on_step
+        self._with_memory = with_memory
         self._marks: DeviceMarks | None = None
         self._number = 0
         self._is_open = self._has_stepped = self._by_optimizer = self._ends_with_optimizer = False
@@ -108,7 +116,7 @@ class StepLog:
     def set_device(self, device: str) -> None:
         """Which kind of device the model is on: what memory is looked at, and whether phases are timed on a GPU."""
         self.device = device
-        self.memory = memory_series(device)
+        self.memory = memory_series(device) if self._with_memory else []
         self._marks = DeviceMarks() if device == "cuda" else None
 
     def batch_asked(self) -> None:

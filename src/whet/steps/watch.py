@@ -162,14 +162,16 @@ def watch(
 
 
 @contextmanager
-def watch_everything(on_step: OnStep | None = None) -> Iterator["Everything"]:
+def watch_everything(on_step: OnStep | None = None, *, with_memory: bool = True) -> Iterator["Everything"]:
     """Watch every training loop of this process, whatever runs it, without being told its model or loader.
 
     Steps are known from any optimiser's step, data wait from any DataLoader, forward from the outermost module that is
     called. The loop's thread is the one whose optimiser steps first. That first step is not recorded: only when it has
     ended is PyTorch patched, so that code imported before it finds PyTorch as it is.
+
+    with_memory: look for growth. Without, steps have no such looks in between.
     """
-    log = StepLog(on_step)
+    log = StepLog(on_step, with_memory=with_memory)
     log.clock.thread = None
     with ExitStack() as stack:
         stack.enter_context(_on(log))
