@@ -1,13 +1,13 @@
 """What whet's instruments cost, beside torch.profiler, TraceML and PyTorch Lightning's simple profiler, in one run.
 
     pip install lightning traceml-ai      # for the peers; where one is missing, its row says so
-    python benchmarks/overhead.py [--rounds 24]      # about four minutes; writes docs/results/overhead.json
+    python benchmarks/overhead.py [--rounds 24]      # about six minutes; writes docs/results/overhead.json
 
 Three questions:
 
 - what one use costs: an empty `with` block again and again, less the loop around it;
-- what a training step of about 10 ms becomes: the same loop with and without, in blocks of 40 steps, in random order in
-  each round. What counts is the mean over a block, as a sampler's work falls on few steps; steps of twice the block's
+- what a training step of about 10 ms becomes: the same loop with and without, in blocks of 40 steps after 45 of warm-up,
+  in random order in each round. What counts is the mean over a block, as a sampler's work falls on few steps; steps of twice the block's
   median, which are the machine's doing, are left out of all. Then the same on a model that does next to nothing, which
   shows the microseconds that are added to a step. The monitor samples four times as often as it does by default.
 - whether the figures are right: layers against the whole call, FLOPs against FlopCounterMode, memory against the

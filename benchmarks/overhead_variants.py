@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 import whet
 from whet.steps.watch import watch_everything
 
-WARM_UP, STEPS_PER_BLOCK = 5, 40
+WARM_UP, STEPS_PER_BLOCK = 45, 40  # a watch looks at memory after each of its first forty steps, then seldom
 INTERVAL_S = 0.25  # of the monitor's samples
 NUM_CLASSES = 10
 

@@ -115,11 +115,11 @@ def _gate(report: dict[str, Any]) -> str:
         "| benchmark | whet's gate | not clear | pairs (median) | seconds (median) | min:5% | Mann–Whitney |",
         "|---|---|---|---|---|---|---|",
     ]
-    for case in report["cases"]:
-        lines.append(
-            f"| {case['what']} | **{case['fail']:.1%}** | {case['inconclusive']:.1%} | {case['median_pairs']} "
-            f"| {case['median_seconds']:.0f} | {case['min_5_percent']:.1%} | {case['mann_whitney']:.1%} |"
-        )
+    lines += [
+        f"| {case['what']} | **{case['fail']:.1%}** | {case['inconclusive']:.1%} | {case['median_pairs']} "
+        f"| {case['median_seconds']:.0f} | {case['min_5_percent']:.1%} | {case['mann_whitney']:.1%} |"
+        for case in report["cases"]
+    ]
     return "\n".join([*lines, ""])
 
 
@@ -139,8 +139,8 @@ def _overhead(report: dict[str, Any]) -> str:
         lines.append(f"| {name} | **{row['overhead']:+.2%}** ({low:+.2%} to {high:+.2%}) | {row['added_us']:.0f} |")
     lines += [
         "",
-        "Whether the figures are right: layers' times over the whole call's, FLOPs over FlopCounterMode's (attention as",
-        "plain matrix products), peak memory over what another process saw.",
+        "Whether the figures are right: layers' times over the whole call's, FLOPs over FlopCounterMode's (attention",
+        "as plain matrix products), peak memory over what another process saw.",
         "",
         "| workload | layers / call | FLOPs | peak |",
         "|---|---|---|---|",
@@ -162,12 +162,12 @@ def _trace_reading(report: dict[str, Any]) -> str:
         "| file | events | size | read and analysed | memory | json.load | its memory |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in report["files"]:
-        lines.append(
-            f"| {row['file']} | {row['num_events']:,} | {row['size_bytes'] / 1e6:.0f} MB "
-            f"| **{row['read_s'] + row['analyse_s']:.2f} s** | {row['peak_bytes'] / 1e6:.0f} MB "
-            f"| {row['json_load_s']:.2f} s | {row['json_load_peak_bytes'] / 1e6:.0f} MB |"
-        )
+    lines += [
+        f"| {row['file']} | {row['num_events']:,} | {row['size_bytes'] / 1e6:.0f} MB "
+        f"| **{row['read_s'] + row['analyse_s']:.2f} s** | {row['peak_bytes'] / 1e6:.0f} MB "
+        f"| {row['json_load_s']:.2f} s | {row['json_load_peak_bytes'] / 1e6:.0f} MB |"
+        for row in report["files"]
+    ]
     return "\n".join([*lines, ""])
 
 

@@ -20,9 +20,9 @@ import torch
 from scipy import stats
 
 _MOST_POINTS = 512
-# Looking at memory may take one part in so many of the run's time. mallinfo2 goes through all that is free, which takes a
-# microsecond in a small process and half a millisecond in one that has loaded much. The first looks are free: as many as
-# a trend needs, so that a loop of a hundred short steps gets one; looks that cost next to nothing are free for longer.
+# Looking at memory may take one part in so many of the run's time: mallinfo2 goes through all that is free, which takes
+# 2 µs, 100 µs where the step has emptied the caches, half a millisecond in a process that has loaded much. The first
+# looks are free, as many as a trend needs, so that a loop of a hundred short steps gets one; cheap ones for longer.
 _SHARE = 500
 _FREE_AT_ANY_COST, _FREE, _FREE_NS = 40, 128, 20_000
 _WARM_UP = 0.2  # of the run: caches, the optimiser's state, lazily made buffers
