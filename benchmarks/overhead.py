@@ -6,22 +6,28 @@
 Three questions:
 
 - what one use costs: an empty `with` block again and again, less the loop around it;
-- what a training step of about 10 ms becomes: the same loop with and without, in blocks of 40 steps after 45 of warm-up,
-  in random order in each round. What counts is the mean over a block, as a sampler's work falls on few steps; steps of twice the block's
-  median, which are the machine's doing, are left out of all. Then the same on a model that does next to nothing, which
-  shows the microseconds that are added to a step. The monitor samples four times as often as it does by default.
-- whether the figures are right: layers against the whole call, FLOPs against FlopCounterMode, memory against the
-  kernel's own peak.
+- what a training step of about 10 ms becomes: the same loop with and without, in blocks of 40 steps after 45 of
+  warm-up, in random order in each round. What counts is the mean over a block, as a sampler's work falls on few steps;
+  steps of twice the block's median, which are the machine's doing, are left out of all. Then the same on a model that
+  does next to nothing, which shows the microseconds that are added to a step. The monitor samples four times as often
+  as it does by default;
+- whether the figures are right: layers against the whole call, FLOPs against FlopCounterMode, memory against what
+  another process saw.
 
-torch has one thread, so that the loop does not wait for its own second one. Lightning's simple profiler is called as
-its Trainer calls it, around the data, forward, backward and optimiser of a step. TraceML's patches cannot be taken
-back, so it comes last, and its own "without" is a loop outside its trace_step.
+torch has one thread, so that the loop does not wait for its own second one. malloc is told to keep the pages that it
+has (a process of its own is started for that): where it gives them back after each step, as it may or may not, page
+faults scatter the steps by a fifth, whatever is measured. Lightning's simple profiler is called as its Trainer calls
+it, around the data, forward, backward and optimiser of a step. TraceML's patches cannot be taken back, so it comes
+last, and its own "without" is a loop outside its trace_step.
 """
 
 import argparse
+import gc
 import json
+import os
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,6 +54,7 @@ from whet.machine import describe, versions
 from whet.measure import compare, measure_calls
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "overhead.json"
+KEEP_PAGES = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**32)}  # of glibc
 WITHOUT = "without"
 _USES = 20_000
 
@@ -56,10 +63,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=24)
     rounds = parser.parse_args().rounds
-    threads = torch.get_num_threads()
+    if not KEEP_PAGES.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_PAGES})
     accurate = accuracies()
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    gc.collect()
+    gc.freeze()  # what was imported is not the loop's: collections, which go on, need not go through it
     uses = {"whet: a measured call": measured_call_us(), **{name: cost_us(use) for name, use in per_use()}}
     loop, tiny = Loop.of_about(10.0), Loop(width=1, batch=1)
     steps = compared(variants, loop, tiny, rounds)
@@ -72,7 +82,6 @@ def main() -> None:
         "command": "python benchmarks/overhead.py",
         "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
         "versions": {**versions(), **{name: MISSING[name] or "missing" for name in sorted(MISSING)}},
-        "threads_of_accuracy": threads,
         "num_pairs": rounds,
         "steps_per_block": STEPS_PER_BLOCK,
         "uses_us": uses,

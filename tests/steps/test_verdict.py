@@ -54,8 +54,8 @@ def test_growing_memory_comes_first_and_the_bound_is_still_told() -> None:
     verdict, bound, evidence = judge(parts, facts(GROWS))
     assert verdict is StepVerdict.MEMORY
     assert bound is StepVerdict.INPUT
-    assert evidence[0].startswith("the process's heap grows by 1.0 MiB a step (95 %: 512.0 KiB–2.0 MiB), 64.0 MiB")
-    assert "a gigabyte every 1,024 steps" in evidence[0]
+    assert evidence[0].startswith("the process's heap grows by 1.05 MB a step (95 %: 524 kB–2.10 MB), 67.1 MB")
+    assert "a gigabyte every 954 steps" in evidence[0]
     assert "90 % of each step" in evidence[1]
 
 

@@ -264,7 +264,7 @@ def test_a_loop_that_keeps_something_grows_and_a_clean_one_does_not(
     assert report.bound is StepVerdict.COMPUTE
     if keeps == "tensor":
         assert trend.slope_bytes == pytest.approx(num_bytes, rel=0.05)
-        assert "grows by 64." in report.evidence[0]
+        assert "grows by 65." in report.evidence[0]  # kB
     elif keeps == "loss":
         assert trend.slope_bytes >= num_bytes
     assert trend.ci95_bytes[0] <= trend.slope_bytes <= trend.ci95_bytes[1]

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from whet.errors import TargetError
-from whet.workloads.training_target import training_function, what_and_where
+from whet.workloads.training_target import training_function
+from whet.workloads.user_code import what_and_where
 
 
 @pytest.fixture

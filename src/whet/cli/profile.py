@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from whet.cli.units import seconds
 from whet.errors import OptionError
 
 
@@ -49,7 +50,9 @@ def profile(
     if depth < 1 or rows < 1:
         raise OptionError(f"--{'depth' if depth < 1 else 'rows'} must be 1 or more")
     if step:
-        _run("profile_step", "run_step", target, as_json=as_json)
+        if nvtx or out is not None:
+            raise OptionError("--step shows the phases of a training loop; --nvtx and --out are for a model")
+        _run("profile_step", "run_step", target, limit_s=seconds(limit), as_json=as_json)
     elif nvtx:
         _run("profile_child", "run_nvtx", target)
     else:

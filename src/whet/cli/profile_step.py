@@ -13,17 +13,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whet import errors
 from whet.errors import ModelError, OptionError, WhetError
+from whet.figures import digits
 from whet.files import write_whole
 from whet.machine import describe
 from whet.measure import Failure, run_isolated
 from whet.measure.isolate import FailureKind
-from whet.steps.figures import count, milliseconds, percent
+from whet.steps.figures import count, percent
 from whet.steps.report import PhaseTime, StepReport
 from whet.steps.run import run_training
 from whet.steps.verdict import StepVerdict
-from whet.workloads.training_target import training_function, what_and_where
+from whet.workloads.training_target import training_function
+from whet.workloads.user_code import what_and_where
 
 NUM_STEPS = 100
 _LIMIT_S = 300.0
@@ -129,9 +130,7 @@ def _partial(folder: Path, why: str) -> StepReport | None:
 def _error_of(failure: Failure, target: str) -> WhetError:
     if failure.kind is not FailureKind.USER:
         return ModelError(f"{target} could not be watched to its end: {failure.message}")
-    kind = getattr(errors, failure.type, WhetError)
-    is_plain = isinstance(kind, type) and issubclass(kind, WhetError) and kind is not errors.MissingExtra
-    return kind(failure.message) if is_plain else WhetError(failure.message)
+    return failure.as_error()
 
 
 def _phases(report: StepReport) -> Table:
@@ -145,7 +144,7 @@ def _phases(report: StepReport) -> Table:
         table.add_row(*_cells(phase, on_gpu))
     if report.step_ms is not None:
         gpu = ["", ""] if on_gpu else []
-        table.add_row("step", milliseconds(report.step_ms), "100 %", *gpu, "", "", style="bold")
+        table.add_row("step", digits(report.step_ms), "100 %", *gpu, "", "", style="bold")
     return table
 
 
@@ -153,20 +152,20 @@ def _cells(phase: PhaseTime, on_gpu: bool) -> list[Text]:
     if phase.ms is None or phase.share is None:
         empty = [Text("–", "dim")] * (4 if on_gpu else 2)
         return [Text(phase.name, "dim"), *empty, Text(), Text(phase.absent, "dim")]
-    cells = [phase.name, milliseconds(phase.ms), percent(phase.share, decimals=1)]
+    cells = [phase.name, digits(phase.ms), percent(phase.share, decimals=1)]
     share = phase.share
     if on_gpu and phase.gpu_ms is not None and phase.gpu_share is not None:
         share = phase.gpu_share
-        cells += [milliseconds(phase.gpu_ms), percent(share, decimals=1)]
+        cells += [digits(phase.gpu_ms), percent(share, decimals=1)]
     cells.append(count(phase.calls) if phase.calls else "")
     return [*map(Text, cells), Text("█" * round(20 * share), "cyan")]
 
 
 def _distribution(report: StepReport) -> str:
     assert report.step_ms is not None and report.p50_ms is not None and report.p90_ms is not None
-    p99 = "" if report.p99_ms is None else f", P99 {milliseconds(report.p99_ms)}"
+    p99 = "" if report.p99_ms is None else f", P99 {digits(report.p99_ms)}"
     return (
-        f"one step: median {milliseconds(report.p50_ms)}, P90 {milliseconds(report.p90_ms)}{p99} ms; "
+        f"one step: median {digits(report.p50_ms)}, P90 {digits(report.p90_ms)}{p99} ms; "
         f"{count(1e3 / report.step_ms)} steps/s; {report.num_counted} steps"
     )
 
@@ -178,5 +177,5 @@ def _sites(report: StepReport) -> Table:
     table.add_column("ms a step", justify="right", no_wrap=True)
     table.add_column("calls", justify="right", no_wrap=True)
     for site in report.sites:
-        table.add_row(Text(site.line), Text(site.call), milliseconds(site.ms), count(site.calls))
+        table.add_row(Text(site.line), Text(site.call), digits(site.ms), count(site.calls))
     return table

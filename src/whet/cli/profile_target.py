@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from whet import errors
 from whet.cli.profile_child import PARTIAL
 from whet.cli.units import seconds
 from whet.errors import ModelError, OutputError, WhetError
@@ -92,9 +91,7 @@ def _partial(folder: Path, why: str) -> Report | None:
 def _error_of(failure: Failure, target: str) -> WhetError:
     if failure.kind is not FailureKind.USER:
         return ModelError(f"{target} could not be profiled to its end: {failure.message}")
-    kind = getattr(errors, failure.type, WhetError)
-    is_plain = isinstance(kind, type) and issubclass(kind, WhetError) and kind is not errors.MissingExtra
-    return kind(failure.message) if is_plain else WhetError(failure.message)
+    return failure.as_error()
 
 
 def _check_out(out: Path) -> None:

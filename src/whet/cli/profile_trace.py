@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.errors import OptionError
+from whet.figures import num_bytes
 from whet.traces.changes import Change, Changed, Figure, TraceChanges, compare_traces
-from whet.traces.figures import percent, size, time
+from whet.traces.figures import percent, time
 from whet.traces.gpu import DeviceTime, DeviceUse, Use, short_name
 from whet.traces.launches import Launches
 from whet.traces.operators import OperatorTime
@@ -205,8 +206,8 @@ def _kernels(kernels: Sequence[DeviceTime]) -> _Section:
 
 
 def _copy(copy: DeviceTime) -> Row:
-    rate = DASH if copy.bytes_per_s is None else f"{size(copy.bytes_per_s)}/s"
-    moved = DASH if copy.num_bytes is None else size(copy.num_bytes)
+    rate = DASH if copy.bytes_per_s is None else f"{num_bytes(copy.bytes_per_s)}/s"
+    moved = DASH if copy.num_bytes is None else num_bytes(copy.num_bytes)
     return _plain(copy.name), f"{copy.calls:,}", time(copy.total_ns), moved, rate
 
 

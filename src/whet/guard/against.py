@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ from whet.guard import gate
 from whet.guard.checkout import Tree, checked_out
 from whet.guard.gate import LOOKS, Judgement, Outcome
 from whet.guard.report import Gate, Point, Sweep, Verdict
-from whet.guard.sweep import FUNCTION, OFFLINE, grid, said
+from whet.guard.sweep import grid
+from whet.guard.turns import measure_pair
 from whet.machine import Machine, describe
-from whet.measure import run_isolated
 
-Measure = Callable[[Tree, str, Mapping[str, int]], float]
-"""Milliseconds per call of a target at a size, in a fresh process on a tree's code."""
+Measure = Callable[[tuple[Tree, Tree], str, Mapping[str, int], int], tuple[float, float]]
+"""Milliseconds per call of a target at a size on each of two trees, in a pair of processes; which of them begins."""
 
 
 @dataclass
@@ -67,7 +68,7 @@ def compare_with(
     if not 0 < tolerance < 1:
         raise OptionError(f"the tolerance must lie between 0 and 1: 0.02 allows two percent; got {tolerance}")
     with checked_out(against, directory) as (old, new), tempfile.TemporaryDirectory(prefix="whet-gate-") as scratch:
-        measure = in_processes(Path(scratch), budget_s, time_limit_s)
+        measure = partial(measure_pair, scratch=Path(scratch), budget_s=budget_s, time_limit_s=time_limit_s)
         return run_gate(
             [(target, sizes) for target, sizes in itertools.product(targets, grid(batch, seq))],
             (old, new),
@@ -120,36 +121,6 @@ def run_gate(
     )
 
 
-def in_processes(scratch: Path, budget_s: float, time_limit_s: float) -> Measure:
-    """Measure in fresh processes. Raises BaselineError, with what the process said, where one gives no time."""
-
-    def measure(tree: Tree, target: str, sizes: Mapping[str, int]) -> float:
-        arguments = {
-            "target": target,
-            "sizes": dict(sizes),
-            "budget_s": budget_s,
-            "with_memory": False,
-            "with_energy": False,
-            "with_limit": False,
-        }
-        outcome = run_isolated(
-            FUNCTION,
-            arguments,
-            scratch,
-            time_limit_s=time_limit_s,
-            environment={**OFFLINE, **tree.environment},
-            working_directory=tree.working_directory if tree.working_directory.is_dir() else tree.root,
-        )
-        if outcome.failure is not None:
-            raise BaselineError(f"in {tree.name}: {said(outcome.failure)}")
-        assert outcome.value is not None
-        if outcome.value["stopped_by"]:
-            raise BaselineError(f"in {tree.name}: {outcome.value['stopped_by']}")
-        return float(outcome.value["latency_ms"])
-
-    return measure
-
-
 def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = gate.TOLERANCE) -> Gate:
     """A sweep against a saved one of the same machine; points that only one of them has are said to be inconclusive.
 
@@ -188,17 +159,15 @@ def _typed(machine: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add_pair(benchmark: _Benchmark, trees: tuple[Tree, Tree], first: int, measure: Measure) -> None:
-    """Measure one pair; a side that cannot be measured ends the benchmark, and its pair is left out."""
+    """Measure one pair; a side that cannot be measured ends the benchmark."""
     started = time.monotonic()
-    times = {}
     try:
-        for side in (first, 1 - first):
-            times[side] = measure(trees[side], benchmark.target, benchmark.sizes)
+        old_ms, new_ms = measure(trees, benchmark.target, benchmark.sizes, first)
     except BaselineError as error:
         benchmark.broken = str(error)
     else:
-        benchmark.old_ms.append(times[0])
-        benchmark.new_ms.append(times[1])
+        benchmark.old_ms.append(old_ms)
+        benchmark.new_ms.append(new_ms)
     benchmark.seconds += time.monotonic() - started
 
 

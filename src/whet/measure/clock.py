@@ -65,7 +65,7 @@ def measure_calls(
     """
     samples: list[float] = []
     stopped_by = None
-    with _quiet_collector():
+    with quiet_collector():
         warm_up(calls, budget_s=budget_s)
         try:
             _take(calls, budget_s, min_calls, samples)
@@ -96,15 +96,19 @@ def measure_pairs(
     order = random.Random(seed)
     block_s = budget_s / (2 * num_pairs)
     medians: tuple[list[float], list[float]] = ([], [])
-    with _quiet_collector():
+    with quiet_collector():
         warm_up(first, budget_s=budget_s / 4)
         warm_up(second, budget_s=budget_s / 4)
         for i in range(num_pairs):
             for which in order.sample((0, 1), 2):
-                calls = _window((first, second)[which], i)
-                _take(calls[:1], block_s / 5, 1)
-                medians[which].append(_seconds_per_call(_take(calls, block_s, 3), len(calls)))
+                medians[which].append(time_block(_window((first, second)[which], i), budget_s=block_s))
     return medians
+
+
+def time_block(calls: Sequence[Call], *, budget_s: float) -> float:
+    """Median seconds per call over one short block, in whole rounds of `calls`; its first calls are thrown away."""
+    _take(calls[:1], budget_s / 5, 1)
+    return _seconds_per_call(_take(calls, budget_s, 3), len(calls))
 
 
 def warm_up(calls: Sequence[Call], *, budget_s: float, tolerance: float = 0.05) -> int:
@@ -165,7 +169,7 @@ def synchronize() -> None:
 
 
 @contextmanager
-def _quiet_collector() -> Iterator[None]:
+def quiet_collector() -> Iterator[None]:
     """No garbage collection inside a timed call: it would be billed to whoever is running."""
     enabled = gc.isenabled()
     gc.collect()

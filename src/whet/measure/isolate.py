@@ -11,13 +11,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import psutil
+
+from whet import errors
+from whet.errors import WhetError
 
 # The files of the exchange; child.py, which is run as a program, takes their names from here.
 ARGUMENTS = "arguments.json"
@@ -45,6 +48,12 @@ class Failure:
     message: str
     type: str = ""
 
+    def as_error(self) -> WhetError:
+        """The user error that the process raised, as the class it had there."""
+        kind = getattr(errors, self.type, WhetError)
+        is_plain = isinstance(kind, type) and issubclass(kind, WhetError) and kind is not errors.MissingExtra
+        return kind(self.message) if is_plain else WhetError(self.message)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -65,12 +74,13 @@ def run_isolated(
     memory_limit_bytes: int | None = None,
     environment: Mapping[str, str] | None = None,
     working_directory: Path | None = None,
+    inherit: Sequence[int] = (),
 ) -> Outcome:
     """Call `package.module:function`(**arguments) in a fresh process and return what came of it.
 
     arguments must be JSON, and the function's result a dict that is. `directory` holds the exchange and the child's
     log. On Ctrl-C the child and all it started are ended, and KeyboardInterrupt goes on. working_directory: the
-    child's; this process's, if not given.
+    child's; this process's, if not given. inherit: file descriptors that become the child's, and are closed here.
     """
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
@@ -86,7 +96,10 @@ def run_isolated(
             env={**os.environ, **(environment or {})},
             cwd=working_directory,
             start_new_session=True,
+            pass_fds=inherit,
         )
+        for descriptor in inherit:
+            os.close(descriptor)
         try:
             peak, ended_by = _watch(child, started + time_limit_s, memory_limit_bytes)
         finally:

@@ -1,14 +1,12 @@
 """A summary's figures as people read them: three digits with their unit, and a dash for what was not measured."""
 
-import math
-
+from whet import figures
+from whet.figures import DASH, digits
 from whet.monitor import metrics
 from whet.monitor.summary import Gpu, Summary
 
-DASH = "—"
 NOT_HERE = "not available here"
 
-_TIMES_MS = (("s", 1e3), ("ms", 1.0), ("µs", 1e-3))
 _BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
 
@@ -81,21 +79,14 @@ def _gpu_rows(gpu: Gpu) -> list[tuple[str, str]]:
     return rows
 
 
-def digits(value: float) -> str:
-    """Three significant digits, never in powers of ten."""
-    rounded = float(f"{value:.3g}")
-    exponent = math.floor(math.log10(abs(rounded))) if rounded else 2
-    return f"{rounded:,.{max(0, 2 - exponent)}f}"
-
-
 def milliseconds(value: float | None) -> str:
     """In s, ms or µs."""
-    return _scaled(value, _TIMES_MS)
+    return figures.duration(None if value is None else value / 1e3)
 
 
 def num_bytes(value: float | None) -> str:
     """In GiB, MiB or KiB."""
-    return _scaled(value, _BYTES)
+    return figures.in_unit(value, _BYTES)
 
 
 def rate(value: float | None) -> str:
@@ -117,10 +108,3 @@ def duration(seconds: float) -> str:
         if whole >= size:
             return f"{whole // size} {name} {whole % size // next_size} {next_name}"
     return f"{whole} s"
-
-
-def _scaled(value: float | None, units: tuple[tuple[str, float], ...]) -> str:
-    if value is None:
-        return DASH
-    name, size = next((unit for unit in units if value >= unit[1]), units[-1])
-    return f"{digits(value / size)} {name}"

@@ -32,7 +32,7 @@ class TorchLoop:
         self._next: Callable[[Any], Any] = _BaseDataLoaderIter.__next__
         self._counting = self._count_batches(self._next)
         setattr(_BaseDataLoaderIter, _NEXT, self._counting)
-        self._watching = watch_everything(self._record)
+        self._watching = watch_everything(self._record, with_memory=False)
         self._watching.__enter__()
 
     def stop(self) -> None:

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whet.profiler.figures import DASH, digits, duration, num_bytes, operations, percent, signed
+from whet.figures import DASH, digits, duration, num_bytes, operations
+from whet.profiler.figures import percent, signed
 from whet.profiler.report import LayerLine, Report
 from whet.profiler.sections import SectionCost
 

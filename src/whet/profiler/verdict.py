@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from whet.figures import digits, duration, num_bytes
 from whet.machine import Limits
 from whet.profiler.diagnosis import Bound, attainable_s, diagnose
-from whet.profiler.figures import digits, duration, num_bytes
 from whet.profiler.layers import Profile
 from whet.profiler.leaks import Leak
 from whet.profiler.operators import Operators

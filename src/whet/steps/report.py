@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from whet.figures import digits
 from whet.measure.stats import percentile
 from whet.measure.usercode import UNKNOWN
-from whet.steps.figures import count, milliseconds, percent
+from whet.steps.figures import count, percent
 from whet.steps.growth import Growth, growth
 from whet.steps.log import NUM_WARM_UP, StepLog, StepRecord
 from whet.steps.phases import Phase
@@ -97,7 +98,7 @@ class StepReport:
         notes = list(self.remarks)
         if self.num_counted < self.num_steps:
             apart = self.num_steps - self.num_counted
-            first = f", the first of {milliseconds(self.first_step_ms)} ms," if self.first_step_ms else ""
+            first = f", the first of {digits(self.first_step_ms)} ms," if self.first_step_ms else ""
             notes.append(f"the first {apart} of {self.num_steps} steps{first} are warm-up and not counted")
         if self.num_unfinished:
             left = f"{self.num_unfinished} time{'s' * (self.num_unfinished > 1)}"
@@ -105,7 +106,7 @@ class StepReport:
         if self.batches_per_step is not None and self.batches_per_step > 1.05:
             notes.append(f"{count(self.batches_per_step)} batches make one step (gradient accumulation)")
         if self.loss_ms and self.step_ms and self.loss_ms >= 0.01 * self.step_ms:
-            notes.append(f"{milliseconds(self.loss_ms)} ms of the rest lie between forward and backward: the loss")
+            notes.append(f"{digits(self.loss_ms)} ms of the rest lie between forward and backward: the loss")
         return notes
 
     def __str__(self) -> str:
@@ -118,7 +119,7 @@ class StepReport:
         lines.append(f"{'phase':<17}{'ms a step':>10}{'share':>8}{'calls':>8}{'  on the GPU, ms' if on_gpu else ''}")
         lines += [_row(phase, on_gpu) for phase in self.phases]
         if self.step_ms is not None:
-            lines.append(f"{'step':<17}{milliseconds(self.step_ms):>10}{'100 %':>8}")
+            lines.append(f"{'step':<17}{digits(self.step_ms):>10}{'100 %':>8}")
         return "\n".join(lines)
 
 
@@ -217,7 +218,7 @@ def _site_in_words(sites: Sequence[Site], phase: Phase) -> str:
     found = next((site for site in sites if site.phase == phase.label), None)
     if found is None:
         return ""
-    return f"{found.call}{f' at {found.line}' if found.line else ''} takes {milliseconds(found.ms)} ms a step"
+    return f"{found.call}{f' at {found.line}' if found.line else ''} takes {digits(found.ms)} ms a step"
 
 
 def _too_few(log: StepLog) -> str:
@@ -232,5 +233,5 @@ def _too_few(log: StepLog) -> str:
 def _row(phase: PhaseTime, on_gpu: bool) -> str:
     if phase.ms is None or phase.share is None:
         return f"{phase.name:<17}{'–':>10}  {textwrap.shorten(phase.absent, _WIDTH - 29, placeholder=' …')}"
-    row = f"{phase.name:<17}{milliseconds(phase.ms):>10}{percent(phase.share, decimals=1):>8}{count(phase.calls):>8}"
-    return row + (f"{milliseconds(phase.gpu_ms):>16}" if on_gpu and phase.gpu_ms is not None else "")
+    row = f"{phase.name:<17}{digits(phase.ms):>10}{percent(phase.share, decimals=1):>8}{count(phase.calls):>8}"
+    return row + (f"{digits(phase.gpu_ms):>16}" if on_gpu and phase.gpu_ms is not None else "")

@@ -12,7 +12,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from whet.steps.figures import milliseconds, percent, size
+from whet.figures import digits, num_bytes
+from whet.steps.figures import percent
 from whet.steps.growth import Growth
 from whet.steps.log import StepRecord
 from whet.steps.phases import Phase
@@ -119,7 +120,7 @@ _ADVICE = {
 def _evidence(part: Part, whole_ms: float, facts: Facts) -> str:
     low, high = part.ci95
     took = f"{percent(part.share)} of each step (95 %: {low * 100:.0f}–{high * 100:.0f} %)"
-    took += f", {milliseconds(part.ms)} of {milliseconds(whole_ms)} ms,"
+    took += f", {digits(part.ms)} of {digits(whole_ms)} ms,"
     if part.bound is StepVerdict.COMPUTE:
         return f"{took} is forward, loss, backward and optimiser"
     if part.typical_share < part.share / 2:
@@ -137,10 +138,11 @@ def _evidence(part: Part, whole_ms: float, facts: Facts) -> str:
 
 def _grows(trend: Growth) -> str:
     low, high = trend.ci95_bytes
-    steps = 2**30 / trend.slope_bytes
+    steps = 1e9 / trend.slope_bytes
     return (
-        f"{_HEAPS[trend.source]} grows by {size(trend.slope_bytes)} a step (95 %: {size(low)}–{size(high)}), "
-        f"{size(trend.rise_bytes)} from step {trend.first_step} to {trend.last_step}: "
+        f"{_HEAPS[trend.source]} grows by {num_bytes(trend.slope_bytes)} a step "
+        f"(95 %: {num_bytes(low)}–{num_bytes(high)}), "
+        f"{num_bytes(trend.rise_bytes)} from step {trend.first_step} to {trend.last_step}: "
         f"a gigabyte every {steps:,.0f} steps"
     )
 
@@ -149,6 +151,7 @@ def _steady(trend: Growth) -> str:
     low, high = trend.ci95_bytes
     grows = "hardly grows" if low > 0 else "does not grow"
     return (
-        f"{_HEAPS[trend.source]} {grows}: {size(trend.slope_bytes)} a step (95 %: {size(low)} to {size(high)}) "
+        f"{_HEAPS[trend.source]} {grows}: {num_bytes(trend.slope_bytes)} a step "
+        f"(95 %: {num_bytes(low)} to {num_bytes(high)}) "
         f"from step {trend.first_step} to {trend.last_step}"
     )

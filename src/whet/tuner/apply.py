@@ -13,7 +13,7 @@ from whet.machine import describe
 from whet.recipe import Recipe, Step
 from whet.tuner.build import options_of
 from whet.tuner.result import Agreement
-from whet.tuner.search import error_of, isolated
+from whet.tuner.search import isolated
 
 _LIMIT_S = 900.0
 
@@ -57,7 +57,7 @@ def apply_recipe(recipe: str | os.PathLike[str] | Recipe, target: str, out: str 
         }
         outcome = isolated(None)("replay", arguments, Path(scratch), _LIMIT_S)
         if outcome.failure is not None:
-            raise error_of(outcome.failure)
+            raise outcome.failure.as_error()
         assert outcome.value is not None
         directory.parent.mkdir(parents=True, exist_ok=True)
         replace_directory(Path(scratch) / "artefact", directory)

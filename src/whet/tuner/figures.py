@@ -6,40 +6,17 @@ What was not measured is a dash, never a zero.
 import math
 from collections.abc import Sequence
 
+from whet import figures
+from whet.figures import DASH, digits, num_bytes, operations
 from whet.measure import Comparison, compare
 from whet.tuner.result import Agreement, Point, Result
 
-DASH = "—"
-
-_TIMES = (("s", 1e3), ("ms", 1.0), ("µs", 1e-3))  # unit -> milliseconds
-_SIZES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
-_OPERATIONS = (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3))
-
-
-def digits(value: float | None) -> str:
-    """Three significant digits, never in powers of ten: 0.0123, 1.23, 12.3, 1,230."""
-    if value is None or math.isnan(value):
-        return DASH
-    if math.isinf(value):
-        return "∞" if value > 0 else "−∞"
-    rounded = float(f"{value:.3g}")
-    exponent = math.floor(math.log10(abs(rounded))) if rounded else 2
-    return f"{rounded:,.{max(0, 2 - exponent)}f}".replace("-", "−")
+__all__ = ["DASH", "digits", "num_bytes", "operations"]
 
 
 def duration(milliseconds: float | None, like: float | None = None) -> str:
     """A time in s, ms or µs; in the unit that fits `like`, so that a column keeps one unit."""
-    return _in_unit(milliseconds, like, _TIMES)
-
-
-def num_bytes(count: int | None, like: int | None = None) -> str:
-    """A size in GB, MB or kB (powers of 1000); in the unit that fits `like`, where given."""
-    return _in_unit(count, like, _SIZES)
-
-
-def operations(count: float | None) -> str:
-    """Floating-point operations in TFLOP, GFLOP, MFLOP or kFLOP."""
-    return _in_unit(count, None, _OPERATIONS)
+    return figures.duration(*(None if ms is None else ms / 1e3 for ms in (milliseconds, like)))
 
 
 def from_to(before: str, after: str) -> str:
@@ -147,11 +124,3 @@ def is_compile_only(result: Result, point: Point) -> bool:
 def _hundredths(value: float) -> str:
     """At least two decimals below 10, as 0.98 and 1.02 are told apart by them."""
     return f"{value:.2f}" if 0.1 <= value < 9.995 else digits(value)
-
-
-def _in_unit(value: float | None, like: float | None, units: Sequence[tuple[str, float]]) -> str:
-    if value is None or not math.isfinite(value):
-        return DASH
-    reference = abs(like or value)
-    unit, scale = next(((u, s) for u, s in units if reference >= s), units[-1])
-    return f"{digits(value / scale)} {unit}"

@@ -11,10 +11,8 @@ from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 
-from whet import errors
-from whet.errors import WhetError
 from whet.machine import Limits, describe
-from whet.measure import Failure, Outcome, run_isolated
+from whet.measure import Outcome, run_isolated
 from whet.profiler import Profile
 from whet.recipe import Recipe
 from whet.tuner.finalist import INPUTS
@@ -242,10 +240,3 @@ def _expected_s(records: Sequence[TrialRecord]) -> float:
     """What the next trial may take: the mean of those so far."""
     taken = [r.seconds for r in records if r.seconds > 0]
     return sum(taken) / len(taken) if taken else 0.0
-
-
-def error_of(failure: Failure) -> WhetError:
-    """The user error that a child raised, as the class it had there."""
-    kind = getattr(errors, failure.type, WhetError)
-    is_plain = isinstance(kind, type) and issubclass(kind, WhetError) and kind is not errors.MissingExtra
-    return kind(failure.message) if is_plain else WhetError(failure.message)

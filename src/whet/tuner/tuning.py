@@ -27,7 +27,7 @@ from whet.tuner import finals, plan, verdict
 from whet.tuner.finalist import PICKLED
 from whet.tuner.report import write_report
 from whet.tuner.result import FILE, MODEL, Objective, Result, TrialRecord
-from whet.tuner.search import Goal, Workbench, error_of, isolated, ranked, search, try_recipe
+from whet.tuner.search import Goal, Workbench, isolated, ranked, search, try_recipe
 from whet.tuner.study import Study, default_storage
 from whet.workload import Quality, Workload
 
@@ -91,7 +91,7 @@ def tune(
         arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
         outcome = run("look", arguments, scratch, _LOOK_LIMIT_S)
         if outcome.failure is not None:
-            raise error_of(outcome.failure)
+            raise outcome.failure.as_error()
         assert outcome.value is not None
         facts = outcome.value
         listener.looked(facts)

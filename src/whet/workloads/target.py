@@ -7,26 +7,21 @@ A built-in name (digits-cnn), a Hugging Face directory (hf:DIR), or a function o
 
 import dataclasses
 import difflib
-import inspect
-import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from whet.errors import TargetError, WhetError, reason
+from whet.errors import TargetError, WhetError
 from whet.workload import Quality, Workload
 from whet.workloads import BUILTIN, huggingface
 from whet.workloads.sizes import checked_sizes, resized
+from whet.workloads.user_code import load_function, parameters_of, what_and_where
 
 _FORMS = "FILE.py:FUNCTION, package.module:FUNCTION, hf:DIR or a built-in name (" + ", ".join(BUILTIN) + ")"
-_LIBRARIES = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]))
 _RETURNS = "a whet.Workload, (model, inputs) or (model, inputs, Quality)"
 
 
@@ -49,9 +44,8 @@ def resolve(target: str, sizes: Mapping[str, int] = MappingProxyType({})) -> Wor
         _reject(target)
     if not place or not name:
         raise TargetError(f"{target!r} lacks a {'FUNCTION' if place else 'FILE.py or module'}; give {_FORMS}")
-    module = _load_file(place) if place.endswith(".py") else _load_module(place)
-    function = _function(module, name, place)
-    taken = _parameters_of(function)
+    function = load_function(place, name, f"one that returns {_RETURNS}")
+    taken = parameters_of(function)
     workload = _call(function, name, place, {size: value for size, value in sizes.items() if size in taken})
     return resized(workload, **{size: value for size, value in sizes.items() if size not in taken})
 
@@ -68,78 +62,10 @@ def _reject(target: str) -> NoReturn:
     raise TargetError(f"no workload is named {target!r}; {hint}")
 
 
-def _load_file(name: str) -> ModuleType:
-    """Import a file under its own stem, its directory first on the path, as `python FILE.py` would have it."""
-    path = Path(name).expanduser().resolve()
-    if not path.is_file():
-        raise TargetError(f"no file {name}" + ("" if Path(name).is_absolute() else f" in {Path.cwd()}"))
-    taken = sys.modules.get(path.stem)
-    if taken is not None and not _is_file_of_users(taken):
-        raise TargetError(f"{name} has the name of a module in use, {path.stem!r}; rename the file")
-    spec = spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
-    module = module_from_spec(spec)
-    module.__dict__["__whet_target__"] = True
-    _prefer(path.parent)
-    sys.modules[path.stem] = module  # before it runs, as import does: dataclasses and pickle look there
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[path.stem]
-        raise TargetError(f"importing {name} failed: {_what_and_where(error)}") from error
-    return module
-
-
-def _load_module(name: str) -> ModuleType:
-    """Import a module by its dotted name; the current directory is on the path."""
-    _prefer(Path.cwd())
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or name
-        if name == missing or name.startswith(f"{missing}."):
-            hint = f" (for a file, write {name}.py:FUNCTION)" if Path(f"{name}.py").is_file() else ""
-            raise TargetError(f"no module named {missing!r} in {Path.cwd()} or among those installed{hint}") from error
-        raise TargetError(f"importing {name} failed: {_what_and_where(error)}") from error
-    except (Exception, SystemExit) as error:
-        raise TargetError(f"importing {name} failed: {_what_and_where(error)}") from error
-
-
-def _prefer(directory: Path) -> None:
-    if str(directory) not in sys.path:
-        sys.path.insert(0, str(directory))
-
-
-def _is_file_of_users(module: ModuleType) -> bool:
-    """Whether whet loaded it from a file: such a one may be loaded again, or give way to another file of its name."""
-    return hasattr(module, "__whet_target__")
-
-
-def _function(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
-    found = getattr(module, name, None)
-    if found is None:
-        own = [key for key, value in vars(module).items() if _is_own_function(value, module)]
-        listed = f"it has {', '.join(own)}" if own else "it defines no function"
-        close = difflib.get_close_matches(name, own, n=1)
-        raise TargetError(
-            f"{place} has no function {name!r}; {listed}" + (f" (did you mean {close[0]}?)" if close else "")
-        )
-    if not callable(found) or isinstance(found, nn.Module):
-        raise TargetError(
-            f"{place}:{name} is of type {type(found).__name__}, not a function; give one that returns {_RETURNS}"
-        )
-    function: Callable[..., Any] = found
-    return function
-
-
-def _is_own_function(value: object, module: ModuleType) -> bool:
-    return inspect.isfunction(value) and value.__module__ == module.__name__ and not value.__name__.startswith("_")
-
-
 def _call(function: Callable[..., Any], name: str, place: str, given: Mapping[str, int]) -> Workload:
     needed = [
         p.name
-        for p in _parameters_of(function).values()
+        for p in parameters_of(function).values()
         if p.name not in given and p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     if needed:
@@ -152,17 +78,9 @@ def _call(function: Callable[..., Any], name: str, place: str, given: Mapping[st
     except WhetError:
         raise
     except (Exception, SystemExit) as error:
-        raise TargetError(f"{place}:{name} raised {_what_and_where(error)}") from error
+        raise TargetError(f"{place}:{name} raised {what_and_where(error)}") from error
     stem = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
     return _as_workload(returned, f"{place}:{name}", f"{stem}.{name}")
-
-
-def _parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """What a function takes, by name. A builtin need not say."""
-    try:
-        return inspect.signature(function).parameters
-    except ValueError:
-        return {}
 
 
 def _as_workload(returned: Any, source: str, default_name: str) -> Workload:
@@ -187,17 +105,3 @@ def _describe(value: Any) -> str:
     name = type(value).__name__
     article = "" if value is None else "an " if name[0].lower() in "aeiou" else "a "
     return f"{article}{name}{hint}"
-
-
-def _what_and_where(error: BaseException) -> str:
-    """`ValueError: no such thing (line 3 of model.py)`: the deepest line that is the user's own, if there is one."""
-    if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error.msg} (line {error.lineno} of {Path(error.filename or '').name})"
-    said = reason(error)
-    what = type(error).__name__ + (f": {said}" if said != type(error).__name__ else "")
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
-    return f"{what} (line {own[-1].lineno} of {Path(own[-1].filename).name})" if own else what
-
-
-def _is_library(filename: str) -> bool:
-    return filename.startswith(("<", *_LIBRARIES))

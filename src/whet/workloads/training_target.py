@@ -5,7 +5,7 @@ from typing import Any
 
 from whet.errors import TargetError
 from whet.workloads import BUILTIN
-from whet.workloads.target import _function, _load_file, _load_module, _parameters_of, _what_and_where
+from whet.workloads.user_code import load_function, parameters_of
 
 _FORMS = "FILE.py:FUNCTION or package.module:FUNCTION, a function that trains"
 
@@ -20,9 +20,8 @@ def training_function(target: str) -> Callable[[], Any]:
         raise TargetError(f"{target} is a model to run, with no training loop to watch; give {_FORMS}")
     if not colon or not place or not name:
         raise TargetError(f"{target!r} names no function; give {_FORMS}")
-    module = _load_file(place) if place.endswith(".py") else _load_module(place)
-    function: Callable[[], Any] = _function(module, name, place)
-    parameters = _parameters_of(function).values()
+    function = load_function(place, name, "one that trains")
+    parameters = parameters_of(function).values()
     needed = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if needed:
         raise TargetError(
@@ -30,8 +29,3 @@ def training_function(target: str) -> Callable[[], Any]:
             "a function that calls it"
         )
     return function
-
-
-def what_and_where(error: BaseException) -> str:
-    """`ValueError: no such thing (line 3 of train.py)`: the deepest line that is the user's own, if there is one."""
-    return _what_and_where(error)

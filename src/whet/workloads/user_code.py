@@ -1,0 +1,116 @@
+"""Code of the user's own, named on the command line: FILE.py:FUNCTION or package.module:FUNCTION."""
+
+import difflib
+import inspect
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from whet.errors import TargetError, reason
+
+_LIBRARIES = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]))
+
+
+def load_function(place: str, name: str, wanted: str) -> Callable[..., Any]:
+    """The function `name` of a file (its name ends in .py) or a module. wanted: what it is to be, in words.
+
+    Raises TargetError, with what was wrong and what to do, where there is none or importing fails.
+    """
+    module = _load_file(place) if place.endswith(".py") else _load_module(place)
+    return _function(module, name, place, wanted)
+
+
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """What a function takes, by name. A builtin need not say."""
+    try:
+        return inspect.signature(function).parameters
+    except ValueError:
+        return {}
+
+
+def what_and_where(error: BaseException) -> str:
+    """`ValueError: no such thing (line 3 of model.py)`: the deepest line that is the user's own, if there is one."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} (line {error.lineno} of {Path(error.filename or '').name})"
+    said = reason(error)
+    what = type(error).__name__ + (f": {said}" if said != type(error).__name__ else "")
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
+    return f"{what} (line {own[-1].lineno} of {Path(own[-1].filename).name})" if own else what
+
+
+def _load_file(name: str) -> ModuleType:
+    """Import a file under its own stem, its directory first on the path, as `python FILE.py` would have it."""
+    path = Path(name).expanduser().resolve()
+    if not path.is_file():
+        raise TargetError(f"no file {name}" + ("" if Path(name).is_absolute() else f" in {Path.cwd()}"))
+    taken = sys.modules.get(path.stem)
+    if taken is not None and not _is_file_of_users(taken):
+        raise TargetError(f"{name} has the name of a module in use, {path.stem!r}; rename the file")
+    spec = spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = module_from_spec(spec)
+    module.__dict__["__whet_target__"] = True
+    _prefer(path.parent)
+    sys.modules[path.stem] = module  # before it runs, as import does: dataclasses and pickle look there
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[path.stem]
+        raise TargetError(f"importing {name} failed: {what_and_where(error)}") from error
+    return module
+
+
+def _load_module(name: str) -> ModuleType:
+    """Import a module by its dotted name; the current directory is on the path."""
+    _prefer(Path.cwd())
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or name
+        if name == missing or name.startswith(f"{missing}."):
+            hint = f" (for a file, write {name}.py:FUNCTION)" if Path(f"{name}.py").is_file() else ""
+            raise TargetError(f"no module named {missing!r} in {Path.cwd()} or among those installed{hint}") from error
+        raise TargetError(f"importing {name} failed: {what_and_where(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise TargetError(f"importing {name} failed: {what_and_where(error)}") from error
+
+
+def _prefer(directory: Path) -> None:
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+
+
+def _is_file_of_users(module: ModuleType) -> bool:
+    """Whether whet loaded it from a file: such a one may be loaded again, or give way to another file of its name."""
+    return hasattr(module, "__whet_target__")
+
+
+def _function(module: ModuleType, name: str, place: str, wanted: str) -> Callable[..., Any]:
+    found = getattr(module, name, None)
+    if found is None:
+        own = [key for key, value in vars(module).items() if _is_own_function(value, module)]
+        listed = f"it has {', '.join(own)}" if own else "it defines no function"
+        close = difflib.get_close_matches(name, own, n=1)
+        raise TargetError(
+            f"{place} has no function {name!r}; {listed}" + (f" (did you mean {close[0]}?)" if close else "")
+        )
+    if not callable(found) or isinstance(found, nn.Module):
+        raise TargetError(f"{place}:{name} is of type {type(found).__name__}, not a function; give {wanted}")
+    function: Callable[..., Any] = found
+    return function
+
+
+def _is_own_function(value: object, module: ModuleType) -> bool:
+    return inspect.isfunction(value) and value.__module__ == module.__name__ and not value.__name__.startswith("_")
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith(("<", *_LIBRARIES))

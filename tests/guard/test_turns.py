@@ -1,0 +1,86 @@
+"""Two processes that take turns: order, what is compared, and what happens where one of them ends before its time."""
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from whet.errors import BaselineError
+from whet.guard import turns
+from whet.guard.checkout import Tree
+from whet.guard.turns import NUM_BLOCKS, measure_pair
+
+SLEEPY = """
+import time
+import torch
+from torch import nn
+
+
+class Sleepy(nn.Module):
+    def forward(self, x):
+        {what}
+        return x
+
+
+def build():
+    return Sleepy(), torch.ones(1)
+"""
+
+
+def trees(root: Path, *whats: str) -> tuple[Tree, Tree]:
+    """Two trees, each with a sleepy.py that does its own."""
+    found = []
+    for name, what in zip(("old", "new"), whats, strict=True):
+        (root / name).mkdir()
+        (root / name / "sleepy.py").write_text(SLEEPY.format(what=what))
+        found.append(Tree(name, root / name, root / name))
+    return found[0], found[1]
+
+
+def test_each_side_runs_the_code_of_its_tree(tmp_path: Path) -> None:
+    sides = trees(tmp_path, "time.sleep(0.002)", "time.sleep(0.02)")
+    old_ms, new_ms = measure_pair(
+        sides, "sleepy.py:build", {}, 1, scratch=tmp_path / "scratch", budget_s=0.05, time_limit_s=60
+    )
+    assert 2 <= old_ms < 10
+    assert 20 <= new_ms < 60
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+@pytest.mark.parametrize("what", ["import os; os._exit(3)", "raise ValueError('no more')"])
+def test_a_side_that_ends_is_named_and_ends_the_other(tmp_path: Path, broken: int, what: str) -> None:
+    sides = trees(tmp_path, *(what if side == broken else "time.sleep(0.001)" for side in range(2)))
+    began = time.monotonic()
+    with pytest.raises(BaselineError, match=f"^in {sides[broken].name}: "):
+        measure_pair(sides, "sleepy.py:build", {}, 0, scratch=tmp_path / "s", budget_s=0.05, time_limit_s=100)
+    assert time.monotonic() - began < 60  # not only when its time was up
+
+
+def test_blocks_alternate() -> None:
+    seen: list[str] = []
+    lines = socket.socketpair()
+
+    def side(name: str, line: socket.socket, begins: bool) -> None:
+        mine = turns._Turns(line, begins)
+        for _ in range(NUM_BLOCKS):
+            with mine.mine():
+                seen.append(name)
+
+    both = [threading.Thread(target=side, args=(name, lines[i], i == 1)) for i, name in enumerate("ab")]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert seen == ["b", "a"] * NUM_BLOCKS
+    for line in lines:
+        line.close()
+
+
+def test_malloc_is_left_as_the_user_has_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MALLOC_ARENA_MAX", "LD_PRELOAD", "GLIBC_TUNABLES"):
+        monkeypatch.delenv(name, raising=False)
+    assert turns._steady() == turns.STEADY
+    monkeypatch.setenv("LD_PRELOAD", "libjemalloc.so.2")
+    assert turns._steady() == {}
