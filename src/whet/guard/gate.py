@@ -43,7 +43,7 @@ class Judgement:
     """slowdown: new over old, geometric mean of the pairs; 1.02 is two percent slower. ci95: bootstrap interval of it.
 
     p_slower: of the same code looking at least this slow, over all looks so far. noise: the ratio that as many pairs of
-    the same code could show here, from the scatter of each side. is_clear: no further pair is needed.
+    the same code could show here, from the scatter of the ratios. is_clear: no further pair is needed.
     """
 
     outcome: Outcome
@@ -77,7 +77,7 @@ def judge(
     taken = [n for n in looks if n <= len(logs)]
     p_slower = _spent([_p_above(logs[:n], 0.0) for n in taken], len(looks))
     p_worse = _spent([_p_below(logs[:n], math.log1p(tolerance)) for n in taken], len(looks))
-    noise = noise_floor([list(old), list(new)], num_pairs=len(logs))
+    noise = math.exp(float(stats.t.ppf(0.975, len(logs) - 1)) * float(logs.std(ddof=1)) / math.sqrt(len(logs)))
     is_slower = p_slower <= ALPHA / num_benchmarks and comparison.ratio > noise
     is_fine = p_worse <= PASS_ALPHA and not is_slower
     outcome = Outcome.FAIL if is_slower else Outcome.PASS if is_fine else Outcome.INCONCLUSIVE
