@@ -7,10 +7,9 @@ Three questions:
 
 - what one use costs: an empty `with` block again and again, less the loop around it;
 - what a training step of about 10 ms becomes: the same loop with and without, in short blocks, in random order in each
-  round. What counts is the mean over a block, as a sampler's work falls on few steps; steps of twice the block's median,
-  which are the machine's doing, are left out of all. Then the same on a model that
-  does next to nothing, which shows the microseconds that are added to a step. The monitor samples four times as often
-  as it does by default;
+  round. What counts is the mean over a block, as a sampler's work falls on few steps; steps of twice the block's
+  median, which are the machine's doing, are left out of all. Then the same on a model that does next to nothing, which
+  shows the microseconds that are added to a step. The monitor samples four times as often as it does by default;
 - whether the figures are right: layers against the whole call, FLOPs against FlopCounterMode, memory against what
   another process saw.
 

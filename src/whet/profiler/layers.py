@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +15,8 @@ from whet.profiler.spans import Spans, watched, watching_cost_s
 from whet.profiler.work import FORMULAS, Work, WorkCounter, count_work
 from whet.signature import split
 from whet.workload import Subject
+
+T = TypeVar("T")
 
 _LEAST_S = 0.3  # quick models are repeated more often, as long as this
 _MOST_REPEATS = 50
@@ -126,7 +128,7 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _time(
     run: Callable[[], Any], modules: Sequence[nn.Module], device: str, repeats: int
 ) -> tuple[float, Spans, dict[int, float]]:
-    """Median seconds of a bare call, the last spans, and typical exclusive seconds by module."""
+    """Typical seconds of a bare call, the last spans, and typical exclusive seconds by module."""
     run()
     totals: list[float] = []
     samples: list[dict[int, float]] = []
@@ -137,7 +139,7 @@ def _time(
         with watched(run, modules, spans) as watched_run:
             watched_run()
         samples.append(_without_watching(spans, device))
-    return statistics.median(totals), spans, _typical(samples)
+    return _middle_mean(totals), spans, _typical(samples)
 
 
 def _typical(samples: Sequence[dict[int, float]]) -> dict[int, float]:
@@ -145,10 +147,18 @@ def _typical(samples: Sequence[dict[int, float]]) -> dict[int, float]:
 
     Unlike a median for each module these add up to a call: page faults hit one layer here and another there.
     """
-    ranked = sorted(samples, key=lambda sample: sum(sample.values()))
-    quarter = len(ranked) // 4
-    middle = ranked[quarter : len(ranked) - quarter]
+    middle = _middle(sorted(samples, key=lambda sample: sum(sample.values())))
     return {index: statistics.fmean(sample[index] for sample in middle) for index in middle[0]}
+
+
+def _middle_mean(values: Sequence[float]) -> float:
+    return statistics.fmean(_middle(sorted(values)))
+
+
+def _middle(ranked: Sequence[T]) -> Sequence[T]:
+    """Without the lowest and the highest quarter."""
+    quarter = len(ranked) // 4
+    return ranked[quarter : len(ranked) - quarter]
 
 
 def _bare_s(run: Callable[[], Any], device: str) -> float:
