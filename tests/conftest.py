@@ -1,6 +1,10 @@
 """What every test runs under: one thread that sleeps while it waits, a fixed seed, no deadline on single examples."""
 
 import os
+import signal
+
+# A shell that runs the tests in the background has them ignore Ctrl-C, and so would every child.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before torch is imported, and handed on to child processes. Threads that spin while they wait make two processes on
 # one machine many times slower than one after the other.
