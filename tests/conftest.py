@@ -3,9 +3,6 @@
 import os
 import signal
 
-# A shell that runs the tests in the background has them ignore Ctrl-C, and so would every child.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 # Before torch is imported, and handed on to child processes. Threads that spin while they wait make two processes on
 # one machine many times slower than one after the other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -14,6 +11,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import pytest
 import torch
 from hypothesis import settings
+
+# A shell that runs the tests in the background has them ignore Ctrl-C, and so would every child.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("whet", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.load_profile("whet")
