@@ -20,7 +20,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _BUDGET = re.compile(r"--budget \S+")
 _BUDGET_S = re.compile(r"budget_s=\d+")
-_SLOW = [name for name in TABLE if name not in ("bf16", "channels_last", "openvino")]
+_SLOW = [name for name in TABLE if name != "openvino"]
 
 
 def _commands(document: Path) -> list[list[str]]:

@@ -108,6 +108,7 @@ def test_a_damaged_study_is_named_on_resume(tmp_path: Path) -> None:
         tune(f"{targets.HERE}:conv", out=tmp_path, budget_s=5, resume=True)
 
 
+@pytest.mark.slow  # the README's snippets run the same commands
 def test_the_command_line_keeps_its_contract(tmp_path: Path) -> None:
     exclude = ",".join(name for name in TABLE if name not in ("bf16", "channels_last", "fuse_conv_bn"))
     command = [sys.executable, "-m", "whet", "tune", f"{targets.HERE}:conv", "--budget", "5s", "--exclude", exclude]
