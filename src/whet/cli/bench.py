@@ -11,12 +11,13 @@ from whet.cli.bench_tables import show_gate, show_growth, show_notes, show_sweep
 from whet.cli.units import num_bytes, seconds
 from whet.errors import OptionError, OutputError
 from whet.files import write_whole
-from whet.guard.against import against_baseline, compare_with
+from whet.guard.against import against_baseline, check_machine, compare_with
 from whet.guard.formats import github_annotations, junit_xml, sweep_csv
 from whet.guard.gate import EXIT_CODES, TOLERANCE, Outcome
 from whet.guard.plot import plot_sweep
 from whet.guard.report import Gate, Sweep, read_sweep
 from whet.guard.sweep import bench as run_bench
+from whet.machine import describe
 
 _BASELINE_PROCESSES = 5  # how processes scatter can be told from so many
 _ENDED_BADLY = 2
@@ -71,7 +72,7 @@ def bench(
             )
         _conclude(console, gate, junit, github=github, as_json=as_json)
         return
-    baseline = read_sweep(compare) if compare is not None else None
+    baseline = _baseline(compare)
     keeps = save is not None or compare is not None
     with console.status("measuring") as status:
         sweep = run_bench(
@@ -100,6 +101,16 @@ def bench(
         print(json.dumps(sweep.model_dump(mode="json", exclude={"points": {"__all__": {"samples_ms"}}})))
     if all(point.status == "failed" for point in sweep.points):
         raise typer.Exit(_ENDED_BADLY)
+
+
+def _baseline(compare: Path | None) -> Sweep | None:
+    """What is to be held against, checked before anything is measured for it."""
+    if compare is None:
+        return None
+    baseline = read_sweep(compare)
+    machine = describe()
+    check_machine(baseline, machine, machine.fingerprint)
+    return baseline
 
 
 def _conclude(console: Console, gate: Gate, junit: Path | None, *, github: bool, as_json: bool) -> None:

@@ -16,7 +16,7 @@ def show_sweep(console: Console, sweep: Sweep, *, with_memory: bool, with_energy
     """A table for each target: a line for each size."""
     for target in dict.fromkeys(point.target for point in sweep.points):
         points = [point for point in sweep.points if point.target == target]
-        table = Table(title=target, title_justify="left", box=box.SIMPLE_HEAD)
+        table = Table(title=target, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         names = [name for name in ("batch", "seq") if any(name in point.sizes for point in points)]
         columns = [*names, "P50\nms", "P90\nms", "P99\nms", "per\ns", "of\nlimit", "peak\nMB"]
         columns += ["work\nMB", "live\nMB"] if with_memory else []

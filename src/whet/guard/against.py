@@ -126,12 +126,7 @@ def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = gate.TOL
 
     Raises BaselineError where the machine, torch or thread settings differ, with what differs.
     """
-    if baseline.fingerprint != now.fingerprint:
-        differs = "; ".join(Machine(**_typed(now.machine)).differences(baseline.machine)) or "the fingerprint"
-        raise BaselineError(
-            f"the baseline was measured elsewhere ({differs}); times of different machines cannot be compared: "
-            "save a baseline here, or use --against"
-        )
+    check_machine(baseline, Machine(**_typed(now.machine)), now.fingerprint)
     before = {point.label: point for point in baseline.points}
     benchmarks = []
     for point in now.points:
@@ -152,6 +147,16 @@ def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = gate.TOL
         fingerprint=now.fingerprint,
         verdicts=verdicts,
     )
+
+
+def check_machine(baseline: Sweep, machine: Machine, fingerprint: str) -> None:
+    """Raises BaselineError where a baseline is of another machine, torch or thread setting, with what differs."""
+    if baseline.fingerprint != fingerprint:
+        differs = "; ".join(machine.differences(baseline.machine)) or "the fingerprint"
+        raise BaselineError(
+            f"the baseline was measured elsewhere ({differs}); times of different machines cannot be compared: "
+            "save a baseline here, or use --against"
+        )
 
 
 def _typed(machine: dict[str, Any]) -> dict[str, Any]:
