@@ -176,7 +176,7 @@ def traceml_running() -> Iterator[None]:
         try:
             assert server.stderr is not None
             server.stderr.readline()  # it is ready
-            traceml_ai.init(mode="auto", aggregator_port=port, on_missing_aggregator="raise")
+            traceml_ai.init(mode="auto", aggregator_port=port, on_missing_aggregator="raise", logs_dir=scratch)
             yield
         finally:
             server.kill()  # it would wait for this process to end
