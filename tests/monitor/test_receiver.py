@@ -116,6 +116,7 @@ def test_a_problem_takes_the_place_of_the_steps(receiver: Receiver) -> None:
     with connect(receiver) as connection:
         connection.sendall(b'{"format": 1, "pid": 1, "problem": "steps cannot be seen: no whet"}\n')
         wait_for(lambda: "no whet" in receiver.unavailable["steps"])
+    assert "steps cannot be seen" in receiver.unavailable["steps"]
 
 
 def test_only_this_user_may_talk(receiver: Receiver) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -55,52 +55,67 @@ def bench(
         raise OptionError("--compare holds against a file, --against against a git reference: give one of them")
     for path in (save, csv, plot, junit):
         _check_writable(path)
-    batches, lengths = _sizes(batch, "batch"), _sizes(seq, "seq")
+    sizes = {"batch": _sizes(batch, "batch"), "seq": _sizes(seq, "seq")}
     if against is not None:
         if any(given is not None for given in (save, csv, plot)):
             raise OptionError("--against measures pairs for a verdict; --save, --csv and --plot belong to a sweep")
-        with console.status("measuring pairs") as status:
-            gate = compare_with(
-                targets,
-                against=against,
-                tolerance=tolerance,
-                budget_s=seconds(budget or "0.5s"),
-                time_limit_s=seconds(limit),
-                report=lambda verdict: status.update(show_verdict(verdict)),
-                batch=batches,
-                seq=lengths,
-            )
+        gate = _pairs(console, targets, against, tolerance, seconds(budget or "0.5s"), seconds(limit), sizes)
         _conclude(console, gate, junit, github=github, as_json=as_json)
-        return
     baseline = _baseline(compare)
-    keeps = save is not None or compare is not None
-    with console.status("measuring") as status:
-        sweep = run_bench(
-            targets,
-            processes=processes or (_BASELINE_PROCESSES if keeps else 1),
-            budget_s=seconds(budget or "1s"),
-            with_memory=memory,
-            with_energy=energy,
-            time_limit_s=seconds(limit),
-            memory_limit_bytes=None if memory_limit is None else num_bytes(memory_limit),
-            report=lambda point: status.update(f"measured {point.label}"),
-            batch=batches,
-            seq=lengths,
-        )
-    given = (("batch", batch), ("seq", seq))
-    sweep.command = " ".join(["whet bench", *targets, *(f"--{name} {text}" for name, text in given if text)])
-    show_sweep(console, sweep, with_memory=memory, with_energy=energy)
-    show_growth(console, sweep)
-    show_notes(console, sweep, with_energy=energy)
+    options: dict[str, Any] = {
+        **sizes,
+        "processes": processes or (1 if save is None and compare is None else _BASELINE_PROCESSES),
+        "budget_s": seconds(budget or "1s"),
+        "with_memory": memory,
+        "with_energy": energy,
+        "time_limit_s": seconds(limit),
+        "memory_limit_bytes": None if memory_limit is None else num_bytes(memory_limit),
+    }
+    sweep = _sweep(console, targets, options)
     _write(sweep, save, csv, plot)
     if baseline is not None:
-        gate = against_baseline(baseline, sweep, tolerance=tolerance)
-        _conclude(console, gate, junit, github=github, as_json=as_json)
-        return
+        _conclude(
+            console, against_baseline(baseline, sweep, tolerance=tolerance), junit, github=github, as_json=as_json
+        )
     if as_json:
         print(json.dumps(sweep.model_dump(mode="json", exclude={"points": {"__all__": {"samples_ms"}}})))
     if all(point.status == "failed" for point in sweep.points):
         raise typer.Exit(_ENDED_BADLY)
+
+
+def _pairs(
+    console: Console,
+    targets: list[str],
+    against: str,
+    tolerance: float,
+    budget_s: float,
+    limit_s: float,
+    sizes: dict[str, list[int]],
+) -> Gate:
+    """Measure pairs until the verdicts are clear."""
+    with console.status("measuring pairs") as status:
+        return compare_with(
+            targets,
+            against=against,
+            tolerance=tolerance,
+            budget_s=budget_s,
+            time_limit_s=limit_s,
+            report=lambda verdict: status.update(show_verdict(verdict)),
+            batch=sizes["batch"],
+            seq=sizes["seq"],
+        )
+
+
+def _sweep(console: Console, targets: list[str], options: dict[str, Any]) -> Sweep:
+    """Measure every point and show what was found. options: of `whet.bench`."""
+    with console.status("measuring") as status:
+        sweep = run_bench(targets, report=lambda point: status.update(f"measured {point.label}"), **options)
+    given = [f"--{name} {','.join(map(str, options[name]))}" for name in ("batch", "seq") if options[name]]
+    sweep.command = " ".join(["whet bench", *targets, *given])
+    show_sweep(console, sweep, with_memory=options["with_memory"], with_energy=options["with_energy"])
+    show_growth(console, sweep)
+    show_notes(console, sweep, with_energy=options["with_energy"])
+    return sweep
 
 
 def _baseline(compare: Path | None) -> Sweep | None:
@@ -113,7 +128,7 @@ def _baseline(compare: Path | None) -> Sweep | None:
     return baseline
 
 
-def _conclude(console: Console, gate: Gate, junit: Path | None, *, github: bool, as_json: bool) -> None:
+def _conclude(console: Console, gate: Gate, junit: Path | None, *, github: bool, as_json: bool) -> NoReturn:
     """Show the verdicts and leave with the exit code that says the worst of them."""
     show_gate(console, gate)
     if junit is not None:

@@ -13,12 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from whet.cli.profiled_process import error_of, memory_limit_bytes
 from whet.errors import ModelError, OptionError, WhetError
 from whet.figures import digits
 from whet.files import write_whole
-from whet.machine import describe
-from whet.measure import Failure, run_isolated
-from whet.measure.isolate import FailureKind
+from whet.measure import run_isolated
 from whet.steps.figures import count, percent
 from whet.steps.report import PhaseTime, StepReport
 from whet.steps.run import run_training
@@ -29,7 +28,6 @@ from whet.workloads.user_code import what_and_where
 NUM_STEPS = 100
 _LIMIT_S = 300.0
 _GRACE_S = 60.0  # to load, and to come to the end of a step
-_MEMORY_SHARE = 0.95  # of the machine's: beyond that the system would end processes of its own choice
 _PARTIAL = "partial.json"
 _WIDTH = 100  # of a sentence
 _REPORT = TypeAdapter(StepReport)
@@ -110,12 +108,12 @@ def _measured(
             {"target": target, "num_steps": num_steps, "limit_s": limit_s, "directory": str(folder)},
             folder,
             time_limit_s=limit_s + _GRACE_S,
-            memory_limit_bytes=int(describe().memory_bytes * _MEMORY_SHARE),
+            memory_limit_bytes=memory_limit_bytes(),
         )
     if outcome.value is not None:
         return _REPORT.validate_python(outcome.value), None
     assert outcome.failure is not None
-    return _partial(folder, outcome.failure.message), _error_of(outcome.failure, target)
+    return _partial(folder, outcome.failure.message), error_of(outcome.failure, target, "watched")
 
 
 def _partial(folder: Path, why: str) -> StepReport | None:
@@ -125,12 +123,6 @@ def _partial(folder: Path, why: str) -> StepReport | None:
     except (OSError, ValueError):
         return None
     return _REPORT.validate_python(data | {"is_partial": True, "ended_by": why})
-
-
-def _error_of(failure: Failure, target: str) -> WhetError:
-    if failure.kind is not FailureKind.USER:
-        return ModelError(f"{target} could not be watched to its end: {failure.message}")
-    return failure.as_error()
 
 
 def _phases(report: StepReport) -> Table:

@@ -11,20 +11,17 @@ from rich.live import Live
 from rich.text import Text
 
 from whet.cli.profile_child import PARTIAL
+from whet.cli.profiled_process import error_of, memory_limit_bytes
 from whet.cli.units import seconds
 from whet.errors import ModelError, OutputError, WhetError
 from whet.files import replace_directory, write_whole
-from whet.machine import describe
-from whet.measure import Failure, run_isolated
-from whet.measure.isolate import FailureKind
+from whet.measure import run_isolated
+from whet.measure.isolate import QUIET
 from whet.profiler.chrome import FILE as TRACE
 from whet.profiler.report import Report, from_json
 from whet.profiler.report import as_json as report_json
 from whet.profiler.session import PROFILE
 from whet.profiler.show import show_report
-
-_MEMORY_SHARE = 0.95  # of the machine's: beyond that the system would end processes of its own choice
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 def run_target(target: str, *, out: Path | None, depth: int, rows: int, limit: str, as_json: bool) -> None:
@@ -65,8 +62,8 @@ def _measured(
                 arguments,
                 folder,
                 time_limit_s=limit_s,
-                memory_limit_bytes=int(describe().memory_bytes * _MEMORY_SHARE),
-                environment=_OFFLINE,
+                memory_limit_bytes=memory_limit_bytes(),
+                environment=QUIET,
             )
     except KeyboardInterrupt:
         partial = _partial(folder, "interrupted")
@@ -76,7 +73,7 @@ def _measured(
     if outcome.value is not None:
         return from_json(outcome.value), None
     assert outcome.failure is not None
-    return _partial(folder, outcome.failure.message), _error_of(outcome.failure, target)
+    return _partial(folder, outcome.failure.message), error_of(outcome.failure, target, "profiled")
 
 
 def _partial(folder: Path, why: str) -> Report | None:
@@ -86,12 +83,6 @@ def _partial(folder: Path, why: str) -> Report | None:
     except (OSError, ValueError):
         return None
     return from_json({**data, "partial": why})
-
-
-def _error_of(failure: Failure, target: str) -> WhetError:
-    if failure.kind is not FailureKind.USER:
-        return ModelError(f"{target} could not be profiled to its end: {failure.message}")
-    return failure.as_error()
 
 
 def _check_out(out: Path) -> None:

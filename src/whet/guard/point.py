@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from whet.errors import InputsError
-from whet.machine import EnergyMeter, Limits, describe, load_limits
+from whet.machine import EnergyMeter, describe, load_limits
 from whet.measure import (
     Measurement,
     cuda_peak_bytes,
@@ -17,7 +17,7 @@ from whet.measure import (
     percentile,
     reset_peak_rss,
 )
-from whet.profiler import Profile, attainable_s, profile_layers
+from whet.profiler import least_time_s, profile_layers
 from whet.signature import split
 from whet.workload import Subject, examine
 from whet.workloads import resolve
@@ -37,13 +37,9 @@ def measure_point(
 
     A call that raises after others were timed ends the measurement; what was timed is kept, and `stopped_by` says why.
     """
-    started = time.perf_counter()
-    workload = resolve(target, sizes)
-    subject = examine(
-        replace(workload, inputs=workload.inputs[:1], calibration=workload.inputs[:1]), with_quality=False
-    )
+    subject = first_batch(target, sizes)
+    workload = subject.workload
     args, kwargs = split(workload.inputs[0])
-    ready_s = time.perf_counter() - started
     memory = _Memory(with_memory)
     meter = EnergyMeter()
     meter.start()
@@ -60,7 +56,6 @@ def measure_point(
         **_figures(measurement),
         **memory.read(),
         "num_samples": workload.num_samples,
-        "ready_s": ready_s,
         "stopped_by": measurement.stopped_by,
         "share_of_limit": None,
     }
@@ -73,6 +68,13 @@ def measure_point(
         facts["energy_j"] = None if watts is None else watts * measurement.latency_ms / 1e3
         facts["energy_reason"] = energy.reason
     return facts
+
+
+def first_batch(target: str, sizes: Mapping[str, int]) -> Subject:
+    """A target with its first batch alone, after it was seen to work."""
+    workload = resolve(target, sizes)
+    first = replace(workload, inputs=workload.inputs[:1], calibration=workload.inputs[:1])
+    return examine(first, with_quality=False)
 
 
 def _figures(measurement: Measurement) -> dict[str, Any]:
@@ -119,9 +121,3 @@ def _share_of_limit(subject: Subject, measurement: Measurement) -> float | None:
     limits = load_limits(describe())
     least_s = least_time_s(profile, limits)
     return least_s * 1e3 / measurement.latency_ms if least_s > 0 else None
-
-
-def least_time_s(profile: Profile, limits: Limits) -> float:
-    """What the layers would take if each ran at the machine's limit in the dtype of its weights."""
-    dtype = profile.dtype if profile.dtype in limits.gemm else "float32"
-    return sum(attainable_s(layer, limits, dtype=dtype) for layer in profile.layers)

@@ -14,12 +14,11 @@ from whet.guard.growth import Growth, fit_growth
 from whet.guard.report import Point, Sweep
 from whet.machine import describe, load_limits, versions
 from whet.measure import Failure, Outcome, run_isolated
-from whet.measure.isolate import FailureKind
+from whet.measure.isolate import QUIET, FailureKind
 
 FUNCTION = "whet.guard.point:measure_point"
 _MEDIANS = ("latency_ms", "p50_ms", "p90_ms", "p99_ms", "throughput_per_s", "share_of_limit", "watts", "energy_j")
 _LEAST_BYTES = 2**20  # what calls hold below that is the allocator's rounding
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
 def bench(
@@ -91,7 +90,7 @@ def _run(arguments: Mapping[str, Any], directory: Path, time_limit_s: float, mem
         directory,
         time_limit_s=time_limit_s,
         memory_limit_bytes=memory_limit_bytes,
-        environment=OFFLINE,
+        environment=QUIET,
     )
 
 

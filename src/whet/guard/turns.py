@@ -12,7 +12,6 @@ import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,11 @@ import torch
 
 from whet.errors import BaselineError
 from whet.guard.checkout import Tree
-from whet.guard.sweep import OFFLINE, said
+from whet.guard.point import first_batch
+from whet.guard.sweep import said
 from whet.measure import Outcome, quiet_collector, run_isolated, time_block, warm_up
+from whet.measure.isolate import QUIET
 from whet.signature import split
-from whet.workload import examine
-from whet.workloads import resolve
 
 NUM_BLOCKS = 10  # of each side
 # glibc gives freed memory back to the system, or does not, by where things happen to lie: each call of a model then
@@ -61,7 +60,7 @@ def measure_pair(
             {**arguments, "handle": handles[side]},
             scratch / str(side),
             time_limit_s=time_limit_s,
-            environment={**OFFLINE, **_steady(), **tree.environment},
+            environment={**QUIET, **_steady(), **tree.environment},
             working_directory=tree.working_directory if tree.working_directory.is_dir() else tree.root,
             inherit=(handles[side],),
         )
@@ -116,9 +115,7 @@ def measure_in_turns(
 
 def _call(target: str, sizes: Mapping[str, int]) -> Callable[[], Any]:
     """The target's first batch through its model, after it was seen to work."""
-    workload = resolve(target, sizes)
-    first = replace(workload, inputs=workload.inputs[:1], calibration=workload.inputs[:1])
-    examine(first, with_quality=False)
+    workload = first_batch(target, sizes).workload
     args, kwargs = split(workload.inputs[0])
     return lambda: workload.model(*args, **kwargs)
 

@@ -27,6 +27,15 @@ ARGUMENTS = "arguments.json"
 RESULT = "result.json"
 LOG = "log.txt"
 
+# An environment for what whet runs by itself: nothing asks the network or reports to anyone.
+QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+}
+
 _POLL_S = 0.05
 _LIST_S = 0.5  # listing every process of a busy machine takes milliseconds, which the child would be timed with
 _LOG_TAIL = 4096

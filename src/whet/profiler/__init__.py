@@ -1,6 +1,6 @@
 """Where a model's time goes, layer by layer, and what bounds it."""
 
-from whet.profiler.diagnosis import Bound, Diagnosis, attainable_s, diagnose, layer_bound, speedup_bound
+from whet.profiler.diagnosis import Bound, Diagnosis, attainable_s, diagnose, layer_bound, least_time_s, speedup_bound
 from whet.profiler.layers import LayerCost, Profile, profile_layers
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "attainable_s",
     "diagnose",
     "layer_bound",
+    "least_time_s",
     "profile_layers",
     "speedup_bound",
 ]

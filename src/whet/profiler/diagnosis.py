@@ -43,7 +43,7 @@ def diagnose(profile: Profile, limits: Limits) -> Diagnosis:
     times = {bound: sum(layer.time_s for layer in layers) for bound, layers in groups.items()}
     measured_s = sum(times.values())
     shares = {bound: time_s / measured_s if measured_s else 0.0 for bound, time_s in times.items()}
-    least_s = sum(attainable_s(layer, limits, dtype=profile.dtype) for layer in profile.layers)
+    least_s = least_time_s(profile, limits)
     ranked = sorted(Bound, key=lambda bound: -shares[bound])
     phrases = [
         _phrase(bound, shares[bound], groups[bound], limits, profile.dtype)
@@ -70,6 +70,11 @@ def layer_bound(layer: LayerCost, limits: Limits, *, dtype: str = "float32") -> 
     if work_s <= overhead_s or _FAR * work_s < layer.time_s <= _CALL * overhead_s:
         return Bound.OVERHEAD
     return Bound.COMPUTE if compute_s >= memory_s else Bound.BANDWIDTH
+
+
+def least_time_s(profile: Profile, limits: Limits) -> float:
+    """What the layers would take if each ran at the machine's limit, in the dtype of its weights."""
+    return sum(attainable_s(layer, limits, dtype=profile.dtype) for layer in profile.layers)
 
 
 def attainable_s(

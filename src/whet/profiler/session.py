@@ -73,14 +73,14 @@ class Session:
 
     def __init__(
         self,
-        depth: int | None = None,
-        operators: bool = False,
-        memory: bool = False,
-        active_steps: int = 3,
-        nvtx: bool | None = None,
-        device: str | None = None,
-        limits: Limits | None = None,
-        name: str = "block",
+        depth: int | None,
+        operators: bool,
+        memory: bool,
+        active_steps: int,
+        nvtx: bool | None,
+        device: str | None,
+        limits: Limits | None,
+        name: str,
     ) -> None:
         self._options = (depth, nvtx)
         self._name = name

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from whet.figures import digits, duration, num_bytes
 from whet.machine import Limits
-from whet.profiler.diagnosis import Bound, attainable_s, diagnose
+from whet.profiler.diagnosis import Bound, diagnose, least_time_s
 from whet.profiler.layers import Profile
 from whet.profiler.leaks import Leak
 from whet.profiler.operators import Operators
@@ -62,7 +62,7 @@ class Verdict:
 def model_verdict(profile: Profile, limits: Limits, *, hints: Sequence[Hint] = (), target: str = "") -> Verdict:
     """For a model whose layers have been profiled. hints: the techniques that apply to it here."""
     diagnosis = diagnose(profile, limits)
-    least_s = sum(attainable_s(layer, limits, dtype=profile.dtype) for layer in profile.layers)
+    least_s = least_time_s(profile, limits)
     sentences = [_capital(diagnosis.sentence)]
     if 0 < profile.total_s <= least_s:
         sentences.append(

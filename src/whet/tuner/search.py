@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 
 from whet.machine import Limits, describe
 from whet.measure import Outcome, run_isolated
+from whet.measure.isolate import QUIET
 from whet.profiler import Profile
 from whet.recipe import Recipe
 from whet.tuner.finalist import INPUTS
@@ -106,16 +107,6 @@ def isolated(memory_limit_bytes: int | None) -> Runner:
         )
 
     return run
-
-
-# Nothing that runs here asks the network or reports to anyone.
-QUIET = {
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "TOKENIZERS_PARALLELISM": "false",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-}
 
 
 def search(
