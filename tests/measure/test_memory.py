@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 
+from whet.measure import memory
 from whet.measure.memory import cuda_peak_bytes, live_tensor_bytes, peak_rss_bytes, reset_cuda_peak, reset_peak_rss
 
 MB = 2**20
@@ -41,10 +43,12 @@ def test_the_peak_is_what_was_touched_stays_and_starts_anew() -> None:
     assert could or sys.platform != "linux" or not os.access("/proc/self/clear_refs", os.W_OK)
 
 
-def test_the_reset_says_whether_it_worked() -> None:
-    before = peak_rss_bytes()
-    could = reset_peak_rss()
-    assert could is False or peak_rss_bytes() <= before
+def test_the_reset_says_whether_it_worked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_CLEAR_REFS", tmp_path / "clear_refs")
+    assert reset_peak_rss() is True
+    assert (tmp_path / "clear_refs").read_text(encoding="ascii") == "5"  # the peak alone: proc_pid_clear_refs(5)
+    monkeypatch.setattr(memory, "_CLEAR_REFS", tmp_path / "no such folder" / "clear_refs")
+    assert reset_peak_rss() is False
 
 
 def test_a_storage_that_is_shared_counts_once() -> None:
