@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from whet.measure import compare, noise_floor
 
@@ -77,7 +77,7 @@ def judge(
     taken = [n for n in looks if n <= len(logs)]
     p_slower = _spent([_p_above(logs[:n], 0.0) for n in taken], len(looks))
     p_worse = _spent([_p_below(logs[:n], math.log1p(tolerance)) for n in taken], len(looks))
-    noise = math.exp(float(stats.t.ppf(0.975, len(logs) - 1)) * float(logs.std(ddof=1)) / math.sqrt(len(logs)))
+    noise = math.exp(float(scipy.stats.t.ppf(0.975, len(logs) - 1)) * float(logs.std(ddof=1)) / math.sqrt(len(logs)))
     is_slower = p_slower <= ALPHA / num_benchmarks and comparison.ratio > noise
     is_fine = p_worse <= PASS_ALPHA and not is_slower
     outcome = Outcome.FAIL if is_slower else Outcome.PASS if is_fine else Outcome.INCONCLUSIVE
@@ -122,10 +122,10 @@ def judge_unpaired(old: Sequence[float], new: Sequence[float], *, tolerance: flo
     if min(len(old), len(new)) < 2:
         raise ValueError("two processes on each side at the least")
     a, b = np.log(np.asarray(old, dtype=float)), np.log(np.asarray(new, dtype=float))
-    slower = stats.ttest_ind(b, a, equal_var=False, alternative="greater")
-    worse = stats.ttest_ind(b - math.log1p(tolerance), a, equal_var=False, alternative="less")
+    slower = scipy.stats.ttest_ind(b, a, equal_var=False, alternative="greater")
+    worse = scipy.stats.ttest_ind(b - math.log1p(tolerance), a, equal_var=False, alternative="less")
     p_slower, p_worse = _or_one(float(slower.pvalue)), _or_one(float(worse.pvalue))
-    low, high = stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
+    low, high = scipy.stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
     ratio = math.exp(float(b.mean() - a.mean()))
     noise = noise_floor([list(old), list(new)], num_pairs=min(len(old), len(new)))
     outcome = Outcome.INCONCLUSIVE
@@ -141,7 +141,7 @@ def _p_above(logs: np.ndarray, value: float) -> float:
     """One-sided p-value of Student's t that the mean lies at `value` or below; without any scatter it is certain."""
     if np.ptp(logs) == 0:
         return 0.0 if float(logs[0]) > value else 1.0
-    return float(stats.ttest_1samp(logs, value, alternative="greater").pvalue)
+    return float(scipy.stats.ttest_1samp(logs, value, alternative="greater").pvalue)
 
 
 def _p_below(logs: np.ndarray, value: float) -> float:

@@ -7,8 +7,8 @@ cost = c * batch^a * seq^b, by least squares on logarithms over all points of a 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import scipy
 from pydantic import BaseModel
-from scipy import stats
 
 _CONFIDENCE = 0.95
 
@@ -43,7 +43,7 @@ def fit_growth(quantity: str, sizes: Sequence[Mapping[str, int]], costs: Sequenc
     if freedom > 0:
         variance = float(np.sum(np.square(observed - design @ solution))) / freedom
         errors = np.sqrt(variance * np.diag(np.linalg.inv(design.T @ design)))
-        half = float(stats.t.ppf((1 + _CONFIDENCE) / 2, freedom)) * errors
+        half = float(scipy.stats.t.ppf((1 + _CONFIDENCE) / 2, freedom)) * errors
     return [
         Growth(
             quantity=quantity,

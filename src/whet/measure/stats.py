@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from scipy import stats
+import scipy
 
 _CONFIDENCE = 0.95
 _RESAMPLES = 4000
@@ -86,7 +86,7 @@ def noise_floor(groups: Sequence[Sequence[float]], *, num_pairs: int | None = No
     # share a run, so m of them tell as much about the variance as 2 m^2 / (3 m - 1) would on their own (von Neumann).
     spread = math.sqrt(float(np.mean(np.square(logs))))
     freedom = sum(2 * (len(g) - 1) ** 2 / (3 * (len(g) - 1) - 1) for g in groups)
-    return math.exp(float(stats.t.ppf((1 + _CONFIDENCE) / 2, freedom)) * spread / math.sqrt(num_pairs))
+    return math.exp(float(scipy.stats.t.ppf((1 + _CONFIDENCE) / 2, freedom)) * spread / math.sqrt(num_pairs))
 
 
 def signed_rank(logs: Sequence[float] | np.ndarray) -> float:
@@ -94,7 +94,7 @@ def signed_rank(logs: Sequence[float] | np.ndarray) -> float:
     values = np.asarray(logs, dtype=float)
     if not np.any(values):
         return 1.0
-    return float(stats.wilcoxon(values, zero_method="pratt").pvalue)
+    return float(scipy.stats.wilcoxon(values, zero_method="pratt").pvalue)
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
@@ -114,11 +114,11 @@ def _interval(logs: np.ndarray, seed: int) -> tuple[float, float]:
         return -math.inf, math.inf
     tail = (1 - _CONFIDENCE) / 2
     if num < _MIN_RESAMPLED:
-        center, half = float(logs.mean()), -float(stats.t.ppf(tail, num - 1) * logs.std(ddof=1)) / math.sqrt(num)
+        center, half = float(logs.mean()), -float(scipy.stats.t.ppf(tail, num - 1) * logs.std(ddof=1)) / math.sqrt(num)
         return center - half, center + half
     random = np.random.default_rng(seed)
     means = logs[random.integers(0, num, (_RESAMPLES, num))].mean(axis=1)
-    widened = stats.norm.cdf(math.sqrt(num / (num - 1)) * stats.t.ppf(tail, num - 1))
+    widened = scipy.stats.norm.cdf(math.sqrt(num / (num - 1)) * scipy.stats.t.ppf(tail, num - 1))
     low, high = np.quantile(means, [widened, 1 - widened])
     return float(low), float(high)
 

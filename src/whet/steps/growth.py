@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import psutil
+import scipy
 import torch
-from scipy import stats
 
 _MOST_POINTS = 512
 # Looking at memory may take one part in so many of the run's time: mallinfo2 goes through all that is free, which takes
@@ -99,7 +99,8 @@ def growth(source: str, points: Sequence[tuple[int, int]]) -> Growth | None:
     rise = floors[-1][1] - floors[0][1]
     slope = rise / (floors[-1][0] - floors[0][0])
     spread = math.sqrt(sum((more - slope * steps) ** 2 for steps, more in pairs) / (len(pairs) - 1))
-    half = float(stats.t.ppf(0.975, len(pairs) - 1)) * spread * math.sqrt(len(pairs)) / (floors[-1][0] - floors[0][0])
+    t = float(scipy.stats.t.ppf(0.975, len(pairs) - 1))
+    half = t * spread * math.sqrt(len(pairs)) / (floors[-1][0] - floors[0][0])
     low, high = slope - half, slope + half
     return Growth(
         source=source,
