@@ -1,0 +1,102 @@
+"""Parses all files once, runs every rule over each, and gives the findings in order."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from whet.auditor.collect import Problem, SourceFile
+from whet.auditor.constants import Constants
+from whet.auditor.finding import Finding, Hit, Priority
+from whet.auditor.heat import Heat
+from whet.auditor.kinds import Kinds
+from whet.auditor.project import Project
+from whet.auditor.rules import RULES
+from whet.auditor.source import Module
+from whet.auditor.view import View
+
+
+@dataclass(frozen=True)
+class Audit:
+    """Findings sorted by file, line and code; files that could not be read as Python."""
+
+    findings: tuple[Finding, ...]
+    problems: tuple[Problem, ...]
+
+
+def audit(files: Sequence[SourceFile]) -> Audit:
+    """Run all rules over files that belong together."""
+    modules, problems = [], []
+    for file in files:
+        try:
+            modules.append(_parse(file))
+        except SyntaxError as error:
+            problems.append(Problem(file.path, error.lineno or 0, f"does not parse: {error.msg}"))
+        except (ValueError, RecursionError, MemoryError) as error:
+            problems.append(Problem(file.path, 0, f"does not parse: {error or type(error).__name__}"))
+    findings: list[Finding] = []
+    for view in views(modules):
+        findings += _findings(view)
+    findings.sort(key=lambda finding: (finding.path, finding.span, finding.code))
+    return Audit(tuple(findings), tuple(problems))
+
+
+def views(modules: Sequence[Module]) -> Iterator[View]:
+    """What rules see of each module that uses PyTorch."""
+    project = Project(modules)
+    kinds = Kinds(project)
+    heat = Heat(project, kinds)
+    constants = Constants(project)
+    for module in modules:
+        if module.uses_torch or any(function in heat.functions for function in module.functions):
+            yield View(module, project, kinds, heat, constants)
+
+
+def _parse(file: SourceFile) -> Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of invalid escapes in the code that is read
+        path = Path(file.path)
+        return Module(file.path, file.text, module_name(path), is_package=path.name == "__init__.py")
+
+
+def module_name(path: Path) -> str:
+    """Dotted, from the outermost folder upwards that is a package."""
+    parts = [] if path.name == "__init__.py" else [path.stem]
+    folder = path.parent
+    while (folder / "__init__.py").is_file() and folder.name:
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    if len(parts) < 2 and folder.name and path.name != "__init__.py":  # a folder without __init__ may be a package too
+        parts = [part for part in (*path.parent.parts[-2:], path.stem) if part.isidentifier()] or [path.stem]
+    return ".".join(parts) or path.stem
+
+
+def _findings(view: View) -> Iterator[Finding]:
+    for code, rule in RULES.items():
+        seen: set[ast.AST] = set()
+        for hit in rule.check(view):
+            if hit.at not in seen:
+                seen.add(hit.at)
+                yield _complete(view, code, rule, hit)
+
+
+def _complete(view: View, code: str, rule: Any, hit: Hit) -> Finding:
+    priority = hit.priority or rule.PRIORITY
+    if hit.hot is not None and hit.hot.guard:
+        priority = Priority.LOW
+    return Finding(
+        code=code,
+        name=rule.NAME,
+        path=view.module.path,
+        span=view.span(hit.at),
+        message=hit.message,
+        priority=priority,
+        confidence=hit.confidence,
+        gain=hit.gain,
+        hot=hit.hot,
+        fix=hit.fix,
+    )

@@ -1,0 +1,222 @@
+"""What a rule says about a place in the code: the evidence, what it may cost, and what to do instead."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Priority(StrEnum):
+    """How much of a typical step's time is at stake: over a tenth, a few hundredths, less."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+
+class Confidence(StrEnum):
+    """How sure the rule is that the code is what it looks like."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Estimated share of the step's time that goes away, from `low` to `high` (0 to 1), and what that assumes."""
+
+    low: float
+    high: float
+    assumption: str
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.low <= self.high < 1, self
+        assert self.assumption, self
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """A piece of source: lines from 1, columns from 0 in characters; the end is exclusive, as everywhere in Python."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+@dataclass(frozen=True)
+class SetKeyword:
+    """Give the call at `call` the keyword `name`, or replace its value there."""
+
+    call: Span
+    name: str
+    value: str
+
+
+@dataclass(frozen=True)
+class RemoveKeyword:
+    """Take the keyword `name` away from the call at `call`."""
+
+    call: Span
+    name: str
+
+
+@dataclass(frozen=True)
+class ReplaceExpression:
+    """Put `source`, an expression, in place of the expression at `expression`."""
+
+    expression: Span
+    source: str
+
+
+@dataclass(frozen=True)
+class ReplaceStatement:
+    """Put `source`, one or more statements, in place of the statement at `statement`; comments above it stay.
+
+    `source` is written as at the margin; it is indented to where it goes. Empty: the statement goes away.
+    """
+
+    statement: Span
+    source: str
+
+
+@dataclass(frozen=True)
+class InsertBefore:
+    """Put `source`, one or more statements, before the statement at `statement`."""
+
+    statement: Span
+    source: str
+
+
+@dataclass(frozen=True)
+class InsertAfter:
+    """Put `source`, one or more statements, after the statement at `statement`."""
+
+    statement: Span
+    source: str
+
+
+@dataclass(frozen=True)
+class AddDecorator:
+    """Decorate the function at `function`, innermost but for nothing: right above `def`."""
+
+    function: Span
+    source: str
+
+
+@dataclass(frozen=True)
+class WrapStatements:
+    """Put the statements from `first` to `last`, of one block, under `header`, such as `with torch.no_grad():`."""
+
+    first: Span
+    last: Span
+    header: str
+
+
+@dataclass(frozen=True)
+class AddImport:
+    """Make sure that `import module` or `from module import name` stands at the top of the file."""
+
+    module: str
+    name: str | None = None
+
+
+Edit = (
+    SetKeyword
+    | RemoveKeyword
+    | ReplaceExpression
+    | ReplaceStatement
+    | InsertBefore
+    | InsertAfter
+    | AddDecorator
+    | WrapStatements
+    | AddImport
+)
+
+
+@dataclass(frozen=True)
+class Fix:
+    """A change of the source that removes the finding.
+
+    title: in the imperative, "pin the loader's memory". is_safe: the program computes the same numbers, in the same
+    order, on every machine it ran on before. Others need --unsafe-fixes.
+    """
+
+    title: str
+    is_safe: bool
+    edits: tuple[Edit, ...]
+
+
+@dataclass(frozen=True)
+class Hot:
+    """Why a place in the code matters: it runs in every step of a loop, or may."""
+
+    kind: str  # a HeatKind's value: "training loop", "inference loop", ...
+    function: str  # qualified name of the function the place lies in; "" at the module's top
+    loop_path: str = ""  # the file of the loop, where it is known; else ""
+    loop_line: int = 0
+    via: tuple[str, ...] = ()  # functions on the way from the loop to the place
+    times_per_step: str = ""  # "once a step", "for each token in ...": where loops lie between
+    guard: str = ""  # the condition under which it runs, where that is not every step
+
+    @property
+    def text(self) -> str:
+        """In words, for a report."""
+        words = f"{self.kind} at {self.loop_path}:{self.loop_line}" if self.loop_line else self.kind
+        words += f", through {' → '.join(self.via)}" if self.via else ""
+        return words + (f", if {self.guard}" if self.guard else "")
+
+
+@dataclass(frozen=True)
+class Hit:
+    """What a rule yields: a node of the module's tree and what is wrong there. The engine makes a Finding of it.
+
+    hot: from `module.heat(node)`, or None for findings that lie in no loop, such as the place a loader is made.
+    priority: where it differs from the rule's own.
+    """
+
+    at: ast.AST
+    message: str
+    gain: Gain
+    confidence: Confidence = Confidence.MEDIUM
+    hot: Hot | None = None
+    fix: Fix | None = None
+    priority: Priority | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Before over after, as measured with the fix in a copy: 1.2 is a fifth faster. Interval of 95 %."""
+
+    ratio: float
+    low: float
+    high: float
+    verdict: str
+    loss_note: str = ""
+    peak_bytes_before: int = 0
+    peak_bytes_after: int = 0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule's hit in a file, complete. measured: ratio of step times before and after its fix, with its interval."""
+
+    code: str
+    name: str
+    path: str
+    span: Span
+    message: str
+    priority: Priority
+    confidence: Confidence
+    gain: Gain
+    hot: Hot | None = None
+    fix: Fix | None = None
+    measured: Measured | None = None
+    cell: int | None = None  # the cell of a notebook, from 1; lines are those of the cell then
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What stays the same where lines move: for a baseline."""
+        return self.path, self.code, self.message

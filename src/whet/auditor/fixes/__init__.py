@@ -1,0 +1,1 @@
+"""How each edit of a fix changes the syntax tree; `whet.auditor.fixing` puts them together. Imports libcst."""

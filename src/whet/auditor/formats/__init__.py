@@ -1,0 +1,19 @@
+"""The output formats of an audit, one a file. Only the one that is asked for is imported."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from whet.auditor.report import Report
+
+FORMATS = ("full", "concise", "json", "github", "sarif", "markdown", "html")
+
+
+def render(report: Report, name: str, *, colour: bool = False) -> str:
+    """The report in a format, without a line end at the end. colour: ANSI's, where the format knows any.
+
+    html needs a template engine that takes a third of the start-up time, hence the late import.
+    """
+    module = import_module(f"whet.auditor.formats.{name}")
+    text: str = module.render(report, colour=colour)
+    return text

@@ -1,0 +1,82 @@
+"""Conditions that keep code from running in every step: `if step % 100 == 0`, `except`, a debug flag."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from whet.auditor.source import Module
+
+_SELDOM = re.compile(
+    r"(^|_)(verbose|debug|profile|profiling|plot|visuali[sz]e|vis|save|checkpoint|ckpt|dry_run|sanity|nan|isnan|isinf|"
+    r"isfinite|early_stop|is_last|last_step|first_step|logging_steps?|log_every|log_interval|eval_interval|do_log|"
+    r"should_log|log_now|print_freq|print_every|do_eval|should_save|should_eval|overflow|patience|warned)($|_)",
+    re.IGNORECASE,
+)
+_STEP = re.compile(
+    r"(^|_)(i|idx|it|iter|iteration|step|steps|batch_idx|batch_id|batch_i|global_step|n_iter|epoch)($|_)"
+)
+_LEAVES = (ast.Continue, ast.Return, ast.Break, ast.Raise)
+
+
+def guard_above(module: Module, up: ast.AST, child: ast.AST) -> str:
+    """The rare condition under which `child`, a direct child of `up`, runs; "" where it runs whenever `up` does."""
+    if isinstance(up, ast.ExceptHandler):
+        return "an exception is caught"
+    if isinstance(up, ast.If | ast.IfExp):
+        is_body = child in up.body if isinstance(up, ast.If) else child is up.body
+        is_else = child in up.orelse if isinstance(up, ast.If) else child is up.orelse
+        if is_body and (is_seldom(up.test) or (isinstance(up, ast.If) and _gives_up(up, child))):
+            return module.shown(up.test)
+        if is_else and isinstance(up.test, ast.UnaryOp) and isinstance(up.test.op, ast.Not):
+            return module.shown(up.test.operand) if is_seldom(up.test.operand) else ""
+        return ""
+    if isinstance(child, ast.stmt):
+        return _left_before(module, up, child)
+    return ""
+
+
+def is_seldom(test: ast.expr) -> bool:
+    """Whether a condition holds in few steps: a step number modulo something, one step number, a flag for debugging."""
+    if isinstance(test, ast.BoolOp):
+        parts = [is_seldom(value) for value in test.values]
+        return any(parts) if isinstance(test.op, ast.And) else all(parts)
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return isinstance(test.operand, ast.BinOp) and isinstance(test.operand.op, ast.Mod)
+    if isinstance(test, ast.Compare):
+        if any(isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) for node in ast.walk(test.left)):
+            return isinstance(test.ops[0], ast.Eq)
+        is_one_step = isinstance(test.ops[0], ast.Eq) and _STEP.search(_last_name(test.left)) is not None
+        return is_one_step or any(_SELDOM.search(_last_name(side)) for side in (test.left, *test.comparators))
+    if isinstance(test, ast.Call):
+        return _SELDOM.search(_last_name(test.func)) is not None
+    return _SELDOM.search(_last_name(test)) is not None
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Call):
+        node = node.func
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _gives_up(branch: ast.If, child: ast.AST) -> bool:
+    """Whether the branch ends the loop or raises: what it does on the way, it does once."""
+    return any(isinstance(statement, ast.Raise | ast.Break) for statement in branch.body)
+
+
+def _left_before(module: Module, up: ast.AST, child: ast.stmt) -> str:
+    """The condition of an earlier `if step % n: continue` in the same block."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(up, name, None)
+        if not isinstance(block, list) or child not in block:
+            continue
+        for statement in block[: block.index(child)]:
+            if isinstance(statement, ast.If) and isinstance(statement.body[-1], _LEAVES):
+                test = statement.test
+                if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.NotEq):
+                    holds = any(isinstance(n, ast.BinOp) and isinstance(n.op, ast.Mod) for n in ast.walk(test.left))
+                else:
+                    holds = isinstance(test, ast.BinOp) and isinstance(test.op, ast.Mod)
+                if holds:
+                    return f"not ({module.shown(test)})"
+    return ""

@@ -1,0 +1,110 @@
+"""What an audit found, complete, for every output format to show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from whet.auditor.card import Card
+from whet.auditor.collect import Problem, SourceFile
+from whet.auditor.finding import Finding, Measured, Priority
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """The machine that the report's advice is for. memory_bytes, gpu_memory_bytes: all there is, 0 where not known."""
+
+    cores: int
+    memory_bytes: int = 0
+    gpu_name: str = ""
+    gpu_memory_bytes: int = 0
+    num_gpus: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One fix as it was tried on top of those kept before it."""
+
+    label: str
+    measured: Measured
+    is_kept: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the training step and its time, in milliseconds a step."""
+
+    name: str
+    before_ms: float
+    after_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Impact:
+    """What was measured: the script as it is against a copy with every fix that was kept. total: None without any."""
+
+    command: str
+    steps: tuple[Step, ...] = ()
+    total: Measured | None = None
+    phases: tuple[Phase, ...] = ()
+    method: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All of an audit.
+
+    findings: those to show, in order; in notebooks, lines are those of their cell. sources: by path, for the lines
+    around a finding. problems: what could not be audited. num_known, num_gone: of the baseline. num_fixed: by --fix.
+    """
+
+    findings: tuple[Finding, ...]
+    sources: Mapping[str, SourceFile] = field(default_factory=dict)
+    cards: Mapping[str, Card] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+    num_files: int = 0
+    num_lines: int = 0
+    num_fixed: int = 0
+    num_known: int = 0
+    num_gone: int = 0
+    machine: MachineFacts | None = None
+    impact: Impact | None = None
+    command: str = "whet audit"
+
+    def of(self, priority: Priority) -> list[Finding]:
+        """The findings of a priority."""
+        return [finding for finding in self.findings if finding.priority is priority]
+
+    def fixable(self, *, is_safe: bool) -> list[Finding]:
+        """Those that --fix repairs, or those that need --unsafe-fixes. Notebooks are left to their owner."""
+        return [f for f in self.findings if f.fix is not None and f.fix.is_safe is is_safe and f.cell is None]
+
+    def summary(self) -> str:
+        """What there is, in a line or two."""
+        counts = ", ".join(f"{len(self.of(p))} {p}" for p in Priority if self.of(p))
+        num = len(self.findings)
+        lines = [f"{count(num, 'finding')} ({counts})" if num else "No findings"]
+        lines[0] += f" in {count(self.num_files, 'file')}"
+        if self.num_fixed:
+            lines[0] += f"; {count(self.num_fixed, 'finding')} fixed"
+        if self.problems:
+            unread = len({problem.path for problem in self.problems})
+            lines[0] += f"; {count(unread, 'file')} not read"
+        safe, unsafe = len(self.fixable(is_safe=True)), len(self.fixable(is_safe=False))
+        if safe:
+            lines.append(f"{safe} can be fixed with --fix" + (f", {unsafe} more with --unsafe-fixes" if unsafe else ""))
+        elif unsafe:
+            lines.append(f"{unsafe} can be fixed with --fix --unsafe-fixes")
+        if any(finding.cell is not None and finding.fix is not None for finding in self.findings):
+            lines.append("notebooks are not fixed automatically")
+        if self.num_known or self.num_gone:
+            gone = f", {self.num_gone} gone since: write it anew" if self.num_gone else ""
+            lines.append(f"baseline: {self.num_known} known{gone}")
+        return "\n".join(lines)
+
+
+def count(number: int, noun: str) -> str:
+    """ "1 finding", "2 findings"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
