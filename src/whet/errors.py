@@ -12,6 +12,7 @@ WhetError                     exit code 2
 ├── StudyError                a study file is damaged or belongs to another search
 ├── BaselineError             a baseline is damaged, missing, or of another machine; a git reference cannot be had
 ├── TraceError                a trace file is damaged, or was not written by PyTorch's profiler
+├── AuditError                an audit's settings, codes or baseline cannot be used
 └── MachineError              the machine cannot be read or measured
 """
 
@@ -54,6 +55,10 @@ class StudyError(WhetError):
 
 class TraceError(WhetError):
     """A trace file is damaged, or was not written by PyTorch's profiler."""
+
+
+class AuditError(WhetError):
+    """An audit's settings, codes or baseline cannot be used."""
 
 
 class BaselineError(WhetError):

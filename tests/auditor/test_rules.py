@@ -97,7 +97,7 @@ def test_the_fixed_source_is_as_written(rule: ModuleType, source: str, fixed: st
 def test_has_a_card_and_enough_fixtures(rule: ModuleType) -> None:
     card = rule.__doc__ or ""
     assert card.startswith(f"{rule.CODE} {rule.NAME}: ")
-    assert rule.NAME == _name(rule).replace("_", "-")
+    assert _name(rule).replace("_", "-") == rule.NAME
     for part in CARD:
         assert re.search(rf"^{part}\b", card, re.MULTILINE), part
     kinds = [what for what, _, _ in _sections(rule)]

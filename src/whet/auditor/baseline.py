@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from whet.auditor.collect import SourceFile
 from whet.auditor.finding import Finding
@@ -78,8 +79,10 @@ def read_baseline(path: Path) -> Baseline:
     if content["format"] != FORMAT:
         raise AuditError(f"the baseline {path} has format {content['format']!r}, this whet reads {FORMAT}; {again}")
     counts: Counter[Key] = Counter()
-    entries = content["findings"]
-    for entry in entries if isinstance(entries, list) else [None]:
+    entries: Any = content["findings"]
+    if not isinstance(entries, list):
+        raise AuditError(f"the baseline {path} is damaged: its findings are no list; {again}")
+    for entry in entries:
         if not _is_entry(entry):
             raise AuditError(f"the baseline {path} is damaged: an entry is not path, code, line and count; {again}")
         counts[(entry["path"], entry["code"], entry["line"])] += entry["count"]
@@ -109,7 +112,7 @@ def _relative(path: str, directory: Path) -> str:
     return os.path.relpath(path, directory).replace(os.sep, "/")
 
 
-def _is_entry(entry: object) -> bool:
+def _is_entry(entry: Any) -> bool:
     if not isinstance(entry, dict):
         return False
     is_named = all(isinstance(entry.get(key), str) for key in ("path", "code", "line"))

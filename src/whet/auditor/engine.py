@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from whet.auditor.collect import Problem, SourceFile
+from whet.auditor.collect import Problem, SourceFile, does_not_parse
 from whet.auditor.constants import Constants
 from whet.auditor.finding import Finding, Hit, Priority
 from whet.auditor.heat import Heat
@@ -34,10 +34,8 @@ def audit(files: Sequence[SourceFile]) -> Audit:
     for file in files:
         try:
             modules.append(_parse(file))
-        except SyntaxError as error:
-            problems.append(Problem(file.path, error.lineno or 0, f"does not parse: {error.msg}"))
-        except (ValueError, RecursionError, MemoryError) as error:
-            problems.append(Problem(file.path, 0, f"does not parse: {error or type(error).__name__}"))
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            problems.append(does_not_parse(file, error))
     findings: list[Finding] = []
     for view in views(modules):
         findings += _findings(view)

@@ -63,7 +63,7 @@ def _read(text: str) -> _Silenced:
     silenced = _Silenced()
     first = 0  # of the statement that is being read; 0 between statements
     try:
-        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        for token in tokenize.generate_tokens(io.StringIO(text, newline=None).readline):
             line = token.start[0]
             if token.type == tokenize.COMMENT:
                 _note(silenced, token.string, line, is_alone=not first)

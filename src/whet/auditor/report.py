@@ -23,10 +23,10 @@ class MachineFacts:
 
 @dataclass(frozen=True)
 class Step:
-    """One fix as it was tried on top of those kept before it."""
+    """One fix as it was tried on top of those kept before it. measured: None where it could not be run."""
 
     label: str
-    measured: Measured
+    measured: Measured | None
     is_kept: bool
     reason: str = ""
 

@@ -8,11 +8,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whet.auditor.engine import audit
-
 from whet.auditor.baseline import Baseline, Matched
 from whet.auditor.card import Card, read_card
 from whet.auditor.collect import Problem, SourceFile, collect
+from whet.auditor.engine import audit
 from whet.auditor.finding import Finding, Fix
 from whet.auditor.noqa import without_silenced
 from whet.auditor.report import Report
@@ -60,7 +59,7 @@ def run(
     """
     collected = collect(paths, is_excluded=settings.is_excluded)
     files = list(collected.files)
-    findings, problems = _look(files, settings)
+    findings, problems = look(files, settings)
     known = _match(findings, files, settings, baseline)
     num_fixed, skipped = 0, list[str]()
     for _ in range(_MOST_ROUNDS if fix else 0):
@@ -68,7 +67,7 @@ def run(
         if not num:
             break
         num_fixed += num
-        findings, problems = _look(files, settings)
+        findings, problems = look(files, settings)
         known = _match(findings, files, settings, baseline)
     sources = {file.path: file for file in files}
     unread = {problem.path for problem in problems}
@@ -113,7 +112,7 @@ def in_cell(finding: Finding, sources: dict[str, SourceFile]) -> Finding:
     return replace(finding, span=span, cell=cell, hot=hot)
 
 
-def _look(files: Sequence[SourceFile], settings: Settings) -> tuple[list[Finding], tuple[Problem, ...]]:
+def look(files: Sequence[SourceFile], settings: Settings) -> tuple[list[Finding], tuple[Problem, ...]]:
     """What is found in the files, of codes that are on, without what comments silence."""
     found = audit(files)
     wanted = [finding for finding in found.findings if settings.is_on(finding.code, finding.path)]

@@ -4,17 +4,17 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-import typer
-
 from whet import __version__
 from whet.errors import WhetError
 
-# command -> (module, one line of help); each module has a function of the command's name
+# command -> (module, one line of help); each module has a function of the command's name, for typer, or a function
+# `main` that takes the arguments and returns the exit code: typer takes longer to start than a small audit does
 COMMANDS = {
     "tune": ("whet.cli.tune", "Find the fastest recipe for a model on this machine, and prove it."),
     "apply": ("whet.cli.apply", "Replay a recipe on a target and save the result."),
     "bench": ("whet.cli.bench", "Measure a target at many sizes; fail where it has become slower."),
     "profile": ("whet.cli.profile", "Say what bounds a model, how far it is from the limit, and what addresses it."),
+    "audit": ("whet.cli.audit", "Find what makes PyTorch code slow, say what it may cost, and fix it."),
     "limits": ("whet.cli.limits", "Show what this machine can do at the very best, measured."),
     "monitor": ("whet.cli.monitor", "Watch a command as it runs: live page, Prometheus metrics, summary."),
 }
@@ -36,11 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"error: there is no command {given[0]!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
     module, text = COMMANDS[given[0]]
-    command = getattr(importlib.import_module(module), given[0])
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name=given[0], help=command.__doc__ or text)(command)
+    command = importlib.import_module(module)
     try:
-        app(given[1:], prog_name=f"whet {given[0]}")
+        if hasattr(command, "main"):
+            sys.exit(command.main(given[1:]))
+        importlib.import_module("whet.cli.typed").run(getattr(command, given[0]), given[0], text, given[1:])
     except WhetError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)

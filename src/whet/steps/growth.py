@@ -24,7 +24,7 @@ _MOST_POINTS = 512
 # 2 µs, 100 µs where the step has emptied the caches, half a millisecond in a process that has loaded much. The first
 # looks are free, as many as a trend needs, so that a loop of a hundred short steps gets one; cheap ones for longer.
 _SHARE = 500
-_FREE_AT_ANY_COST, _FREE, _FREE_NS = 40, 128, 20_000
+_FREE_AT_ANY_COST, _FREE, _FREE_NS = 20, 128, 20_000
 _WARM_UP = 0.2  # of the run: caches, the optimiser's state, lazily made buffers
 _BLOCKS = 8
 _LEAST_POINTS = 2 * _BLOCKS

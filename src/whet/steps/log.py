@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from operator import add
+from threading import Lock
 from typing import NamedTuple
 
 from whet.steps.device_marks import DeviceMarks
@@ -89,7 +90,9 @@ class StepLog:
     ) -> None:
         self.clock = PhaseClock()
         self.warm_up: list[StepRecord] = []
-        self.sums = Sums()  # of the steps after the warm-up
+        self._sums = Sums()
+        self._unsummed: deque[StepRecord] = deque()  # a step only puts its record there
+        self._summing = Lock()
         self.device_sums = Sums()  # of those that the GPU has finished; empty without one
         self.recent: deque[StepRecord] = deque(maxlen=_RECENT)
         self.memory: list[MemorySeries] = []
@@ -108,6 +111,12 @@ class StepLog:
         self._primary: int | None = None
         if device is not None:
             self.set_device(device)
+
+    @property
+    def sums(self) -> Sums:
+        """Of the steps after the warm-up. May be read from any thread."""
+        self._add_up()
+        return self._sums
 
     @property
     def num_steps(self) -> int:
@@ -169,6 +178,11 @@ class StepLog:
         self._drop()
         self._read_marks(wait=True)
 
+    def _add_up(self) -> None:
+        with self._summing:
+            while self._unsummed:
+                self._sums.add(self._unsummed.popleft())
+
     def _begin(self) -> None:
         self._is_open = True
         self._has_stepped = self._by_optimizer = False
@@ -196,7 +210,9 @@ class StepLog:
             self.warm_up.append(record)
             self.clock.sites.clear()
         else:
-            self.sums.add(record)
+            self._unsummed.append(record)
+            if len(self._unsummed) >= _RECENT:
+                self._add_up()
             for series in self.memory:
                 series.sample(record.number)
         self._is_open = False

@@ -69,7 +69,7 @@ def summary(report: Report) -> Iterator[str]:
 
 def horizons(report: Report) -> list[Horizon]:
     """The findings by what they take to deal with; those without any are left out."""
-    quick, medium, deep = [], [], []
+    quick, medium, deep = list[Finding](), list[Finding](), list[Finding]()
     for finding in sorted(report.findings, key=lambda finding: list(Priority).index(finding.priority)):
         is_deep = finding.code.startswith(_ARCHITECTURE)
         (quick if finding.fix is not None else deep if is_deep else medium).append(finding)
@@ -102,7 +102,7 @@ def strategy(report: Report) -> Iterator[str]:
         yield (
             f"Parameters: in float32 with Adam each takes {_TRAINING_BYTES} bytes before any activation (weight 4, "
             f"gradient 4, moments 8), so that {_size(usable)} ({_USABLE:.0%} of {_size(memory)}) hold at most "
-            f"{usable / _TRAINING_BYTES / 1e9:.2g} billion trained parameters; a frozen one takes 4 bytes, 2 in bfloat16."
+            f"{usable / _TRAINING_BYTES / 1e9:.2g} billion trained parameters; a frozen one takes 4, or 2 in bfloat16."
         )
         yield (
             "Batch: run a few steps at two batch sizes and note both peaks. Memory per sample is the difference of the "
@@ -126,8 +126,8 @@ def validation(report: Report) -> Iterator[str]:
     yield f"See what would change: {target} --fix --diff."
     yield f"Measure each fix in a copy, in interleaved pairs with the original: {target} --measure -- ARGS."
     yield (
-        "Same seed, same data, same number of samples: after safe fixes the losses agree to rounding; after unsafe ones "
-        "compare the curve over enough steps to see a difference of 1 %, and the final metric."
+        "Same seed, same data, same number of samples: after safe fixes the losses agree to rounding; after unsafe "
+        "ones compare the curve over enough steps to see a difference of 1 %, and the final metric."
     )
     yield "Compare the peak memory as well, and run the project's own tests."
 
@@ -162,7 +162,7 @@ def _machine(machine: MachineFacts) -> str:
 def _loading(machine: MachineFacts) -> str:
     workers = max(1, (machine.cores - 1) // max(1, machine.num_gpus))
     each = " for each GPU" if machine.num_gpus > 1 else ""
-    text = f"Loading: start from {count(workers, 'worker')}{each}, kept between epochs; more only while steps wait for data."
+    text = f"Loading: start from {count(workers, 'worker')}{each}, kept between epochs; more while steps wait for data."
     if not machine.gpu_name:
         return f"{text} Workers compete with the model for cores here; pinned memory and non_blocking bring nothing."
     return f"{text} Pin the loader's memory and copy with non_blocking=True."

@@ -34,7 +34,9 @@ def render(report: Report, *, colour: bool = False) -> str:
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
-        "place": wording.place, "gain": wording.gain, "measured": wording.measured, "fix": wording.fix, "count": count,
+        "place": wording.place, "gain": wording.gain, "measured": wording.measured, "ratio": wording.ratio,
+        "peak": wording.peak,
+        "fix": wording.fix, "count": count,
         "sure": lambda confidence: wording.SURENESS[confidence],
     }  # fmt: skip
     return environment.get_template("report.html.j2").render(

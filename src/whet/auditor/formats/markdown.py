@@ -92,16 +92,22 @@ def _finding(report: Report, finding: Finding) -> Iterator[str]:
 
 
 def _impact(impact: Impact | None) -> Iterator[str]:
-    if impact is None or impact.total is None:
+    if impact is None:
         yield "Not measured."
         return
     yield f"{_code(impact.command)}"
     yield ""
-    yield f"All kept fixes together: **{_plain(wording.measured(impact.total))}**. {_plain(impact.method)}"
+    if impact.total is None:
+        yield f"None of the fixes paid on this machine. {_plain(impact.method)}"
+    else:
+        yield f"All kept fixes together: **{_plain(wording.measured(impact.total))}**. {_plain(impact.method)}"
+        yield ""
+        yield f"{_plain(wording.peak(impact.total))}"
     yield from ["", "| Fix | Ratio (95 % interval) | Kept |", "|---|---|---|"]
     for step in impact.steps:
         kept = "yes" if step.is_kept else f"no: {step.reason}" if step.reason else "no"
-        yield f"| {_plain(step.label)} | {_plain(wording.measured(step.measured))} | {_plain(kept)} |"
+        ratio = wording.ratio(step.measured) if step.measured is not None else "—"
+        yield f"| {_plain(step.label)} | {_plain(ratio)} | {_plain(kept)} |"
     if impact.phases:
         yield from ["", "| Phase | Before, ms | After, ms |", "|---|---:|---:|"]
         for phase in impact.phases:

@@ -149,4 +149,4 @@ def _keyword(edit: SetKeyword, source: SourceFile) -> tuple[Span, str] | None:
     before = text[:-1].rstrip()
     gap = "" if before.endswith("(") else " " if before.endswith(",") else ", "
     at = span.column + len(before)
-    return Span(span.line, at, span.line, at), f"{gap}{edit.name}={edit.value}"
+    return Span(span.line, at, span.line, span.end_column - 1), f"{gap}{edit.name}={edit.value}"

@@ -28,10 +28,21 @@ def gain(estimate: Gain) -> str:
     return f"{percent(estimate.low, estimate.high)} of the step's time"
 
 
+def ratio(result: Measured) -> str:
+    """A measured ratio with its interval."""
+    return f"{result.ratio:.2f}× ({result.low:.2f}–{result.high:.2f})"
+
+
 def measured(result: Measured) -> str:
-    """A measured ratio with its interval and what is to be said about it."""
-    text = f"{result.ratio:.2f}× ({result.low:.2f}–{result.high:.2f}), {result.verdict}"
+    """The same with what is to be said about it."""
+    text = f"{ratio(result)}, {result.verdict}"
     return f"{text}; {result.loss_note}" if result.loss_note else text
+
+
+def peak(result: Measured) -> str:
+    """Peak memory before and after."""
+    before, after = (num_bytes / 2**20 for num_bytes in (result.peak_bytes_before, result.peak_bytes_after))
+    return f"Peak memory: {before:,.0f} MiB before, {after:,.0f} MiB after."
 
 
 def fix(finding: Finding) -> str:

@@ -1,0 +1,55 @@
+"""Functions that only infer: by their name, by eval(), and by taking no gradients anywhere."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from whet.auditor.calls import CallKind
+from whet.auditor.heat import TRAINS
+from whet.auditor.project import name_of
+from whet.auditor.source import Function
+from whet.auditor.view import View
+
+_HOOKS = frozenset(
+    "validation_step test_step predict_step prediction_step eval_step on_validation_batch_end training_step "
+    "evaluate_step val_step compute_loss _inference_step validation_epoch_end".split()
+)
+_ONLY = re.compile(
+    r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test|predict|prediction|infer|inference|generate|"
+    r"transcribe|translate|caption|classify)($|_)"
+)
+_TAKES = ("backward", "grad", "jacobian", "hessian", "requires_grad_", "vjp", "jvp", "zero_grad")
+
+
+def is_hook(view: View, function: Function) -> bool:
+    """Whether a framework calls it, and turns gradients off around it."""
+    return function.cls is not None and function.name in _HOOKS
+
+
+def takes_gradients(view: View, function: Function) -> bool:
+    """Whether a function, what is nested in it, or what it is nested in, differentiates or trains."""
+    scope: Function | None = function
+    while scope is not None and not isinstance(scope.node, ast.Module):
+        if any(name_of(call) in _TAKES or view.call_kind(call) is CallKind.STEP for call in scope.calls):
+            return True
+        if any(argument.arg in ("optimizer", "optim", "is_train", "training", "train") for argument in scope.arguments):
+            return True
+        scope = scope.parent
+    if any(isinstance(n, ast.Attribute) and n.attr == "requires_grad" for n in ast.walk(function.node)):
+        return True
+    hot = view.heat.functions.get(function)
+    return hot is not None and hot.kind in TRAINS and not hot.guard
+
+
+def only_infers(view: View, function: Function) -> bool:
+    """Whether a function is for inference by its name, or puts the model in eval mode itself."""
+    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", function.name).lower()
+    if "train" in name or "loss" in name:
+        return False
+    puts_in_eval = any(
+        name_of(c) == "eval" and isinstance(c.func, ast.Attribute) and not c.args for c in function.calls
+    )
+    if view.is_model_class(function.cls):
+        return puts_in_eval or name in ("generate", "predict", "infer", "inference", "transcribe", "translate")
+    return puts_in_eval or _ONLY.search(name) is not None

@@ -1,0 +1,135 @@
+"""Copies from the CPU to the GPU: which calls make one, of what, and of tensors made right before."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from whet.auditor.finding import Hot
+from whet.auditor.heat import HeatKind
+from whet.auditor.kinds import Kind
+from whet.auditor.project import name_of
+from whet.auditor.torch_names import FACTORIES
+from whet.auditor.view import View, is_known
+from whet.auditor.waits import LIBRARY
+
+# Factories that take `device=`; the old constructors (torch.FloatTensor) do not.
+TAKE_DEVICE = frozenset(
+    "tensor as_tensor zeros ones full empty rand randn randint randperm arange linspace logspace eye".split()
+)
+RANDOM = frozenset("rand randn randint randperm normal bernoulli".split())
+_KEEP = frozenset(
+    "float double half long int bool clone contiguous view reshape unsqueeze squeeze expand repeat transpose t T "
+    "uniform_ normal_ fill_ zero_ requires_grad_ permute flatten mul_ add_ bernoulli_ exponential_ type masked_fill "
+    "triu tril bfloat16 pow cumsum log exp neg abs sin cos".split()
+)
+_WRAP = ("torch.triu", "torch.tril", "torch.autograd.Variable", "torch.stack", "torch.unsqueeze")
+_MOVED = (Kind.TENSOR, Kind.BATCH, Kind.ENCODING)
+_MOVERS = re.compile(
+    r"(^|_)(to|transfer|move|send|put)_?(\w+_)?(to_)?(device|gpu|cuda)($|_)|^_?to_?(device|cuda|gpu)s?$"
+)
+
+
+def transfers(view: View) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """Calls that move what may be on the CPU to what may be a GPU, and what they move."""
+    for call in view.calls("to", "cuda"):
+        if isinstance(call.func, ast.Attribute) and not view.has_star(call) and moves_to_gpu(view, call):
+            yield call, call.func.value
+    for call in view.calls("type"):
+        if isinstance(call.func, ast.Attribute) and call.args:
+            if (view.dotted(call.args[0]) or "").startswith("torch.cuda."):
+                yield call, call.func.value
+
+
+def moves_to_gpu(view: View, call: ast.Call) -> bool:
+    """True unless the device is known to be the CPU, or the call only changes the dtype or follows another tensor."""
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "cuda":
+        return True
+    target = view.keyword(call, "device", 0)
+    if target is None:
+        return False
+    if view.kind(target) in (Kind.DTYPE, Kind.TENSOR, Kind.OUTPUT, Kind.MODEL):
+        return False
+    if isinstance(target, ast.Call) and name_of(target) == "device" and target.args:
+        target = target.args[0]
+    device = view.constant(target)
+    if is_known(device):
+        return isinstance(device, int) or str(device).startswith("cuda")
+    words = view.source(target)
+    return "dtype" not in words and "cpu" not in words.lower()
+
+
+def follows_tensor(view: View, call: ast.Call) -> bool:
+    """Whether the device is that of another tensor (`x.to(y.device)`): mostly no copy at all."""
+    target = view.keyword(call, "device", 0)
+    if not isinstance(target, ast.Attribute) or target.attr != "device":
+        return False
+    return not isinstance(target.value, ast.Name) or target.value.id not in ("self", "args", "cfg", "config", "trainer")
+
+
+def made_on_cpu(view: View, expression: ast.expr, depth: int = 0) -> ast.Call | None:
+    """The call of a factory that makes a tensor on the CPU, through methods that keep it there; None for others."""
+    while isinstance(expression, ast.Call | ast.Attribute) and depth < 8:
+        depth += 1
+        if isinstance(expression, ast.Attribute):
+            if expression.attr not in _KEEP and expression.attr != "data":
+                return None
+            expression = expression.value
+            continue
+        dotted = view.dotted(expression.func) or ""
+        if dotted.startswith("torch.") and dotted.count(".") == 1 and dotted.rpartition(".")[2] in FACTORIES:
+            is_told = any(keyword.arg in ("device", None) for keyword in expression.keywords)
+            return None if is_told or dotted in ("torch.from_numpy", "torch.frombuffer", "torch.stft") else expression
+        if dotted in _WRAP and expression.args:
+            expression = expression.args[0]
+        elif isinstance(expression.func, ast.Attribute) and expression.func.attr in _KEEP:
+            expression = expression.func.value
+        else:
+            return None
+    return None
+
+
+def made_before(view: View, name: ast.expr) -> ast.Call | None:
+    """As `made_on_cpu`, of a name that is bound to such a tensor and nothing else before it is moved."""
+    if not isinstance(name, ast.Name):
+        return None
+    bindings = [b for b in view.function_of(name).bindings.get(name.id, ()) if b.line < name.lineno]
+    if len(bindings) != 1 or bindings[0].how != "value" or bindings[0].path or bindings[0].value is None:
+        return None
+    return made_on_cpu(view, bindings[0].value)
+
+
+def is_worker(kind: str) -> bool:
+    """Whether code runs in a loader's worker processes, where no copies to a GPU belong."""
+    return kind == HeatKind.DATA
+
+
+def blocking_copies(view: View) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """Copies of what may come from a loader, that are not told not to block; not of what was made on the spot."""
+    for call, moved in transfers(view):
+        if view.keyword(call, "non_blocking", 1) is not None or follows_tensor(view, call):
+            continue
+        value = view.value(moved)
+        is_batch = value.kind in _MOVED or (value.kind is Kind.UNKNOWN and _is_mover(view, call))
+        if not is_batch or value.device == "gpu" or made_on_cpu(view, moved) or made_before(view, moved):
+            continue
+        yield call, moved
+
+
+def step_of(view: View, call: ast.Call) -> Hot | None:
+    """Why a copy is made in every step: a function that moves batches is there for that, whoever calls it."""
+    hot = view.hot(call)
+    if hot is None and _is_mover(view, call):
+        return Hot(LIBRARY, view.function_of(call).qualname)
+    if hot is None or hot.guard or is_worker(hot.kind):
+        return None
+    if hot.kind in (HeatKind.FORWARD, HeatKind.INFERENCE_CALL) and not hot.via:
+        value = view.value(call.func.value) if isinstance(call.func, ast.Attribute) else None
+        return hot if value is not None and value.kind in (Kind.BATCH, Kind.ENCODING) else None
+    return hot
+
+
+def _is_mover(view: View, call: ast.Call) -> bool:
+    function = view.function_of(call)
+    return _MOVERS.search(function.name) is not None and len(function.arguments) > 1

@@ -1,0 +1,248 @@
+"""whet audit: find what makes PyTorch code slow, say what it may cost, and fix it."""
+
+import argparse
+import difflib
+import io
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TextIO
+
+from whet.auditor.baseline import baseline_text, read_baseline
+from whet.auditor.card import Card
+from whet.auditor.formats import FORMATS, render
+from whet.auditor.report import MachineFacts, count
+from whet.auditor.rules import RULES
+from whet.auditor.run import Change, Outcome, cards, look, run
+from whet.auditor.settings import Settings, check_codes, near, read_settings
+from whet.errors import AuditError, OptionError, OutputError
+from whet.files import write_whole
+
+if TYPE_CHECKING:
+    from whet.cli.audit_measure import MeasuredAudit
+
+_CLEAN, _FINDINGS, _FAILED = 0, 1, 2
+_LEAST_STEPS = 6
+_REPORTS = ("markdown", "html")  # formats that give advice for the machine at hand
+_ABOUT = """Find what makes PyTorch code slow, say what it may cost, and fix it.
+
+Exits with 0 where nothing is found, 1 where findings are left, 2 on wrong use or where a file cannot be read."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(f"{message}; whet audit --help says what there is")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse the arguments, audit, print; returns the exit code."""
+    own, passed_on = _split_at_dashes(arguments)
+    given = _parser().parse_intermixed_args(own)
+    given.arguments = passed_on
+    if given.explain is not None:
+        _say(_explained(given.explain))
+        return _CLEAN
+    if not given.paths:
+        raise OptionError("name files or directories to audit, as whet audit train.py src")
+    if given.unsafe_fixes and not (given.fix or given.diff):
+        raise OptionError("--unsafe-fixes widens --fix and --diff: give one of them as well")
+    if given.measure and len(given.paths) != 1:
+        raise OptionError("--measure runs one training script: name it alone, as whet audit train.py --measure -- ARGS")
+    if given.arguments and not given.measure:
+        raise OptionError("what stands after -- is for the script that --measure runs: give --measure as well")
+    for path in (given.out, given.write_baseline):
+        _check_writable(path)
+    return _audit(given, "json" if given.json else given.output_format)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="whet audit",
+        description=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("paths", metavar="PATH", nargs="*", type=Path, help="Python files, notebooks and directories")
+    add("--fix", action="store_true", help="repair what can be repaired at the same results")
+    add("--unsafe-fixes", action="store_true", help="also where results may differ")
+    add("--diff", action="store_true", help="show what --fix would change; write nothing")
+    add("--select", metavar="CODES", action="append", help="codes or their beginnings, as SYN,MOV101")
+    add("--ignore", metavar="CODES", action="append", help="codes or their beginnings to leave out")
+    add("--baseline", metavar="FILE", type=Path, help="show only what this file does not know")
+    add("--write-baseline", metavar="FILE", type=Path, help="write what is found, to be known from now on")
+    add("--output-format", metavar="FORMAT", choices=FORMATS, default="full", help=", ".join(FORMATS))
+    add("--out", metavar="FILE", type=Path, help="write there instead of the terminal")
+    add("--explain", metavar="CODE", help="say what a rule finds, and why")
+    add("--json", action="store_true", help="short for --output-format json")
+    add("--measure", action="store_true", help="run the script (arguments after --) with each fix, in a copy, in pairs")
+    add("--steps", metavar="N", type=int, default=12, help="optimiser steps of each process of --measure (12)")
+    add("--budget", metavar="TIME", default="10m", help="of --measure, such as 90s or 10m (10m)")
+    return parser
+
+
+def _audit(given: argparse.Namespace, output_format: str) -> int:
+    settings = read_settings(given.paths, RULES)
+    settings = replace(
+        settings,
+        given_select=check_codes(_split(given.select), RULES, "--select") if given.select else None,
+        given_ignore=check_codes(_split(given.ignore or []), RULES, "--ignore"),
+    )
+    measured = _measured(given, settings) if given.measure else None
+    outcome = (
+        _outcome(given, settings) if measured is None else measured.outcome(settings, write=given.fix or given.diff)
+    )
+    failures = [] if given.diff else [line for change in outcome.changes if (line := _write(change)) is not None]
+    machine = _machine() if output_format in _REPORTS and not given.diff else None
+    report = replace(outcome.report, command=_command(given.paths), machine=machine)
+    report = report if measured is None else measured.added_to(report)
+    for line in [*report.notes, *(problem.text for problem in report.problems), *failures]:
+        _say(line, sys.stderr)
+    if given.diff:
+        _put("\n".join(map(_diff, outcome.changes)), given.out)
+        would = f"{count(report.num_fixed, 'finding')} would be fixed in {count(len(outcome.changes), 'file')}"
+        _say(would, sys.stderr)
+    else:
+        _put(render(report, output_format, colour=given.out is None and _has_colour(sys.stdout)), given.out)
+    if measured is not None and output_format in ("full", "concise"):
+        _say(measured.table())
+    if given.out is not None:
+        _say(f"{report.summary()}\nwritten to {given.out}", sys.stderr)
+    if given.write_baseline is not None:
+        directory = given.write_baseline.absolute().parent
+        write_whole(given.write_baseline, baseline_text(outcome.findings, outcome.files, directory))
+        _say(f"{count(len(outcome.findings), 'finding')} written to {given.write_baseline}", sys.stderr)
+    if report.problems or failures:
+        return _FAILED
+    is_left = report.findings or (given.diff and outcome.changes)
+    return _FINDINGS if is_left and given.write_baseline is None else _CLEAN
+
+
+def _outcome(given: argparse.Namespace, settings: Settings) -> Outcome:
+    path = given.baseline or settings.baseline
+    if path is not None and given.write_baseline is not None and not path.exists():
+        path = None  # about to be written for the first time
+    known = read_baseline(path) if path is not None else None
+    return run(given.paths, settings, baseline=known, fix=given.fix or given.diff, unsafe=given.unsafe_fixes)
+
+
+def _measured(given: argparse.Namespace, settings: Settings) -> "MeasuredAudit":
+    """Imported only here: it needs torch."""
+    module = import_module("whet.cli.audit_measure")
+    budget_s = import_module("whet.cli.units").seconds(given.budget)
+    if given.steps < _LEAST_STEPS:
+        raise OptionError(f"--steps {given.steps} are too few: the first three are not counted; give {_LEAST_STEPS}")
+    measured: MeasuredAudit = module.measure(
+        given.paths[0],
+        given.arguments,
+        lambda files: look(files, settings)[0],
+        num_steps=given.steps,
+        budget_s=budget_s,
+    )
+    return measured
+
+
+def _split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What is whet's own, and what stands after `--`."""
+    given = list(arguments)
+    if "--" not in given:
+        return given, []
+    place = given.index("--")
+    return given[:place], given[place + 1 :]
+
+
+def _write(change: Change) -> str | None:
+    """Write a file whole or not at all, with its encoding and permissions; what is wrong where that cannot be done."""
+    path = Path(change.before.path).resolve()  # through links: they stay
+    encoding = change.before.encoding
+    try:
+        if path.read_bytes() != change.before.text.encode(encoding):
+            return f"{change.before.path}: not fixed: it was changed meanwhile"
+        if not os.access(path, os.W_OK):
+            return f"{change.before.path}: not fixed: it may not be written"
+        data = change.text.encode(encoding)
+        mode = path.stat().st_mode
+        write_whole(path, data)
+        path.chmod(mode)
+    except UnicodeError:
+        return f"{change.before.path}: not fixed: its encoding, {encoding}, cannot hold the fix"
+    except (OSError, OutputError) as error:
+        return f"{change.before.path}: not fixed: {error}"
+    return None
+
+
+def _diff(change: Change) -> str:
+    """As `patch -p1` takes it; lines end at a line feed only, whatever else they hold."""
+    before, after = (list(io.StringIO(text, newline="\n")) for text in (change.before.text, change.text))
+    name = change.before.path
+    lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines).rstrip(
+        "\n"
+    )
+
+
+def _explained(name: str) -> str:
+    """A rule's card. Raises AuditError for a code or a name that is not there."""
+    known = cards()
+    code = name.strip().upper()
+    card = known.get(code) or next((c for c in known.values() if c.name == name.strip().lower()), None)
+    if card is not None:
+        return _card(card)
+    family = [c for c in known.values() if code and c.code.startswith(code)]
+    if not family:
+        raise AuditError(f"--explain: there is no code {name!r}{near(code, known)}")
+    return "\n".join(f"{c.code}  {c.name:<32}  {c.priority}" for c in family)
+
+
+def _card(card: Card) -> str:
+    return f"{card.text.strip()}\nPriority    {card.priority}"
+
+
+def _split(given: Sequence[str]) -> list[str]:
+    return [code for text in given for code in text.split(",") if code.strip()]
+
+
+def _check_writable(path: Path | None) -> None:
+    """Before anything is audited for it."""
+    if path is not None and not path.absolute().parent.is_dir():
+        raise OutputError(f"{path} cannot be written: there is no directory {path.absolute().parent}")
+    if path is not None and path.is_dir():
+        raise OutputError(f"{path} is a directory; name a file")
+
+
+def _machine() -> MachineFacts:
+    """Imported only here: it needs torch, which takes seconds."""
+    facts: Callable[[], MachineFacts] = import_module("whet.cli.audit_machine").machine_facts
+    return facts()
+
+
+def _command(paths: Sequence[Path]) -> str:
+    return " ".join(["whet audit", *(shlex.quote(str(path)) for path in paths)])
+
+
+def _has_colour(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _put(text: str, out: Path | None) -> None:
+    """What was asked for: into a file, whole or not at all, or onto the terminal."""
+    if out is None:
+        _say(text)
+    else:
+        write_whole(out, f"{text}\n".encode(errors="backslashreplace"))
+
+
+def _say(text: str, stream: TextIO | None = None) -> None:
+    """Print what the stream's encoding can hold; the rest, such as names that are no text, with backslashes."""
+    stream = stream or sys.stdout
+    encoding = stream.encoding or "utf-8"
+    if not text:
+        return
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
+    except BrokenPipeError:  # as in `whet audit src | head`
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - what Python closes at its end

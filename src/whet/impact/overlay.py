@@ -1,0 +1,49 @@
+"""A copy of a directory to run changed code in, that leaves the original alone.
+
+Code is copied, and so are other files up to a size; larger ones, and folders that hold no code and are large, are
+links. What a script writes anew lands in the copy.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+_COPIED_BYTES = 16 * 2**20  # a file that is larger is linked
+_MOST_FILES = 20_000
+_LINKED = frozenset(".git .hg .svn .venv venv node_modules __pycache__ .mypy_cache .ruff_cache .pytest_cache".split())
+
+
+def make_overlay(source: Path, target: Path, changed: Mapping[Path, str | bytes]) -> Path:
+    """Copy `source` to `target`, with the new contents of `changed` (absolute paths below source). Returns target.
+
+    Raises OSError where the directory cannot be read or the copy not be written.
+    """
+    source = source.resolve()
+    inside = {path.resolve().relative_to(source): content for path, content in changed.items()}
+    needed = {parent for path in inside for parent in path.parents}
+    budget = [_MOST_FILES]
+    _copy(source, target, Path(), needed, budget)
+    for path, content in inside.items():
+        place = target / path
+        if place.is_symlink() or place.exists():
+            place.unlink()
+        place.write_bytes(content.encode() if isinstance(content, str) else content)
+    return target
+
+
+def _copy(source: Path, target: Path, inside: Path, needed: set[Path], budget: list[int]) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    for entry in sorted(source.iterdir()):
+        place, path = target / entry.name, inside / entry.name
+        if entry.is_symlink() or (not entry.is_dir() and not entry.is_file()):
+            place.symlink_to(entry.resolve())
+        elif entry.is_dir():
+            if (entry.name in _LINKED or budget[0] <= 0) and path not in needed:
+                place.symlink_to(entry)
+            else:
+                _copy(entry, place, path, needed, budget)
+        elif entry.stat().st_size > _COPIED_BYTES:
+            place.symlink_to(entry)
+        else:
+            shutil.copy2(entry, place)
+            budget[0] -= 1

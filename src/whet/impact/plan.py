@@ -1,0 +1,232 @@
+"""Which fixes pay on this machine: each on top of those kept so far, the most promising first; then all at once."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from whet.auditor.collect import SourceFile
+from whet.auditor.finding import Confidence, Finding, Measured
+from whet.auditor.fixing import apply_fixes
+from whet.errors import TargetError
+from whet.impact.overlay import make_overlay
+from whet.impact.pairs import Paired, Run, ScriptRun, run_once, run_pairs
+from whet.measure import Outcome, run_isolated
+
+Look = Callable[[Sequence[SourceFile]], Sequence[Finding]]
+
+_PAIRS = 6  # fewer cannot be significant by Wilcoxon's test
+_FINAL_PAIRS = 6
+_SURE = {Confidence.HIGH: 1.0, Confidence.MEDIUM: 0.7, Confidence.LOW: 0.4}
+_SHARE_FOR_FINAL = 0.25  # of the budget
+
+
+@dataclass(frozen=True)
+class Stage:
+    """All fixes of one rule, tried on top of what was kept before. status: kept, no gain, another loss, failed, ..."""
+
+    code: str
+    name: str
+    num_findings: int
+    titles: tuple[str, ...]
+    is_safe: bool
+    status: str
+    paired: Paired | None = None
+    why: str = ""
+
+    @property
+    def is_kept(self) -> bool:
+        return self.status == "kept"
+
+    @property
+    def measured(self) -> Measured | None:
+        """As a finding carries it."""
+        if self.paired is None or self.paired.comparison is None:
+            return None
+        return as_measured(self.paired, self.status)
+
+
+@dataclass(frozen=True)
+class Impact:
+    """What was found. first: a run of the script as it is. total: all kept fixes against the script as it is.
+
+    files: the sources with all kept fixes. num_steps: of each process.
+    """
+
+    first: ScriptRun
+    stages: tuple[Stage, ...]
+    total: Paired | None
+    files: tuple[SourceFile, ...]
+    num_steps: int
+    seconds: float
+    unfixed: tuple[str, ...] = ()  # codes found that have no fix to try
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script, its arguments and what it runs in. directory: for copies and logs; base: what is copied."""
+
+    path: Path
+    arguments: tuple[str, ...]
+    base: Path
+    working_directory: Path
+    directory: Path
+    num_steps: int
+    limit_s: float
+
+    def version(self, name: str, files: Sequence[SourceFile], originals: Sequence[SourceFile]) -> Run:
+        """A way to run a version of the sources: in a copy of its own, a fresh process each time."""
+        known = {file.path: file.text for file in originals}
+        changed: dict[Path, str | bytes] = {
+            Path(file.path).resolve(): file.text.encode(file.encoding)
+            for file in files
+            if file.text != known.get(file.path)
+        }
+        copy = make_overlay(self.base, self.directory / name / "copy", changed)
+        inside = self.working_directory.is_relative_to(self.base)
+        arguments = {
+            "script": str(copy / self.path.relative_to(self.base)),
+            "arguments": list(self.arguments),
+            "num_steps": self.num_steps,
+            "limit_s": 0.9 * self.limit_s,
+            "seed": 0,
+        }
+
+        def run() -> Outcome:
+            return run_isolated(
+                "whet.impact.child:run_script",
+                arguments,
+                self.directory / name / "run",
+                time_limit_s=self.limit_s,
+                working_directory=copy / self.working_directory.relative_to(self.base) if inside else None,
+            )
+
+        return run
+
+
+def measure_impact(
+    script: Script, files: Sequence[SourceFile], look: Look, *, budget_s: float, report: Callable[[str], None]
+) -> Impact:
+    """Try the fixes of what `look` finds in `files`, and keep those that pay at the same loss.
+
+    Raises TargetError where the script as it is cannot be run.
+    """
+    started = time.monotonic()
+    originals = list(files)
+    as_is = script.version("original", originals, originals)
+    report("running the script as it is")
+    first = run_once(as_is)
+    report(f"{first.step_s * 1e3:.4g} ms a step")
+    current, stages, tried, unfixed = originals, list[Stage](), set[str](), list[str]()
+    now = as_is
+    while True:
+        findings = look(current)
+        unfixed = sorted({f.code for f in findings} - {f.code for f in findings if f.fix is not None})
+        code = _next(findings, tried)
+        if code is None:
+            break
+        tried.add(code)
+        chosen = [finding for finding in findings if finding.code == code and finding.fix is not None]
+        if time.monotonic() - started > budget_s * (1 - _SHARE_FOR_FINAL):
+            stages.append(_stage(chosen, "not tried", why="the budget was used up"))
+            continue
+        stage, version, run = _try(script, len(stages), chosen, current, originals, now, report)
+        stages.append(stage)
+        if stage.is_kept:
+            current, now = version, run
+    total = None
+    if any(stage.is_kept for stage in stages):
+        report("all that were kept, against the script as it is")
+        total = run_pairs(as_is, now, most_pairs=_FINAL_PAIRS, stop_early=False)
+    seconds = time.monotonic() - started
+    return Impact(first, tuple(stages), total, tuple(current), script.num_steps, seconds, tuple(unfixed))
+
+
+def as_measured(paired: Paired, verdict: str) -> Measured:
+    """As a finding and the report carry it."""
+    assert paired.comparison is not None and paired.original is not None and paired.variant is not None
+    low, high = paired.comparison.ci95
+    return Measured(
+        ratio=paired.comparison.ratio,
+        low=low,
+        high=high,
+        verdict=verdict,
+        loss_note=paired.loss_note,
+        peak_bytes_before=paired.original.peak_bytes,
+        peak_bytes_after=paired.variant.peak_bytes,
+    )
+
+
+def _next(findings: Sequence[Finding], tried: set[str]) -> str | None:
+    """The code whose fixes promise most, among those not tried."""
+    promise: dict[str, float] = {}
+    for finding in findings:
+        if finding.fix is not None and finding.code not in tried and (finding.hot is None or not finding.hot.guard):
+            worth = _SURE[finding.confidence] * (finding.gain.low + finding.gain.high) / 2
+            promise[finding.code] = max(promise.get(finding.code, 0.0), worth)
+    return max(sorted(promise), key=lambda code: promise[code], default=None)
+
+
+def _try(
+    script: Script,
+    number: int,
+    chosen: Sequence[Finding],
+    current: Sequence[SourceFile],
+    originals: Sequence[SourceFile],
+    now: Run,
+    report: Callable[[str], None],
+) -> tuple[Stage, list[SourceFile], Run]:
+    """One rule's fixes against what was kept so far."""
+    report(f"{chosen[0].code} {chosen[0].name}: {_titles(chosen)[0]}")
+    version = _fixed(current, chosen)
+    if all(a.text == b.text for a, b in zip(version, current, strict=True)):
+        return _stage(chosen, "not applied", why="its fix could not be applied here"), version, now
+    run = script.version(f"{number}-{chosen[0].code}", version, originals)
+    paired = run_pairs(now, run, most_pairs=_PAIRS)
+    if paired.failure:
+        status, why = "failed", paired.failure
+    elif not paired.is_faster:
+        status, why = "no gain", ""
+    elif not paired.same_loss:
+        status, why = "another loss", paired.loss_note
+    else:
+        status, why = "kept", ""
+    stage = replace(_stage(chosen, status, why=why), paired=paired)
+    report(f"  {status}{_in_words(paired)}{f': {why}' if why else ''}")
+    return stage, version, run
+
+
+def _in_words(paired: Paired) -> str:
+    if paired.comparison is None:
+        return ""
+    low, high = paired.comparison.ci95
+    return f", {paired.comparison.ratio:.3g}x ({low:.3g} to {high:.3g}, {paired.comparison.num_pairs} pairs)"
+
+
+def _fixed(files: Sequence[SourceFile], findings: Sequence[Finding]) -> list[SourceFile]:
+    fixed = []
+    for file in files:
+        fixes = [finding.fix for finding in findings if finding.path == file.path and finding.fix is not None]
+        fixed.append(replace(file, text=apply_fixes(file.text, fixes).source) if fixes else file)
+    return fixed
+
+
+def _stage(findings: Sequence[Finding], status: str, *, why: str = "") -> Stage:
+    is_safe = all(finding.fix is not None and finding.fix.is_safe for finding in findings)
+    return Stage(findings[0].code, findings[0].name, len(findings), _titles(findings), is_safe, status, why=why)
+
+
+def _titles(findings: Sequence[Finding]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(finding.fix.title for finding in findings if finding.fix is not None))
+
+
+def script_at(path: Path, arguments: Sequence[str], directory: Path, *, num_steps: int, limit_s: float) -> Script:
+    """A script to measure. What is copied: the working directory where the script lies below it, else its own folder.
+
+    Raises TargetError where there is no such file.
+    """
+    path, here = path.resolve(), Path.cwd().resolve()
+    if not path.is_file() or path.suffix != ".py":
+        raise TargetError(f"--measure runs a training script; {path.name} is none: name one .py file")
+    base = here if path.is_relative_to(here) and here != Path.home() else path.parent
+    return Script(path, tuple(arguments), base, here, directory, num_steps, limit_s)
