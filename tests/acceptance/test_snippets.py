@@ -20,7 +20,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _BUDGET = re.compile(r"--budget \S+")
 _BUDGET_S = re.compile(r"budget_s=\d+")
-_SLOW = [name for name in TABLE if name != "openvino"]
+_SLOW = [name for name in TABLE if name != "bf16"]
 
 
 def _commands(document: Path) -> list[list[str]]:
@@ -32,6 +32,8 @@ def _commands(document: Path) -> list[list[str]]:
             for line in body.splitlines():
                 if line.startswith("whet tune"):
                     line = _BUDGET.sub(f"--budget 5s --exclude {','.join(_SLOW)}", line)
+                if line.startswith("whet audit"):
+                    line = _BUDGET.sub("--budget 1s", line)
                 words = shlex.split(line, comments=True)
                 if words[:1] == ["whet"]:
                     commands.append([sys.executable, "-m", *words])
@@ -47,7 +49,8 @@ def _commands(document: Path) -> list[list[str]]:
 def test_the_snippets_run(document: Path, tmp_path: Path) -> None:
     for command in _commands(document):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+        fine = (0, 1) if command[2:4] == ["whet", "audit"] else (0,)  # 1: something was found
+        assert done.returncode in fine, f"{command}\n{done.stdout}\n{done.stderr}"
 
 
 def test_the_readme_has_snippets_to_run() -> None:

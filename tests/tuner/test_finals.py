@@ -7,8 +7,9 @@ import targets
 import torch
 
 from whet.measure import Verdict, compare, measure_pairs, noise_floor
+from whet.tuner import finals
 from whet.tuner.finals import run_finals
-from whet.tuner.result import TrialRecord
+from whet.tuner.result import Point, TrialRecord
 from whet.tuner.search import Workbench, isolated
 
 
@@ -21,6 +22,30 @@ def test_twenty_real_comparisons_of_a_model_with_itself_give_no_gain() -> None:
         comparison = compare(first, second, noise=noise_floor([first]))
         gains += comparison.verdict is Verdict.PASS
     assert gains <= 1  # 5 % of 20
+
+
+def test_who_loses_three_rounds_is_judged_by_those(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def measure(bench: object, contender: TrialRecord | None) -> dict[str, float]:
+        number = -1 if contender is None else contender.number
+        asked.append(number)
+        latency_ms = {-1: 10.0, 0: 11.0, 1: 5.0}[number] + 0.01 * (len(asked) % 5)
+        return {"latency_ms": latency_ms}
+
+    def point(bench: object, contender: TrialRecord | None, runs: list[dict[str, float]]) -> Point:
+        times = [run["latency_ms"] for run in runs]
+        return Point(latency_ms=times[0], throughput_per_s=1.0, peak_bytes=0, size_bytes=0, process_latencies_ms=times)
+
+    monkeypatch.setattr(finals, "_measure", measure)
+    monkeypatch.setattr(finals, "_point", point)
+    slower, faster = (TrialRecord(number=i, steps=[], status="done") for i in (0, 1))
+    _, points = run_finals(object(), [slower, faster], deadline=0.0)  # type: ignore[arg-type]
+    assert [len(p.process_latencies_ms) for p in points] == [3, 6]
+    assert [p.verdict for p in points] == ["fail", "pass"]
+    asked.clear()
+    run_finals(object(), [slower], deadline=0.0)  # type: ignore[arg-type]
+    assert sorted(asked) == [-1, -1, -1, 0, 0, 0]
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ _LOG = logging.getLogger("whet")
 ROUNDS = 8
 _ROUNDS_ALONE = 3  # of the original, where there is nothing to compare it with
 _MIN_ROUNDS = 6  # with fewer, the signed-rank test cannot reach 5 %
+_LOST_AFTER = 3  # rounds, each lost: to pass in the end, all the others must be won, and by more
 _RUN_S = 0.7  # of timing in each process
 _START_S = 2.0  # of a process, before it loads anything
 _LIMIT_S = 180.0
@@ -38,38 +39,55 @@ def run_finals(
     """Measure the original and each contender in `rounds` interleaved rounds; at least six, even past the deadline.
 
     Returns the original's point and the contenders', each judged against the original. A contender whose process
-    fails is left out of the rest and has no point.
+    fails is left out of the rest and has no point. One that loses each of the first three rounds is judged by those;
+    where none is left, the finals are over.
     """
     order = random.Random(seed)
     if not contenders:
         rounds = _ROUNDS_ALONE
     running: list[TrialRecord | None] = [None, *contenders]
+    failed: set[int] = set()
     runs: dict[int, list[dict[str, Any]]] = {_number(c): [] for c in running}
     for i in range(rounds):
         if i >= _MIN_ROUNDS and clock() > deadline:
             break
         for contender in order.sample(running, len(running)):
             value = _measure(bench, contender)
-            if value is None and contender is not None:
-                running = [c for c in running if c is not contender]
-            elif value is not None:
+            if value is not None:
                 runs[_number(contender)].append(value)
+            elif contender is not None:
+                failed.add(contender.number)
         report(i + 1, rounds)
+        gone = {number for number in runs if i + 1 == _LOST_AFTER and _has_lost(runs[-1], runs[number])} | failed
+        running = [c for c in running if c is None or c.number not in gone]
+        if contenders and running == [None]:
+            break
+    return _judged(bench, [c for c in contenders if c.number not in failed], runs)
+
+
+def _judged(
+    bench: Workbench, contenders: Sequence[TrialRecord], runs: dict[int, list[dict[str, Any]]]
+) -> tuple[Point, list[Point]]:
+    """The original's point, and that of each contender with its verdict."""
     original = runs[-1]
     baseline = _point(bench, None, original)
     floor = noise_floor([[r["latency_ms"] for r in original]])
     baseline.noise = floor
     points = []
-    for contender in running:
-        if contender is None:
-            continue
+    for contender in contenders:
         point = _point(bench, contender, runs[contender.number])
-        times = [r["latency_ms"] for r in original]
+        times = [r["latency_ms"] for r in original[: len(runs[contender.number])]]
         comparison = compare(times, point.process_latencies_ms, noise=floor)
         point.speedup, point.speedup_ci95 = comparison.ratio, comparison.ci95
         point.p_value, point.noise, point.verdict = comparison.p_value, floor, str(comparison.verdict)
         points.append(point)
     return baseline, points
+
+
+def _has_lost(original: Sequence[dict[str, Any]], contender: Sequence[dict[str, Any]]) -> bool:
+    """Whether a contender was slower in every round so far. The original itself never is."""
+    rounds = list(zip(original, contender, strict=False))
+    return contender is not original and all(b["latency_ms"] >= a["latency_ms"] for a, b in rounds)
 
 
 def expected_s(bench: Workbench, num_contenders: int) -> float:
