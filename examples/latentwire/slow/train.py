@@ -23,6 +23,8 @@ def parse_args():
     parser.add_argument("--target_tokens", type=int, default=8)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--eval_every", type=int, default=1000)
+    parser.add_argument("--print_every", type=int, default=10)
+    parser.add_argument("--num_held_out", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args()
 
@@ -61,7 +63,7 @@ def main():
     encoder = PromptEncoder(decoder.config.hidden_size).to(device)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=args.lr)
     examples = load_examples(args.num_examples)
-    held_out = load_examples(50, held_out=True)
+    held_out = load_examples(args.num_held_out, held_out=True)
 
     step, num_micro, total = 0, 0, 0.0
     while step < args.steps:
@@ -83,8 +85,8 @@ def main():
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
             step += 1
-            if step % 10 == 0:
-                print(f"step {step}: loss {total / 10:.4f}")
+            if step % args.print_every == 0:
+                print(f"step {step}: loss {total / args.print_every:.4f}")
                 total = 0.0
             if step % args.eval_every == 0:
                 accuracy = evaluate(encoder, decoder, tokenizer, held_out, args, device)

@@ -67,7 +67,8 @@ def _of_last(view: View, loop: ast.For, times: str) -> _Replacement | None:
             is_one = is_last and isinstance(last, ast.UnaryOp) and isinstance(last.operand, ast.Constant)
             if _is_all(rows) and is_one and all(map(_is_all, rest)) and ast.unparse(last) == "-1":
                 found.append(node)
-    return (found[0], f"{view.source(found[0].value)}[:, -{times} :]") if len(found) == 1 else None
+    space = "" if times.isidentifier() or times.isdigit() else " "  # as formatters have it
+    return (found[0], f"{view.source(found[0].value)}[:, -{times}{space}:]") if len(found) == 1 else None
 
 
 def _of_loss(view: View, loop: ast.For, index: str, times: str) -> _Replacement | None:
