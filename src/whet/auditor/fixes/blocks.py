@@ -115,8 +115,9 @@ class _Builder:
         self._outside: list[Line] = []  # while statements are wrapped: what came before
         self._header: cst.BaseCompoundStatement | None = None
 
-    def add(self, original: Line, updated: Line) -> None:
+    def add(self, original: cst.BaseStatement, updated: cst.BaseStatement) -> None:
         """The next line of the old block, before and after what happened inside it."""
+        assert isinstance(updated, Line)
         if not any(self._changes.touch(node) for node in _members(original)):
             self._emit(updated)
         elif isinstance(original, cst.SimpleStatementLine) and isinstance(updated, cst.SimpleStatementLine):
@@ -254,7 +255,7 @@ class _Builder:
         self._pending += [cst.EmptyLine(comment=comment) for comment in comments]
 
 
-def _members(line: Line) -> Sequence[cst.CSTNode]:
+def _members(line: cst.BaseStatement) -> Sequence[cst.CSTNode]:
     return line.body if isinstance(line, cst.SimpleStatementLine) else (line,)
 
 

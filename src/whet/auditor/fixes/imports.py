@@ -35,13 +35,12 @@ def add_import(module: cst.Module, wanted: AddImport) -> cst.Module:
 
 def _gives(node: Import, wanted: AddImport) -> bool:
     if isinstance(node, cst.Import):
-        names = [
-            get_full_name_for_node(alias.name) or ""
-            for alias in node.names
-            if alias.evaluated_alias in (None, wanted.module)
-        ]
-        # `import a.b` binds a and loads a.b, so that it serves `import a` as well
-        return wanted.name is None and any(f"{name}.".startswith(f"{wanted.module}.") for name in names)
+        # `import a.b` binds a and loads a.b, so that it serves `import a` as well; under another name it does not
+        given = [(f"{alias.evaluated_name}.", alias.evaluated_alias) for alias in node.names]
+        whole = f"{wanted.module}."
+        return wanted.name is None and any(
+            name.startswith(whole) if alias is None else name == whole == f"{alias}." for name, alias in given
+        )
     if wanted.name is None or node.relative or isinstance(node.names, cst.ImportStar) or node.module is None:
         return False
     if get_full_name_for_node(node.module) != wanted.module:
@@ -49,7 +48,7 @@ def _gives(node: Import, wanted: AddImport) -> bool:
     return any(alias.name.value == wanted.name and alias.evaluated_alias in (None, wanted.name) for alias in node.names)
 
 
-def _imports(line: Line) -> Iterator[Import]:
+def _imports(line: cst.BaseStatement) -> Iterator[Import]:
     """The imports that run where `line`, a statement at the top level, does."""
     if isinstance(line, cst.SimpleStatementLine):
         yield from (each for each in line.body if isinstance(each, Import))

@@ -129,7 +129,8 @@ def _with_parentheses(span: Span, lines: tuple[str, ...]) -> Span:
     while column < 0 and line > 1:
         line -= 1
         column = lines[line - 1].split("#")[0].rfind("(")
-    end_line, end_column = span.end_line, lines[span.end_line - 1].split("#")[0].find(")", span.end_column)
+    end_line, rest = span.end_line, lines[span.end_line - 1][span.end_column :].split("#")[0]
+    end_column = span.end_column + rest.find(")") if ")" in rest else -1
     while end_column < 0 and end_line < len(lines):
         end_line += 1
         end_column = lines[end_line - 1].split("#")[0].find(")")

@@ -62,9 +62,7 @@ def place(tree: Tree, edit: Edit) -> Placed:
             region=edit.expression,
             replaced=edit.expression,
             source=edit.source,
-            # a generator that is all there is in a call has the call's parentheses around it
-            touches_word=(not isinstance(expression, cst.GeneratorExp) or bool(expression.lpar))
-            and _touches_word(tree, edit.expression),
+            touches_word=_touches_word(tree, expression, edit.expression),
         )
     if isinstance(edit, AddDecorator):
         function = tree.statement(edit.function)
@@ -151,7 +149,9 @@ def _check_string(tree: Tree, node: cst.CSTNode, source: str) -> None:
         raise Unfit("what it would put in cannot stand inside an f-string")
 
 
-def _touches_word(tree: Tree, span: Span) -> bool:
+def _touches_word(tree: Tree, node: cst.BaseExpression, span: Span) -> bool:
+    if isinstance(node, cst.GeneratorExp) and not node.lpar:  # the parentheses are the call's
+        return False
     before = tree.lines[span.line - 1][: span.column][-1:]
     after = tree.lines[span.end_line - 1][span.end_column :][:1]
     return any(letter.isalnum() or letter == "_" for letter in (before, after))
