@@ -42,7 +42,9 @@ def accumulations(view: View) -> Iterator[Accumulation]:
 
 
 def last_name(expression: ast.expr) -> str:
-    """ "steps" of `args.steps`."""
+    """What a chain ends in: "steps" of `args.steps` and of `args["steps"]`."""
+    if isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant):
+        return str(expression.slice.value)
     return expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
 
 

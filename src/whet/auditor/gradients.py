@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from whet.auditor.calls import CallKind
+from whet.auditor.inference import runs_forward
 from whet.auditor.project import name_of
 from whet.auditor.source import Binding, Function, Module
 from whet.auditor.view import View
@@ -14,7 +15,8 @@ from whet.auditor.view import View
 SWITCHES = ("torch.no_grad", "torch.autograd.no_grad", "torch.autograd.grad_mode.no_grad")
 MODES = ("torch.inference_mode", "torch.autograd.inference_mode", "torch.autograd.grad_mode.inference_mode")
 _OFF = re.compile(
-    r"no_?grad|inference_?mode|without_?grad|disable_?grad|grad_?enabled|torch_inference|eval_?mode", re.I
+    r"no_?grad|inference_?mode|without_?grad|disable_?grad|grad_?enabled|torch_inference|eval_?mode|grad_?state|freez",
+    re.I,
 )
 _CUTS = frozenset(
     "item detach detach_ tolist numpy argmax argmin argsort size dim numel long int bool eq ne gt ge lt le any all "
@@ -46,7 +48,7 @@ def switch_above(module: Module, node: ast.AST) -> ast.expr | None:
 
 
 def is_off(view: View, node: ast.AST) -> bool:
-    """Whether gradients are off at a node: there, by a call before it, or in every caller that the project has."""
+    """Whether gradients are off at a node: there, by a call before it, or in a caller that the project has."""
     return _is_off(view, view.module, node, 3)
 
 
@@ -55,7 +57,7 @@ def _is_off(view: View, module: Module, node: ast.AST, depth: int) -> bool:
     if switch_above(module, node) is not None or _is_switched(function) or _is_switched(module.top):
         return True
     callers = view.project.callers(function) if depth else []
-    return bool(callers) and all(_is_off(view, at.module, call, depth - 1) for at, call in callers[:8])
+    return any(_is_off(view, at.module, call, depth - 1) for at, call in callers[:8])
 
 
 def _is_switched(function: Function) -> bool:
@@ -170,8 +172,8 @@ def _call_carries(view: View, call: ast.Call, depth: int) -> bool | None:
     dotted = view.dotted(function) or ""
     if dotted.startswith(("torch.", "einops.")):
         return False if name in _FACTORIES else _any(view, call.args, depth)
-    if view.call_kind(call) is CallKind.MODEL:
-        return True if switch_above(view.module, call) is None else False
+    if runs_forward(view, call):
+        return switch_above(view.module, call) is None
     if name in ("sum", "list", "tuple", "dict") and isinstance(function, ast.Name):
         return _any(view, call.args, depth)
     if re.fullmatch(r"(\w*_)?(criterion|loss\w*|crit)|\w*Loss", name):

@@ -11,7 +11,7 @@ from whet.auditor.view import View, is_known
 
 _JOINS = ("cat", "concat", "concatenate", "vstack", "hstack", "column_stack", "row_stack", "append")
 _LIBRARIES = ("torch", "numpy")
-_FEW = 8  # rounds that cost nothing to speak of
+_FEW = 16  # rounds that cost nothing to speak of
 
 
 class Growth(NamedTuple):
@@ -34,7 +34,9 @@ def growths(view: View) -> Iterator[Growth]:
         if target is None or target not in [ast.unparse(part) for part in parts]:
             continue
         loop = loop_around(view, call)
-        if loop is None or has_few_rounds(view, loop) or _starts_anew(view, loop, target, call):
+        if loop is None or _is_of_round(loop, target) or view.function_of(call).name == "__init__":
+            continue
+        if has_few_rounds(view, loop) or _starts_anew(view, loop, target, call):
             continue
         yield Growth(call, target, loop, [part for part in parts if ast.unparse(part) != target])
 
@@ -63,9 +65,9 @@ def reads(loop: LoopNode, name: str, call: ast.Call) -> list[ast.AST]:
             is_test = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot)
             if is_shape or is_len or is_test:
                 skipped |= set(ast.walk(node))
-            if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Load):
-                if node not in inside and node not in skipped and ast.unparse(node) == name:
-                    found.append(node)
+            is_chain = isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Load)
+            if is_chain and node not in inside and node not in skipped and ast.unparse(node) == name:
+                found.append(node)
     return found
 
 
@@ -101,6 +103,15 @@ def _parts(call: ast.Call) -> list[ast.expr]:
     if isinstance(call.func, ast.Attribute) and call.func.attr == "append":
         return call.args[:2]
     return first.elts if isinstance(first, ast.Tuple | ast.List) else []
+
+
+def _is_of_round(loop: LoopNode, target: str) -> bool:
+    """Whether the loop's own variable, or what its body binds, picks what grows: `x[i] = cat([x[i], y])`."""
+    tree = ast.parse(target, mode="eval").body
+    if isinstance(tree, ast.Name):
+        return False
+    bound = {n.id for n in ast.walk(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return any(isinstance(node, ast.Name) and node.id in bound for node in ast.walk(tree))
 
 
 def _starts_anew(view: View, loop: LoopNode, name: str, call: ast.Call) -> bool:

@@ -19,7 +19,21 @@ _ONLY = re.compile(
     r"(^|_)(eval|evaluate|evaluation|valid|validate|validation|test|predict|prediction|infer|inference|generate|"
     r"transcribe|translate|caption|classify)($|_)"
 )
+_NO_FORWARD = re.compile(
+    r"^_*(load|build|get|create|make|init|save|set|add|unwrap|wrap|prepare|eval|is|has|fetch|register|setup|export|update|"
+    r"generate|find|move|copy|convert|compile|freeze|fuse|quantize|parse|print|check|test|train|run|log|push|switch|override|"
+    r"_?unwrap)_|retriever|tokenizer|processor|^(YOLO|pipe|pipeline)$"
+)
 _TAKES = ("backward", "grad", "jacobian", "hessian", "requires_grad_", "vjp", "jvp", "zero_grad")
+
+
+def runs_forward(view: View, call: ast.Call) -> bool:
+    """Whether a call is a model's forward pass, and not one that only has "model" in its name: `load_model()`."""
+    if view.call_kind(call) is not CallKind.MODEL or _NO_FORWARD.search(name_of(call)) is not None:
+        return False
+    cls = view.class_of(call)
+    is_self = isinstance(call.func, ast.Name) and call.func.id == "self"
+    return not is_self or cls is None or view.is_model_class(cls) or "forward" in cls.methods
 
 
 def is_hook(view: View, function: Function) -> bool:
@@ -50,6 +64,7 @@ def only_infers(view: View, function: Function) -> bool:
     puts_in_eval = any(
         name_of(c) == "eval" and isinstance(c.func, ast.Attribute) and not c.args for c in function.calls
     )
-    if view.is_model_class(function.cls):
-        return puts_in_eval or name in ("generate", "predict", "infer", "inference", "transcribe", "translate")
+    is_model = function.cls is not None and (view.is_model_class(function.cls) or "forward" in function.cls.methods)
+    if is_model:
+        return puts_in_eval  # else whoever owns the model may turn gradients off around it
     return puts_in_eval or _ONLY.search(name) is not None

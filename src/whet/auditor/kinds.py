@@ -99,8 +99,8 @@ class Kinds:
         for base in self._project.ancestry(cls):
             if isinstance(base, str):
                 made = names.made_by(base)
-                if made is not None:
-                    return Value(Kind[made], cls=cls, dotted=base)
+                if made is not None:  # "SAME": a wrapper of models, such as DataParallel
+                    return Value(Kind.MODEL if made == "SAME" else Kind[made], cls=cls, dotted=base)
         return Value(Kind.OTHER, cls=cls)
 
     # --- by the form of the expression --------------------------------------------------------------------------------
@@ -167,11 +167,13 @@ class Kinds:
         function: Function | None = module.function_of(name)
         line = name.lineno
         while function is not None:
-            bindings = function.bindings.get(name.id)
-            if bindings:
-                return self._bound(module, bindings, line, name) or _guess(module, name.id)
-            if any(argument.arg == name.id for argument in function.arguments):
-                return self._parameter(module, function, name.id) or _guess(module, name.id)
+            bindings = function.bindings.get(name.id, [])
+            is_parameter = any(argument.arg == name.id for argument in function.arguments)
+            if bindings or is_parameter:
+                value = self._bound(module, bindings, line, name)
+                if not value and is_parameter:
+                    value = self._parameter(module, function, name.id)
+                return value or _guess(module, name.id)
             function, line = function.parent, 10**9
         dotted = self._project.dotted(module, name)
         if dotted is not None:
@@ -248,9 +250,9 @@ class Kinds:
         given = self._given(function, name)
         if given:
             return given
-        is_forward = function.name == "forward" and function.cls is not None
-        if is_forward and function.cls is not None and self.instance(function.cls).kind is Kind.MODEL:
-            return Value(Kind.TENSOR, is_sure=not names.NOT_TENSORS.search(name)) if default is None else UNKNOWN
+        cls = function.cls if function.name == "forward" and default is None else None
+        if cls is not None and self.instance(cls).kind is Kind.MODEL and not names.NOT_TENSORS.fullmatch(name):
+            return TENSOR
         return UNKNOWN
 
     def _given(self, function: Function, name: str) -> Value:
@@ -281,8 +283,9 @@ class Kinds:
             if outer == "Optional":
                 return self._annotation(module, inside)
             if outer in ("list", "List", "Sequence", "Iterable", "tuple", "Tuple"):
-                first = inside.elts[0] if isinstance(inside, ast.Tuple) and inside.elts else inside
-                return Value(Kind.LIST, element=self._annotation(module, first))
+                each = inside.elts if isinstance(inside, ast.Tuple) and inside.elts else [inside]
+                parts = tuple(self._annotation(module, one) for one in each)
+                return Value(Kind.LIST, element=parts[0], elements=parts if len(parts) > 1 else ())
             if outer in ("dict", "Dict", "Mapping"):
                 last_one = inside.elts[-1] if isinstance(inside, ast.Tuple) and inside.elts else None
                 return Value(Kind.DICT, element=self._annotation(module, last_one))
@@ -294,7 +297,7 @@ class Kinds:
                 return self.instance(cls)
             made = names.made_by(dotted)
             if made is not None:
-                return Value(Kind[made], dotted=dotted)
+                return Value(Kind.TENSOR if made == "SAME" else Kind[made], dotted=dotted)
         last = ast.unparse(annotation).split(".")[-1]
         return Value(Kind[names.ANNOTATIONS[last]]) if last in names.ANNOTATIONS else UNKNOWN
 
@@ -317,8 +320,10 @@ class Kinds:
                 return Value(Kind.OTHER)
             if e.attr == "device":
                 return Value(Kind.DEVICE)
-            if owner.kind is Kind.TENSOR or e.attr in names.OUTPUT_TENSORS:
+            if e.attr in (names.TENSOR_VIEWS if owner.kind is Kind.TENSOR else names.OUTPUT_TENSORS):
                 return Value(Kind.TENSOR, owner.is_sure, device=owner.device)
+            if owner.kind is Kind.TENSOR and owner.is_sure:
+                return Value(Kind.OTHER)
         if owner.kind in (Kind.BATCH, Kind.ENCODING):
             return Value(Kind.TENSOR, is_sure=False)
         if owner.kind is Kind.ARRAY:
@@ -334,7 +339,7 @@ class Kinds:
                 continue
             value = self._binding(owner, binding)
             if value and value.kind is not Kind.NONE:
-                return value
+                return replace(value, device=None)  # buffers and parameters move with their module
         return UNKNOWN
 
     def _item(self, owner: Value, e: ast.Subscript) -> Value:
@@ -389,7 +394,7 @@ class Kinds:
     def _method(self, module: Module, e: ast.Call, f: ast.Attribute) -> Value:
         owner = self.of(module, f.value)
         if owner.kind in (Kind.TENSOR, Kind.OUTPUT):
-            return _tensor_method(owner, f.attr)
+            return _tensor_method(owner, f.attr, e)
         if owner.kind is Kind.ARRAY:
             return NUMBER if f.attr == "item" else Value(Kind.LIST if f.attr == "tolist" else Kind.ARRAY)
         if owner.kind is Kind.TOKENIZER:
@@ -413,7 +418,7 @@ class Kinds:
             given = tuple(self.of(module, a) for a in e.args)
             return given[0] if len(given) == 1 else Value(Kind.LIST, elements=given)
         if f.attr in names.TENSOR_ONLY:
-            return _tensor_method(replace(TENSOR, is_sure=False), f.attr)
+            return _tensor_method(replace(TENSOR, is_sure=False), f.attr, e)
         called = self.of(module, f)
         return self._called(called) if called.kind in (Kind.MODEL, Kind.TOKENIZER) else UNKNOWN
 
@@ -482,7 +487,7 @@ def _part(value: Value, index: int) -> Value:
     return _element(value)
 
 
-def _tensor_method(owner: Value, name: str) -> Value:
+def _tensor_method(owner: Value, name: str, call: ast.Call) -> Value:
     if name in ("item", "size", "dim", "numel", "stride", "nelement", "element_size", "get_device", "data_ptr"):
         return NUMBER
     if name in ("tolist", "split", "chunk", "unbind"):
@@ -491,10 +496,13 @@ def _tensor_method(owner: Value, name: str) -> Value:
         return Value(Kind.TENSOR, owner.is_sure, elements=(), device=owner.device)
     if name == "numpy":
         return Value(Kind.ARRAY)
-    if name in ("backward", "register_hook", "is_cuda", "is_contiguous", "equal"):
+    if name in ("backward", "register_hook", "equal") or name.startswith(("is_", "are_")):
         return Value(Kind.OTHER)
     if name in ("cpu", "to", "cuda"):
-        return Value(Kind.TENSOR, owner.is_sure, device={"cpu": "cpu", "cuda": "gpu"}.get(name))
+        target = call.args[0] if name == "to" and call.args else None
+        is_cpu = isinstance(target, ast.Constant) and target.value == "cpu"
+        device = "cpu" if is_cpu or name == "cpu" else "gpu" if name == "cuda" else None
+        return Value(Kind.TENSOR, owner.is_sure, device=device)
     return Value(Kind.TENSOR, owner.is_sure, device=owner.device)
 
 

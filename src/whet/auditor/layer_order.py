@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 from whet.auditor.dataflow import last_name
@@ -32,7 +33,7 @@ def layer_pairs(view: View) -> Iterator[Pair]:
 
 
 def _in_row(elements: list[ast.expr]) -> Iterator[Pair]:
-    for first, second in zip(elements, elements[1:], strict=False):
+    for first, second in pairwise(elements):
         if isinstance(first, ast.Call) and isinstance(second, ast.Call):
             yield Pair(first, second)
 

@@ -15,6 +15,7 @@ from whet.auditor.view import View
 
 _POSITIONS = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory")
 _CLASSES = ("DataLoader", "PyGDataLoader", "MultiEpochsDataLoader", "StatefulDataLoader")
+_MAKERS = frozenset(("torch", "torchdata", "torch_geometric", "monai"))
 _LIKE_A_LOADER = re.compile(r"([A-Z]\w*)?(Loader|Sampler)|(data_?)?loader_(class|cls|type)|(class|cls)_loader")
 _TRAINING = re.compile(r"(^|[_.])(trn|tr|finetune)([_.\d]|$)|train")
 _EVALUATION = re.compile(
@@ -95,7 +96,10 @@ def _is_loader(view: View, call: ast.Call) -> bool:
     if name not in _CLASSES and view.module.imports.get(name, "").rpartition(".")[2] not in _CLASSES:
         return False
     dotted = view.dotted(call.func)
-    return dotted is None or (view.project.class_at(dotted) is None and view.project.function_at(dotted) is None)
+    if dotted is None:
+        return True
+    is_of_torch = any(part in _MAKERS for part in dotted.split("."))  # also copies inside other packages
+    return is_of_torch and view.project.class_at(dotted) is None
 
 
 def _is_like_one(view: View, call: ast.Call) -> bool:

@@ -1,4 +1,4 @@
-"""Which DataLoader a loop runs over, and how it is set up: through names, arguments, attributes and helper functions."""
+"""Which DataLoader a loop runs over, and whether it pins: through names, arguments, attributes, helper functions."""
 
 from __future__ import annotations
 

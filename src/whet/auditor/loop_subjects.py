@@ -27,12 +27,16 @@ _HEADS = re.compile(
 )
 _HEADS_LISTS = re.compile(r"(?!param_)(\w*_)?(heads|codebooks|groups|streams)(_\w+)?", re.I)
 _NOT_ROWS = re.compile(
-    r"(\w*_)?(shapes?|sizes|lens|lengths|lists?|features|feats|all|levels|splits?|chunks?|masks_list)(_\w+)?|all_\w+"
+    r"(\w*_)?(shapes?|sizes|lens|lengths|lists?|tensors|features|feats|all|levels|splits?|chunks?|masks_list)(_\w+)?|all_\w+"
 )
 _LISTS = frozenset(
     "split chunk unbind nonzero unique arange linspace where meshgrid broadcast_tensors tensor_split".split()
 )
 _EXPERTS = re.compile(r"(n|num|local|nb)?_?(local_|routed_|num_)*(experts?)(_per_\w+|_list)?", re.I)
+_ARRAY = re.compile(r"(^|_)np(_|$)|numpy|array|(^|_)df(_|$)")
+_SHOWS = re.compile(r"plot|show|draw|visuali|log_image", re.I)
+_SELDOM = re.compile(r"test|plot|show|draw|visuali|save|load|init|reset|build|export|print|convert", re.I)
+_NOT_LIBRARY = re.compile(r"(^|/)(tests?|examples?|scripts|test_\w+)(/|\.py)|feature_extraction|processing|convert_")
 _WRAPPERS = frozenset("enumerate tqdm trange reversed list iter track zip sorted".split())
 _SIDEWAYS = frozenset("unbind split chunk transpose permute tensor_split".split())
 
@@ -52,12 +56,20 @@ def subject(view: View, loop: Loop) -> Subject:
     """What the loop runs over, by its bound, what it iterates and the name it gives."""
     iterable = loop.iter
     while isinstance(iterable, ast.Call) and last_name(iterable.func) in _WRAPPERS and iterable.args:
-        found = [_of_items(view, one, loop.target) for one in iterable.args]
-        known = [one for one in found if one is not Subject.OTHER]
         if last_name(iterable.func) == "zip":
-            return known[0] if known else Subject.OTHER
+            return _of_zip(view, iterable.args, loop.target)
         iterable = iterable.args[0]
     return _of_items(view, iterable, loop.target)
+
+
+def _of_zip(view: View, items: list[ast.expr], target: ast.expr) -> Subject:
+    """The first that is known; where a list of tensors or layers goes beside it, rows may differ."""
+    found = [_of_items(view, item, target) for item in items]
+    known = [one for one in found if one is not Subject.OTHER]
+    has_list = any(_NOT_ROWS.fullmatch(last_name(item)) or root_name(item) == "self" for item in items)
+    if not known or known[0] is Subject.HEADS or (known[0] is Subject.BATCH and (has_list or found[0] is not known[0])):
+        return Subject.OTHER  # heads beside inputs of their own differ in what they do
+    return known[0]
 
 
 def _of_items(view: View, e: ast.expr, target: ast.expr) -> Subject:
@@ -73,6 +85,8 @@ def _of_items(view: View, e: ast.expr, target: ast.expr) -> Subject:
         return Subject.HEADS
     if isinstance(e, ast.Call) and isinstance(e.func, ast.Attribute) and e.func.attr in _SIDEWAYS:
         return _of_parts(view, e, target)
+    if isinstance(e, ast.Call) and isinstance(e.func, ast.Attribute) and e.func.attr == "tolist":
+        e = e.func.value  # for left, right in pairs.tolist()
     return Subject.BATCH if _is_whole(view, e) else Subject.OTHER
 
 
@@ -144,10 +158,13 @@ def _dimension(view: View, e: ast.expr) -> int | None:
     elif isinstance(e, ast.Call) and last_name(e.func) == "size" and isinstance(e.func, ast.Attribute):
         owner, index = e.func.value, view.constant(view.keyword(e, "dim", 0))
     elif isinstance(e, ast.Call) and last_name(e.func) == "len" and len(e.args) == 1:
-        return 0 if _is_tensor(view, e.args[0]) else None
+        return 0 if view.is_tensor(e.args[0]) else None
     else:
         return None
-    if view.kind(owner) in (Kind.ARRAY, Kind.FRAME, Kind.LIST) or not isinstance(index, int):
+    is_array = view.kind(owner) in (Kind.ARRAY, Kind.FRAME, Kind.LIST) or re.search(
+        r"(^|_)np(_|$)|numpy|array|(^|_)df(_|$)", last_name(owner)
+    )
+    if is_array or not isinstance(index, int):
         return None
     return index
 
@@ -164,16 +181,17 @@ def _is_whole(view: View, e: ast.expr) -> bool:
     if not _is_tensor(view, e) or _NOT_ROWS.fullmatch(last_name(e)):
         return False
     bound = e
-    if isinstance(e, ast.Name):
+    if isinstance(e, ast.Name) and latest(view, e) is None:
         annotations = [a.annotation for a in view.function_of(e).arguments if a.arg == e.id and a.annotation]
-        if annotations:
+        if annotations and f"isinstance({e.id}, " not in view.source(view.function_of(e).node):
             words = ast.unparse(annotations[0]).replace("Optional", "").strip("[]'\" ")
             return re.fullmatch(r"(torch\.)?(\w+\.)*(\w*Tensor)( \| None)?", words) is not None
-        latest_one = latest(view, e)
-        if latest_one is None:
-            return False
-        bound = latest_one
+        return False
+    if isinstance(e, ast.Name):
+        bound = latest(view, e) or e
     is_made = isinstance(bound, ast.Call | ast.BinOp)
+    while isinstance(bound, ast.Call) and isinstance(bound.func, ast.Attribute) and bound.func.attr in ("to", "cuda"):
+        bound = bound.func.value
     return is_made and not (isinstance(bound, ast.Call) and last_name(bound.func) in _LISTS)
 
 
@@ -187,8 +205,8 @@ def tensor_work(view: View, loop: Loop, body: list[ast.AST]) -> int:
     count = 0
     for node in (node for part in body for node in ast.walk(part)):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            count += _mentions(node, names) and (view.is_tensor(node.value, surely=True) or root_name(node) in names)
-        elif isinstance(node, ast.Call | ast.BinOp) and view.is_tensor(node, surely=True):
+            count += _mentions(node, names) and (view.is_tensor(node.value) or root_name(node) in names)
+        elif isinstance(node, ast.Call | ast.BinOp) and view.is_tensor(node):
             names |= _made(view, node)
             count += _mentions(node, names)
     return count
@@ -209,14 +227,12 @@ def _mentions(node: ast.AST, names: set[str]) -> bool:
 def runs_often(view: View, node: ast.AST) -> tuple[bool, Hot | None]:
     """Whether a node is in hot code, and why; also in a function on tensors that a library offers (no Hot then)."""
     hot = view.hot(node)
-    if hot is not None:
-        return not hot.guard and hot.kind != HeatKind.DATA, hot
     function = view.function_of(node)
-    words = ("test", "plot", "show", "draw", "save", "load", "__init__", "init", "reset", "build", "export", "print")
-    if isinstance(function.node, ast.Module) or any(word in function.name.lower() for word in words):
+    if hot is not None:
+        return not hot.guard and hot.kind != HeatKind.DATA and not _SHOWS.search(function.name), hot
+    if isinstance(function.node, ast.Module) or _SELDOM.search(function.name):
         return False, None
-    path = view.module.path.replace("\\", "/")
-    if re.search(r"(^|/)(tests?|examples?|scripts|test_\w+)(/|\.py)", path):
+    if _NOT_LIBRARY.search(view.module.path.replace("\\", "/")):
         return False, None
     return any(a.annotation is not None and "Tensor" in ast.unparse(a.annotation) for a in function.arguments), None
 
@@ -228,7 +244,9 @@ def independent_loops(view: View, wanted: Subject) -> Iterator[tuple[ast.AST, Lo
             often, hot = runs_often(view, loop)
             if often and (tensor_work(view, loop, list(loop.body)) or runs_target(loop, loop)):
                 yield loop, loop, hot
-    for comprehension in view.nodes(ast.ListComp, ast.GeneratorExp):
+    comprehensions: list[ast.ListComp | ast.GeneratorExp] = [*view.nodes(ast.ListComp)]
+    comprehensions += view.nodes(ast.GeneratorExp)
+    for comprehension in comprehensions:
         generator = comprehension.generators[0]
         if len(comprehension.generators) > 1 or subject(view, generator) is not wanted:
             continue
@@ -243,9 +261,9 @@ def runs_target(loop: Loop, body: ast.AST) -> bool:
     for node in ast.walk(body):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names and node.args:
             return True
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript) and node.args:
-            if any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(node.func.slice)):
-                return True
+        picked = node.func if isinstance(node, ast.Call) and node.args else None
+        if isinstance(picked, ast.Subscript) and _mentions(picked.slice, names):
+            return True
     return False
 
 
@@ -257,13 +275,19 @@ def hands_on(loop: ast.For) -> bool:
             made = {n.id for t in node.targets for n in ast.walk(t) if isinstance(n, ast.Name)} - targets
             read = {n.id for a in node.value.args for n in ast.walk(a) if isinstance(n, ast.Name)}
             called = last_name(node.value.func)
-            is_made_before = any(_is_made_above(loop, node, name) for name in made & read)
+            is_made_before = any(is_made_above(loop, node, name) for name in made & read)
             if made & read and not is_made_before and called not in ("cat", "concat", "stack", "maximum", "minimum"):
+                return True
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
+            name = last_name(node.targets[0]) if isinstance(node.targets[0], ast.Name) else ""
+            sides = {last_name(node.value.left), last_name(node.value.right)}
+            reads_itself = name in {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+            if name and reads_itself and name not in sides and not is_made_above(loop, node, name):
                 return True
     return False
 
 
-def _is_made_above(loop: ast.For, node: ast.stmt, name: str) -> bool:
+def is_made_above(loop: ast.For, node: ast.stmt, name: str) -> bool:
     """Whether the same turn has bound the name above a statement."""
     return any(
         isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) and n.lineno < node.lineno

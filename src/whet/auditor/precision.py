@@ -13,7 +13,7 @@ _MIXED = re.compile(
     r"set_default_dtype|autocast_smart|use_amp|\bbf16\b|param_dtype|amp_grad|TrainingArguments|"
     r"pl\.Trainer|Lightning(Module|Lite)|L\.Trainer|\bstrategy\.backward|grad_scaler|DataParallelEngine"
 )
-_FP16 = re.compile(r"fp16|half_precision|\bhalf\b|\bamp\b|precision\s*=", re.IGNORECASE)
+_FP16 = re.compile(r"fp16|_amp\b|half_precision|\bhalf\b|\bamp\b|precision\s*=", re.IGNORECASE)
 _APEX = re.compile(r"\bapex\b")
 _SCALES = re.compile(r"scaler|scale_loss|loss_scale|Accelerator|[Ff]abric|deepspeed|TrainingArguments|scale_factor_amp")
 _TF32 = re.compile(r"allow_tf32|set_float32_matmul_precision|fp32_precision|enable_tf32")

@@ -32,8 +32,15 @@ def runs_in_processes(view: View) -> bool:
     return any(True for _ in wraps(view)) or any(True for _ in view.calls(*_STARTS))
 
 
+def wrappers_kept(view: View) -> Iterator[ast.expr]:
+    """Where the wrapper itself is put into a variable, to be called later with options from elsewhere."""
+    for assignment in view.nodes(ast.Assign):
+        if isinstance(assignment.value, ast.Attribute) and view.dotted(assignment.value) in WRAPPERS:
+            yield assignment.value
+
+
 def is_on_one_rank(view: View, node: ast.AST) -> bool:
-    """Whether one rank alone runs a node: by a condition, a decorator, an early return, or in every caller."""
+    """Whether one rank alone runs a node: by a condition, a decorator, an early return, or in a caller."""
     return _is_on_one_rank(view, view.module, node, 2)
 
 
@@ -44,15 +51,19 @@ def _is_on_one_rank(view: View, module: Module, node: ast.AST, depth: int) -> bo
             return True
         if isinstance(up, ast.BoolOp) and _RANK.search(module.source_of(up)):
             return True
-        if isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef):
-            if _RANK.search(up.name) or any(_RANK.search(module.source_of(d)) for d in up.decorator_list):
-                return True
+        if isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef) and _is_of_one_rank(module, up):
+            return True
         if isinstance(child, ast.stmt) and _is_left_by_others(module, up, child):
             return True
         child = up
     function = module.function_of(node)
     callers = view.project.callers(function) if depth and not isinstance(function.node, ast.Module) else []
-    return bool(callers) and all(_is_on_one_rank(view, at.module, call, depth - 1) for at, call in callers[:8])
+    return any(_is_on_one_rank(view, at.module, call, depth - 1) for at, call in callers[:8])
+
+
+def _is_of_one_rank(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    decorators = (module.source_of(decorator) for decorator in function.decorator_list)
+    return any(_RANK.search(words) for words in (function.name, *decorators))
 
 
 def _is_left_by_others(module: Module, up: ast.AST, child: ast.stmt) -> bool:

@@ -166,7 +166,7 @@ class Module:
     def source_of(self, node: ast.AST) -> str:
         """The node's source, whole; as Python would write it where the positions are missing."""
         span = self.span(node)
-        lines = self._python_lines[span.line - 1 : span.end_line]
+        lines = self.python_lines[span.line - 1 : span.end_line]
         if not lines:
             return ast.unparse(node)
         lines[-1] = lines[-1][: span.end_column]
@@ -179,12 +179,12 @@ class Module:
         return words if len(words) <= _NUM_SHOWN else words[: _NUM_SHOWN - 1] + "…"
 
     @cached_property
-    def _python_lines(self) -> list[str]:
+    def python_lines(self) -> list[str]:
         """Lines as Python counts them: str.splitlines also splits at form feeds and others."""
         return self.text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
     def _characters(self, line: int, num_bytes: int) -> int:
-        lines = self._python_lines
+        lines = self.python_lines
         if not 0 < line <= len(lines):
             return num_bytes
         return len(lines[line - 1].encode()[:num_bytes].decode(errors="ignore"))
@@ -240,7 +240,7 @@ class Module:
         if isinstance(target, ast.Name):
             function.bindings.setdefault(target.id, []).append(binding)
         elif isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self":
-            cls = self.class_of(target)
+            cls = self.class_of(binding.node)  # the target's own way up may not be there yet
             if cls is not None:
                 cls.attributes.setdefault(target.attr, []).append(binding)
         elif isinstance(target, ast.Tuple | ast.List):
@@ -329,6 +329,11 @@ def _import(module: Module, node: ast.AST, function: Function) -> None:
 def _call(module: Module, node: ast.AST, function: Function) -> None:
     assert isinstance(node, ast.Call)
     function.calls.append(node)
+    called = node.func
+    if isinstance(called, ast.Attribute) and called.attr in ("register_buffer", "register_parameter"):
+        cls, name = module.class_of(node), node.args[0] if len(node.args) > 1 else None
+        if cls is not None and isinstance(name, ast.Constant) and isinstance(name.value, str):
+            cls.attributes.setdefault(name.value, []).append(Binding(node.lineno, node.args[1], "value", (), node))
 
 
 def _return(module: Module, node: ast.AST, function: Function) -> None:

@@ -17,8 +17,8 @@ _TORCH_NOT_TENSORS = frozenset(
         "is_tensor set_num_threads get_num_threads set_default_dtype set_default_device set_float32_matmul_precision "
         "compile is_grad_enabled numel autocast finfo iinfo typename is_floating_point get_default_dtype allclose "
         "equal set_printoptions get_rng_state set_rng_state initial_seed use_deterministic_algorithms is_inference "
-        "get_autocast_gpu_dtype is_autocast_enabled set_anomaly_enabled set_default_tensor_type dtype Stream Event "
-        "hub jit onnx fx ops classes library export vmap broadcast_shapes result_type"
+        "qscheme get_autocast_gpu_dtype is_autocast_enabled set_anomaly_enabled set_default_tensor_type dtype Stream "
+        "Event hub jit onnx fx ops classes library export vmap broadcast_shapes result_type"
     ).split()
 )
 _MADE = {
@@ -109,6 +109,7 @@ OUTPUT_TENSORS = frozenset(
         "sequences scores sample prev_sample image_embeds text_embeds encoder_last_hidden_state logits_per_image"
     ).split()
 )
+TENSOR_VIEWS = frozenset("T mT H mH real imag grad data".split())
 MODEL_SELF = frozenset(
     (
         "to cuda cpu half float double bfloat16 eval train requires_grad_ type apply share_memory compile xpu ipu "
@@ -125,7 +126,7 @@ TENSOR_ONLY = frozenset(
     ).split()
 )
 NOT_TENSORS = re.compile(
-    r"(is|use|do|return|num|n|max|min|with)_.*|.*(_size|_len|_idx|_name|_type|config|cfg|mode)|t|i"
+    r"(is|use|do|return|num|n|max|min|with)_.*|.*(_size|_len|_idx|_name|_type|config|cfg|mode)|device|dtype|[a-wz]"
 )
 
 GUESSES = (
@@ -173,7 +174,7 @@ def made_by(dotted: str) -> str | None:
 
 def _of_torch(dotted: str, last: str) -> str | None:
     if dotted.startswith("torch.nn.functional."):
-        return "TENSOR"
+        return "TENSOR" if dotted.count(".") == 3 else "OTHER"
     if dotted.startswith("torch.optim.lr_scheduler."):
         return "SCHEDULER"
     if dotted.startswith("torch.optim.") and last[:1].isupper():
@@ -186,7 +187,7 @@ def _of_torch(dotted: str, last: str) -> str | None:
         return "DTYPE"
     depth = dotted.count(".")
     if depth == 1:
-        return "OTHER" if last in _TORCH_NOT_TENSORS else "TENSOR"
+        return "OTHER" if last in _TORCH_NOT_TENSORS or last.startswith(("is_", "are_")) else "TENSOR"
     if depth == 2 and dotted.split(".")[1] in ("linalg", "fft", "special", "sparse"):
         return "TENSOR"
     return "OTHER" if dotted.startswith(("torch.cuda.", "torch.distributed.", "torch.backends.")) else None

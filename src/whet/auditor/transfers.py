@@ -25,10 +25,12 @@ _KEEP = frozenset(
     "triu tril bfloat16 pow cumsum log exp neg abs sin cos".split()
 )
 _WRAP = ("torch.triu", "torch.tril", "torch.autograd.Variable", "torch.stack", "torch.unsqueeze")
-_MOVED = (Kind.TENSOR, Kind.BATCH, Kind.ENCODING)
-_MOVERS = re.compile(
-    r"(^|_)(to|transfer|move|send|put)_?(\w+_)?(to_)?(device|gpu|cuda)($|_)|^_?to_?(device|cuda|gpu)s?$"
+_OF_BATCHES = re.compile(r"batch|input|data|sample|^_*(recursive_|move_)?to_(device|cuda|gpu)$")
+_FROM_OUTSIDE = frozenset(
+    "from_numpy tensor as_tensor stack Tensor FloatTensor LongTensor IntTensor BoolTensor Variable load".split()
 )
+_MOVED = (Kind.TENSOR, Kind.BATCH, Kind.ENCODING)
+_MOVERS = re.compile(r"(^|_)(to|transfer|move|send|put)_?(\w+_)?(to_)?(device|gpu|cuda)s?($|_)")
 
 
 def transfers(view: View) -> Iterator[tuple[ast.Call, ast.expr]]:
@@ -37,9 +39,10 @@ def transfers(view: View) -> Iterator[tuple[ast.Call, ast.expr]]:
         if isinstance(call.func, ast.Attribute) and not view.has_star(call) and moves_to_gpu(view, call):
             yield call, call.func.value
     for call in view.calls("type"):
-        if isinstance(call.func, ast.Attribute) and call.args:
-            if (view.dotted(call.args[0]) or "").startswith("torch.cuda."):
-                yield call, call.func.value
+        if not isinstance(call.func, ast.Attribute) or not call.args:
+            continue
+        if (view.dotted(call.args[0]) or "").startswith("torch.cuda."):
+            yield call, call.func.value
 
 
 def moves_to_gpu(view: View, call: ast.Call) -> bool:
@@ -49,6 +52,8 @@ def moves_to_gpu(view: View, call: ast.Call) -> bool:
     target = view.keyword(call, "device", 0)
     if target is None:
         return False
+    if re.search(r"(^|[._])device$", view.source(target)):  # also where it is taken for a tensor
+        return not is_known(view.constant(target)) or not str(view.constant(target)).startswith("cpu")
     if view.kind(target) in (Kind.DTYPE, Kind.TENSOR, Kind.OUTPUT, Kind.MODEL):
         return False
     if isinstance(target, ast.Call) and name_of(target) == "device" and target.args:
@@ -56,8 +61,12 @@ def moves_to_gpu(view: View, call: ast.Call) -> bool:
     device = view.constant(target)
     if is_known(device):
         return isinstance(device, int) or str(device).startswith("cuda")
+    if isinstance(target, ast.Name):
+        bindings = view.function_of(target).bindings.get(target.id, ())
+        if any(isinstance(b.value, ast.Attribute) and b.value.attr == "dtype" for b in bindings):
+            return False
     words = view.source(target)
-    return "dtype" not in words and "cpu" not in words.lower()
+    return re.search(r"type|precision|cpu", words.lower()) is None
 
 
 def follows_tensor(view: View, call: ast.Call) -> bool:
@@ -80,6 +89,8 @@ def made_on_cpu(view: View, expression: ast.expr, depth: int = 0) -> ast.Call | 
         dotted = view.dotted(expression.func) or ""
         if dotted.startswith("torch.") and dotted.count(".") == 1 and dotted.rpartition(".")[2] in FACTORIES:
             is_told = any(keyword.arg in ("device", None) for keyword in expression.keywords)
+            if dotted == "torch.Tensor" and len(expression.args) == 1 and not _is_size(view, expression.args[0]):
+                return None  # torch.Tensor(data): what is copied was there before
             return None if is_told or dotted in ("torch.from_numpy", "torch.frombuffer", "torch.stft") else expression
         if dotted in _WRAP and expression.args:
             expression = expression.args[0]
@@ -88,6 +99,10 @@ def made_on_cpu(view: View, expression: ast.expr, depth: int = 0) -> ast.Call | 
         else:
             return None
     return None
+
+
+def _is_size(view: View, argument: ast.expr) -> bool:
+    return isinstance(view.constant(argument), int) or view.kind(argument) is Kind.NUMBER
 
 
 def made_before(view: View, name: ast.expr) -> ast.Call | None:
@@ -111,6 +126,8 @@ def blocking_copies(view: View) -> Iterator[tuple[ast.Call, ast.expr]]:
         if view.keyword(call, "non_blocking", 1) is not None or follows_tensor(view, call):
             continue
         value = view.value(moved)
+        if _is_computed(view, moved):
+            continue
         is_batch = value.kind in _MOVED or (value.kind is Kind.UNKNOWN and _is_mover(view, call))
         if not is_batch or value.device == "gpu" or made_on_cpu(view, moved) or made_before(view, moved):
             continue
@@ -120,14 +137,33 @@ def blocking_copies(view: View) -> Iterator[tuple[ast.Call, ast.expr]]:
 def step_of(view: View, call: ast.Call) -> Hot | None:
     """Why a copy is made in every step: a function that moves batches is there for that, whoever calls it."""
     hot = view.hot(call)
-    if hot is None and _is_mover(view, call):
+    if hot is None and _is_mover(view, call) and _OF_BATCHES.search(view.function_of(call).name):
         return Hot(LIBRARY, view.function_of(call).qualname)
     if hot is None or hot.guard or is_worker(hot.kind):
         return None
     if hot.kind in (HeatKind.FORWARD, HeatKind.INFERENCE_CALL) and not hot.via:
         value = view.value(call.func.value) if isinstance(call.func, ast.Attribute) else None
         return hot if value is not None and value.kind in (Kind.BATCH, Kind.ENCODING) else None
+    if hot.kind == HeatKind.INFERENCE_CALL and not _is_mover(view, call):
+        return None
     return hot
+
+
+def made_by_helper(view: View, moved: ast.expr) -> ast.Call | None:
+    """The factory's call in a function of the project that makes tensors and knows of no device; None for others."""
+    helper = view.target(moved) if isinstance(moved, ast.Call) else None
+    if helper is None or helper.module is not view.module or isinstance(helper.node, ast.Module):
+        return None
+    if "device" in view.source(helper.node) or "cuda" in view.source(helper.node) or helper.name == "__init__":
+        return None
+    made = (made_on_cpu(view, call) for call in helper.calls)
+    return next((call for call in made if call is not None), None)
+
+
+def _is_computed(view: View, moved: ast.expr) -> bool:
+    """Whether a tensor is an operation's result: it lies where its inputs do."""
+    dotted = view.dotted(moved.func) if isinstance(moved, ast.Call) else None
+    return dotted is not None and dotted.startswith("torch.") and dotted.rpartition(".")[2] not in _FROM_OUTSIDE
 
 
 def _is_mover(view: View, call: ast.Call) -> bool:

@@ -25,13 +25,16 @@ _ONCE = re.compile(
     r"merge|unmerge|debug|import)(_|$)|^compute$"
 )
 _LOSS = re.compile(r"(^|_)loss(es)?($|_)|(Loss|Criterion)\b")
-_ONCE_PATHS = re.compile(r"(^|/)(tests?|docs?|scripts?|tools?|benchmarks?|conversion|_?testing|onnx|datasets?|data)/")
+_ONCE_PATHS = re.compile(
+    r"(^|/)(tests?|docs?|scripts?|tools?|benchmarks?|conversion|_?testing|onnx|datasets?|data|quantization|pruner|"
+    r"sparsity|pt2e|converters?|exporters?|examples?)/"
+)
 _PASSES = frozenset(
     "detach cpu data float double half clone to squeeze flatten reshape view contiguous long int bool T byte mean sum "
     "transpose permute".split()
 )
 _TENSOR_ATTRIBUTES = frozenset("T mT H mH real imag grad data".split())
-_NOT_VALUES = re.compile(r"^(is|has|are|get|set|use|can)_|^(is|has)[A-Z]|^(shape|ndim|dtype|device|layout|names)$")
+_NOT_VALUES = re.compile(r"^_?(is|has|are|get|set|use|can)_|^(is|has)[A-Z]|^(shape|ndim|dtype|device|layout|names)$")
 _TIMERS = frozenset("time perf_counter perf_counter_ns process_time monotonic elapsed_time default_timer".split())
 
 
@@ -55,7 +58,7 @@ def wait_for(view: View, node: ast.AST, tensor: ast.expr, *, known: bool = True)
         return None
     is_unknown = value.kind is Kind.UNKNOWN
     is_sure = _holds_buffer(view, tensor) if is_unknown else value.is_sure
-    return wait_at(view, node, is_sure=is_sure or (is_unknown and is_checked(view, node)))
+    return wait_at(view, node, is_sure=is_sure or is_checked(view, node))
 
 
 def wait_at(view: View, node: ast.AST, *, is_sure: bool) -> Wait | None:
@@ -165,6 +168,8 @@ def is_tensor_value(view: View, expression: ast.expr) -> bool:
         return _NOT_VALUES.search(expression.attr) is None
     if isinstance(expression, ast.Call):
         return _NOT_VALUES.search(name_of(expression)) is None
+    if isinstance(expression, ast.Subscript):
+        return view.kind(expression.value) is not Kind.TENSOR or is_tensor_value(view, expression.value)
     if isinstance(expression, ast.Compare):
         return any(is_tensor_value(view, side) for side in (expression.left, *expression.comparators))
     if isinstance(expression, ast.BinOp):
@@ -203,7 +208,17 @@ def is_library(view: View, node: ast.AST) -> bool:
         return True
     if _ONCE.search(function.name.strip("_")) or function.name.startswith("__"):
         return False
-    return _takes_tensors(function) or view.is_model_class(function.cls) or is_checked(view, node)
+    return _takes_tensors(function) or _is_of_model(view, function) or is_checked(view, node)
+
+
+def _is_of_model(view: View, function: Function) -> bool:
+    """Whether it is a method of an nn.Module, also of one whose base is not here: it has a forward pass or buffers."""
+    cls = function.cls
+    if cls is None:
+        return False
+    if view.is_model_class(cls) or "forward" in cls.methods:
+        return True
+    return any(view.class_of(call) is cls for call in view.calls("register_buffer"))
 
 
 def _takes_tensors(function: Function) -> bool:

@@ -1,6 +1,6 @@
-"""SYN101 item-in-loop: `.item()` of a tensor in every step, for which the CPU waits until the GPU has caught up.
+"""SYN101 item-in-loop: a tensor's value is read in every step, and the CPU waits until the GPU has caught up.
 
-Finds       `x.item()`, and `float(x)` or `int(x)` of a tensor, in a step loop or in what it calls.
+Finds       `x.item()`, and `float(x)` or `int(x)` of a tensor, in a step loop, a forward pass, or in what they call.
 Why slow    The value is not there before all kernels queued so far have run. Then the GPU idles until new ones come.
 Example     for x, y in loader: ...; total += loss.item()
 Instead     total += loss.detach(), and one `.item()` after the loop, or every hundred steps.
@@ -12,43 +12,54 @@ Source      PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchro
 import ast
 from collections.abc import Iterator
 
-from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
-from whet.auditor.kinds import Kind
+from whet.auditor.finding import Fix, Hit, Priority
+from whet.auditor.heat import TRAINS
+from whet.auditor.project import name_of
 from whet.auditor.view import View
+from whet.auditor.waits import WAIT_GAIN, copied_in, is_tensor_value, wait_for
 
 CODE = "SYN101"
 NAME = "item-in-loop"
 PRIORITY = Priority.MEDIUM
-_GAIN = Gain(0.0, 0.15, "a GPU that waits for its kernels to be queued; nothing on a CPU")
+_WAITED_FOR = frozenset("nonzero argwhere tolist numpy unique".split())  # other rules report these
 
 
 def check(view: View) -> Iterator[Hit]:
     """Calls of item() on what may be a tensor, and float() or int() of what is one."""
-    if not view.mentions_gpu:
-        return
     for call in view.calls("item"):
         if isinstance(call.func, ast.Attribute) and not call.args:
-            yield from _hit(view, call, call.func.value)
+            yield from _hit(view, call, call.func.value, known=False)
     for call in view.calls("float", "int"):
-        if isinstance(call.func, ast.Name) and len(call.args) == 1 and view.is_tensor(call.args[0], surely=True):
-            yield from _hit(view, call, call.args[0])
+        if not isinstance(call.func, ast.Name) or len(call.args) != 1 or not is_tensor_value(view, call.args[0]):
+            continue
+        value = view.value(call.args[0])
+        hot = view.hot(call)
+        if value.is_sure or (hot is not None and hot.kind in TRAINS):
+            yield from _hit(view, call, call.args[0], known=True)
 
 
-def _hit(view: View, call: ast.Call, tensor: ast.expr) -> Iterator[Hit]:
-    value = view.value(tensor)
-    if value.kind not in (Kind.TENSOR, Kind.OUTPUT, Kind.UNKNOWN) or value.device == "cpu":
+def _hit(view: View, call: ast.Call, tensor: ast.expr, *, known: bool) -> Iterator[Hit]:
+    if any(isinstance(link, ast.Call) and name_of(link) in _WAITED_FOR for link in _links(tensor)):
         return
-    hot = view.hot(call)
-    if hot is None or hot.guard:
+    tensor = copied_in(view, tensor) or tensor
+    wait = wait_for(view, call, tensor, known=known)
+    if wait is None:
         return
     yield Hit(
         at=call,
-        hot=hot,
+        hot=wait.hot,
         message=f"{view.shown(call)} makes the CPU wait for the GPU in every step",
-        confidence=Confidence.HIGH if value.kind is not Kind.UNKNOWN and value.is_sure else Confidence.MEDIUM,
-        gain=_GAIN,
+        confidence=wait.confidence,
+        priority=wait.priority,
+        gain=WAIT_GAIN,
         fix=_detached(view, call, tensor),
     )
+
+
+def _links(expression: ast.expr) -> Iterator[ast.expr]:
+    while isinstance(expression, ast.Attribute | ast.Call | ast.Subscript):
+        yield expression
+        expression = expression.func if isinstance(expression, ast.Call) else expression.value
 
 
 def _detached(view: View, call: ast.Call, tensor: ast.expr) -> Fix | None:
@@ -56,7 +67,7 @@ def _detached(view: View, call: ast.Call, tensor: ast.expr) -> Fix | None:
     parent = view.parent(call)
     if not isinstance(parent, ast.AugAssign) or not isinstance(parent.op, ast.Add) or parent.value is not call:
         return None
-    if not isinstance(call.func, ast.Attribute):
+    if not isinstance(call.func, ast.Attribute) or tensor is not call.func.value:
         return None
     return view.replace(
         call, f"{view.source(tensor)}.detach()", "sum on the GPU; read the sum after the loop", safe=False

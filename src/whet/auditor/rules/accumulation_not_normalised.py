@@ -1,0 +1,83 @@
+"""MEM104 accumulation-not-normalised: gradients of several micro-steps are summed and never divided by their number.
+
+Finds       `optimizer.step()` under `if step % n == 0` with `backward()` in every micro-step, and no division by n.
+Why slow    The step grows with n, so n can't be raised to save memory without another learning rate: people stay with
+            the small batch, or half precision overflows.
+Example     loss.backward(); if step % accum == 0: optimizer.step(); optimizer.zero_grad()
+Instead     (loss / accum).backward()
+Gain        none in time; it lets the batch be split for memory at the same result.
+Fix         unsafe: it changes the size of the gradients, as intended.
+Source      PyTorch AMP examples, "Gradient accumulation".
+"""
+
+import ast
+from collections.abc import Iterator
+
+from whet.auditor.accumulation import accumulations, is_named_so, last_name
+from whet.auditor.calls import CallKind
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
+from whet.auditor.view import View
+
+CODE = "MEM104"
+NAME = "accumulation-not-normalised"
+PRIORITY = Priority.MEDIUM
+_GAIN = Gain(0.0, 0.0, "correctness and memory, not time")
+_DIVIDES_ITSELF = ("accelerator", "fabric", "engine", "trainer")
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Accumulating loops in modules that nowhere divide by the number of micro-steps."""
+    for found in accumulations(view):
+        direct = [call for call in found.backwards if view.call_kind(call) is CallKind.BACKWARD]
+        if not direct or _is_divided(view, found.every) or not _sums_means(view):
+            continue
+        call = direct[0]
+        owner = ast.unparse(call.func).lower()
+        if any(word in owner for word in _DIVIDES_ITSELF):
+            continue
+        yield Hit(
+            at=call,
+            hot=view.hot(call),
+            message=f"{view.shown(call)} adds up over {view.shown(found.every)} micro-steps and is not divided by them",
+            confidence=Confidence.MEDIUM if is_named_so(found.every) else Confidence.LOW,
+            gain=_GAIN,
+            fix=_divided(view, call, found.every),
+        )
+
+
+def _is_divided(view: View, every: ast.expr) -> bool:
+    name = last_name(every)
+    for node in view.nodes(ast.BinOp):
+        if isinstance(node.op, ast.Div | ast.Mult) and _mentions(node.right, name, every):
+            return True
+    for update in view.nodes(ast.AugAssign):
+        if isinstance(update.op, ast.Div | ast.Mult) and _mentions(update.value, name, every):
+            return True
+    if any(True for _ in view.calls("scale_grads", "scale_grads_", "unscale_and_divide")):
+        return True  # by the number of tokens, all at once
+    return any(_mentions(call, name, every) for call in view.calls("div", "div_", "mul_", "scale_"))
+
+
+def _mentions(expression: ast.expr, name: str, every: ast.expr) -> bool:
+    for node in ast.walk(expression):
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript) and (
+            last_name(node) == name or is_named_so(node)
+        ):
+            return True
+        if isinstance(every, ast.Constant) and isinstance(node, ast.Constant) and node.value == every.value:
+            return True
+    return False
+
+
+def _sums_means(view: View) -> bool:
+    """Whether losses are means, as they are by default: sums are meant to add up."""
+    reductions = (view.constant(k.value) for k in view.nodes(ast.keyword) if k.arg == "reduction")
+    return "sum" not in reductions
+
+
+def _divided(view: View, call: ast.Call, every: ast.expr) -> Fix | None:
+    loss = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if not isinstance(loss, ast.Name) or call.args:
+        return None
+    source = f"({view.source(loss)} / {view.source(every)})"
+    return view.replace(loss, source, "take the mean over the micro-steps", safe=False)

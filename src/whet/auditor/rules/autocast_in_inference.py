@@ -1,0 +1,59 @@
+"""PRE103 autocast-in-inference: weights cast to half precision again in every call.
+
+Finds       `with autocast(...)` around a forward pass in an inference loop, in a file that does not train.
+Why slow    Without gradients autocast keeps no cast weights: each call reads them in float32 and writes them in half.
+Example     with torch.no_grad(), torch.autocast("cuda"): for x in loader: model(x)
+Instead     model = model.to(torch.bfloat16) once, and inputs in the same type.
+Gain        the casts: much where batches are small, little where they are large; half the memory of the weights.
+Fix         none: layers that autocast keeps in float32 need a look.
+Source      PyTorch documentation, torch.autocast, `cache_enabled`.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from whet.auditor.calls import CallKind
+from whet.auditor.finding import Confidence, Gain, Hit, Priority
+from whet.auditor.heat import INFERS, TRAINS, HeatKind
+from whet.auditor.view import View, is_known
+
+CODE = "PRE103"
+NAME = "autocast-in-inference"
+PRIORITY = Priority.LOW
+_GAIN = Gain(0.0, 0.2, "small batches, for which reading and casting weights is much of the step")
+_AUTOCAST = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.amp.autocast_mode.autocast")
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Autocast around model calls, where nothing in the file trains."""
+    if "autocast" not in view.module.text or ".backward(" in view.module.text:
+        return
+    if any(HeatKind(kind) in TRAINS for kind in view.heat.loops.values()):
+        return  # the weights are those of a model in training, or may be
+    for statement in view.nodes(ast.With):
+        for item in statement.items:
+            call = item.context_expr
+            if not isinstance(call, ast.Call) or view.dotted(call.func) not in _AUTOCAST or _is_off(view, call):
+                continue
+            model_call = next((c for c in ast.walk(statement) if isinstance(c, ast.Call) and _runs(view, c)), None)
+            hot = view.hot(model_call) if model_call is not None else None
+            if model_call is None or hot is None or hot.guard or HeatKind(hot.kind) not in INFERS:
+                continue
+            is_loop = hot.kind != HeatKind.INFERENCE_CALL
+            yield Hit(
+                at=call,
+                hot=hot,
+                message=f"{view.shown(call)} casts the weights of {view.shown(model_call.func)} again in every call",
+                confidence=Confidence.MEDIUM if is_loop else Confidence.LOW,
+                gain=_GAIN,
+            )
+
+
+def _runs(view: View, call: ast.Call) -> bool:
+    return view.call_kind(call) in (CallKind.MODEL, CallKind.GENERATE)
+
+
+def _is_off(view: View, call: ast.Call) -> bool:
+    enabled = view.keyword(call, "enabled")
+    value = view.constant(enabled)
+    return enabled is not None and is_known(value) and not value

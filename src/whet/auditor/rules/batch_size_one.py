@@ -1,0 +1,117 @@
+"""DAT106 batch-size-one: training on one sample per step, by default.
+
+Finds       A batch size of 1: the default of an option, of a DataLoader that is given none, or a constant; and a
+            training loop that slices out `x[i:i + 1]`.
+Why slow    Each kernel has too little to do: launching it and reading the weights take the time.
+Example     parser.add_argument("--batch_size", type=int, default=1)
+Instead     As many samples as memory allows, with the learning rate set for it.
+Gain        large per sample until the device is busy; the time of one step grows.
+Fix         unsafe, and only beside an option of gradient accumulation: one batch of N instead of N batches of one.
+            Without it a larger batch changes training, and is for you to choose.
+Source      PyTorch performance tuning guide; NVIDIA deep learning performance guide, "Choosing the batch size".
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from whet.auditor.finding import Confidence, Gain, Hit, Priority
+from whet.auditor.heat import HeatKind
+from whet.auditor.loader_setup import Loader, is_test, loaders
+from whet.auditor.one_batch import one_batch
+from whet.auditor.view import View, is_known
+
+CODE = "DAT106"
+NAME = "batch-size-one"
+PRIORITY = Priority.MEDIUM
+_GAIN = Gain(0.1, 0.8, "per sample, where one sample does not fill the device; memory must allow more")
+_OPTION = re.compile(r"(\w*_)?(micro_?|mini_?)?batch_?size(_per_\w+)?|bs|bsz|micro_batch|minibatch")
+_NOT_TRAINING = re.compile(
+    r"(^|_)(eval|val|valid|validation|test|infer|inference|pred|predict|gen|generate|sample)(_|$)"
+)
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Options, then loaders, then loops."""
+    if is_test(view.module.path):
+        return
+    yield from _options(view)
+    for loader in loaders(view):
+        yield from _loader(view, loader)
+    yield from _slices(view)
+
+
+def _options(view: View) -> Iterator[Hit]:
+    for name, defaults in view.constants.options.items():
+        if not _OPTION.fullmatch(name) or _NOT_TRAINING.search(name):
+            continue
+        for default in defaults:
+            if default.module is view.module and _is_one(view.constant(default.node)) and _trains(view):
+                message = f"{default.option} is 1 by default: one sample per step"
+                fix = one_batch(view, default)
+                yield Hit(at=default.call, message=message, confidence=Confidence.MEDIUM, gain=_GAIN, fix=fix)
+    for loop in view.loops(HeatKind.TRAINING):
+        function = view.function_of(loop)
+        for argument in function.arguments:
+            default_value = function.default_of(argument.arg)
+            if _OPTION.fullmatch(argument.arg) and default_value is not None and _is_one(view.constant(default_value)):
+                message = f"{argument.arg} of {function.name} is 1 by default: one sample per step"
+                yield Hit(at=argument, message=message, confidence=Confidence.MEDIUM, gain=_GAIN)
+
+
+def _loader(view: View, loader: Loader) -> Iterator[Hit]:
+    if "batch_sampler" in loader.arguments or not loader.is_complete:
+        return
+    size = loader.arguments.get("batch_size")
+    collate = loader.arguments.get("collate_fn")
+    if size is None and collate is not None:
+        return  # the dataset may give whole batches
+    if loader.is_repeated is not None and loader.hot_loop is None:
+        return  # what is iterated over it does not make a step: it may give parts of the data
+    if isinstance(collate, ast.Lambda) or "dataset" not in loader.arguments:
+        return
+    if size is not None and not (isinstance(size, ast.Constant) and _is_one(size.value)):
+        return
+    words = "batch_size=1" if size is not None else "no batch size, so 1"
+    yield Hit(
+        at=loader.call,
+        message=f"{words}: {loader.name or 'this loader'} gives one sample per step",
+        confidence=Confidence.MEDIUM if loader.use == "training" else Confidence.LOW,
+        priority=None if loader.use == "training" else Priority.LOW,
+        gain=_GAIN,
+    )
+
+
+def _slices(view: View) -> Iterator[Hit]:
+    for loop in view.loops(HeatKind.TRAINING):
+        found = (node for node in ast.walk(loop) if isinstance(node, ast.Call) and _takes_one(view, node))
+        call = next(iter(found), None)
+        hot = view.hot(call) if call is not None else None
+        if call is None or hot is None or hot.guard or hot.loop_line != loop.lineno:
+            continue
+        message = f"{view.shown(call)} trains on one sample at a time"
+        yield Hit(at=call, hot=hot, message=message, confidence=Confidence.MEDIUM, gain=_GAIN)
+
+
+def _takes_one(view: View, call: ast.Call) -> bool:
+    """Whether the call makes a step, or runs a model, on a slice of length one: `x[i:i + 1]`."""
+    if not any(isinstance(a, ast.Subscript) and _is_one_long(a.slice) for a in call.args):
+        return False
+    return view.heat.makes_step(call, view.module) or view.heat.runs_model(call, view.module)
+
+
+def _is_one_long(e: ast.expr) -> bool:
+    if not isinstance(e, ast.Slice) or not isinstance(e.lower, ast.Name) or not isinstance(e.upper, ast.BinOp):
+        return False
+    upper = e.upper
+    is_next = isinstance(upper.op, ast.Add) and isinstance(upper.left, ast.Name) and upper.left.id == e.lower.id
+    return is_next and isinstance(upper.right, ast.Constant) and _is_one(upper.right.value)
+
+
+def _is_one(value: object) -> bool:
+    return is_known(value) and value == 1 and not isinstance(value, bool)
+
+
+def _trains(view: View) -> bool:
+    """Whether the project trains at all: options of programs for inference may well be 1."""
+    return HeatKind.TRAINING in view.heat.loops.values()

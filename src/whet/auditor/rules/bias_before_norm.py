@@ -1,0 +1,48 @@
+"""CMP113 bias-before-norm: a bias that the normalisation right behind it takes away again.
+
+Finds       Conv or Linear with a bias (the default), whose output goes straight into BatchNorm or InstanceNorm:
+            neighbours in nn.Sequential or a list, or attributes used one after the other in `forward`.
+Why slow    The mean of each channel is subtracted at once, the bias with it; it still costs its passes.
+Example     nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU())
+Instead     nn.Sequential(nn.Conv2d(3, 64, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU())
+Gain        one small kernel for each such layer and pass: a hundredth of a step or so.
+Fix         unsafe: saved weights have a key that the model has no more.
+Source      PyTorch performance tuning guide, "Disable bias for convolutions directly followed by a batch norm".
+"""
+
+from collections.abc import Iterator
+
+from whet.auditor.finding import Confidence, Gain, Hit, Priority
+from whet.auditor.layer_order import layer_pairs
+from whet.auditor.view import View, is_known
+
+CODE = "CMP113"
+NAME = "bias-before-norm"
+PRIORITY = Priority.LOW
+_GAIN = Gain(0.0, 0.02, "a network of many small convolutions")
+_BIAS_AT = {"Conv": 7, "ConvTranspose": 8, "Linear": 2}
+_NORMS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm", "LazyBatchNorm", "LazyInstanceNorm")
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Pairs of a layer with a bias and a normalisation over what it adds to."""
+    for first, second in layer_pairs(view):
+        layer, norm = view.dotted(first.func) or "", view.dotted(second.func) or ""
+        if not layer.startswith("torch.nn.") or not norm.startswith("torch.nn."):
+            continue
+        kind = layer.removeprefix("torch.nn.").removeprefix("Lazy").rstrip("123d")
+        if kind not in _BIAS_AT or not norm.removeprefix("torch.nn.").startswith(_NORMS):
+            continue
+        if any(keyword.arg is None for keyword in first.keywords):
+            continue
+        given = view.keyword(first, "bias", _BIAS_AT[kind])
+        if given is not None and (not is_known(view.constant(given)) or view.constant(given) is not True):
+            continue
+        is_default = given is None or view.keyword(first, "bias") is not None
+        yield Hit(
+            at=first,
+            message=f"the bias of {view.shown(first)} is taken away by {view.shown(second.func)}",
+            confidence=Confidence.HIGH,
+            gain=_GAIN,
+            fix=view.set_keyword(first, "bias", "False", "leave the bias out", safe=False) if is_default else None,
+        )

@@ -1,0 +1,41 @@
+"""DST101 ddp-without-bucket-view: DistributedDataParallel copies every gradient into its buckets and back.
+
+Finds       `DistributedDataParallel(model, ...)` without `gradient_as_bucket_view=True`.
+Why slow    Gradients live twice, and are copied to the communication buckets and back in every step.
+Example     model = DistributedDataParallel(model, device_ids=[rank])
+Instead     model = DistributedDataParallel(model, device_ids=[rank], gradient_as_bucket_view=True)
+Gain        two copies of all gradients in a step; peak memory by the size of the gradients.
+Fix         unsafe: gradients become views, on which `detach_()` raises.
+Source      torch.nn.parallel.DistributedDataParallel; with a graph that never changes, `static_graph=True` helps too.
+"""
+
+from collections.abc import Iterator
+
+from whet.auditor.finding import Confidence, Gain, Hit, Priority
+from whet.auditor.processes import wrappers_kept, wraps
+from whet.auditor.view import View
+
+CODE = "DST101"
+NAME = "ddp-without-bucket-view"
+PRIORITY = Priority.LOW
+_GAIN = Gain(0.0, 0.03, "two copies of all gradients in a step")
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Wraps that leave the option at its default."""
+    if "gradient_as_bucket_view" not in view.module.text:
+        for wrapper in wrappers_kept(view):
+            message = "gradients are copied into buckets and back in every step"
+            yield Hit(at=wrapper, message=message, confidence=Confidence.MEDIUM, gain=_GAIN)
+    for call in wraps(view):
+        if view.keyword(call, "gradient_as_bucket_view") is not None or view.has_star(call):
+            continue
+        yield Hit(
+            at=call,
+            message="gradients are copied into buckets and back in every step",
+            confidence=Confidence.HIGH,
+            gain=_GAIN,
+            fix=view.set_keyword(
+                call, "gradient_as_bucket_view", "True", "let gradients be views of the buckets", safe=False
+            ),
+        )

@@ -1,0 +1,114 @@
+"""MOV104 made-on-cpu-then-moved: a tensor is made on the CPU in every step and copied to the GPU.
+
+Finds       `torch.zeros(...).to(device)`, `torch.arange(n).cuda()`, `torch.randn(...).type_as(x)`, in a step loop, a
+            forward pass, or in what they call; also with the tensor in a variable between.
+Why slow    A kernel would fill the memory on the GPU; instead the CPU fills it, and waits for a copy.
+Example     mask = torch.zeros(n, n).to(x.device)
+Instead     mask = torch.zeros(n, n, device=x.device)
+Gain        the time of the copy and of the fill; for torch.tensor(list) little, as its data has to be copied anyway.
+Fix         safe for zeros, ones, full, empty, eye, arange(n) and tensor; unsafe for random numbers (another
+            generator) and for linspace and the like (other rounding).
+Source      PyTorch performance tuning guide, "Create tensors directly on the target device".
+"""
+
+import ast
+from collections.abc import Iterator
+
+from whet.auditor.constants import UNKNOWN_VALUE
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, Hot, Priority
+from whet.auditor.heat import HeatKind
+from whet.auditor.kinds import Kind
+from whet.auditor.project import name_of
+from whet.auditor.transfers import (
+    RANDOM,
+    TAKE_DEVICE,
+    is_worker,
+    made_before,
+    made_by_helper,
+    made_on_cpu,
+    transfers,
+)
+from whet.auditor.view import View
+from whet.auditor.waits import LIBRARY, is_library
+
+CODE = "MOV104"
+NAME = "made-on-cpu-then-moved"
+PRIORITY = Priority.MEDIUM
+_GAIN = Gain(0.0, 0.1, "a fill on the CPU and a copy that blocks, in every step; nothing on a CPU")
+_SAFE = frozenset("zeros ones full empty eye tensor as_tensor".split())
+_DATA = frozenset("tensor as_tensor FloatTensor LongTensor Tensor IntTensor BoolTensor".split())
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Copies of what a factory has just made."""
+    for call, moved in [*transfers(view), *_casts(view)]:
+        made = made_on_cpu(view, moved) or made_before(view, moved) or made_by_helper(view, moved)
+        if made is None:
+            continue
+        hot = _hot(view, call, made)
+        if hot is None:
+            continue
+        holds_data = name_of(made) in _DATA and (not made.args or view.constant(made.args[0]) is UNKNOWN_VALUE)
+        yield Hit(
+            at=call,
+            hot=hot,
+            message=f"{view.shown(call)} is made on the CPU and copied to the GPU in every step",
+            confidence=Confidence.LOW if hot.kind in (LIBRARY, HeatKind.INFERENCE_CALL) else Confidence.MEDIUM,
+            priority=Priority.LOW if holds_data or hot.kind in (LIBRARY, HeatKind.INFERENCE_CALL) else None,
+            gain=_GAIN,
+            fix=_on_device(view, call, made) if moved is made else None,
+        )
+
+
+def _casts(view: View) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """Copies to where another tensor lies: `x.type_as(y)`, `x.to(y)`."""
+    for call in view.calls("type_as", "to"):
+        is_cast = isinstance(call.func, ast.Attribute) and len(call.args) == 1
+        if is_cast and (name_of(call) == "type_as" or view.is_tensor(call.args[0])):
+            yield call, call.func.value  # type: ignore[attr-defined]  # is_cast: it is an attribute
+
+
+def _hot(view: View, call: ast.Call, made: ast.Call) -> Hot | None:
+    hot = view.hot(call)
+    if hot is not None:
+        # What was made before the loop is MOV106's.
+        is_inside = view.function_of(made) is not view.function_of(call) or view.hot(made) is not None
+        return None if hot.guard or is_worker(hot.kind) or not is_inside else hot
+    function = view.function_of(call)
+    return Hot(LIBRARY, function.qualname) if is_library(view, call) else None
+
+
+def _on_device(view: View, call: ast.Call, made: ast.Call) -> Fix | None:
+    """The factory's call with a device of its own, where nothing else changes by it."""
+    name = name_of(made)
+    if name not in TAKE_DEVICE or view.has_star(made) or call.func.attr not in ("to", "cuda"):  # type: ignore[attr-defined]
+        return None
+    if any(keyword.arg in ("generator", "requires_grad", "out", "pin_memory") for keyword in made.keywords):
+        return None
+    if any(keyword.arg not in ("device", "non_blocking") for keyword in call.keywords) or len(call.args) > 1:
+        return None
+    target = view.keyword(call, "device", 0)
+    if target is not None and not _is_device(view, target):
+        return None
+    device = "'cuda'" if target is None else view.source(target)
+    if target is not None and name_of(call) == "cuda" and not isinstance(view.constant(target), str | int):
+        return None  # cuda(None) is another device than device=None
+    source = view.source(made)
+    if "#" in source or any(isinstance(argument, ast.GeneratorExp) for argument in made.args):
+        return None
+    head = source[: source.rindex(")")].rstrip()
+    comma = "" if head.endswith(("(", ",")) else ","
+    is_safe = name in _SAFE or (name == "arange" and len(made.args) == 1)
+    return view.replace(
+        call,
+        f"{head}{comma}{' ' if comma or head.endswith(',') else ''}device={device})",
+        "make the tensor on the GPU",
+        safe=is_safe and name not in RANDOM,
+    )
+
+
+def _is_device(view: View, target: ast.expr) -> bool:
+    """Whether `device=` takes what `.to()` was given: that may be a dtype or a tensor too."""
+    if isinstance(view.constant(target), str | int) or view.kind(target) is Kind.DEVICE:
+        return True
+    return view.source(target).removesuffix("()").endswith("device")

@@ -1,0 +1,42 @@
+"""DST107 missing-distributed-sampler: every rank of a data-parallel run goes through the whole data set.
+
+Finds       a shuffled DataLoader without a sampler in a module that wraps its model in DistributedDataParallel, where
+            no sampler, shard or rank is used for data anywhere.
+Why slow    With n ranks an epoch takes n times the steps it needs.
+Example     loader = DataLoader(dataset, shuffle=True); model = DistributedDataParallel(model)
+Instead     loader = DataLoader(dataset, sampler=DistributedSampler(dataset))
+Gain        (n - 1) / n of an epoch on n ranks.
+Fix         none: `set_epoch` has to be called as well.
+Source      torch.utils.data.distributed.DistributedSampler.
+"""
+
+import re
+from collections.abc import Iterator
+
+from whet.auditor.finding import Confidence, Gain, Hit, Priority
+from whet.auditor.processes import wraps
+from whet.auditor.view import View
+
+CODE = "DST107"
+NAME = "missing-distributed-sampler"
+PRIORITY = Priority.HIGH
+_GAIN = Gain(0.3, 0.8, "of an epoch, on two to five ranks")
+_SHARES = re.compile(
+    r"Sampler|sampler|\.shard\(|split_dataset|num_replicas|split_by_node|accelerat|IterableDataset|\[rank::"
+)
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Loaders of modules that wrap a model themselves."""
+    if not any(True for _ in wraps(view)) or _SHARES.search(view.module.text):
+        return
+    for call in view.calls_to("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader"):
+        shuffle = view.keyword(call, "shuffle", 2)
+        if view.has_star(call) or view.constant(shuffle) is not True:
+            continue
+        yield Hit(
+            at=call,
+            message=f"{view.shown(call)} gives every rank the whole data set",
+            confidence=Confidence.MEDIUM,
+            gain=_GAIN,
+        )

@@ -1,0 +1,94 @@
+"""CMP101 no-compile: a program that trains or runs a model in a loop and never compiles it.
+
+Finds       A script with a training or inference loop and the statement that makes its model, where nothing in the
+            program names torch.compile, jit, a graph exporter or a framework that compiles by itself.
+Why slow    Eager operators each read and write memory and cost a launch; a compiled model fuses them.
+Example     model = Net().to(device); for x, y in loader: ...
+Instead     model = Net().to(device); model.compile()
+Gain        often 0 to 40 % on a GPU, less on a CPU; compiling takes tens of seconds and pays only in long runs.
+Fix         unsafe: rounding differs; shapes that change compile anew. In place: checkpoints keep their keys.
+Source      PyTorch documentation of torch.compile and torch.nn.Module.compile.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from whet.auditor.calls import CallKind
+from whet.auditor.dataflow import names_in
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, InsertAfter, Priority
+from whet.auditor.heat import HeatKind
+from whet.auditor.kinds import Kind
+from whet.auditor.project_words import is_script, says
+from whet.auditor.source import Function, LoopNode
+from whet.auditor.view import View
+
+CODE = "CMP101"
+NAME = "no-compile"
+PRIORITY = Priority.MEDIUM
+_GAIN = Gain(0.0, 0.3, "a run long enough to pay for compiling, fixed shapes, a GPU or many small operators")
+_COMPILED = (
+    "compile jit script_method torch_compile _dynamo export onnxruntime InferenceSession openvino tensorrt trt "
+    "deepspeed vllm LLM thunder keras Trainer LightningModule TrainingArguments dynamo_backend aot_module "
+    "make_graphed_callables CUDAGraph torch_xla ipex"
+).split()
+
+
+def check(view: View) -> Iterator[Hit]:
+    """The first step loop of a script, at the statement that makes its model."""
+    if not is_script(view.module) or says(view.project, view.module, *_COMPILED):
+        return
+    for loop in view.loops(HeatKind.TRAINING, HeatKind.INFERENCE):
+        call = _forward_call(view, loop)
+        made = _made(view, call) if call is not None else None
+        if call is None or made is None:
+            continue
+        yield Hit(
+            at=made,
+            hot=view.hot(call),
+            message=f"{view.shown(made)} is never compiled, and {view.shown(call.func)} runs in every step",
+            confidence=Confidence.MEDIUM,
+            gain=_GAIN,
+            fix=_compiled(view, call, made),
+        )
+        return
+
+
+def _forward_call(view: View, loop: LoopNode) -> ast.Call | None:
+    """The first call of a model by its name that every turn of the loop makes."""
+    calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    for call in sorted(calls, key=lambda call: call.lineno):
+        hot = view.hot(call) if view.call_kind(call) is CallKind.MODEL else None
+        if hot is not None and not hot.guard and "target" not in view.source(call.func):
+            return call
+    return None
+
+
+def _made(view: View, call: ast.Call) -> ast.stmt | None:
+    """The statement that makes the model: an instance of a class or a pretrained one, in the loop's own scopes."""
+    assert isinstance(call.func, ast.Name)
+    scope: Function | None = view.function_of(call)
+    while scope is not None:
+        for binding in scope.bindings.get(call.func.id, []):
+            value = binding.value
+            if binding.how != "value" or binding.path or not isinstance(value, ast.Call):
+                continue
+            is_new = call.func.id not in names_in(value)
+            if is_new and view.kind(value) is Kind.MODEL and isinstance(binding.node, ast.Assign):
+                return binding.node
+        scope = scope.parent
+    return None
+
+
+def _compiled(view: View, call: ast.Call, made: ast.stmt) -> Fix | None:
+    """Compile in place after the last statement that binds the name; only where all are in one block."""
+    assert isinstance(call.func, ast.Name)
+    scope = view.function_of(made)
+    bindings = scope.bindings.get(call.func.id, [])
+    blocks = {view.parent(binding.node) for binding in bindings}
+    if len(blocks) != 1 or scope is not view.function_of(call) or any(b.how != "value" for b in bindings):
+        return None
+    last = max((binding.node for binding in bindings), key=lambda node: getattr(node, "lineno", 0))
+    if not isinstance(last, ast.Assign) or last.lineno > call.lineno:
+        return None
+    edit = InsertAfter(view.span(last), f"{call.func.id}.compile()")
+    return Fix("compile the model in place", False, (edit,))

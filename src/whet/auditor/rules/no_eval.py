@@ -1,0 +1,76 @@
+"""INF105 no-eval: a model that was made for training is evaluated without `eval()`.
+
+Finds       an evaluation loop over a model with dropout or batch normalisation, in a project that nowhere puts a model
+            in eval mode.
+Why slow    Dropout draws and multiplies masks, batch normalisation takes statistics and writes them, and neither can be
+            folded or fused. The results are wrong, too.
+Example     with torch.no_grad(): for x, y in loader: out = model(x)
+Instead     model.eval() before the loop, and model.train() after it
+Gain        a few hundredths; correct results first of all.
+Fix         unsafe: results change, as intended, and training that follows needs `train()`.
+Source      torch.nn.Module.eval; PyTorch, "Autograd mechanics", on evaluation mode.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, InsertBefore, Priority
+from whet.auditor.heat import HeatKind
+from whet.auditor.inference import is_hook, runs_forward, takes_gradients
+from whet.auditor.kinds import Kind
+from whet.auditor.source import LoopNode
+from whet.auditor.view import View
+
+CODE = "INF105"
+NAME = "no-eval"
+PRIORITY = Priority.MEDIUM
+_GAIN = Gain(0.0, 0.05, "layers that differ between training and evaluation; correctness is what is at stake")
+_EVAL = re.compile(
+    r"\.eval\(\)|\.train\((mode=)?(False|training|was_training|mode|is_train)|eval_mode|\.training = False"
+)
+_DIFFERS = re.compile(r"dropout|batch_?norm", re.IGNORECASE)
+_IN_EVAL = ("from_pretrained", "torch.hub", "torchvision.models", "SentenceTransformer", "pipeline(", "jit.load")
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Inference loops of modules without any eval()."""
+    if any(_EVAL.search(module.text) for module in view.project.modules):
+        return
+    if any(word in view.module.text for word in _IN_EVAL):
+        return
+    for loop in view.loops(HeatKind.INFERENCE):
+        function = view.function_of(loop)
+        if is_hook(view, function) or takes_gradients(view, function):
+            continue
+        call = _model_call(view, loop)
+        if call is not None:
+            yield Hit(
+                at=call,
+                hot=view.hot(call),
+                message=f"{view.shown(call.func)} is evaluated in training mode: nothing calls eval()",
+                confidence=Confidence.MEDIUM,
+                gain=_GAIN,
+                fix=_in_eval_mode(view, call, loop),
+            )
+
+
+def _model_call(view: View, loop: LoopNode) -> ast.Call | None:
+    """The loop's first call of a model that has, or may have, layers that differ in training."""
+    for call in ast.walk(loop):
+        if isinstance(call, ast.Call) and runs_forward(view, call):
+            value = view.value(call.func)
+            if value.kind is Kind.MODEL and value.cls is not None:
+                source = value.cls.module.text
+                return call if _DIFFERS.search(source) else None
+            if value.dotted and value.dotted.startswith("torch.nn."):
+                return None
+            return call
+    return None
+
+
+def _in_eval_mode(view: View, call: ast.Call, loop: LoopNode) -> Fix | None:
+    if not isinstance(call.func, ast.Name):
+        return None
+    source = f"{view.source(call.func)}.eval()"
+    return Fix("evaluate in eval mode", False, (InsertBefore(view.span(loop), source),))

@@ -1,0 +1,107 @@
+"""INF102 no-grad-not-inference-mode: pure inference under `no_grad`, which still tracks versions and views.
+
+Finds       `torch.no_grad()` on a function, or around statements, that run a model for its answers alone.
+Why slow    Under no_grad each tensor still carries what autograd needs in case it comes back: version counters, views.
+            Inference mode leaves that out.
+Example     with torch.no_grad(): out = model(x)
+Instead     with torch.inference_mode(): out = model(x)
+Gain        up to a few hundredths where operators are small; nothing for large ones.
+Fix         unsafe: tensors made in inference mode can't be used later where gradients are taken, nor be changed
+            in place outside of it.
+Source      PyTorch, "Autograd mechanics", on inference mode.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from whet.auditor.calls import CallKind
+from whet.auditor.finding import Confidence, Gain, Hit, Hot, Priority
+from whet.auditor.gradients import SWITCHES
+from whet.auditor.heat import INFERS, TRAINS
+from whet.auditor.inference import only_infers, runs_forward, takes_gradients
+from whet.auditor.project import name_of
+from whet.auditor.view import View
+
+CODE = "INF102"
+NAME = "no-grad-not-inference-mode"
+PRIORITY = Priority.LOW
+_GAIN = Gain(0.0, 0.03, "small operators")
+_SHARDED = ("fsdp", "FullyShardedDataParallel", "fully_shard")
+_CHANGES = re.compile(
+    r"(^|_)(step|update|init|reset|ema|load|copy|merge|prune|quanti[sz]e|fuse|convert|clip|optim)", re.I
+)
+_MODEL = re.compile(r"\b(model|module|net|network|encoder|decoder)\b")
+_ASKS = ("sample", "generate", "predict", "evaluate", "validate", "validation", "transcribe")
+_WRITES = (
+    "copy_",
+    "mul_",
+    "add_",
+    "lerp_",
+    "sub_",
+    "fill_",
+    "normal_",
+    "uniform_",
+    "zero_",
+    "update_ema",
+    "ema_update",
+)
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Decorators and `with` statements that use no_grad for inference."""
+    if any(word in view.module.text for word in _SHARDED):
+        return
+    for node in view.nodes(ast.Name, ast.Attribute):
+        if not isinstance(node, ast.Name | ast.Attribute) or not _is_no_grad(view, node):
+            continue
+        parent = view.parent(node)
+        used = parent if isinstance(parent, ast.Call) and parent.func is node else node
+        user = view.parent(used)
+        scope: ast.AST | None = None
+        if isinstance(user, ast.FunctionDef) and used in user.decorator_list:
+            scope = user
+        elif isinstance(user, ast.withitem):
+            scope = view.parent(user)
+        if scope is None or not _infers(view, scope):
+            continue
+        yield Hit(
+            at=used,
+            message=f"{view.shown(used)} still tracks versions and views for gradients that are never taken",
+            confidence=Confidence.LOW,
+            gain=_GAIN,
+            fix=view.replace(node, "torch.inference_mode", "use inference mode", safe=False, imports="torch"),
+        )
+
+
+def _is_no_grad(view: View, node: ast.Name | ast.Attribute) -> bool:
+    last = node.attr if isinstance(node, ast.Attribute) else node.id
+    return last == "no_grad" and view.dotted(node) in SWITCHES
+
+
+def _infers(view: View, scope: ast.AST) -> bool:
+    """Whether a scope runs a model, writes to no parameters, and lies in no training step."""
+    inner = view.module.function_of_node.get(scope)
+    function = inner or view.function_of(scope)
+    calls = [node for node in ast.walk(scope) if isinstance(node, ast.Call)]
+    if any(name_of(call) in _WRITES for call in calls) or _CHANGES.search(function.name):
+        return False
+    if inner is not None and (takes_gradients(view, function) or function.name == "forward"):
+        return False
+    heat = [view.hot(call) for call in calls]
+    if any(hot is not None and hot.kind in TRAINS and not hot.guard for hot in heat):
+        return False
+    if any(_is_asked(view, call, hot) for call, hot in zip(calls, heat, strict=True)):
+        return True
+    is_main = inner is not None and _MODEL.search(view.source(scope)) is not None
+    return bool(calls) and only_infers(view, function) and (is_main or inner is None)
+
+
+def _is_asked(view: View, call: ast.Call, hot: Hot | None) -> bool:
+    if hot is not None and hot.kind in TRAINS:
+        return name_of(call) in _ASKS
+    if runs_forward(view, call) or view.call_kind(call) is CallKind.GENERATE:
+        return hot is not None and (hot.kind in INFERS or bool(hot.guard))
+    if hot is not None and hot.kind in INFERS:
+        return view.heat.runs_model(call, view.module)
+    return False

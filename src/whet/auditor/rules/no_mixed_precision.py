@@ -1,0 +1,126 @@
+"""PRE101 no-mixed-precision: a training loop for GPUs that computes all in float32.
+
+Finds       A training loop or step with a forward pass, in a file that speaks of GPUs but shows neither autocast, nor
+            half precision, nor a framework that would turn it on. Apex alone, no longer maintained, counts as none.
+Why slow    Tensor cores multiply bfloat16 several times faster than float32, and activations take half the memory.
+Example     loss = criterion(model(x), y); loss.backward()
+Instead     with torch.autocast("cuda", dtype=torch.bfloat16): loss = criterion(model(x), y)
+Gain        large for matrix products and convolutions on GPUs since Ampere; nothing for small models.
+Fix         unsafe: results change in the third digit; losses must be looked at.
+Source      PyTorch documentation, "Automatic Mixed Precision package".
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from whet.auditor.calls import CallKind
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, Hot, Priority, WrapStatements
+from whet.auditor.heat import TRAINS, HeatKind, inside
+from whet.auditor.kinds import Kind
+from whet.auditor.loader_setup import is_test
+from whet.auditor.precision import is_mixed, is_only_apex, speaks_of_half
+from whet.auditor.project import name_of
+from whet.auditor.view import View
+
+CODE = "PRE101"
+NAME = "no-mixed-precision"
+PRIORITY = Priority.MEDIUM
+_GAIN = Gain(0.0, 0.5, "a GPU with tensor cores, and a model large enough to keep them busy")
+_UNSAFE = re.compile(
+    r"BCELoss|binary_cross_entropy\(|create_graph|autograd\.grad\(|float64|\.double\(\)|\bLBFGS\b|linalg"
+)
+_NOT_FOR_HALF = re.compile(r"^\s*(import|from) (gym|gymnasium|stable_baselines3|pfrl)\b|\bfloat64\b|\.double\(\)", re.M)
+_BESIDE = re.compile(r"augment|transform|normali[sz]e|preprocess|teacher|metric|embed_?fn", re.IGNORECASE)
+_KEPT = (ast.Assign, ast.AugAssign, ast.AnnAssign)
+
+
+def check(view: View) -> Iterator[Hit]:
+    """The first forward pass of each training loop or step."""
+    learning = dict.fromkeys(view.function_of(call) for call in view.calls("backward", "manual_backward"))
+    if not learning or not view.mentions_gpu or is_test(view.module.path) or is_mixed(view.module):
+        return
+    is_apex = is_only_apex(view.module)
+    if (speaks_of_half(view.module) and not is_apex) or _NOT_FOR_HALF.search(view.module.text):
+        return
+    seen: set[tuple[int, str]] = set()
+    for function in learning:
+        if any(is_mixed(at.module) for at, _ in view.project.callers(function)):
+            continue
+        for call in sorted(function.calls, key=lambda one: (one.lineno, one.col_offset)):
+            if (
+                view.call_kind(call) is not CallKind.MODEL
+                or not call.args + call.keywords
+                or _BESIDE.search(name_of(call))
+            ):
+                continue
+            hot = view.hot(call)
+            if hot is None or HeatKind(hot.kind) not in TRAINS or hot.guard or not _learns(view, call):
+                continue
+            key = (hot.loop_line, function.qualname)
+            if key in seen:
+                continue
+            seen.add(key)
+            yield _hit(view, call, hot, is_apex=is_apex)
+
+
+def _learns(view: View, call: ast.Call) -> bool:
+    """Whether gradients flow through the forward pass."""
+    for up in inside(view.module, call):
+        if isinstance(up, ast.With) and any("no_grad" in ast.unparse(i.context_expr) for i in up.items):
+            return False
+    return True
+
+
+def _hit(view: View, call: ast.Call, hot: Hot, *, is_apex: bool) -> Hit:
+    words = "but for apex, which is no longer maintained" if is_apex else "no mixed precision in sight"
+    return Hit(
+        at=call,
+        hot=hot,
+        message=f"{view.shown(call)} runs in float32: {words}",
+        confidence=Confidence.LOW if is_apex else Confidence.MEDIUM,
+        gain=_GAIN,
+        fix=None if is_apex else _autocast(view, call),
+    )
+
+
+def _autocast(view: View, call: ast.Call) -> Fix | None:
+    """Wrap the statements from the forward pass to the one before what the backward pass is in."""
+    device = _device_type(view, call)
+    first = view.statement(call)
+    parent = view.parent(first)
+    block = getattr(parent, "body", [])
+    if device is None or _UNSAFE.search(view.module.text) or not isinstance(block, list) or first not in block:
+        return None
+    if view.module.imports.get("torch") != "torch" or not isinstance(first, _KEPT):
+        return None
+    last: ast.stmt = first
+    for statement in block[block.index(first) + 1 :]:
+        if any(view.call_kind(c) is CallKind.BACKWARD for c in ast.walk(statement) if isinstance(c, ast.Call)):
+            header = f"with torch.autocast({device}, dtype=torch.bfloat16):"
+            edits = (WrapStatements(view.span(first), view.span(last), header),)
+            return Fix("run the forward pass and the loss in mixed precision", False, edits)
+        if isinstance(statement, _KEPT):
+            last = statement
+        elif not (isinstance(statement, ast.Expr) and _is_zero_grad(statement.value)):
+            return None
+    return None
+
+
+def _is_zero_grad(e: ast.expr) -> bool:
+    return isinstance(e, ast.Call) and name_of(e) == "zero_grad"
+
+
+def _device_type(view: View, call: ast.Call) -> str | None:
+    """The source of the device's type, as the function that makes the step names its device."""
+    for other in view.function_of(call).calls:
+        if not isinstance(other.func, ast.Attribute):
+            continue
+        if other.func.attr == "cuda":
+            return '"cuda"'
+        target = view.keyword(other, "device", 0) if other.func.attr == "to" else None
+        if target is not None and isinstance(target, ast.Name | ast.Attribute) and view.kind(target) is Kind.DEVICE:
+            return f"torch.device({view.source(target)}).type"
+        if isinstance(target, ast.Constant) and str(target.value).startswith("cuda"):
+            return '"cuda"'
+    return None

@@ -1,0 +1,77 @@
+"""DAT103 no-persistent-workers: loader processes that end with every epoch and are started anew for the next.
+
+Finds       A loader with workers that is iterated over once per epoch, without `persistent_workers`.
+Why slow    Each epoch begins with new processes, which import, unpickle the dataset and fill the queue.
+Example     loader = DataLoader(images, batch_size=64, num_workers=8)
+Instead     loader = DataLoader(images, batch_size=64, num_workers=8, persistent_workers=True)
+Gain        seconds per epoch; counts where epochs are short or workers are spawned.
+Fix         unsafe: workers keep their random state, and do not see what is changed in the dataset between epochs.
+Source      PyTorch documentation, torch.utils.data.DataLoader, `persistent_workers`.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
+from whet.auditor.loader_setup import Loader, loaders
+from whet.auditor.view import View, is_known
+
+CODE = "DAT103"
+NAME = "no-persistent-workers"
+PRIORITY = Priority.LOW
+_GAIN = Gain(0.0, 0.1, "start of the workers / length of an epoch")
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Loaders with workers, or with a number of them that the caller chooses."""
+    for loader in loaders(view, also_like_loaders=True):
+        workers = loader.arguments.get("num_workers")
+        if workers is None or not loader.is_complete or "persistent_workers" in loader.arguments:
+            continue
+        number = view.constant(workers)
+        is_literal = isinstance(workers, ast.Constant)
+        if loader.is_repeated is False or (is_literal and not number):
+            continue
+        if _is_made_anew(view, loader):
+            continue
+        if loader.use == "evaluation" and loader.is_repeated is None and not _is_kept(view, loader):
+            continue
+        is_sure = loader.is_repeated is True and is_known(number) and bool(number)
+        yield Hit(
+            at=loader.options if loader.options is not None and _holds_workers(loader) else loader.call,
+            message=f"the workers of {loader.name or 'this loader'} ({view.shown(workers)}) start anew in every epoch",
+            confidence=Confidence.HIGH if is_sure else Confidence.MEDIUM if loader.is_repeated else Confidence.LOW,
+            gain=_GAIN,
+            fix=_kept_alive(view, loader, workers),
+        )
+
+
+def _is_kept(view: View, loader: Loader) -> bool:
+    """Whether a loader for evaluation outlives one pass: an attribute, or what a function hands out."""
+    statement = view.statement(loader.call)
+    if any(word in view.function_of(loader.call).name for word in ("test", "predict")):
+        return False
+    return "." in loader.name or isinstance(statement, ast.Return) or view.function_of(loader.call).name == ""
+
+
+def _is_made_anew(view: View, loader: Loader) -> bool:
+    """Whether the name gets another loader in a loop, the one over epochs."""
+    around = list(view.ancestors(loader.call))
+    bindings = view.function_of(loader.call).bindings.get(loader.name, [])
+    others = [up for b in bindings for up in view.ancestors(b.node) if isinstance(up, ast.For | ast.While)]
+    return any(up not in around for up in others)
+
+
+def _holds_workers(loader: Loader) -> bool:
+    return loader.options is not None and any(
+        isinstance(key, ast.Constant) and key.value == "num_workers" for key in loader.options.keys
+    )
+
+
+def _kept_alive(view: View, loader: Loader, workers: ast.expr) -> Fix | None:
+    if any(keyword.arg is None for keyword in loader.call.keywords):
+        return None
+    value = "True" if isinstance(workers, ast.Constant) else f"{view.source(workers)} > 0"
+    if not isinstance(workers, ast.Constant | ast.Name | ast.Attribute):
+        return None
+    return view.set_keyword(loader.call, "persistent_workers", value, "keep the workers between epochs", safe=False)

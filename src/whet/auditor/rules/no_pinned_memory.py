@@ -1,0 +1,65 @@
+"""MOV102 no-pinned-memory: batches for a GPU come from a DataLoader that does not pin its memory.
+
+Finds       DataLoader(...) without pin_memory=True in code that moves tensors to a GPU.
+Why slow    From pageable memory the driver copies through a buffer of its own, at a third to a half of the speed, and
+            the CPU waits for it, even with non_blocking=True.
+Example     loader = DataLoader(data, batch_size=64)
+Instead     loader = DataLoader(data, batch_size=64, pin_memory=True)
+Gain        half of the share of the step spent copying, and all of it together with MOV101; nothing on a CPU.
+Fix         safe where the batches are seen to be moved later; else unsafe: tensors of a GPU cannot be pinned.
+Source      PyTorch tutorial "A guide on good usage of non_blocking and pin_memory()".
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
+from whet.auditor.heat import HeatKind
+from whet.auditor.loaders import Pinned, loader_calls, pinned
+from whet.auditor.transfers import transfers
+from whet.auditor.view import View
+
+CODE = "MOV102"
+NAME = "no-pinned-memory"
+PRIORITY = Priority.MEDIUM
+_GAIN = Gain(0.0, 0.15, "half of the time spent copying batches to a GPU; nothing on a CPU")
+_GPU = re.compile(r"\bcuda\b|\.cuda\(|\bgpus?\b|accelerat|\.to\((self\.|args\.)?_?device\)|[Ll]ightning|model\.device")
+_CPU_ONLY = re.compile(r"""device\s*=\s*(torch\.device\()?["']cpu["']\)?\s*$""", re.MULTILINE)
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Calls of DataLoader that do not pin, in modules that use a GPU."""
+    calls = [call for call in loader_calls(view) if pinned(view, call) is Pinned.NO]
+    if not calls or not _uses_gpu(view):
+        return
+    for call in calls:
+        given = view.keyword(call, "pin_memory", 7)
+        is_option = given is not None and not isinstance(given, ast.Constant)
+        yield Hit(
+            at=call,
+            message=f"{view.shown(call.func)}(...) does not pin its memory, so copies to the GPU are slow and block",
+            confidence=Confidence.LOW if given is not None else Confidence.MEDIUM,
+            gain=_GAIN,
+            fix=None if is_option else _pinned(view, call),
+        )
+
+
+def _pinned(view: View, call: ast.Call) -> Fix:
+    value = "torch.cuda.is_available()" if view.module.imports.get("torch") == "torch" else "True"
+    return view.set_keyword(call, "pin_memory", value, "pin the loader's memory", safe=_is_moved_later(view, call))
+
+
+def _uses_gpu(view: View) -> bool:
+    text, parts = view.module.text, view.module.path.replace("\\", "/").split("/")
+    if "tests" in parts[:-1] or parts[-1].startswith("test_"):
+        return False
+    return _GPU.search(text) is not None and _CPU_ONLY.search(text) is None
+
+
+def _is_moved_later(view: View, call: ast.Call) -> bool:
+    """Whether the module moves tensors in a loop, and neither its dataset nor its collate function does."""
+    hots = [view.hot(copy) for copy, _ in transfers(view)]
+    in_workers = any(hot is not None and hot.kind == HeatKind.DATA for hot in hots)
+    in_loops = any(hot is not None and hot.loop_line for hot in hots)
+    return in_loops and not in_workers and view.keyword(call, "collate_fn", 6) is None

@@ -1,0 +1,56 @@
+"""MOV107 no-prefetch: loading, copying and computing take turns, where they could run beside each other.
+
+Finds       a training loop over a DataLoader without workers and without pinned memory, which copies its batch with a
+            blocking `.to(device)` or `.cuda()` at its top.
+Why slow    The GPU idles while the CPU makes the next batch, and the CPU waits while it is copied.
+Example     for x, y in DataLoader(data): x, y = x.cuda(), y.cuda(); ...
+Instead     DataLoader(data, num_workers=4, pin_memory=True, prefetch_factor=2) and non_blocking=True
+Gain        up to the time of loading and copying; measure the share of the step that waits for data first.
+Fix         none: how many workers pay depends on the machine.
+Source      PyTorch documentation, torch.utils.data, "Multi-process data loading"; tutorial on pin_memory().
+"""
+
+import ast
+from collections.abc import Iterator
+
+from whet.auditor.finding import Confidence, Gain, Hit, Priority
+from whet.auditor.heat import HeatKind
+from whet.auditor.loaders import Pinned, loader_of, pinned
+from whet.auditor.transfers import follows_tensor, transfers
+from whet.auditor.view import View
+
+CODE = "MOV107"
+NAME = "no-prefetch"
+PRIORITY = Priority.LOW
+_GAIN = Gain(0.0, 0.3, "up to the share of the step in which the GPU waits for data; nothing on a CPU")
+_TOP = 4  # statements
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Training loops over a loader that is set up here, and whose batch is copied first of all."""
+    for loop in view.loops(HeatKind.TRAINING):
+        if not isinstance(loop, ast.For):
+            continue
+        made = loader_of(view, loop.iter)
+        if made is None or view.has_star(made) or pinned(view, made) is not Pinned.NO:
+            continue
+        workers = view.keyword(made, "num_workers", 5)
+        if workers is not None and view.constant(workers) != 0:
+            continue
+        copies = [
+            call
+            for call, _ in transfers(view)
+            if view.keyword(call, "non_blocking", 1) is None
+            and not follows_tensor(view, call)
+            and any(call in ast.walk(statement) for statement in loop.body[:_TOP])
+        ]
+        hot = view.hot(copies[0]) if copies else None
+        if hot is None or hot.guard:
+            continue
+        yield Hit(
+            at=loop.iter,
+            hot=hot,
+            message=f"loading {view.shown(loop.iter)}, {view.shown(copies[0])} and the step take turns",
+            confidence=Confidence.LOW,
+            gain=_GAIN,
+        )

@@ -1,0 +1,65 @@
+"""DAT102 no-workers: a loader that reads and prepares every batch in the training process itself.
+
+Finds       DataLoader without `num_workers`, or with 0, also as the default of an option.
+Why slow    Reading, decoding and collating run between the steps, while the GPU has nothing to do.
+Example     loader = DataLoader(images, batch_size=64, shuffle=True)
+Instead     loader = DataLoader(images, batch_size=64, shuffle=True, num_workers=4, persistent_workers=True)
+Gain        up to the share of the step spent waiting for data; nothing for a few tensors that lie in memory.
+Fix         unsafe: random augmentation draws other numbers, and datasets must be picklable where workers are spawned.
+Source      PyTorch performance tuning guide, "Enable asynchronous data loading and augmentation".
+"""
+
+import ast
+from collections.abc import Iterator
+
+from whet.auditor.finding import AddImport, Confidence, Edit, Fix, Gain, Hit, Priority, SetKeyword
+from whet.auditor.loader_setup import Loader, is_in_memory, loaders
+from whet.auditor.view import View, is_known
+
+CODE = "DAT102"
+NAME = "no-workers"
+PRIORITY = Priority.MEDIUM
+_GAIN = Gain(0.0, 0.5, "up to the share of the step spent on reading and preparing data in the main process")
+_NUM_WORKERS = "min(4, os.cpu_count() or 1)"
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Loaders whose workers are known to be none, unless their dataset lies in memory ready to use."""
+    for loader in loaders(view):
+        workers = loader.arguments.get("num_workers")
+        if workers is None and not loader.is_complete:
+            continue
+        if workers is not None and not _is_zero(view.constant(workers)):
+            continue
+        is_of_graphs = "torch_geometric" in (view.dotted(loader.call.func) or "")  # collating these is the work
+        if is_in_memory(view, loader.arguments.get("dataset")) and not is_of_graphs:
+            continue
+        if set(loader.arguments) == {"dataset", "batch_sampler"}:
+            continue
+        is_default = workers is not None and not isinstance(workers, ast.Constant)
+        words = f"{view.shown(workers)} is 0 by default" if workers is not None and is_default else "no workers"
+        yield Hit(
+            at=loader.call,
+            hot=view.hot(loader.call) if loader.hot_loop is None else None,
+            message=f"{words}: batches of {loader.name or 'this loader'} are made in the main process, between steps",
+            confidence=Confidence.MEDIUM if loader.use and not is_default else Confidence.LOW,
+            priority=Priority.LOW if loader.use == "evaluation" or is_default else None,
+            gain=_GAIN,
+            fix=None if is_default else _with_workers(view, loader),
+        )
+
+
+def _is_zero(value: object) -> bool:
+    return is_known(value) and value == 0 and not isinstance(value, bool)
+
+
+def _with_workers(view: View, loader: Loader) -> Fix | None:
+    if any(keyword.arg is None for keyword in loader.call.keywords) or len(loader.call.args) > 5:
+        return None
+    if view.module.imports.get("os", "os") != "os":
+        return None
+    at = view.span(loader.call)
+    edits: list[Edit] = [SetKeyword(at, "num_workers", _NUM_WORKERS)]
+    if "persistent_workers" not in loader.arguments and loader.is_repeated is not False:
+        edits.append(SetKeyword(at, "persistent_workers", "True"))
+    return Fix("load in worker processes", False, (*edits, AddImport("os")))

@@ -1,0 +1,50 @@
+"""SYN103 numpy-in-loop: a tensor becomes a numpy array in every step, and the CPU waits for it.
+
+Finds       `x.cpu().numpy()` with whatever lies between, and `np.array(x.cpu())`, in a step loop or a forward pass.
+            `.numpy()` alone works on CPU tensors only, and is no finding.
+Why slow    The copy starts when all kernels queued so far have run, and the CPU queues nothing until it ends.
+Example     for x, y in loader: ...; predicted.append(model(x).argmax(1).detach().cpu().numpy())
+Instead     predicted.append(model(x).argmax(1).detach()), and torch.cat(predicted).cpu().numpy() after the loop;
+            or the same arithmetic in torch.
+Gain        the time of the copy and up to the share of the step that the CPU needs to queue its kernels.
+Fix         none: what is done with the array is not known.
+Source      PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
+"""
+
+import ast
+from collections.abc import Iterator
+
+from whet.auditor.finding import Hit, Priority
+from whet.auditor.view import View
+from whet.auditor.waits import COPY_GAIN, copied_in, wait_for_copy
+
+CODE = "SYN103"
+NAME = "numpy-in-loop"
+PRIORITY = Priority.MEDIUM
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Chains that copy a tensor to the CPU and end in numpy()."""
+    for call in view.calls("numpy"):
+        if isinstance(call.func, ast.Attribute):
+            yield from _hit(view, call, call.func.value)
+    for call in view.calls_to("numpy.array", "numpy.asarray"):
+        if call.args:
+            yield from _hit(view, call, call.args[0])
+
+
+def _hit(view: View, call: ast.Call, source: ast.expr) -> Iterator[Hit]:
+    tensor = copied_in(view, source)
+    if tensor is None:
+        return
+    wait = wait_for_copy(view, call, tensor, known=False)
+    if wait is None:
+        return
+    yield Hit(
+        at=call,
+        hot=wait.hot,
+        message=f"{view.shown(call)} copies to the CPU in every step and waits for it",
+        confidence=wait.confidence,
+        priority=wait.priority,
+        gain=COPY_GAIN,
+    )

@@ -1,0 +1,38 @@
+"""MOV103 pinned-but-blocking: the loader pins its memory, but the copy to the GPU waits all the same.
+
+Finds       `x.to(device)` or `x.cuda()` without `non_blocking=True` of a batch whose DataLoader has pin_memory=True.
+Why slow    The memory is pinned so that the copy can run beside the kernels; without non_blocking the CPU waits for it.
+Example     loader = DataLoader(data, pin_memory=True) ... for x, y in loader: x = x.to(device)
+Instead     for x, y in loader: x = x.to(device, non_blocking=True)
+Gain        up to the share of the step spent copying; nothing on a CPU.
+Fix         safe: the default stream orders the copy before the kernels that read it.
+Source      PyTorch tutorial "A guide on good usage of non_blocking and pin_memory()".
+"""
+
+from collections.abc import Iterator
+
+from whet.auditor.finding import Confidence, Gain, Hit, Priority
+from whet.auditor.loaders import is_from_pinned
+from whet.auditor.transfers import blocking_copies, step_of
+from whet.auditor.view import View
+
+CODE = "MOV103"
+NAME = "pinned-but-blocking"
+PRIORITY = Priority.HIGH
+_GAIN = Gain(0.0, 0.3, "up to the share of the step spent copying; nothing on a CPU")
+
+
+def check(view: View) -> Iterator[Hit]:
+    """The copies that MOV101 leaves out."""
+    for call, moved in blocking_copies(view):
+        hot = step_of(view, call)
+        if hot is None or not is_from_pinned(view, call):
+            continue
+        yield Hit(
+            at=call,
+            hot=hot,
+            message=f"{view.shown(call)} waits for the copy in every step, though the loader pins its memory",
+            confidence=Confidence.HIGH if view.value(moved).is_sure and hot.loop_line else Confidence.MEDIUM,
+            gain=_GAIN,
+            fix=view.set_keyword(call, "non_blocking", "True", "queue the copy and go on", safe=True),
+        )

@@ -1,0 +1,45 @@
+"""SYN110 repeat-interleave-without-output-size: the CPU waits for the sum of the repeats in every step.
+
+Finds       `torch.repeat_interleave(x, repeats)` and `x.repeat_interleave(repeats)` with a tensor of repeats and no
+            `output_size`, in a step loop, a forward pass, or in what they call.
+Why slow    The result's size is the sum of the repeats, which lies on the GPU.
+Example     x.repeat_interleave(lengths, dim=0)
+Instead     x.repeat_interleave(lengths, dim=0, output_size=total), total being known from the batch
+Gain        up to the share of the step that the CPU needs to queue its kernels; nothing on a CPU.
+Fix         none: where the size is known is not in the call.
+Source      PyTorch documentation of torch.repeat_interleave, output_size: "avoids stream synchronization".
+"""
+
+import ast
+from collections.abc import Iterator
+
+from whet.auditor.finding import Hit, Priority
+from whet.auditor.view import View
+from whet.auditor.waits import WAIT_GAIN, wait_for
+
+CODE = "SYN110"
+NAME = "repeat-interleave-without-output-size"
+PRIORITY = Priority.MEDIUM
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Calls as a function and as a method."""
+    for call in view.calls("repeat_interleave"):
+        if view.has_star(call) or view.keyword(call, "output_size") is not None:
+            continue
+        is_function = view.dotted(call.func) == "torch.repeat_interleave"
+        repeats = view.keyword(call, "repeats", 1 if is_function else 0)
+        if repeats is None and is_function:
+            repeats = view.keyword(call, "input", 0)  # torch.repeat_interleave(repeats): indices
+        if repeats is None or not (is_function or isinstance(call.func, ast.Attribute)):
+            continue
+        wait = wait_for(view, call, repeats)
+        if wait is not None:
+            yield Hit(
+                at=call,
+                hot=wait.hot,
+                message=f"{view.shown(call)} waits for the sum of {view.shown(repeats)} in every step",
+                confidence=wait.confidence,
+                priority=wait.priority,
+                gain=WAIT_GAIN,
+            )

@@ -1,0 +1,84 @@
+"""PRE104 tf32-off: float32 matrix products at full precision, off the tensor cores.
+
+Finds       A script that trains on a GPU in float32 and never chooses the precision of products, or sets it to highest.
+Why slow    TensorFloat-32 rounds the factors of a product to 10 bits of mantissa and multiplies several times faster.
+Example     if __name__ == "__main__": train()
+Instead     torch.set_float32_matmul_precision("high") at the start of the script.
+Gain        for products in float32 on GPUs since Ampere; convolutions use TF32 already; nothing under autocast.
+Fix         unsafe: products differ in the fourth digit.
+Source      PyTorch documentation, torch.set_float32_matmul_precision, and "TensorFloat-32 on Ampere".
+"""
+
+import ast
+from collections.abc import Iterator
+
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, InsertBefore, Priority
+from whet.auditor.heat import HeatKind
+from whet.auditor.loader_setup import is_test
+from whet.auditor.precision import is_mixed, sets_tf32, speaks_of_half
+from whet.auditor.view import View
+
+CODE = "PRE104"
+NAME = "tf32-off"
+PRIORITY = Priority.LOW
+_GAIN = Gain(0.0, 0.4, "a GPU since Ampere, and products of float32 matrices taking most of the step")
+_SETTING = 'torch.set_float32_matmul_precision("high")'
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Settings that turn it off, then the entry of a script that has none."""
+    if not view.mentions_gpu or is_test(view.module.path) or not view.module.uses_torch:
+        return
+    yield from _turned_off(view)
+    if not any(view.loops(HeatKind.TRAINING)) or is_mixed(view.module) or speaks_of_half(view.module):
+        return
+    if sets_tf32(view.project):
+        return
+    entry = _entry(view)
+    if entry is not None:
+        at, first = entry
+        message = "the script trains in float32 and never turns TF32 on"
+        fix = None
+        if first is not None and view.module.imports.get("torch") == "torch":
+            fix = Fix("let products use TF32", False, (InsertBefore(view.span(first), _SETTING),))
+        yield Hit(at=at, message=message, confidence=Confidence.LOW, gain=_GAIN, fix=fix)
+
+
+def _turned_off(view: View) -> Iterator[Hit]:
+    for statement in view.nodes(ast.Assign):
+        target = statement.targets[0]
+        if (
+            isinstance(target, ast.Attribute)
+            and target.attr == "allow_tf32"
+            and view.constant(statement.value) is False
+        ):
+            dotted = view.dotted(target) or ""
+            if not dotted.startswith("torch.backends") or _is_switched(view, statement):
+                continue
+            message = f"{view.shown(target)} is set to False"
+            fix = view.replace(statement.value, "True", "let products use TF32", safe=False)
+            yield Hit(at=statement, message=message, confidence=Confidence.MEDIUM, gain=_GAIN, fix=fix)
+    for call in view.calls_to("torch.set_float32_matmul_precision"):
+        if call.args and view.constant(call.args[0]) == "highest" and not _is_switched(view, view.statement(call)):
+            fix = view.replace(call.args[0], '"high"', "let products use TF32", safe=False)
+            message = "float32 products at the highest precision leave the tensor cores unused"
+            yield Hit(at=call, message=message, confidence=Confidence.MEDIUM, gain=_GAIN, fix=fix)
+
+
+def _is_switched(view: View, statement: ast.stmt) -> bool:
+    """Whether it is one branch of a choice, or a test's or context's restoring of what was."""
+    return any(isinstance(up, ast.If | ast.Try | ast.With) for up in view.ancestors(statement))
+
+
+def _entry(view: View) -> tuple[ast.AST, ast.stmt | None] | None:
+    """Where the script begins: the guard and the first statement under it, or the first training loop at its top."""
+    for statement in view.module.tree.body:
+        if isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
+            return statement, statement.body[0]
+    loops = [loop for loop in view.loops(HeatKind.TRAINING) if view.function_of(loop) is view.module.top]
+    if not loops:
+        return None
+    outer: ast.AST = loops[0]
+    while (up := view.parent(outer)) is not view.module.tree and up is not None:
+        outer = up
+    return loops[0], outer if isinstance(outer, ast.stmt) else None

@@ -1,0 +1,61 @@
+"""CMP106 unfused-optimizer: an optimiser whose update runs as many kernels, where one would do.
+
+Finds       torch.optim.Adam, AdamW, SGD and Adagrad without `fused`, `foreach`, `capturable` or `differentiable`, where
+            the module trains or names a GPU.
+Why slow    On a GPU the default (foreach) runs a dozen kernels over all parameters; on a CPU, a loop over parameters.
+Example     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+Instead     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+Gain        a third to two thirds of the optimiser's share of the step, which is small for large batches.
+Fix         unsafe: rounding differs; needs a release of torch that has the fused form for the device (CPU: 2.4).
+Source      torch.optim documentation, "fused implementation"; release notes of PyTorch 2.4 (fused SGD, Adagrad on CPU).
+"""
+
+import ast
+from collections.abc import Iterator
+
+from whet.auditor.finding import Confidence, Gain, Hit, Priority
+from whet.auditor.heat import TRAINS
+from whet.auditor.kinds import Kind
+from whet.auditor.view import View
+
+CODE = "CMP106"
+NAME = "unfused-optimizer"
+PRIORITY = Priority.LOW
+_GAIN = Gain(0.0, 0.08, "an optimiser that takes up to a tenth of the step: many parameters, small batches")
+_FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
+_DECIDED = ("fused", "foreach", "capturable", "differentiable")
+_NAMES = tuple(f"torch.optim.{place}{name}" for name in _FUSED for place in ("", f"{name.lower()}.", "optimizer."))
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Calls that make one of the optimisers that have a fused form."""
+    if not view.mentions_gpu and not any(True for _ in view.loops(*TRAINS)):
+        return
+    for call in view.calls_to(*_NAMES):
+        if any(view.keyword(call, name) is not None for name in _DECIDED) or _has_options(call):
+            continue
+        if not call.args and view.keyword(call, "params") is None:
+            continue
+        if _is_small(view, view.keyword(call, "params", 0)):
+            continue
+        yield Hit(
+            at=call,
+            message=f"{view.shown(call.func)} without fused=True: several kernels for each update",
+            confidence=Confidence.MEDIUM,
+            gain=_GAIN,
+            fix=view.set_keyword(call, "fused", "True", "update all parameters in one kernel", safe=False),
+        )
+
+
+def _has_options(call: ast.Call) -> bool:
+    """Whether keywords come through **, which may decide."""
+    return any(keyword.arg is None for keyword in call.keywords)
+
+
+def _is_small(view: View, parameters: ast.expr | None) -> bool:
+    """Whether what is optimised is a tensor or a few, written one by one: an image, a latent."""
+    if isinstance(parameters, ast.List | ast.Tuple):
+        return all(
+            isinstance(one, ast.Name | ast.Attribute) and view.kind(one) is not Kind.LIST for one in parameters.elts
+        )
+    return False

@@ -1,0 +1,78 @@
+"""MEM101 zero-grad-to-zero: gradients are filled with zeros instead of being given up.
+
+Finds       `zero_grad(set_to_none=False)`, and `p.grad.zero_()` for each parameter in a step loop.
+Why slow    Each gradient is written once for nothing and read once more by the sum of the next backward pass; its
+            memory is held through the forward pass.
+Example     optimizer.zero_grad(set_to_none=False)
+Instead     optimizer.zero_grad()
+Gain        one write and one read of all gradients in a step; peak memory by up to the size of the gradients.
+Fix         unsafe: a parameter that gets no gradient in a step is skipped by the optimiser instead of decayed.
+Source      torch.optim.Optimizer.zero_grad; None is the default since torch 2.0.
+"""
+
+import ast
+from collections.abc import Iterator
+
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority, ReplaceStatement
+from whet.auditor.view import View
+
+CODE = "MEM101"
+NAME = "zero-grad-to-zero"
+PRIORITY = Priority.LOW
+_GAIN = Gain(0.0, 0.03, "one write and one read of all gradients in a step")
+
+
+def check(view: View) -> Iterator[Hit]:
+    """Calls of zero_grad that are told to keep the gradients, and loops that do so by hand."""
+    for call in view.calls("zero_grad"):
+        given = view.keyword(call, "set_to_none", 0)
+        if not isinstance(call.func, ast.Attribute) or not _is_false(given) or given is None:
+            continue
+        by_name = any(keyword.value is given for keyword in call.keywords)
+        title = "let the gradients go"
+        yield Hit(
+            at=call,
+            hot=view.hot(call),
+            message=f"{view.shown(call)} writes zeros to every gradient and keeps their memory",
+            confidence=Confidence.HIGH,
+            gain=_GAIN,
+            fix=view.set_keyword(call, "set_to_none", "True", title, safe=False)
+            if by_name
+            else view.replace(given, "True", title, safe=False),
+        )
+    for call in view.calls("zero_", "fill_"):
+        yield from _by_hand(view, call)
+
+
+def _by_hand(view: View, call: ast.Call) -> Iterator[Hit]:
+    """`p.grad.zero_()` or `p.grad.data.zero_()`, once for each parameter."""
+    gradient = call.func.value if isinstance(call.func, ast.Attribute) else None
+    if isinstance(gradient, ast.Attribute) and gradient.attr == "data":
+        gradient = gradient.value
+    if not isinstance(gradient, ast.Attribute) or gradient.attr != "grad":
+        return
+    if any(view.constant(argument) != 0 for argument in call.args):
+        return
+    hot = view.hot(call)
+    if hot is None or hot.guard or not hot.times_per_step:
+        return
+    yield Hit(
+        at=call,
+        hot=hot,
+        message=f"{view.shown(call)} starts a kernel {hot.times_per_step} in every step",
+        confidence=Confidence.MEDIUM,
+        gain=_GAIN,
+        fix=_dropped(view, call, gradient),
+    )
+
+
+def _dropped(view: View, call: ast.Call, gradient: ast.Attribute) -> Fix | None:
+    statement = view.parent(call)
+    if not isinstance(statement, ast.Expr):
+        return None
+    source = f"{view.source(gradient)} = None"
+    return Fix("let the gradient go", False, (ReplaceStatement(view.span(statement), source),))
+
+
+def _is_false(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Constant) and value.value is False
