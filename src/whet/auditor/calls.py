@@ -6,7 +6,8 @@ import ast
 import re
 from enum import Enum
 
-from whet.auditor.kinds import Kind, Kinds
+from whet.auditor.inferred import Kinds
+from whet.auditor.kinds import Kind
 from whet.auditor.project import Project, name_of
 from whet.auditor.source import Function, Module
 
@@ -17,6 +18,9 @@ _INFERENCE = re.compile(
     r"chat|complete|completion|classify|detect|extract_features?)($|_)"
 )
 _WHOLE_INFERENCE = re.compile(r"(^|_)(generate|generation|sample|predict|infer|inference|transcribe|translate)($|_)")
+_VERB = re.compile(
+    r"_?(load|unwrap|add|setup|set|get|update|build|make|create|init|save|register|wrap|prepare|is|has)_"
+)
 _PICKS = frozenset("argmax multinomial topk sample categorical gumbel_softmax".split())
 _NO_GRADIENTS = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode")
 _STEP_HOOKS = frozenset("training_step compute_loss train_step train_batch optimize_parameters".split())
@@ -96,7 +100,7 @@ class Calls:
                 return "DATA"
             if function.name == "__iter__" and self._kinds.instance(function.cls).kind is Kind.DATASET:
                 return "DATA"
-        if "collate" in function.name.lower() or function.name == "collator":
+        if re.fullmatch(r"(\w*_)?collat(e|or)(_\w+)?", function.name.lower().lstrip("_")) and function.arguments:
             return "DATA"
         if function.name == "__call__" and function.cls is not None and "collat" in function.cls.qualname.lower():
             return "DATA"
@@ -112,7 +116,8 @@ class Calls:
             owner = self._kinds.of(module, call.func.value).kind
             return CallKind.STEP if owner in (Kind.OPTIMIZER, Kind.SCALER) else CallKind.OTHER
         if name in _PICKS:
-            return CallKind.PICK
+            dotted = self._project.dotted(module, call.func) or "torch."
+            return CallKind.PICK if dotted.startswith(("torch.", "self.")) else CallKind.OTHER
         if _LOSS.fullmatch(name):
             return CallKind.OTHER
         if isinstance(call.func, ast.Attribute) and name in ("generate", "forward", "greedy_search", "beam_search"):
@@ -129,7 +134,11 @@ class Calls:
             if is_global and dotted and (self._project.function_at(dotted) or self._project.class_at(dotted)):
                 return CallKind.OTHER
             if isinstance(function, ast.Name) and function.id == "self":
-                return CallKind.MODEL
+                cls = module.class_of(call)
+                is_model = cls is not None and self._kinds.instance(cls).kind is Kind.MODEL
+                return CallKind.MODEL if is_model else CallKind.OTHER
+            if _VERB.match(name_of(call)):
+                return CallKind.OTHER  # load_model(), get_encoder(): named after a model, and none
             value = self._kinds.of(module, function)
             is_loss = value.dotted is not None and _LOSS.fullmatch(value.dotted.rpartition(".")[2]) is not None
             if value.kind is Kind.MODEL and not is_loss:

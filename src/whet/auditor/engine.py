@@ -13,7 +13,7 @@ from whet.auditor.collect import Problem, SourceFile, does_not_parse
 from whet.auditor.constants import Constants
 from whet.auditor.finding import Finding, Hit, Priority
 from whet.auditor.heat import Heat
-from whet.auditor.kinds import Kinds
+from whet.auditor.inferred import Kinds
 from whet.auditor.project import Project
 from whet.auditor.rules import RULES
 from whet.auditor.source import Module

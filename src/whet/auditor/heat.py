@@ -15,7 +15,8 @@ from enum import StrEnum
 from whet.auditor.calls import CallKind, Calls
 from whet.auditor.finding import Hot
 from whet.auditor.guards import guard_above
-from whet.auditor.kinds import Kind, Kinds
+from whet.auditor.inferred import Kinds
+from whet.auditor.kinds import Kind
 from whet.auditor.project import Project
 from whet.auditor.source import COMPREHENSIONS, Function, LoopNode, Module
 

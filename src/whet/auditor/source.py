@@ -33,6 +33,7 @@ class Binding(NamedTuple):
     how: str
     path: tuple[int, ...]
     node: ast.AST
+    module: Module
 
 
 @dataclass(eq=False)
@@ -269,13 +270,13 @@ class Module:
 def _assign(module: Module, node: ast.AST, function: Function) -> None:
     assert isinstance(node, ast.Assign)
     for target in node.targets:
-        module.bind(function, target, Binding(node.lineno, node.value, "value", (), node))
-        _class_body(module, node, target, Binding(node.lineno, node.value, "value", (), node))
+        module.bind(function, target, Binding(node.lineno, node.value, "value", (), node, module))
+        _class_body(module, node, target, Binding(node.lineno, node.value, "value", (), node, module))
 
 
 def _annotated(module: Module, node: ast.AST, function: Function) -> None:
     assert isinstance(node, ast.AnnAssign)
-    binding = Binding(node.lineno, node.value, "value", (), node)
+    binding = Binding(node.lineno, node.value, "value", (), node, module)
     module.bind(function, node.target, binding)
     _class_body(module, node, node.target, binding)
 
@@ -290,17 +291,17 @@ def _class_body(module: Module, node: ast.stmt, target: ast.expr, binding: Bindi
 
 def _updated(module: Module, node: ast.AST, function: Function) -> None:
     assert isinstance(node, ast.AugAssign)
-    module.bind(function, node.target, Binding(node.lineno, node.value, "update", (), node))
+    module.bind(function, node.target, Binding(node.lineno, node.value, "update", (), node, module))
 
 
 def _walrus(module: Module, node: ast.AST, function: Function) -> None:
     assert isinstance(node, ast.NamedExpr)
-    module.bind(function, node.target, Binding(node.lineno, node.value, "value", (), node))
+    module.bind(function, node.target, Binding(node.lineno, node.value, "value", (), node, module))
 
 
 def _for(module: Module, node: ast.AST, function: Function) -> None:
     assert isinstance(node, ast.For | ast.AsyncFor)
-    module.bind(function, node.target, Binding(node.lineno, node.iter, "item", (), node))
+    module.bind(function, node.target, Binding(node.lineno, node.iter, "item", (), node, module))
     function.loops.append(node)
 
 
@@ -311,14 +312,16 @@ def _while(module: Module, node: ast.AST, function: Function) -> None:
 
 def _comprehension(module: Module, node: ast.AST, function: Function) -> None:
     assert isinstance(node, ast.comprehension)
-    module.bind(function, node.target, Binding(node.iter.lineno, node.iter, "item", (), node))
+    module.bind(function, node.target, Binding(node.iter.lineno, node.iter, "item", (), node, module))
 
 
 def _with(module: Module, node: ast.AST, function: Function) -> None:
     assert isinstance(node, ast.With | ast.AsyncWith)
     for item in node.items:
         if item.optional_vars is not None:
-            module.bind(function, item.optional_vars, Binding(node.lineno, item.context_expr, "enter", (), node))
+            module.bind(
+                function, item.optional_vars, Binding(node.lineno, item.context_expr, "enter", (), node, module)
+            )
 
 
 def _import(module: Module, node: ast.AST, function: Function) -> None:
@@ -333,7 +336,9 @@ def _call(module: Module, node: ast.AST, function: Function) -> None:
     if isinstance(called, ast.Attribute) and called.attr in ("register_buffer", "register_parameter"):
         cls, name = module.class_of(node), node.args[0] if len(node.args) > 1 else None
         if cls is not None and isinstance(name, ast.Constant) and isinstance(name.value, str):
-            cls.attributes.setdefault(name.value, []).append(Binding(node.lineno, node.args[1], "value", (), node))
+            cls.attributes.setdefault(name.value, []).append(
+                Binding(node.lineno, node.args[1], "value", (), node, module)
+            )
 
 
 def _return(module: Module, node: ast.AST, function: Function) -> None:

@@ -9,7 +9,8 @@ from whet.auditor.calls import CallKind
 from whet.auditor.constants import UNKNOWN_VALUE, Constants, Default
 from whet.auditor.finding import AddImport, Edit, Fix, Hot, RemoveKeyword, ReplaceExpression, SetKeyword, Span
 from whet.auditor.heat import Heat, HeatKind
-from whet.auditor.kinds import Kind, Kinds, Value
+from whet.auditor.inferred import Kinds
+from whet.auditor.kinds import Kind, Value
 from whet.auditor.project import Project, name_of
 from whet.auditor.source import Class, Function, LoopNode, Module, Node
 
