@@ -21,6 +21,7 @@ from pathlib import Path
 
 from whet.files import write_whole
 from whet.machine import describe
+from whet.machine.versions import versions
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "audit_speed.json"
 PACKAGES = ["torchao", "nncf"]
@@ -38,9 +39,15 @@ def main() -> None:
     }
     if args.torchfix:
         tools["torchfix"] = [args.torchfix, "--select", "ALL", "--show-stderr"]
-    report = {"machine": describe().chip, "cores": 1, "rounds": args.rounds, "packages": {}, "start_ms": _start_ms()}
-    for package in args.packages:
-        report["packages"][package] = _measure(package, tools, args.rounds)
+    machine = describe()
+    report = {
+        "command": f"python benchmarks/audit_speed.py {' '.join(args.packages)}",
+        "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
+        "versions": {**versions(), **_tool_versions(args.torchfix)},
+        "rounds": args.rounds,
+        "start_ms": _start_ms(),
+        "packages": {package: _measure(package, tools, args.rounds) for package in args.packages},
+    }
     write_whole(RESULTS, json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
 
@@ -59,6 +66,16 @@ def _measure(package: str, tools: dict[str, list[str]], num_rounds: int) -> dict
         "seconds": {name: statistics.median(taken) for name, taken in times.items()},
         "ms_per_1000_lines": {name: 1e6 * statistics.median(taken) / num_lines for name, taken in times.items()},
     }
+
+
+def _tool_versions(torchfix: str | None) -> dict[str, str]:
+    """As each tool says it."""
+    found = {
+        "ruff": [sys.executable, "-m", "ruff", "--version"],
+        **({"torchfix": [torchfix, "--version"]} if torchfix else {}),
+    }
+    said = {name: subprocess.run(command, capture_output=True, text=True) for name, command in found.items()}
+    return {name: (done.stdout + done.stderr).split()[-1] for name, done in said.items()}
 
 
 def _start_ms() -> float:

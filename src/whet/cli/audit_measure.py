@@ -31,6 +31,11 @@ class MeasuredAudit:
     impact: Impact
     reported: ReportedImpact
 
+    @classmethod
+    def of(cls, files: tuple[SourceFile, ...], impact: Impact, command: str) -> "MeasuredAudit":
+        """With the impact as a report carries it."""
+        return cls(files, impact, _reported(impact, command))
+
     def outcome(self, settings: Settings, *, write: bool) -> Outcome:
         """The audit of all the script's files, as they were. write: with the fixes that were kept as its changes."""
         outcome = run([Path(file.path) for file in self.before], settings)
@@ -63,7 +68,7 @@ def measure(
         place = script_at(script, arguments, Path(directory), num_steps=num_steps, limit_s=_LIMIT_S)
         impact = measure_impact(place, files, look, budget_s=budget_s, report=_tell)
     command = shlex.join(["whet", "audit", str(script), "--measure", "--", *arguments])
-    return MeasuredAudit(tuple(files), impact, _reported(impact, command))
+    return MeasuredAudit.of(tuple(files), impact, command)
 
 
 def table(measured: MeasuredAudit) -> str:
