@@ -57,7 +57,8 @@ class Constants:
             return None
         found = self.options.get(name, [])
         here = [default for default in found if default.module is module]
-        return next(iter(here or found), None)
+        near = here or [default for default in found if self._project.is_linked(default.module, module)]
+        return next(iter(near), None)
 
     @property
     def options(self) -> dict[str, list[Default]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,9 +32,10 @@ class Audit:
 def audit(files: Sequence[SourceFile]) -> Audit:
     """Run all rules over files that belong together."""
     modules, problems = [], []
+    root = _root(files)
     for file in files:
         try:
-            modules.append(_parse(file))
+            modules.append(_parse(file, root))
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             problems.append(does_not_parse(file, error))
     findings: list[Finding] = []
@@ -54,11 +56,22 @@ def views(modules: Sequence[Module]) -> Iterator[View]:
             yield View(module, project, kinds, heat, constants)
 
 
-def _parse(file: SourceFile) -> Module:
+def _root(files: Sequence[SourceFile]) -> Path:
+    """The folder that all files lie in; of a package, the one around it."""
+    folders = {Path(file.path).absolute().parent for file in files}
+    root = Path(os.path.commonpath(folders)) if folders else Path()
+    while (root / "__init__.py").is_file() and root.name:
+        root = root.parent
+    return root
+
+
+def _parse(file: SourceFile, root: Path) -> Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of invalid escapes in the code that is read
         path = Path(file.path)
-        return Module(file.path, file.text, module_name(path), is_package=path.name == "__init__.py")
+        place = path.absolute().relative_to(root).as_posix()
+        is_package = path.name == "__init__.py"
+        return Module(file.path, file.text, module_name(path), is_package=is_package, place=place)
 
 
 def module_name(path: Path) -> str:

@@ -118,9 +118,14 @@ class Heat:
                 runs_model = any(self.runs_model(call, module) for call in calls)
                 if runs_model and self._is_inference(module, function, loop):
                     feeds_back = any(self._calls.kind(module, call) is CallKind.PICK for call in function.calls)
-                    is_over_loader = isinstance(loop, ast.For) and self._kinds.of(module, loop.iter).kind is Kind.LOADER
+                    is_over_loader = isinstance(loop, ast.For) and self._is_loader(module, loop.iter)
                     generates = feeds_back and not is_over_loader and _grows(module, loop)
                     self.loops[loop] = HeatKind.GENERATION if generates else HeatKind.INFERENCE
+
+    def _is_loader(self, module: Module, e: ast.expr) -> bool:
+        """Whether it is a loader, or one is zipped with something."""
+        parts = e.args if isinstance(e, ast.Call) and getattr(e.func, "id", "") in ("zip", "enumerate", "tqdm") else []
+        return self._kinds.of(module, e).kind is Kind.LOADER or any(self._is_loader(module, part) for part in parts)
 
     def _is_inference(self, module: Module, function: Function, loop: LoopNode) -> bool:
         if any(self.makes_step(call, module) for call in function.calls if loop in module.ancestors(call)):
@@ -158,9 +163,19 @@ class Heat:
     def _is_forward(self, function: Function) -> bool:
         if function.cls is None or function.name not in ("forward", "__call__", "construct"):
             return False
+        if self._trains_whole(function):
+            return False
         kind = self._kinds.instance(function.cls)
         is_autograd = kind.dotted is not None and kind.dotted.endswith("autograd.Function")
         return kind.kind is Kind.MODEL or is_autograd or function.name == "forward"
+
+    def _trains_whole(self, function: Function) -> bool:
+        """Whether a loop of it takes the whole step, backward pass and optimiser: a trainer, whatever its name."""
+        module, both = function.module, {CallKind.BACKWARD, CallKind.STEP}
+        return any(
+            both <= {self._calls.kind(module, call) for call in own_calls(module, function, loop)}
+            for loop in function.loops
+        )
 
     def _seeds(self) -> Iterator[tuple[Function, Hot]]:
         for module in self._project.modules:
@@ -320,7 +335,7 @@ def _is_test(function: Function) -> bool:
     """Whether it is a test: what runs once on tiny inputs."""
     if isinstance(function.node, ast.Module):
         return False
-    parts = function.module.path.replace("\\", "/").split("/")
+    parts = function.module.place.split("/")
     is_test_file = parts[-1].startswith("test_") or parts[-1].endswith("_test.py") or "tests" in parts[:-1]
     return is_test_file and (function.name.startswith(("test", "_test", "setUp")) or "Test" in function.qualname)
 

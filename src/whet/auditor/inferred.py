@@ -16,6 +16,7 @@ from whet.auditor.kinds import (
     common,
     constant_value,
     element_of,
+    guess,
     of_tensor_method,
     part_of,
 )
@@ -138,12 +139,12 @@ class Kinds:
                 value = self._bound(module, bindings, line, name)
                 if not value and is_parameter:
                     value = self._parameter(module, function, name.id)
-                return value or _guess(module, name.id)
+                return value or guess(module, name.id)
             function, line = function.parent, 10**9
         dotted = self._project.dotted(module, name)
         if dotted is not None:
-            return Value(Kind.OTHER, dotted=dotted)
-        return _guess(module, name.id)
+            return Value(Kind.DTYPE) if names.DTYPE.fullmatch(dotted) else Value(Kind.OTHER, dotted=dotted)
+        return guess(module, name.id)
 
     def _bound(self, module: Module, bindings: list[Binding], line: int, name: ast.AST) -> Value:
         """The latest value before the line; where that is unknown, any other."""
@@ -264,7 +265,7 @@ class Kinds:
             return Value(Kind.OTHER) if e.attr in names.NUMBER_ATTRIBUTES else Value(Kind.ARRAY)
         if owner.kind is Kind.MODEL and e.attr in ("weight", "bias"):
             return TENSOR
-        return _guess(module, e.attr)
+        return guess(module, e.attr)
 
     def _attribute_bound(self, bindings: list[Binding]) -> Value:
         for binding in reversed(bindings):
@@ -375,7 +376,7 @@ class Kinds:
             if annotated:
                 return annotated
         for statement in function.returns[:4]:
-            if statement.value is not None:
+            if statement.value is not None and not _is_given(function, statement.value):
                 value = self.of(function.module, statement.value)
                 if value and value.kind is not Kind.NONE:
                     return value
@@ -387,11 +388,8 @@ def _is_over(module: Module, binding: Binding, name: ast.AST) -> bool:
     return binding.how in ("item", "enter") or binding.node not in module.ancestors(name)
 
 
-def _guess(module: Module, name: str) -> Value:
-    """By the name alone, as people name things in PyTorch code."""
-    if not module.uses_torch:
-        return UNKNOWN
-    for pattern, kind in names.GUESSES:
-        if pattern.fullmatch(name):
-            return Value(Kind[kind], is_sure=False)
-    return UNKNOWN
+def _is_given(function: Function, e: ast.expr) -> bool:
+    """Whether a function gives back what it was given, as `default(value, other)` does: its kind is the call's."""
+    parts = [e.body, e.orelse] if isinstance(e, ast.IfExp) else [e]
+    given = {argument.arg for argument in function.arguments if argument.annotation is None} - set(function.bindings)
+    return any(isinstance(part, ast.Name) and part.id in given for part in parts)

@@ -6,7 +6,8 @@ import ast
 from dataclasses import dataclass
 from enum import Enum
 
-from whet.auditor.source import Class
+from whet.auditor import torch_names
+from whet.auditor.source import Class, Module
 
 
 class Kind(Enum):
@@ -114,3 +115,13 @@ def of_tensor_method(owner: Value, name: str, call: ast.Call) -> Value:
         device = "cpu" if is_cpu or name == "cpu" else "gpu" if name == "cuda" else None
         return Value(Kind.TENSOR, owner.is_sure, device=device)
     return Value(Kind.TENSOR, owner.is_sure, device=owner.device)
+
+
+def guess(module: Module, name: str) -> Value:
+    """By the name alone, as people name things in PyTorch code."""
+    if not module.uses_torch:
+        return UNKNOWN
+    for pattern, kind in torch_names.GUESSES:
+        if pattern.fullmatch(name):
+            return Value(Kind[kind], is_sure=False)
+    return UNKNOWN

@@ -52,7 +52,7 @@ def loaders(view: View, *, also_like_loaders: bool = False) -> Iterator[Loader]:
 
     also_like_loaders: of other classes, too, which are named like one and are given `num_workers`.
     """
-    if not view.module.uses_torch or is_test(view.module.path):
+    if not view.module.uses_torch or is_test(view.module.place):
         return
     for call in view.nodes(ast.Call):
         if _is_loader(view, call) or (also_like_loaders and _is_like_one(view, call)):

@@ -232,7 +232,7 @@ def runs_often(view: View, node: ast.AST) -> tuple[bool, Hot | None]:
         return not hot.guard and hot.kind != HeatKind.DATA and not _SHOWS.search(function.name), hot
     if isinstance(function.node, ast.Module) or _SELDOM.search(function.name):
         return False, None
-    if _NOT_LIBRARY.search(view.module.path.replace("\\", "/")):
+    if _NOT_LIBRARY.search(view.module.place):
         return False, None
     return any(a.annotation is not None and "Tensor" in ast.unparse(a.annotation) for a in function.arguments), None
 

@@ -16,6 +16,7 @@ _MIXED = re.compile(
 _FP16 = re.compile(r"fp16|_amp\b|half_precision|\bhalf\b|\bamp\b|precision\s*=", re.IGNORECASE)
 _APEX = re.compile(r"\bapex\b")
 _SCALES = re.compile(r"scaler|scale_loss|loss_scale|Accelerator|[Ff]abric|deepspeed|TrainingArguments|scale_factor_amp")
+_ENVIRONMENTS = re.compile(r"^\s*(import|from) (gym|gymnasium|stable_baselines3|pfrl|pettingzoo|dm_control)\b", re.M)
 _TF32 = re.compile(r"allow_tf32|set_float32_matmul_precision|fp32_precision|enable_tf32")
 
 
@@ -37,6 +38,11 @@ def is_only_apex(module: Module) -> bool:
 def scales_loss(module: Module) -> bool:
     """Whether the file shows loss scaling, by its own scaler or a framework's."""
     return _SCALES.search(module.text) is not None
+
+
+def is_of_small_models(module: Module) -> bool:
+    """Whether the file learns to act in an environment, mostly with networks too small for tensor cores."""
+    return _ENVIRONMENTS.search(module.text) is not None
 
 
 def sets_tf32(project: Project) -> bool:

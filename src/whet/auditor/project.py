@@ -20,6 +20,7 @@ class Project:
             parts = module.name.split(".")
             for start in range(len(parts)):
                 self._by_suffix.setdefault(".".join(parts[start:]), []).append(module)
+        self._group: dict[Module, Module] = {}
         self._calls_by_name: dict[str, list[tuple[Function, ast.Call]]] | None = None
         self._targets: dict[ast.Call, Function | None] = {}
         self._called: dict[Function, list[tuple[Function, ast.Call]]] = {}
@@ -46,6 +47,16 @@ class Project:
         if name in module.top.inner or name in module.classes:
             return f"{module.name}.{name}"
         return None
+
+    def is_linked(self, one: Module, other: Module) -> bool:
+        """Whether two modules belong to one program: imports lead from one to the other, or from a third to both."""
+        if not self._group:
+            self._group = {module: module for module in self.modules}
+            for module in self.modules:
+                for dotted in set(module.imports.values()):
+                    for imported in self._imported(dotted):
+                        self._group[self._leader(imported)] = self._leader(module)
+        return self._leader(one) is self._leader(other)
 
     def function_at(self, dotted: str) -> Function | None:
         """The project's function of a dotted name, through re-exports."""
@@ -128,6 +139,20 @@ class Project:
         if isinstance(found, Class):
             return self.method(found, "__init__")
         return found
+
+    def _leader(self, module: Module) -> Module:
+        while self._group[module] is not module:
+            module = self._group[module]
+        return module
+
+    def _imported(self, dotted: str) -> list[Module]:
+        """The modules that an imported name may be, or be of."""
+        parts = dotted.split(".")
+        for end in range(len(parts), 0, -1):
+            found = self._by_suffix.get(".".join(parts[:end]))
+            if found:
+                return found
+        return []
 
     def _alias(self, module: Module, name: ast.Name) -> ast.expr | None:
         """What a name was made another name for, as in `nnf = torch.nn.functional`; None where it is more than that."""

@@ -100,12 +100,14 @@ class Function:
 class Module:
     """One file: its tree with the way up from each node, its functions, classes, imports and bindings.
 
-    path: as shown to people. name: dotted, as the package's other modules import it. Raises SyntaxError, ValueError
-    (a null byte), RecursionError and MemoryError as `ast.parse` does.
+    path: as shown to people. name: dotted, as the package's other modules import it. place: the path inside what is
+    audited, with slashes, from which rules may tell tests and examples; where the whole lies must not matter. Raises
+    SyntaxError, ValueError (a null byte), RecursionError and MemoryError as `ast.parse` does.
     """
 
-    def __init__(self, path: str, text: str, name: str = "", *, is_package: bool = False) -> None:
+    def __init__(self, path: str, text: str, name: str = "", *, is_package: bool = False, place: str = "") -> None:
         self.path = path
+        self.place = place or path.replace("\\", "/").rpartition("/")[2]
         self.text = text
         self.name = name or path.replace("\\", "/").rpartition("/")[2].removesuffix(".py").replace(".", "_")
         self.tree = ast.parse(text)

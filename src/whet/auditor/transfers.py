@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from whet.auditor.finding import Hot
 from whet.auditor.heat import HeatKind
 from whet.auditor.kinds import Kind
+from whet.auditor.placement import is_for_environment
 from whet.auditor.project import name_of
 from whet.auditor.torch_names import FACTORIES
 from whet.auditor.view import View, is_known
@@ -137,6 +138,8 @@ def blocking_copies(view: View) -> Iterator[tuple[ast.Call, ast.expr]]:
 def step_of(view: View, call: ast.Call) -> Hot | None:
     """Why a copy is made in every step: a function that moves batches is there for that, whoever calls it."""
     hot = view.hot(call)
+    if is_for_environment(view, call, hot):
+        return None
     if hot is None and _is_mover(view, call) and _OF_BATCHES.search(view.function_of(call).name):
         return Hot(LIBRARY, view.function_of(call).qualname)
     if hot is None or hot.guard or is_worker(hot.kind):
@@ -163,6 +166,9 @@ def made_by_helper(view: View, moved: ast.expr) -> ast.Call | None:
 def _is_computed(view: View, moved: ast.expr) -> bool:
     """Whether a tensor is an operation's result: it lies where its inputs do."""
     dotted = view.dotted(moved.func) if isinstance(moved, ast.Call) else None
+    while dotted is None and isinstance(moved, ast.Call) and isinstance(moved.func, ast.Attribute):
+        moved = moved.func.value  # torch.clamp(...).mul(a)
+        dotted = view.dotted(moved.func) if isinstance(moved, ast.Call) else None
     return dotted is not None and dotted.startswith("torch.") and dotted.rpartition(".")[2] not in _FROM_OUTSIDE
 
 

@@ -9,6 +9,13 @@ from typing import NamedTuple
 from whet.auditor.finding import Confidence, Gain, Hot, Priority
 from whet.auditor.heat import HeatKind
 from whet.auditor.kinds import Kind
+from whet.auditor.placement import (
+    is_for_environment,
+    is_fresh_on_cpu,
+    is_left_behind,
+    is_of_other_framework,
+    was_waited_for,
+)
 from whet.auditor.project import name_of
 from whet.auditor.source import Function
 from whet.auditor.view import View
@@ -22,7 +29,7 @@ _ONCE = re.compile(
     r"(^|_)(init|setup|build|load|save|from|convert|export|reset|register|parse|main|plot|show|draw|visuali[sz]e|repr|"
     r"str|summary|describe|print|report|test|tests|validate|benchmark|bench|profile|demo|example|quantize|dequantize|"
     r"prune|fit|configure|calibrate|download|read|write|dump|state|extra|collate|tokenize|preprocess|postprocess|post|"
-    r"merge|unmerge|debug|import)(_|$)|^compute$"
+    r"merge|unmerge|debug|import|finali[sz]e|finish|end|close|lr)(_|$)|^compute$"
 )
 _LOSS = re.compile(r"(^|_)loss(es)?($|_)|(Loss|Criterion)\b")
 _ONCE_PATHS = re.compile(
@@ -54,7 +61,7 @@ def wait_for(view: View, node: ast.AST, tensor: ast.expr, *, known: bool = True)
     value = view.value(tensor)
     if value.kind not in _TENSOR_LIKE and (known or value.kind is not Kind.UNKNOWN):
         return None
-    if is_on_cpu(view, tensor):
+    if is_on_cpu(view, tensor) or is_left_behind(view, tensor):
         return None
     is_unknown = value.kind is Kind.UNKNOWN
     is_sure = _holds_buffer(view, tensor) if is_unknown else value.is_sure
@@ -66,6 +73,8 @@ def wait_at(view: View, node: ast.AST, *, is_sure: bool) -> Wait | None:
     hot = view.hot(node)
     if hot is not None and not view.mentions_gpu and ".cpu()" not in view.module.text and hot.loop_line:
         return None  # a loop for the CPU alone; a library's function runs wherever its caller's tensors are
+    if is_for_environment(view, node, hot) or is_of_other_framework(view, node):
+        return None
     if hot is None:
         if not is_sure or not is_library(view, node) or is_guarded(view, node):
             return None
@@ -73,24 +82,24 @@ def wait_at(view: View, node: ast.AST, *, is_sure: bool) -> Wait | None:
     if hot.guard or hot.kind == HeatKind.DATA:
         return None
     if hot.kind == HeatKind.INFERENCE_CALL:
-        return Wait(hot, Confidence.LOW, Priority.LOW)
+        return None  # once a request, which mostly has to have its answer
     return Wait(hot, Confidence.HIGH if is_sure else Confidence.MEDIUM)
 
 
 def wait_for_copy(view: View, node: ast.AST, tensor: ast.expr, *, known: bool) -> Wait | None:
     """As `wait_for`, for whole tensors that go to the CPU: what inference is for has to go there some time."""
     wait = wait_for(view, node, tensor, known=known)
-    if wait is None or wait.hot.kind not in (HeatKind.INFERENCE, HeatKind.INFERENCE_CALL):
+    if wait is None or wait.hot.kind != HeatKind.INFERENCE:
         return wait
-    if wait.hot.kind == HeatKind.INFERENCE_CALL and not wait.hot.times_per_step:
+    if was_waited_for(view, node, wait.hot):
         return None
     return wait._replace(confidence=Confidence.LOW, priority=Priority.LOW)
 
 
 def is_guarded(view: View, node: ast.AST) -> bool:
-    """Whether a node of a function that is not hot lies under an except, a raise, or a debug flag."""
+    """Whether a node of a function that is not hot lies under an except, a raise, a debug flag, or in a lambda."""
     for up in view.ancestors(node):
-        if isinstance(up, ast.ExceptHandler | ast.Raise):
+        if isinstance(up, ast.ExceptHandler | ast.Raise | ast.Lambda):
             return True
         if isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef):
             return False
@@ -104,7 +113,7 @@ def is_on_cpu(view: View, tensor: ast.expr) -> bool:
     value = view.value(tensor)
     if value.device == "cpu":
         return True
-    if isinstance(tensor, ast.Call) and to_cpu(view, tensor) is not None:
+    if isinstance(tensor, ast.Call) and (to_cpu(view, tensor) is not None or is_fresh_on_cpu(view, tensor)):
         return True
     if isinstance(tensor, ast.Subscript | ast.Attribute):
         return is_on_cpu(view, tensor.value)
@@ -201,9 +210,11 @@ def is_library(view: View, node: ast.AST) -> bool:
     function = view.function_of(node)
     if isinstance(function.node, ast.Module | ast.Lambda) or not view.module.uses_torch:
         return False
-    path = view.module.path.replace("\\", "/")
+    path = view.module.place
     if _ONCE_PATHS.search(path) or path.rpartition("/")[2].startswith(("test_", "convert", "setup", "conftest")):
         return False
+    if any(loop in view.heat.loops for loop in function.loops):
+        return False  # it drives the loop, and runs once
     if _LOSS.search(function.qualname) and function.name != "__init__":
         return True
     if _ONCE.search(function.name.strip("_")) or function.name.startswith("__"):

@@ -137,10 +137,12 @@ class PhaseClock:
         self.top = self._stack.pop() if self._stack else _REST
         return ran
 
-    def leave_at(self, what: str) -> None:
-        """End the innermost phase, and remember which line of the user's code called `what`."""
+    def leave_at(self, what: str, least_ns: int = 0) -> None:
+        """End the innermost phase, and remember which line of the user's code called `what`, if it took `least_ns`."""
         phase = self.top
         ran = self.leave()
+        if ran < least_ns:
+            return
         key = (phase, user_line(sys._getframe(1)), what)
         site = self.sites.get(key)
         if site is not None:

@@ -69,5 +69,5 @@ def _datasets() -> Any:
     try:
         import sklearn.datasets
     except ImportError as error:
-        raise MissingExtra("scikit-learn", "examples", f"the images of {NAME}") from error
+        raise MissingExtra("scikit-learn", "examples", f"loading the images of {NAME}") from error
     return sklearn.datasets

@@ -33,7 +33,7 @@ _NOT_TRAINING = re.compile(
 
 def check(view: View) -> Iterator[Hit]:
     """Options, then loaders, then loops."""
-    if is_test(view.module.path):
+    if is_test(view.module.place):
         return
     yield from _options(view)
     for loader in loaders(view):

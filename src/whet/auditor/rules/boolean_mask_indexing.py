@@ -33,8 +33,9 @@ _DEEPEST = 4
 
 
 def check(view: View) -> Iterator[Hit]:
-    """Subscripts whose index is a boolean tensor, alone or among others."""
-    for subscript in view.nodes(ast.Subscript):
+    """Subscripts whose index is a boolean tensor, alone or among others; of each mask in a block the first."""
+    seen: set[tuple[ast.AST | None, str]] = set()
+    for subscript in sorted(view.nodes(ast.Subscript), key=lambda one: (one.lineno, one.col_offset)):
         owner = view.value(subscript.value)
         if owner.kind not in (Kind.TENSOR, Kind.OUTPUT, Kind.UNKNOWN) or owner.device == "cpu":
             continue
@@ -52,7 +53,9 @@ def check(view: View) -> Iterator[Hit]:
             continue
         is_sure = is_known or (owner.kind is Kind.TENSOR and owner.is_sure) or not _is_of_numpy(view)
         wait = wait_at(view, subscript, is_sure=is_sure)
-        if wait is not None:
+        place = (view.parent(view.statement(subscript)), ast.unparse(mask))
+        if wait is not None and place not in seen:
+            seen.add(place)
             yield Hit(
                 at=subscript,
                 hot=wait.hot,

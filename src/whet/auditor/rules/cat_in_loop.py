@@ -24,6 +24,8 @@ PRIORITY = Priority.MEDIUM
 _GAIN = Gain(0.0, 0.3, "hundreds of rounds or more; nothing for a few")
 _TOKEN_GAIN = Gain(0.0, 0.02, "a row of token numbers; next to nothing beside the model")
 
+_OF_DICT = (".items()", ".keys()", ".values()")
+
 
 def check(view: View) -> Iterator[Hit]:
     """Growths over the rounds of a loop, unless the loop needs all of it in each round."""
@@ -33,6 +35,8 @@ def check(view: View) -> Iterator[Hit]:
             continue
         if hot is not None and hot.kind == HeatKind.FORWARD and "self." in ast.unparse(growth.loop).partition("\n")[0]:
             continue  # over layers, of which there are few
+        if hot is None and isinstance(growth.loop, ast.For) and ast.unparse(growth.loop.iter).endswith(_OF_DICT):
+            continue  # over a dict's columns, of which there are few
         is_generation = _picks_tokens(view, growth)
         is_read = bool(reads(growth.loop, growth.name, growth.call))
         if is_read and not is_generation:

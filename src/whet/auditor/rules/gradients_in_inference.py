@@ -18,6 +18,7 @@ from whet.auditor.finding import AddDecorator, AddImport, Confidence, Edit, Fix,
 from whet.auditor.gradients import is_off
 from whet.auditor.heat import INFERS, HeatKind
 from whet.auditor.inference import is_hook, only_infers, runs_forward, takes_gradients
+from whet.auditor.placement import is_of_other_framework
 from whet.auditor.source import Function
 from whet.auditor.view import View
 
@@ -39,7 +40,7 @@ def check(view: View) -> Iterator[Hit]:
         hot = view.hot(call)
         if hot is None or hot.kind not in INFERS or not _wants_no_gradients(view, function, hot):
             continue
-        if is_off(view, call):
+        if is_off(view, call) or is_of_other_framework(view, call):
             continue
         seen.add(function)
         yield Hit(

@@ -24,11 +24,21 @@ PRIORITY = Priority.MEDIUM
 _GAIN = Gain(0.0, 0.4, "large batches; the loop's share of the step, nearly whole")
 _TEXT = re.compile(r"decode|tokenize|encode|write|imshow|save|print|add_image|pil(low)?_|_pil|text", re.I)
 
+_UNEVEN = re.compile(r"unique|nonzero|argwhere|masked_select")  # of each sample another length
+_RAGGED = frozenset("pad_sequence pack_sequence nested_tensor as_nested_tensor unpad_sequence".split())
+
 
 def check(view: View) -> Iterator[Hit]:
-    """Loops and comprehensions over samples that do tensor work, but for those that write each sample out."""
+    """Loops and comprehensions over samples that do tensor work, but for those that write each sample out,
+    or make samples of different lengths.
+    """
     for node, loop, hot in independent_loops(view, Subject.BATCH):
         if any(_TEXT.search(_name(call)) for call in ast.walk(node) if isinstance(call, ast.Call)):
+            continue
+        if any(isinstance(up, ast.Call) and _name(up) in _RAGGED for up in view.ancestors(node)):
+            continue
+        called = [_name(call) for call in ast.walk(node) if isinstance(call, ast.Call)]
+        if not isinstance(node, ast.For) and any(_UNEVEN.match(name) for name in called):
             continue
         yield Hit(
             at=node,

@@ -18,7 +18,9 @@ from whet.auditor.constants import UNKNOWN_VALUE
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, Hot, Priority
 from whet.auditor.heat import HeatKind
 from whet.auditor.kinds import Kind
+from whet.auditor.placement import is_for_environment
 from whet.auditor.project import name_of
+from whet.auditor.source import Function
 from whet.auditor.transfers import (
     RANDOM,
     TAKE_DEVICE,
@@ -40,8 +42,10 @@ _DATA = frozenset("tensor as_tensor FloatTensor LongTensor Tensor IntTensor Bool
 
 
 def check(view: View) -> Iterator[Hit]:
-    """Copies of what a factory has just made."""
-    for call, moved in [*transfers(view), *_casts(view)]:
+    """Copies of what a factory has just made; of data, which have to be copied anyway, the first of each function."""
+    with_data: set[Function] = set()
+    copies = sorted([*transfers(view), *_casts(view)], key=lambda copy: (copy[0].lineno, copy[0].col_offset))
+    for call, moved in copies:
         made = made_on_cpu(view, moved) or made_before(view, moved) or made_by_helper(view, moved)
         if made is None:
             continue
@@ -49,12 +53,17 @@ def check(view: View) -> Iterator[Hit]:
         if hot is None:
             continue
         holds_data = name_of(made) in _DATA and (not made.args or view.constant(made.args[0]) is UNKNOWN_VALUE)
+        is_seldom = hot.kind in (LIBRARY, HeatKind.INFERENCE_CALL)
+        function = view.function_of(call)
+        if holds_data and function in with_data:
+            continue
+        with_data |= {function} if holds_data else set()
         yield Hit(
             at=call,
             hot=hot,
             message=f"{view.shown(call)} is made on the CPU and copied to the GPU in every step",
-            confidence=Confidence.LOW if hot.kind in (LIBRARY, HeatKind.INFERENCE_CALL) else Confidence.MEDIUM,
-            priority=Priority.LOW if holds_data or hot.kind in (LIBRARY, HeatKind.INFERENCE_CALL) else None,
+            confidence=Confidence.LOW if holds_data or is_seldom else Confidence.MEDIUM,
+            priority=Priority.LOW if holds_data or is_seldom else None,
             gain=_GAIN,
             fix=_on_device(view, call, made) if moved is made else None,
         )
@@ -73,7 +82,10 @@ def _hot(view: View, call: ast.Call, made: ast.Call) -> Hot | None:
     if hot is not None:
         # What was made before the loop is MOV106's.
         is_inside = view.function_of(made) is not view.function_of(call) or view.hot(made) is not None
-        return None if hot.guard or is_worker(hot.kind) or not is_inside else hot
+        is_once = hot.kind == HeatKind.INFERENCE_CALL and not hot.via and not hot.times_per_step
+        if hot.guard or is_worker(hot.kind) or not is_inside or is_once or is_for_environment(view, call, hot):
+            return None
+        return hot
     function = view.function_of(call)
     return Hot(LIBRARY, function.qualname) if is_library(view, call) else None
 

@@ -15,6 +15,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from whet.auditor.dataflow import root_name
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, InsertBefore, Priority
 from whet.auditor.heat import HeatKind
 from whet.auditor.inference import is_hook, runs_forward, takes_gradients
@@ -60,6 +61,8 @@ def _model_call(view: View, loop: LoopNode) -> ast.Call | None:
     for call in ast.walk(loop):
         if isinstance(call, ast.Call) and runs_forward(view, call):
             value = view.value(call.func)
+            if _is_handed_over(view, call.func):
+                continue
             if value.kind is Kind.MODEL and value.cls is not None:
                 source = value.cls.module.text
                 return call if _DIFFERS.search(source) else None
@@ -67,6 +70,13 @@ def _model_call(view: View, loop: LoopNode) -> ast.Call | None:
                 return None
             return call
     return None
+
+
+def _is_handed_over(view: View, model: ast.expr) -> bool:
+    """Whether it is an attribute of what the function was given: whoever put it there sees to its mode."""
+    root = root_name(model)
+    given = [argument.arg for argument in view.function_of(model).arguments]
+    return isinstance(model, ast.Attribute) and root in given and root not in ("self", "cls")
 
 
 def _in_eval_mode(view: View, call: ast.Call, loop: LoopNode) -> Fix | None:

@@ -1,6 +1,7 @@
 """INF102 no-grad-not-inference-mode: pure inference under `no_grad`, which still tracks versions and views.
 
-Finds       `torch.no_grad()` on a function, or around statements, that run a model for its answers alone.
+Finds       The first `torch.no_grad()` of a file that stands on a function, or around statements, that run a model for
+            its answers alone: others of the file are changed likewise.
 Why slow    Under no_grad each tensor still carries what autograd needs in case it comes back: version counters, views.
             Inference mode leaves that out.
 Example     with torch.no_grad(): out = model(x)
@@ -29,7 +30,9 @@ PRIORITY = Priority.LOW
 _GAIN = Gain(0.0, 0.03, "small operators")
 _SHARDED = ("fsdp", "FullyShardedDataParallel", "fully_shard")
 _CHANGES = re.compile(
-    r"(^|_)(step|update|init|reset|ema|load|copy|merge|prune|quanti[sz]e|fuse|convert|clip|optim)", re.I
+    r"(^|_)(step|update|init|reset|ema|load|copy|merge|prune|quanti[sz]e|fuse|convert|clip|optim)|"
+    r"(^|_)(export|trace|script|onnx|torchscript|tensorrt|profile|before|after|on|setup|calibrate|loss|distillation)(_|$)",
+    re.I,
 )
 _MODEL = re.compile(r"\b(model|module|net|network|encoder|decoder)\b")
 _ASKS = ("sample", "generate", "predict", "evaluate", "validate", "validation", "transcribe")
@@ -49,12 +52,11 @@ _WRITES = (
 
 
 def check(view: View) -> Iterator[Hit]:
-    """Decorators and `with` statements that use no_grad for inference."""
+    """The first decorator or `with` statement that uses no_grad for inference."""
     if any(word in view.module.text for word in _SHARDED):
         return
-    for node in view.nodes(ast.Name, ast.Attribute):
-        if not isinstance(node, ast.Name | ast.Attribute) or not _is_no_grad(view, node):
-            continue
+    uses = [n for n in view.nodes(ast.Name, ast.Attribute) if isinstance(n, ast.Name | ast.Attribute)]
+    for node in sorted((n for n in uses if _is_no_grad(view, n)), key=lambda n: n.lineno):
         parent = view.parent(node)
         used = parent if isinstance(parent, ast.Call) and parent.func is node else node
         user = view.parent(used)
@@ -72,6 +74,7 @@ def check(view: View) -> Iterator[Hit]:
             gain=_GAIN,
             fix=view.replace(node, "torch.inference_mode", "use inference mode", safe=False, imports="torch"),
         )
+        return
 
 
 def _is_no_grad(view: View, node: ast.Name | ast.Attribute) -> bool:
@@ -88,6 +91,8 @@ def _infers(view: View, scope: ast.AST) -> bool:
         return False
     if inner is not None and (takes_gradients(view, function) or function.name == "forward"):
         return False
+    if inner is None and any(runs_forward(view, call) for call in function.calls if call.lineno > _end(scope)):
+        return False  # its answers may go into a forward pass that is differentiated
     heat = [view.hot(call) for call in calls]
     if any(hot is not None and hot.kind in TRAINS and not hot.guard for hot in heat):
         return False
@@ -95,6 +100,10 @@ def _infers(view: View, scope: ast.AST) -> bool:
         return True
     is_main = inner is not None and _MODEL.search(view.source(scope)) is not None
     return bool(calls) and only_infers(view, function) and (is_main or inner is None)
+
+
+def _end(scope: ast.AST) -> int:
+    return getattr(scope, "end_lineno", 0)
 
 
 def _is_asked(view: View, call: ast.Call, hot: Hot | None) -> bool:

@@ -36,14 +36,13 @@ _KEPT = (ast.Assign, ast.AugAssign, ast.AnnAssign)
 
 
 def check(view: View) -> Iterator[Hit]:
-    """The first forward pass of each training loop or step."""
+    """The first forward pass in a training loop or step: one decision for the whole file."""
     learning = dict.fromkeys(view.function_of(call) for call in view.calls("backward", "manual_backward"))
-    if not learning or not view.mentions_gpu or is_test(view.module.path) or is_mixed(view.module):
+    if not learning or not view.mentions_gpu or is_test(view.module.place) or is_mixed(view.module):
         return
     is_apex = is_only_apex(view.module)
     if (speaks_of_half(view.module) and not is_apex) or _NOT_FOR_HALF.search(view.module.text):
         return
-    seen: set[tuple[int, str]] = set()
     for function in learning:
         if any(is_mixed(at.module) for at, _ in view.project.callers(function)):
             continue
@@ -57,11 +56,8 @@ def check(view: View) -> Iterator[Hit]:
             hot = view.hot(call)
             if hot is None or HeatKind(hot.kind) not in TRAINS or hot.guard or not _learns(view, call):
                 continue
-            key = (hot.loop_line, function.qualname)
-            if key in seen:
-                continue
-            seen.add(key)
             yield _hit(view, call, hot, is_apex=is_apex)
+            return
 
 
 def _learns(view: View, call: ast.Call) -> bool:

@@ -29,8 +29,7 @@ def check(view: View) -> Iterator[Hit]:
         if workers is None or not loader.is_complete or "persistent_workers" in loader.arguments:
             continue
         number = view.constant(workers)
-        is_literal = isinstance(workers, ast.Constant)
-        if loader.is_repeated is False or (is_literal and not number):
+        if loader.is_repeated is False or (is_known(number) and not number):
             continue
         if _is_made_anew(view, loader):
             continue

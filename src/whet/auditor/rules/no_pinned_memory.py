@@ -51,7 +51,7 @@ def _pinned(view: View, call: ast.Call) -> Fix:
 
 
 def _uses_gpu(view: View) -> bool:
-    text, parts = view.module.text, view.module.path.replace("\\", "/").split("/")
+    text, parts = view.module.text, view.module.place.split("/")
     if "tests" in parts[:-1] or parts[-1].startswith("test_"):
         return False
     return _GPU.search(text) is not None and _CPU_ONLY.search(text) is None
