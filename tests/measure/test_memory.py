@@ -12,7 +12,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 
 from whet.measure import memory
-from whet.measure.memory import cuda_peak_bytes, live_tensor_bytes, peak_rss_bytes, reset_cuda_peak, reset_peak_rss
+from whet.measure.memory import cuda_peak_bytes, live_tensor_bytes, reset_cuda_peak, reset_peak_rss
 
 MB = 2**20
 
