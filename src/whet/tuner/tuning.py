@@ -19,6 +19,7 @@ from torch import nn
 from whet.errors import OptionError, OutputError, StudyError, TargetError
 from whet.files import replace_directory, write_whole
 from whet.machine import describe, versions
+from whet.measure import Outcome
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Evidence, Recipe
 from whet.signature import Batch
@@ -89,11 +90,7 @@ def tune(
     with _prepared(target, inputs, quality, calibration, out, resume) as (address, name, directory, scratch):
         run = isolated(memory_limit_bytes)
         arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
-        outcome = run("look", arguments, scratch, _LOOK_LIMIT_S)
-        if outcome.failure is not None:
-            raise outcome.failure.as_error()
-        assert outcome.value is not None
-        facts = outcome.value
+        facts = _looked(run("look", arguments, scratch, _LOOK_LIMIT_S))
         listener.looked(facts)
         study = _open_study(storage, directory, name, goal, facts, resume)
         work = _move_in(scratch, directory)
@@ -103,9 +100,8 @@ def tune(
         result = _conclude(bench, goal, records, deadline, listener)
         result.target, result.budget_s, result.out = name, budget_s, str(directory)
         result.started_at, result.seconds = began.isoformat(timespec="seconds"), time.monotonic() - started
-        result.command = (
-            f"whet tune {shlex.quote(name)} --objective {objective} --max-drop {max_drop} --budget {budget_s:.0f}s"
-        )
+        options = f"--objective {objective} --max-drop {max_drop} --budget {budget_s:.0f}s"
+        result.command = f"whet tune {shlex.quote(name)} {options}"
         _write(bench, result, directory)
         shutil.rmtree(work, ignore_errors=True)
     if isinstance(target, nn.Module):
@@ -113,6 +109,14 @@ def tune(
     elif isinstance(target, Workload):
         result.keep_original(target.model)
     return result
+
+
+def _looked(outcome: Outcome) -> dict[str, Any]:
+    """The facts a child found out about the target. Raises the user error it met."""
+    if outcome.failure is not None:
+        raise outcome.failure.as_error()
+    assert outcome.value is not None
+    return outcome.value
 
 
 def _checked_goal(objective: str, max_drop: float, max_memory_bytes: int | None, budget_s: float) -> Goal:
