@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from whet.auditor.collect import SourceFile
-from whet.auditor.finding import Confidence, Finding, Fix, Gain, Priority, ReplaceExpression, Span
+from whet.auditor.finding import Confidence, Finding, Fix, Gain, Hot, Priority, ReplaceExpression, Span
 from whet.errors import TargetError
 from whet.impact import measure_impact, plan
 from whet.impact.plan import script_at
@@ -95,6 +96,25 @@ def test_without_time_nothing_is_tried_and_it_says_so(
     assert {stage.status for stage in impact.stages} == {"not tried"}
     assert impact.total is None
     assert len(started) == 1
+
+
+def test_what_lies_in_inference_is_not_tried_and_it_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[dict[str, int]]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SOURCE)
+    place = script_at(tmp_path / "train.py", [], tmp_path.parent / "work", num_steps=6, limit_s=10)
+
+    def look_in_evaluate(files: Sequence[SourceFile]) -> list[Finding]:
+        return [replace(found, hot=Hot("inference loop", "evaluate")) for found in look(files)]
+
+    impact = measure_impact(
+        place, [SourceFile("train.py", SOURCE)], look_in_evaluate, budget_s=100, report=lambda line: None
+    )
+    assert len(started) == 1
+    assert {(stage.status, stage.why.partition(",")[0]) for stage in impact.stages} == {
+        ("not tried", "it lies in inference")
+    }
 
 
 def test_only_a_script_can_be_run(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ _SELDOM = re.compile(
     re.IGNORECASE,
 )
 _STEP = re.compile(
-    r"(^|_)(i|idx|it|iter|iteration|step|steps|batch_idx|batch_id|batch_i|global_step|n_iter|epoch)($|_)"
+    r"(^|_)(i|idx|it|iter|iteration|step|steps|batch_idx|batch_id|batch_i|batch_count|global_step|n_iter|epoch)($|_)"
 )
 _EXITS = ("sys.exit", "exit", "quit", "os._exit", "os.abort")
 _LEAVES = (ast.Continue, ast.Return, ast.Break, ast.Raise)

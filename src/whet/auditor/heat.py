@@ -151,12 +151,20 @@ class Heat:
         if function not in known:
             known[function] = False  # while it is found out: recursion ends here
             module = function.module
+            if known is self._trains and self._goes_through_data(function):
+                return False  # an epoch, whatever it does after it
             own = [call for call in function.calls if not any(isinstance(up, _LOOPS) for up in inside(module, call))]
             known[function] = any(self._calls.kind(module, call) in kinds for call in own) or any(
                 (target := self._project.target(module, call)) is not None and self._has(target, known, kinds)
                 for call in own
             )
         return known[function]
+
+    def _goes_through_data(self, function: Function) -> bool:
+        """Whether a function, or a closure in it, loops over a loader."""
+        scopes = [function, *function.inner.values()]
+        loops = [loop for scope in scopes for loop in scope.loops if isinstance(loop, ast.For)]
+        return any(self._kinds.of(function.module, loop.iter).kind is Kind.LOADER for loop in loops)
 
     # --- functions ----------------------------------------------------------------------------------------------------
 

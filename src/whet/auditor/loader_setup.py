@@ -86,9 +86,9 @@ def is_in_memory(view: View, dataset: ast.expr | None, _depth: int = 0) -> bool:
 
 
 def _only_indexes(cls: Class) -> bool:
-    """Whether __getitem__ calls nothing."""
+    """Whether __getitem__ calls nothing of weight."""
     method = cls.methods.get("__getitem__")
-    return method is not None and not method.calls
+    return method is not None and all(name_of(call) in ("len", "int", "range", "min", "max") for call in method.calls)
 
 
 def _is_loader(view: View, call: ast.Call) -> bool:

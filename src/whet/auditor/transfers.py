@@ -165,6 +165,8 @@ def made_by_helper(view: View, moved: ast.expr) -> ast.Call | None:
 
 def _is_computed(view: View, moved: ast.expr) -> bool:
     """Whether a tensor is an operation's result: it lies where its inputs do."""
+    if isinstance(moved, ast.BinOp):
+        return True
     dotted = view.dotted(moved.func) if isinstance(moved, ast.Call) else None
     while dotted is None and isinstance(moved, ast.Call) and isinstance(moved.func, ast.Attribute):
         moved = moved.func.value  # torch.clamp(...).mul(a)

@@ -8,6 +8,7 @@ from pathlib import Path
 from whet.auditor.collect import SourceFile
 from whet.auditor.finding import Confidence, Finding, Measured
 from whet.auditor.fixing import apply_fixes
+from whet.auditor.heat import INFERS
 from whet.errors import TargetError
 from whet.impact.overlay import make_overlay
 from whet.impact.pairs import Paired, Run, ScriptRun, run_once, run_pairs
@@ -120,7 +121,7 @@ def measure_impact(
     current, stages, tried, unfixed = originals, list[Stage](), set[str](), list[str]()
     now = as_is
     while True:
-        findings = look(current)
+        findings = [finding for finding in look(current) if is_in_training(finding)]
         unfixed = sorted({f.code for f in findings} - {f.code for f in findings if f.fix is not None})
         code = _next(findings, tried)
         if code is None:
@@ -138,8 +139,17 @@ def measure_impact(
     if any(stage.is_kept for stage in stages):
         report("all that were kept, against the script as it is")
         total = run_pairs(as_is, now, most_pairs=_FINAL_PAIRS, stop_early=False)
+    others = [finding for finding in look(current) if not is_in_training(finding) and finding.fix is not None]
+    for code in sorted({finding.code for finding in others} - tried):
+        chosen = [finding for finding in others if finding.code == code]
+        stages.append(_stage(chosen, "not tried", why="it lies in inference, which the measured steps do not run"))
     seconds = time.monotonic() - started
     return Impact(first, tuple(stages), total, tuple(current), script.num_steps, seconds, tuple(unfixed))
+
+
+def is_in_training(finding: Finding) -> bool:
+    """Whether training steps may run what was found. What lies in no loop, such as how a loader is made, counts."""
+    return finding.hot is None or finding.hot.kind not in INFERS
 
 
 def as_measured(paired: Paired, verdict: str) -> Measured:

@@ -1,7 +1,8 @@
 """PRE103 autocast-in-inference: weights cast to half precision again in every call.
 
 Finds       `with autocast(...)` around a forward pass in an inference loop, in a file that does not train.
-Why slow    Without gradients autocast keeps no cast weights: each call reads them in float32 and writes them in half.
+Why slow    What autocast has cast is dropped where its block ends (under inference_mode, at once): a block in each step
+            reads the weights in float32 and writes them in half, each time.
 Example     with torch.no_grad(), torch.autocast("cuda"): for x in loader: model(x)
 Instead     model = model.to(torch.bfloat16) once, and inputs in the same type.
 Gain        the casts: much where batches are small, little where they are large; half the memory of the weights.
@@ -35,6 +36,8 @@ def check(view: View) -> Iterator[Hit]:
             call = item.context_expr
             if not isinstance(call, ast.Call) or view.dotted(call.func) not in _AUTOCAST or _is_off(view, call):
                 continue
+            if any(isinstance(node, ast.For | ast.While) for node in ast.walk(statement)):
+                continue  # entered once, it keeps what it has cast
             model_call = next((c for c in ast.walk(statement) if isinstance(c, ast.Call) and _runs(view, c)), None)
             hot = view.hot(model_call) if model_call is not None else None
             if model_call is None or hot is None or hot.guard or HeatKind(hot.kind) not in INFERS:
@@ -50,7 +53,7 @@ def check(view: View) -> Iterator[Hit]:
 
 
 def _runs(view: View, call: ast.Call) -> bool:
-    return view.call_kind(call) in (CallKind.MODEL, CallKind.GENERATE)
+    return view.call_kind(call) is CallKind.MODEL
 
 
 def _is_off(view: View, call: ast.Call) -> bool:

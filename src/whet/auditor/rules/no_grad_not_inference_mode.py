@@ -28,7 +28,7 @@ CODE = "INF102"
 NAME = "no-grad-not-inference-mode"
 PRIORITY = Priority.LOW
 _GAIN = Gain(0.0, 0.03, "small operators")
-_SHARDED = ("fsdp", "FullyShardedDataParallel", "fully_shard")
+_SHARDED = ("fsdp", "fullyshardeddataparallel", "fully_shard", "deepspeed")
 _CHANGES = re.compile(
     r"(^|_)(step|update|init|reset|ema|load|copy|merge|prune|quanti[sz]e|fuse|convert|clip|optim)|"
     r"(^|_)(export|trace|script|onnx|torchscript|tensorrt|profile|before|after|on|setup|calibrate|loss|distillation)(_|$)",
@@ -53,7 +53,7 @@ _WRITES = (
 
 def check(view: View) -> Iterator[Hit]:
     """The first decorator or `with` statement that uses no_grad for inference."""
-    if any(word in view.module.text for word in _SHARDED):
+    if any(word in view.module.text.lower() for word in _SHARDED):
         return
     uses = [n for n in view.nodes(ast.Name, ast.Attribute) if isinstance(n, ast.Name | ast.Attribute)]
     for node in sorted((n for n in uses if _is_no_grad(view, n)), key=lambda n: n.lineno):

@@ -30,7 +30,11 @@ _GAIN = Gain(0.0, 0.5, "a GPU with tensor cores, and a model large enough to kee
 _UNSAFE = re.compile(
     r"BCELoss|binary_cross_entropy\(|create_graph|autograd\.grad\(|float64|\.double\(\)|\bLBFGS\b|linalg"
 )
-_NOT_FOR_HALF = re.compile(r"^\s*(import|from) (gym|gymnasium|stable_baselines3|pfrl)\b|\bfloat64\b|\.double\(\)", re.M)
+_NOT_FOR_HALF = re.compile(
+    r"^\s*(import|from) (gym|gymnasium|stable_baselines3|pfrl|torch_geometric|e3nn|pyro|gpytorch|botorch)\b"
+    r"|\bfloat64\b|\.double\(\)|\bLBFGS\b|\b(forces|virials?)\b",
+    re.M,
+)
 _BESIDE = re.compile(r"augment|transform|normali[sz]e|preprocess|teacher|metric|embed_?fn", re.IGNORECASE)
 _KEPT = (ast.Assign, ast.AugAssign, ast.AnnAssign)
 
