@@ -215,8 +215,3 @@ class Finding:
     fix: Fix | None = None
     measured: Measured | None = None
     cell: int | None = None  # the cell of a notebook, from 1; lines are those of the cell then
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """What stays the same where lines move: for a baseline."""
-        return self.path, self.code, self.message

@@ -13,7 +13,6 @@ from whet.auditor.source import Binding, Function, Module
 from whet.auditor.view import View
 
 SWITCHES = ("torch.no_grad", "torch.autograd.no_grad", "torch.autograd.grad_mode.no_grad")
-MODES = ("torch.inference_mode", "torch.autograd.inference_mode", "torch.autograd.grad_mode.inference_mode")
 _OFF = re.compile(
     r"no_?grad|inference_?mode|without_?grad|disable_?grad|grad_?enabled|torch_inference|eval_?mode|grad_?state|freez",
     re.I,

@@ -33,7 +33,6 @@ _LISTS = frozenset(
     "split chunk unbind nonzero unique arange linspace where meshgrid broadcast_tensors tensor_split".split()
 )
 _EXPERTS = re.compile(r"(n|num|local|nb)?_?(local_|routed_|num_)*(experts?)(_per_\w+|_list)?", re.I)
-_ARRAY = re.compile(r"(^|_)np(_|$)|numpy|array|(^|_)df(_|$)")
 _SHOWS = re.compile(r"plot|show|draw|visuali|log_image", re.I)
 _SELDOM = re.compile(r"test|plot|show|draw|visuali|save|load|init|reset|build|export|print|convert", re.I)
 _NOT_LIBRARY = re.compile(r"(^|/)(tests?|examples?|scripts|test_\w+)(/|\.py)|feature_extraction|processing|convert_")

@@ -1,8 +1,6 @@
 """whet audit: find what makes PyTorch code slow, say what it may cost, and fix it."""
 
 import argparse
-import difflib
-import io
 import os
 import shlex
 import sys
@@ -176,13 +174,9 @@ def _write(change: Change) -> str | None:
 
 
 def _diff(change: Change) -> str:
-    """As `patch -p1` takes it; lines end at a line feed only, whatever else they hold."""
-    before, after = (list(io.StringIO(text, newline="\n")) for text in (change.before.text, change.text))
-    name = change.before.path
-    lines = difflib.unified_diff(before, after, f"a/{name}", f"b/{name}")
-    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines).rstrip(
-        "\n"
-    )
+    """As `patch -p1` takes it."""
+    shown: str = import_module("whet.auditor.fixing").unified_diff(change.before.path, change.before.text, change.text)
+    return shown.rstrip("\n")
 
 
 def _explained(name: str) -> str:

@@ -23,7 +23,6 @@ NAME = "unpadded-vocabulary"
 PRIORITY = Priority.LOW
 _GAIN = Gain(0.0, 0.1, "a small language model in half precision on tensor cores")
 _LEAST, _MULTIPLE = 4000, 64
-_TIED = re.compile(r"\.weight\s*=\s*self\.|F\.linear\(.*\.weight")
 _FIXED = re.compile(r"from_pretrained|PreTrainedModel|load_state_dict|load_weights|num_classes")
 
 
