@@ -5,7 +5,6 @@ import os
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -257,19 +256,15 @@ def test_names_that_are_no_text_are_printed_all_the_same(whet: Any, here: Path) 
         assert whet(name, "--output-format", output_format, "--out", "report").code == 1
 
 
-def test_starts_fast_and_loads_nothing_heavy(here: Path) -> None:
+def test_loads_nothing_heavy(here: Path) -> None:
+    """What makes it start in under 0.2 s, which benchmarks/audit_speed.py measures."""
     code = (
         "import sys\nfrom whet.cli import main\ntry:\n    main(['audit', 'clean.py'])\nexcept SystemExit as left:\n"
         "    print(left.code, {'torch', 'numpy', 'libcst', 'pydantic', 'jinja2', 'rich', 'typer'} & set(sys.modules))"
     )
     Path("clean.py").write_text("x = 1\n", encoding="utf-8")
-    seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        seconds.append(time.perf_counter() - start)
-        assert done.stdout == "No findings in 1 file\n0 set()\n"
-    assert min(seconds) < 0.2, seconds
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "No findings in 1 file\n0 set()\n"
 
 
 def test_the_pre_commit_hook_calls_what_is_there(whet: Any) -> None:
