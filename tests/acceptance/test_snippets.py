@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _BUDGET = re.compile(r"--budget \S+")
+_PROCESSES = re.compile(r"--processes \d+")
 _BUDGET_S = re.compile(r"budget_s=\d+")
 _ALL = list(TABLE)
 _ALL_BUT_ONE = [name for name in TABLE if name != "bf16"]
@@ -37,6 +38,7 @@ def _commands(document: Path) -> list[list[str]]:
                     is_first = not any("tune" in command for command in commands)
                     excluded = ",".join(_ALL_BUT_ONE if is_first else _ALL)
                     line = _BUDGET.sub(f"--budget 5s --exclude {excluded}", line)
+                line = _PROCESSES.sub("--processes 1", line)
                 if line.startswith("whet audit"):
                     line = _BUDGET.sub("--budget 1s", line)
                 words = shlex.split(line, comments=True)
