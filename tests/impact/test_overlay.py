@@ -47,6 +47,12 @@ def test_large_files_and_histories_are_links(source: Path, tmp_path: Path, monke
     assert not (copy / "package").is_symlink()
 
 
+def test_a_copy_inside_the_source_does_not_copy_itself(source: Path) -> None:
+    copy = make_overlay(source, source / "scratch" / "original" / "copy", {})
+    assert (copy / "train.py").is_file()
+    assert not (copy / "scratch").exists()
+
+
 def test_a_changed_file_that_would_be_a_link_is_a_file(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,9 +16,11 @@ _LINKED = frozenset(".git .hg .svn .venv venv node_modules __pycache__ .mypy_cac
 def make_overlay(source: Path, target: Path, changed: Mapping[Path, str | bytes]) -> Path:
     """Copy `source` to `target`, with the new contents of `changed` (absolute paths below source). Returns target.
 
+    What of the source the target lies in, as where a script in /tmp is copied to /tmp, is left out.
+
     Raises OSError where the directory cannot be read or the copy not be written.
     """
-    source = source.resolve()
+    source, target = source.resolve(), target.resolve()
     inside = {path.resolve().relative_to(source): content for path, content in changed.items()}
     needed = {parent for path in inside for parent in path.parents}
     budget = [_MOST_FILES]
@@ -34,6 +36,8 @@ def make_overlay(source: Path, target: Path, changed: Mapping[Path, str | bytes]
 def _copy(source: Path, target: Path, inside: Path, needed: set[Path], budget: list[int]) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for entry in sorted(source.iterdir()):
+        if target.is_relative_to(entry):
+            continue
         place, path = target / entry.name, inside / entry.name
         if entry.is_symlink() or (not entry.is_dir() and not entry.is_file()):
             place.symlink_to(entry.resolve())
