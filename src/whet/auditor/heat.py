@@ -343,9 +343,9 @@ def _is_test(function: Function) -> bool:
     """Whether it is a test: what runs once on tiny inputs."""
     if isinstance(function.node, ast.Module):
         return False
-    parts = function.module.place.split("/")
-    is_test_file = parts[-1].startswith("test_") or parts[-1].endswith("_test.py") or "tests" in parts[:-1]
-    return is_test_file and (function.name.startswith(("test", "_test", "setUp")) or "Test" in function.qualname)
+    return function.module.is_test and (
+        function.name.startswith(("test", "_test", "setUp")) or "Test" in function.qualname
+    )
 
 
 def _grows(module: Module, loop: LoopNode) -> bool:

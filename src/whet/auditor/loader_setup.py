@@ -52,17 +52,11 @@ def loaders(view: View, *, also_like_loaders: bool = False) -> Iterator[Loader]:
 
     also_like_loaders: of other classes, too, which are named like one and are given `num_workers`.
     """
-    if not view.module.uses_torch or is_test(view.module.place):
+    if not view.module.uses_torch or view.module.is_test:
         return
     for call in view.nodes(ast.Call):
         if _is_loader(view, call) or (also_like_loaders and _is_like_one(view, call)):
             yield _loader(view, call)
-
-
-def is_test(path: str) -> bool:
-    """Whether a file holds tests, by its path."""
-    parts = path.replace("\\", "/").split("/")
-    return parts[-1].startswith("test_") or parts[-1].endswith("_test.py") or "tests" in parts[:-1]
 
 
 def is_in_memory(view: View, dataset: ast.expr | None, _depth: int = 0) -> bool:

@@ -116,6 +116,7 @@ class Module:
         self.classes: dict[str, Class] = {}
         self.imports: dict[str, str] = {}
         self.function_of_node: dict[ast.AST, Function] = {}
+        self.class_of_node: dict[ast.AST, Class] = {}  # of those in `classes`
         self._nodes: dict[type[ast.AST], list[ast.AST]] = {}
         self._package = self.name if is_package else self.name.rpartition(".")[0]
         self._ascii = text.isascii()
@@ -124,6 +125,12 @@ class Module:
         self.function_of_node[self.tree] = self.top
         self._walk()
         self.uses_torch = bool({name.partition(".")[0] for name in self.imports.values()} & _TORCH_PACKAGES)
+
+    @property
+    def is_test(self) -> bool:
+        """Whether the file holds tests, by its place."""
+        *folders, name = self.place.split("/")
+        return name.startswith("test_") or name.endswith("_test.py") or "tests" in folders
 
     def nodes(self, *kinds: type[Node]) -> Iterator[Node]:
         """All nodes of the kinds (exact types), in the order of the source within each."""
@@ -223,8 +230,9 @@ class Module:
         if isinstance(child, ast.ClassDef):
             outer = cls.qualname + "." if cls is not None else ""
             made = Class(self, child, outer + child.name)
-            self.classes.setdefault(made.qualname, made)
-            return function, self.classes[made.qualname] if self.classes[made.qualname].node is child else made
+            if self.classes.setdefault(made.qualname, made) is made:
+                self.class_of_node[child] = made
+            return function, made
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             is_method = cls is not None and isinstance(parent, ast.ClassDef | ast.If | ast.Try) and function.cls is None
             prefix = f"{cls.qualname}." if is_method and cls else f"{function.qualname}." if function.qualname else ""
@@ -285,10 +293,9 @@ def _annotated(module: Module, node: ast.AST, function: Function) -> None:
 
 def _class_body(module: Module, node: ast.stmt, target: ast.expr, binding: Binding) -> None:
     parent = module.parents.get(node)
-    if isinstance(parent, ast.ClassDef) and isinstance(target, ast.Name):
-        for cls in module.classes.values():
-            if cls.node is parent:
-                cls.attributes.setdefault(target.id, []).append(binding)
+    cls = module.class_of_node.get(parent) if parent is not None else None
+    if cls is not None and isinstance(target, ast.Name):
+        cls.attributes.setdefault(target.id, []).append(binding)
 
 
 def _updated(module: Module, node: ast.AST, function: Function) -> None:

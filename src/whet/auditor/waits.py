@@ -6,7 +6,7 @@ import ast
 import re
 from typing import NamedTuple
 
-from whet.auditor.finding import Confidence, Gain, Hot, Priority
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, Hot, Priority
 from whet.auditor.heat import HeatKind
 from whet.auditor.kinds import Kind
 from whet.auditor.placement import (
@@ -51,6 +51,10 @@ class Wait(NamedTuple):
     hot: Hot
     confidence: Confidence
     priority: Priority | None = None  # None: the rule's own
+
+    def hit(self, at: ast.AST, message: str, gain: Gain, fix: Fix | None = None) -> Hit:
+        """What a rule yields for it."""
+        return Hit(at, message, gain, self.confidence, self.hot, fix, self.priority)
 
 
 def wait_for(view: View, node: ast.AST, tensor: ast.expr, *, known: bool = True) -> Wait | None:

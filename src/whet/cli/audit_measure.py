@@ -20,7 +20,6 @@ from whet.impact.plan import as_measured, script_at
 from whet.impact.sources import script_files
 
 _LIMIT_S = 180.0  # for a single process
-_ABSENT = 0.0
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,7 @@ def _phases(before: Mapping[str, Any], after: Mapping[str, Any] | None) -> tuple
     for phase in before["phases"]:
         then = late.get(phase["name"])
         if phase["ms"] is not None or then is not None:
-            found.append(Phase(phase["name"], phase["ms"] or _ABSENT, (then or _ABSENT) if after is not None else None))
+            found.append(Phase(phase["name"], phase["ms"] or 0.0, (then or 0.0) if after is not None else None))
     if before["step_ms"] is not None:
         found.append(Phase("step", before["step_ms"], after["step_ms"] if after is not None else None))
     return tuple(found)

@@ -4,6 +4,7 @@ import csv
 import io
 from xml.etree import ElementTree
 
+from whet.auditor.formats.github import escaped
 from whet.guard.report import Gate, Sweep, Verdict
 
 _COLUMNS = (
@@ -57,8 +58,8 @@ def github_annotations(gate: Gate) -> str:
     levels = {"pass": "notice", "fail": "error", "inconclusive": "warning"}
     lines = []
     for verdict in gate.verdicts:
-        title = _escaped(f"whet: {verdict.label} {verdict.outcome.upper()}", is_property=True)
-        lines.append(f"::{levels[verdict.outcome]} title={title}::{_escaped(sentence(verdict))}")
+        title = escaped(f"whet: {verdict.label} {verdict.outcome.upper()}", is_property=True)
+        lines.append(f"::{levels[verdict.outcome]} title={title}::{escaped(sentence(verdict))}")
     return "\n".join(lines)
 
 
@@ -90,15 +91,6 @@ def junit_xml(gate: Gate) -> str:
 
 def _percent(ratio: float) -> str:
     return f"{ratio - 1:+.1%}".replace("%", " %")
-
-
-def _escaped(text: str, *, is_property: bool = False) -> str:
-    pairs = [("%", "%25"), ("\r", "%0D"), ("\n", "%0A")]
-    if is_property:
-        pairs += [(":", "%3A"), (",", "%2C")]
-    for plain, code in pairs:
-        text = text.replace(plain, code)
-    return text
 
 
 def _printable(text: str) -> str:

@@ -18,14 +18,11 @@ from whet.errors import TargetError
 from whet.measure import cuda_peak_bytes, peak_rss_bytes
 from whet.steps.log import StepRecord
 from whet.steps.patches import Patches, patched
+from whet.steps.run import EnoughError
 from whet.steps.watch import watch_everything
 
 _LEAST_STEPS = 7
 _ENOUGH_S = 5.0  # slow steps need no large number: their times scatter less
-
-
-class _EnoughError(BaseException):
-    """Ends the script from within; no `except Exception` of its own is to hold it up."""
 
 
 def run_script(script: str, arguments: Sequence[str], num_steps: int, limit_s: float, seed: int) -> dict[str, Any]:
@@ -45,7 +42,7 @@ def run_script(script: str, arguments: Sequence[str], num_steps: int, limit_s: f
     with patched(stop.listen), watch_everything(stop, with_memory=False) as steps:
         try:
             runpy.run_path(script, run_name="__main__")
-        except _EnoughError:
+        except EnoughError:
             pass
         except EOFError as error:
             raise TargetError(f"{Path(script).name} asks for input; give it all it needs as arguments") from error
@@ -86,7 +83,7 @@ class _Stop:
         self._began = self._began or now
         is_enough = len(self.seconds) >= _LEAST_STEPS and now - self._began > _ENOUGH_S
         if len(self.seconds) >= self._num_steps or is_enough or now > self._ends:
-            raise _EnoughError
+            raise EnoughError
 
     def listen(self, patches: Patches) -> None:
         """Hear of every backward pass, and of what a gradient scaler multiplied its loss with."""

@@ -17,7 +17,6 @@ from whet.measure import Outcome, run_isolated
 Look = Callable[[Sequence[SourceFile]], Sequence[Finding]]
 
 _PAIRS = 6  # fewer cannot be significant by Wilcoxon's test
-_FINAL_PAIRS = 6
 _SURE = {Confidence.HIGH: 1.0, Confidence.MEDIUM: 0.7, Confidence.LOW: 0.4}
 _SHARE_FOR_FINAL = 0.25  # of the budget
 
@@ -138,7 +137,7 @@ def measure_impact(
     total = None
     if any(stage.is_kept for stage in stages):
         report("all that were kept, against the script as it is")
-        total = run_pairs(as_is, now, most_pairs=_FINAL_PAIRS, stop_early=False)
+        total = run_pairs(as_is, now, most_pairs=_PAIRS, stop_early=False)
     others = [finding for finding in look(current) if not is_in_training(finding) and finding.fix is not None]
     for code in sorted({finding.code for finding in others} - tried):
         chosen = [finding for finding in others if finding.code == code]

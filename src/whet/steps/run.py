@@ -44,7 +44,7 @@ class Training:
     loss: Callable[[Any, Any], Tensor] | None = None
 
 
-class _EnoughError(BaseException):
+class EnoughError(BaseException):
     """Ends the user's loop from within; no `except Exception` of theirs is to hold it up."""
 
 
@@ -64,7 +64,7 @@ def run_training(
     with watch_everything(stop) as everything, _noting(everything, note):
         try:
             returned = function()
-        except _EnoughError:
+        except EnoughError:
             pass
         except WhetError:
             raise
@@ -96,7 +96,7 @@ class _Stop:
         if time.monotonic() > self._ends:
             self.remark = f"stopped after {self._limit_s:.0f} s"
         if self.remark or record.number + 1 >= self.num_steps:
-            raise _EnoughError
+            raise EnoughError
 
 
 def _reported(steps: Watch | Everything, stop: _Stop, error: BaseException | None, describe: Describe) -> StepReport:
@@ -115,7 +115,7 @@ def _run_loop(training: Training, stop: _Stop, note: Note) -> tuple[BaseExceptio
     device = next((p.device for p in training.model.parameters()), torch.device("cpu"))
     training.model.train()
     try:
-        with steps, _noting(steps, note), contextlib.suppress(_EnoughError):
+        with steps, _noting(steps, note), contextlib.suppress(EnoughError):
             while _run_epoch(training, steps, device):
                 pass
             raise TargetError("the loader gives no batches (one that is an iterator can be gone through only once)")
@@ -141,7 +141,7 @@ def _run_steps(step: Callable[[], Any], stop: _Stop, note: Note) -> tuple[BaseEx
         try:
             for _ in range(2 * stop.num_steps):  # one that does not train ends as well
                 step()
-        except _EnoughError:
+        except EnoughError:
             pass
         except Exception as error:  # noqa: BLE001 - whatever a loop raises is its result
             return error, everything

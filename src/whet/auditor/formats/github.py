@@ -37,11 +37,12 @@ def _command(finding: Finding) -> str:
 
 
 def _workflow_command(level: str, properties: dict[str, object], message: str) -> str:
-    named = ",".join(f"{name}={_escaped(str(value), is_property=True)}" for name, value in properties.items())
-    return f"::{level} {named}::{_escaped(message)}"
+    named = ",".join(f"{name}={escaped(str(value), is_property=True)}" for name, value in properties.items())
+    return f"::{level} {named}::{escaped(message)}"
 
 
-def _escaped(text: str, *, is_property: bool = False) -> str:
+def escaped(text: str, *, is_property: bool = False) -> str:
+    """Text as a workflow command carries it."""
     pairs = [("%", "%25"), ("\r", "%0D"), ("\n", "%0A")]
     if is_property:
         pairs += [(":", "%3A"), (",", "%2C")]

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.heat import HeatKind
-from whet.auditor.loader_setup import Loader, is_test, loaders
+from whet.auditor.loader_setup import Loader, loaders
 from whet.auditor.one_batch import one_batch
 from whet.auditor.view import View, is_known
 
@@ -33,7 +33,7 @@ _NOT_TRAINING = re.compile(
 
 def check(view: View) -> Iterator[Hit]:
     """Options, then loaders, then loops."""
-    if is_test(view.module.place):
+    if view.module.is_test:
         return
     yield from _options(view)
     for loader in loaders(view):

@@ -42,13 +42,10 @@ def check(view: View) -> Iterator[Hit]:
 def _hit(view: View, condition: ast.expr, tensor: ast.expr, *, is_sure: bool) -> Iterator[Hit]:
     wait = None if is_on_cpu(view, tensor) else wait_at(view, condition, is_sure=is_sure)
     if wait is not None:
-        yield Hit(
-            at=condition,
-            hot=wait.hot,
-            message=f"{view.shown(condition)} is decided by a tensor: the CPU waits for the GPU in every step",
-            confidence=wait.confidence,
-            priority=wait.priority,
-            gain=WAIT_GAIN,
+        yield wait.hit(
+            condition,
+            f"{view.shown(condition)} is decided by a tensor: the CPU waits for the GPU in every step",
+            WAIT_GAIN,
         )
 
 

@@ -78,13 +78,10 @@ def _hit(view: View, at: ast.expr, tensor: ast.expr, fix: Fix | None = None) -> 
         return  # sizes are given to forward too
     wait = wait_for(view, at, tensor)
     if wait is not None and (wait.hot.kind != LIBRARY or fix is not None):
-        yield Hit(
-            at=at,
-            hot=wait.hot,
-            message=f"{view.shown(at)} needs the number in {view.shown(tensor)}: the CPU waits for the GPU",
-            confidence=wait.confidence,
-            priority=wait.priority,
-            gain=WAIT_GAIN,
+        yield wait.hit(
+            at,
+            f"{view.shown(at)} needs the number in {view.shown(tensor)}: the CPU waits for the GPU",
+            WAIT_GAIN,
             fix=fix,
         )
 

@@ -38,14 +38,7 @@ def check(view: View) -> Iterator[Hit]:
         wait = wait_for_copy(view, call, tensor, known=not (is_detached or is_checked(view, call)))
         if wait is None:
             continue
-        yield Hit(
-            at=call,
-            hot=wait.hot,
-            message=f"{view.shown(call)} copies to the CPU in every step and waits for it",
-            confidence=wait.confidence,
-            priority=wait.priority,
-            gain=COPY_GAIN,
-        )
+        yield wait.hit(call, f"{view.shown(call)} copies to the CPU in every step and waits for it", COPY_GAIN)
 
 
 def _is_read(view: View, call: ast.Call) -> bool:

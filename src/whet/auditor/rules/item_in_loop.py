@@ -45,13 +45,10 @@ def _hit(view: View, call: ast.Call, tensor: ast.expr, *, known: bool) -> Iterat
     wait = wait_for(view, call, tensor, known=known)
     if wait is None:
         return
-    yield Hit(
-        at=call,
-        hot=wait.hot,
-        message=f"{view.shown(call)} makes the CPU wait for the GPU in every step",
-        confidence=wait.confidence,
-        priority=wait.priority,
-        gain=WAIT_GAIN,
+    yield wait.hit(
+        call,
+        f"{view.shown(call)} makes the CPU wait for the GPU in every step",
+        WAIT_GAIN,
         fix=_detached(view, call, tensor),
     )
 

@@ -18,7 +18,6 @@ from whet.auditor.calls import CallKind
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, Hot, Priority, WrapStatements
 from whet.auditor.heat import TRAINS, HeatKind, inside
 from whet.auditor.kinds import Kind
-from whet.auditor.loader_setup import is_test
 from whet.auditor.precision import is_mixed, is_only_apex, speaks_of_half
 from whet.auditor.project import name_of
 from whet.auditor.view import View
@@ -42,7 +41,7 @@ _KEPT = (ast.Assign, ast.AugAssign, ast.AnnAssign)
 def check(view: View) -> Iterator[Hit]:
     """The first forward pass in a training loop or step: one decision for the whole file."""
     learning = dict.fromkeys(view.function_of(call) for call in view.calls("backward", "manual_backward"))
-    if not learning or not view.mentions_gpu or is_test(view.module.place) or is_mixed(view.module):
+    if not learning or not view.mentions_gpu or view.module.is_test or is_mixed(view.module):
         return
     is_apex = is_only_apex(view.module)
     if (speaks_of_half(view.module) and not is_apex) or _NOT_FOR_HALF.search(view.module.text):

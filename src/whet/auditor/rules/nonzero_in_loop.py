@@ -53,11 +53,6 @@ def _hit(view: View, call: ast.Call, tensor: ast.expr, *, known: bool) -> Iterat
         tensor = tensor.left
     wait = wait_for(view, call, tensor, known=known)
     if wait is not None:
-        yield Hit(
-            at=call,
-            hot=wait.hot,
-            message=f"{view.shown(call)} has a size that depends on values: the CPU waits for the GPU",
-            confidence=wait.confidence,
-            priority=wait.priority,
-            gain=WAIT_GAIN,
+        yield wait.hit(
+            call, f"{view.shown(call)} has a size that depends on values: the CPU waits for the GPU", WAIT_GAIN
         )

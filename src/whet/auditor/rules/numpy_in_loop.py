@@ -40,11 +40,4 @@ def _hit(view: View, call: ast.Call, source: ast.expr) -> Iterator[Hit]:
     wait = wait_for_copy(view, call, tensor, known=False)
     if wait is None:
         return
-    yield Hit(
-        at=call,
-        hot=wait.hot,
-        message=f"{view.shown(call)} copies to the CPU in every step and waits for it",
-        confidence=wait.confidence,
-        priority=wait.priority,
-        gain=COPY_GAIN,
-    )
+    yield wait.hit(call, f"{view.shown(call)} copies to the CPU in every step and waits for it", COPY_GAIN)

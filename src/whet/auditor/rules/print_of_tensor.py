@@ -42,13 +42,10 @@ def check(view: View) -> Iterator[Hit]:
                 continue
             if not view.value(shown).is_sure and wait.hot.kind not in TRAINS:
                 continue  # a loss by its name alone
-            yield Hit(
-                at=call,
-                hot=wait.hot,
-                message=f"{view.shown(call.func)} writes {view.shown(shown)}, a tensor, in every step and waits for it",
-                confidence=wait.confidence,
-                priority=wait.priority,
-                gain=WAIT_GAIN,
+            yield wait.hit(
+                call,
+                f"{view.shown(call.func)} writes {view.shown(shown)}, a tensor, in every step and waits for it",
+                WAIT_GAIN,
             )
             break
 

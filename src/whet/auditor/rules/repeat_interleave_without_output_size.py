@@ -35,11 +35,6 @@ def check(view: View) -> Iterator[Hit]:
             continue
         wait = wait_for(view, call, repeats)
         if wait is not None:
-            yield Hit(
-                at=call,
-                hot=wait.hot,
-                message=f"{view.shown(call)} waits for the sum of {view.shown(repeats)} in every step",
-                confidence=wait.confidence,
-                priority=wait.priority,
-                gain=WAIT_GAIN,
+            yield wait.hit(
+                call, f"{view.shown(call)} waits for the sum of {view.shown(repeats)} in every step", WAIT_GAIN
             )

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, InsertBefore, Priority
 from whet.auditor.heat import HeatKind
-from whet.auditor.loader_setup import is_test
 from whet.auditor.precision import is_mixed, is_of_small_models, sets_tf32, speaks_of_half
 from whet.auditor.view import View
 
@@ -27,7 +26,7 @@ _SETTING = 'torch.set_float32_matmul_precision("high")'
 
 def check(view: View) -> Iterator[Hit]:
     """Settings that turn it off, then the entry of a script that has none."""
-    if not view.mentions_gpu or is_test(view.module.place) or not view.module.uses_torch:
+    if not view.mentions_gpu or view.module.is_test or not view.module.uses_torch:
         return
     yield from _turned_off(view)
     if not any(view.loops(HeatKind.TRAINING)) or is_mixed(view.module) or speaks_of_half(view.module):

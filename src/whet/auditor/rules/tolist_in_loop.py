@@ -31,11 +31,4 @@ def check(view: View) -> Iterator[Hit]:
         wait = wait_for_copy(view, call, copied or call.func.value, known=copied is None)
         if wait is None:
             continue
-        yield Hit(
-            at=call,
-            hot=wait.hot,
-            message=f"{view.shown(call)} makes the CPU wait for the GPU in every step",
-            confidence=wait.confidence,
-            priority=wait.priority,
-            gain=WAIT_GAIN,
-        )
+        yield wait.hit(call, f"{view.shown(call)} makes the CPU wait for the GPU in every step", WAIT_GAIN)
