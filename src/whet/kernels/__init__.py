@@ -1,0 +1,1 @@
+"""whet's own operators, in C++ for CPUs, each with a torch reference."""

@@ -1,0 +1,140 @@
+"""Compiles the kernels on first use with the machine's compiler, keeps the library, and loads it.
+
+One library for all kernels, one build for each instruction set: AVX-512 (with VNNI and bf16), AVX2, or portable C++.
+The build that this processor can run is chosen when the library is first asked for; WHET_KERNELS=avx512, avx2, portable
+or off overrules that.
+"""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import torch
+
+from whet.errors import OptionError, WhetError
+from whet.files import write_whole
+from whet.machine.cache import cache_dir
+from whet.machine.cpuinfo import instruction_sets, read_cpuinfo
+
+_log = logging.getLogger("whet.kernels")
+
+_DIRECTORY = Path(__file__).parent
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread", "-Wno-psabi")
+_LONGEST_S = 300
+
+
+class Isa(StrEnum):
+    AVX512 = "avx512"
+    AVX2 = "avx2"
+    PORTABLE = "portable"
+
+
+_TARGETS = {
+    Isa.AVX512: ("-DWHET_ISA=512", *(f"-mavx512{part}" for part in ("f", "bw", "vl", "dq", "vnni", "bf16")), "-mfma"),
+    Isa.AVX2: ("-DWHET_ISA=2", "-mavx2", "-mfma"),
+    Isa.PORTABLE: ("-DWHET_ISA=0",),
+}
+_NEEDS = {Isa.AVX512: {"avx512", "avx512_vnni", "avx512_bf16"}, Isa.AVX2: {"avx2"}, Isa.PORTABLE: set[str]()}
+
+
+class KernelsError(WhetError):
+    """The kernels cannot be compiled or loaded here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded library, and which build of it."""
+
+    functions: ctypes.CDLL
+    isa: Isa
+
+    def set_threads(self, num_threads: int) -> None:
+        """Threads of the kernels' own pool. Not while a kernel runs."""
+        self.functions.whet_set_threads(num_threads)
+
+
+def supported() -> tuple[Isa, ...]:
+    """The builds that this processor can run, fastest first."""
+    has = set(instruction_sets(read_cpuinfo()))
+    return tuple(isa for isa in Isa if _NEEDS[isa] <= has)
+
+
+@functools.cache
+def library(isa: Isa | None = None) -> Library:
+    """The kernels for this processor, or those of one instruction set; compiled where they are not there yet.
+
+    Raises KernelsError where there is no compiler, or WHET_KERNELS is off; OptionError where it is not a known name.
+    """
+    wanted = isa or _wanted()
+    path = _path(wanted)
+    if not path.exists():
+        _compile(wanted, path)
+    try:
+        functions = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise KernelsError(f"the compiled kernels cannot be loaded: {error}") from error
+    loaded = Library(functions, wanted)
+    loaded.set_threads(torch.get_num_threads())
+    return loaded
+
+
+def _wanted() -> Isa:
+    named = os.environ.get("WHET_KERNELS", "")
+    if named == "off":
+        raise KernelsError("WHET_KERNELS=off turns whet's own kernels off")
+    if named:
+        if named not in tuple(Isa):
+            raise OptionError(f"WHET_KERNELS={named}: write {', '.join(Isa)} or off")
+        if named not in supported():
+            raise OptionError(f"WHET_KERNELS={named}: this processor cannot run it; it can: {', '.join(supported())}")
+        return Isa(named)
+    return supported()[0]
+
+
+def _path(isa: Isa) -> Path:
+    """Named for all that the library depends on: a change of source, compiler or flags makes another file."""
+    digest = hashlib.sha256(repr((_compiler_version(), _FLAGS, _TARGETS[isa], platform.machine())).encode())
+    for source in sorted([*_DIRECTORY.rglob("*.h"), *_DIRECTORY.rglob("*.cpp")]):
+        digest.update(str(source.relative_to(_DIRECTORY)).encode() + source.read_bytes())
+    return cache_dir() / "kernels" / f"{isa}-{digest.hexdigest()[:16]}.so"
+
+
+@functools.cache
+def _compiler() -> str:
+    names = (os.environ["CXX"],) if os.environ.get("CXX") else _COMPILERS
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    if found is None:
+        raise KernelsError(f"whet's own kernels need a C++ compiler, and none of {', '.join(names)} is installed")
+    return found
+
+
+@functools.cache
+def _compiler_version() -> str:
+    run = subprocess.run([_compiler(), "--version"], capture_output=True, text=True, check=False)
+    return run.stdout
+
+
+def _compile(isa: Isa, path: Path) -> None:
+    _log.warning("compiling whet's kernels for %s; once, in about half a minute", isa)
+    with tempfile.TemporaryDirectory(prefix="whet-kernels-") as scratch:
+        target = Path(scratch) / path.name
+        command = [_compiler(), *_FLAGS, *_TARGETS[isa], str(_DIRECTORY / "library.cpp"), "-o", str(target)]
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise KernelsError(f"whet's kernels could not be compiled: {error}") from error
+        if run.returncode:
+            lines = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines() or ["?"]
+            raise KernelsError(f"whet's kernels could not be compiled with {command[0]}: {lines[0]}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, target.read_bytes())

@@ -1,0 +1,43 @@
+// A gated MLP for callers outside.
+#include "kernel.h"
+
+#include "../entry.h"
+#include "../linear/store.h"
+
+#include <algorithm>
+
+namespace {
+size_t room_for_row(const whet::Weights& gate_up, const whet::Weights& down) {
+  return std::max(whet::row_bytes(gate_up.kind, gate_up.k), whet::row_bytes(down.kind, down.k));
+}
+int gated_stride(const whet::Weights& gate_up) { return gate_up.num_strips / 2 * whet::LANES; }
+}  // namespace
+
+// Bytes of `room` that one row takes.
+extern "C" size_t whet_gated_mlp_room(const whet::Weights* gate_up, const whet::Weights* down) {
+  return room_for_row(*gate_up, *down) + sizeof(float) * (gated_stride(*gate_up) + 2);
+}
+
+// out [num_rows][num_outputs] = (silu(gate) * up) W^T of x [num_rows][k]; gate and up have `intermediate` outputs each,
+// their strips in turn.
+extern "C" void whet_gated_mlp(const whet::Weights* gate_up, const whet::Weights* down, const float* x, int32_t num_rows,
+                               int32_t k, int32_t intermediate, int32_t num_outputs, uint8_t* room, float* out) {
+  using namespace whet;
+  const int stride = gated_stride(*gate_up);
+  uint8_t* rows = room;
+  auto* gated = reinterpret_cast<float*>(rows + room_for_row(*gate_up, *down) * num_rows);
+  float* scales = gated + static_cast<size_t>(stride) * num_rows;
+  auto* sums = reinterpret_cast<int32_t*>(scales + num_rows);
+  const Rows first{rows, row_bytes(gate_up->kind, gate_up->k), scales, sums};
+  const Rows second{rows, row_bytes(down->kind, down->k), scales, sums};
+  pool().run([&](Team& team) {
+    team.each(num_rows, [&](int m) {
+      prepare_row(gate_up->kind, x + static_cast<size_t>(k) * m, k, gate_up->k, first, m);
+    });
+    linear(team, *gate_up, first, num_rows, [&](const Finished& tile) { store_gated(tile, gated, stride); });
+    team.each(num_rows, [&](int m) {
+      prepare_row(down->kind, gated + static_cast<size_t>(stride) * m, intermediate, down->k, second, m);
+    });
+    linear(team, *down, second, num_rows, [&](const Finished& tile) { store_tile<false>(tile, out, num_outputs); });
+  });
+}

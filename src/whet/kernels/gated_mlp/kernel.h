@@ -1,0 +1,20 @@
+// The gated half of an MLP: silu(gate) * up, in the epilogue of one matrix that holds both.
+//
+// The matrix has a strip of gate outputs, then the strip of the same up outputs, and so on: both are in the same tile.
+#pragma once
+
+#include "../linear/kernel.h"
+
+namespace whet {
+
+// h[row][j] = silu(gate_j) * up_j of a finished tile; h has 16 * ceil(intermediate / 16) floats a row.
+inline void store_gated(const Finished& tile, float* h, int stride) {
+  for (int m = 0; m < tile.num_rows; m++) {
+    const float* y = tile.y + tile.stride * m;
+    float* to = h + static_cast<size_t>(stride) * (tile.row + m) + tile.column / 2;
+    for (int pair = 0; pair < tile.num_columns / (2 * LANES); pair++)
+      store(to + LANES * pair, mul(silu(load(y + 2 * LANES * pair)), load(y + 2 * LANES * pair + LANES)));
+  }
+}
+
+}  // namespace whet

@@ -1,0 +1,34 @@
+// All kernels in one library.
+#include <memory>
+
+#include "entry.h"
+
+namespace whet {
+namespace {
+std::mutex pool_mutex;
+std::unique_ptr<Pool> the_pool;
+int wanted_threads = 1;
+}  // namespace
+
+Pool& pool() {
+  std::lock_guard<std::mutex> lock(pool_mutex);
+  if (!the_pool || the_pool->size() != wanted_threads) {
+    the_pool.reset();
+    the_pool = std::make_unique<Pool>(wanted_threads);
+  }
+  return *the_pool;
+}
+
+}  // namespace whet
+
+// Not while a kernel runs.
+extern "C" void whet_set_threads(int num_threads) {
+  std::lock_guard<std::mutex> lock(whet::pool_mutex);
+  whet::wanted_threads = num_threads;
+}
+
+#include "linear/cpu.cpp"
+#include "rms_norm/cpu.cpp"
+#include "gated_mlp/cpu.cpp"
+#include "sample/cpu.cpp"
+#include "decoder/cpu.cpp"

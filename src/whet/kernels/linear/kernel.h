@@ -1,0 +1,132 @@
+// y = x W^T over a packed matrix, for one row or many, in one region of the pool.
+#pragma once
+
+#include <vector>
+
+#include "../pool.h"
+#include "rows.h"
+#include "tile.h"
+
+namespace whet {
+
+// A finished tile: rows x (16 * strips) floats, `stride` apart, of rows `row`.. and outputs `column`..
+struct Finished {
+  const float* y;
+  int stride, row, num_rows, column, num_columns;
+};
+
+namespace detail {
+
+template <int MR, int NR>
+void scaled(const Weights& weights, const Rows& rows, int row, int column, const I (&sum)[MR][NR], float* y) {
+  for (int n = 0; n < NR; n++) {
+    const F scale = load(weights.scale + column + LANES * n);
+    for (int m = 0; m < MR; m++)
+      store(y + PANEL * m + LANES * n, mul(to_float(sum[m][n]), mul(scale, set1(rows.scale[row + m]))));
+  }
+}
+
+template <Kind KIND, int MR, int NR>
+void tile(const uint8_t* w, const Weights& weights, const Rows& rows, int row, int column, float* y) {
+  if constexpr (KIND == Kind::s8 || KIND == Kind::s4) {
+    I sum[MR][NR];
+    if constexpr (KIND == Kind::s8)
+      Product<MR, NR>::s8(w, rows, row, weights.k, sum);
+    else
+      Product<MR, NR>::s4(w, rows, row, weights.k, sum);
+    scaled<MR, NR>(weights, rows, row, column, sum, y);
+  } else {
+    F sum[MR][NR];
+    if constexpr (KIND == Kind::f32)
+      Product<MR, NR>::f32(w, rows, row, weights.k, sum);
+    else
+      Product<MR, NR>::bf16(w, rows, row, weights.k, sum);
+    for (int m = 0; m < MR; m++)
+      for (int n = 0; n < NR; n++) store(y + PANEL * m + LANES * n, sum[m][n]);
+  }
+  if (weights.bias != nullptr)
+    for (int m = 0; m < MR; m++)
+      for (int n = 0; n < NR; n++) {
+        float* at = y + PANEL * m + LANES * n;
+        store(at, add(load(at), load(weights.bias + column + LANES * n)));
+      }
+}
+
+using TileFunction = void (*)(const uint8_t*, const Weights&, const Rows&, int, int, float*);
+
+template <Kind KIND, int NR, int... ROWS>
+TileFunction tile_of_rows(int num_rows, std::integer_sequence<int, ROWS...>) {
+  static constexpr TileFunction table[] = {tile<KIND, ROWS + 1, NR>...};
+  return table[num_rows - 1];
+}
+
+template <Kind KIND>
+TileFunction tile_of(int num_rows, int num_strips) {
+  constexpr auto rows = std::make_integer_sequence<int, max_rows(KIND)>();
+  switch (num_strips) {
+    case 1: return tile_of_rows<KIND, 1>(num_rows, rows);
+    case 2: return tile_of_rows<KIND, 2>(num_rows, rows);
+    case 3: return tile_of_rows<KIND, 3>(num_rows, rows);
+    default: return tile_of_rows<KIND, 4>(num_rows, rows);
+  }
+}
+
+inline TileFunction tile_function(Kind kind, int num_rows, int num_strips) {
+  switch (kind) {
+    case Kind::f32: return tile_of<Kind::f32>(num_rows, num_strips);
+    case Kind::bf16: return tile_of<Kind::bf16>(num_rows, num_strips);
+    case Kind::s8: return tile_of<Kind::s8>(num_rows, num_strips);
+    default: return tile_of<Kind::s4>(num_rows, num_strips);
+  }
+}
+
+inline void unpack_panel(int num_strips, const uint8_t* w, int k, uint8_t* to) {
+  switch (num_strips) {
+    case 1: return unpack_s4<1>(w, k, to);
+    case 2: return unpack_s4<2>(w, k, to);
+    case 3: return unpack_s4<3>(w, k, to);
+    default: return unpack_s4<4>(w, k, to);
+  }
+}
+
+}  // namespace detail
+
+// Rows from which a panel of s4 is unpacked once for all.
+constexpr int UNPACK_FROM = max_rows(Kind::s4) + 1;
+// Rows that share a panel while it lies in the second-level cache; beside it lie their activations.
+constexpr int ROW_BLOCK = 192;
+
+// One panel times the rows row0..row1: `done(Finished)` is called for every tile, by the thread that made it.
+template <typename Done>
+void panel_times_rows(const Weights& weights, int panel, const Rows& rows, int row0, int row1, Done done) {
+  alignas(64) float y[max_rows(Kind::f32) * PANEL];
+  const int strips = weights.strips_of(panel), column = panel * PANEL;
+  const uint8_t* w = weights.panel(panel);
+  Kind kind = weights.kind;
+  if (kind == Kind::s4 && row1 - row0 >= UNPACK_FROM) {
+    static thread_local std::vector<uint8_t> unpacked;
+    unpacked.resize(static_cast<size_t>(PANEL) * weights.k + AHEAD);
+    detail::unpack_panel(strips, w, weights.k, unpacked.data());
+    w = unpacked.data();
+    kind = Kind::s8;
+  }
+  const int most = max_rows(kind);
+  for (int row = row0; row < row1; row += most) {
+    const int num_rows = row1 - row < most ? row1 - row : most;
+    detail::tile_function(kind, num_rows, strips)(w, weights, rows, row, column, y);
+    done(Finished{y, PANEL, row, num_rows, column, strips * LANES});
+  }
+}
+
+// All panels times all rows, shared out among the team. Ends with a barrier.
+template <typename Done>
+void linear(Team& team, const Weights& weights, const Rows& rows, int num_rows, Done done) {
+  const int blocks = (num_rows + ROW_BLOCK - 1) / ROW_BLOCK, panels = weights.num_panels();
+  team.each(blocks * panels, [&](int item) {
+    const int row0 = item / panels * ROW_BLOCK;
+    const int row1 = row0 + ROW_BLOCK < num_rows ? row0 + ROW_BLOCK : num_rows;
+    panel_times_rows(weights, item % panels, rows, row0, row1, done);
+  });
+}
+
+}  // namespace whet

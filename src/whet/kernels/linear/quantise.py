@@ -1,0 +1,88 @@
+"""Weights in few bits: int8 with a scale an output, int4 with a scale an output and a whole number 1..15 a group.
+
+Two-level scales as in QServe (Lin et al., 2024, arXiv:2405.04532): the product of an int4 and its group's number is an
+int8 of the output's scale, so a matrix product stays in whole numbers over all inputs.
+
+Shape suffixes: N outputs, K inputs, G groups of 32 inputs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GROUP_SIZE = 32
+_LARGEST_RATIO = 15
+_SHRINKS = (1.0, 0.92, 0.85)  # of an output's scale: a few clipped weights may cost less than coarse steps for all
+
+
+@dataclass(frozen=True)
+class Int8Weights:
+    """w = scale * values. values: int8 [N, K], scale: float32 [N]."""
+
+    values_NK: Tensor
+    scale_N: Tensor
+
+    def dequantise(self) -> Tensor:
+        return self.values_NK.float() * self.scale_N[:, None]
+
+
+@dataclass(frozen=True)
+class Int4Weights:
+    """w = scale * ratio * values. values: -8..7 as int8 [N, K], ratio: 1..15 as uint8 [N, G], scale: float32 [N]."""
+
+    values_NK: Tensor
+    ratio_NG: Tensor
+    scale_N: Tensor
+
+    def dequantise(self) -> Tensor:
+        ratio_NK = self.ratio_NG.repeat_interleave(GROUP_SIZE, dim=1)[:, : self.values_NK.shape[1]]
+        return self.values_NK.float() * ratio_NK * self.scale_N[:, None]
+
+
+def quantise_int8(weight_NK: Tensor) -> Int8Weights:
+    """Symmetric, to the nearest, the largest weight of an output at 127."""
+    weight_NK = weight_NK.float()
+    scale_N = (weight_NK.abs().amax(dim=1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
+    return Int8Weights((weight_NK / scale_N[:, None]).round_().to(torch.int8), scale_N)
+
+
+def quantise_int4(weight_NK: Tensor) -> Int4Weights:
+    """The scales of least squared error among a few: of an output, and, given that, of each group."""
+    N, K = weight_NK.shape
+    num_groups = -(-K // GROUP_SIZE)
+    padded_NK = torch.nn.functional.pad(weight_NK.float(), (0, num_groups * GROUP_SIZE - K))
+    weight_NGI = padded_NK.view(N, num_groups, GROUP_SIZE)
+    full_N = (weight_NK.float().abs().amax(dim=1) / (7.5 * _LARGEST_RATIO)).clamp_min(torch.finfo(torch.float32).tiny)
+    best = None
+    best_error_N = torch.full((N,), torch.inf)
+    for shrink in _SHRINKS:
+        found, error_N = _with_scale(weight_NGI, full_N * shrink)
+        if best is None:
+            best, best_error_N = found, error_N
+            continue
+        better_N = error_N < best_error_N
+        best = tuple(torch.where(better_N.view(-1, *[1] * (new.dim() - 1)), new, old) for new, old in zip(found, best, strict=True))
+        best_error_N = torch.minimum(error_N, best_error_N)
+    assert best is not None
+    values_NGI, ratio_NG, scale_N = best
+    return Int4Weights(values_NGI.view(N, -1)[:, :K].contiguous(), ratio_NG, scale_N)
+
+
+def _with_scale(weight_NGI: Tensor, scale_N: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+    """Values, ratios and the scale itself, and the squared error of each output."""
+    units_NGI = weight_NGI / scale_N[:, None, None]
+    largest_NG = units_NGI.abs().amax(dim=2)
+    widest_NG = (largest_NG / 7).ceil().clamp(1, _LARGEST_RATIO)
+    best_NGI = torch.zeros_like(units_NGI, dtype=torch.int8)
+    ratio_NG = torch.ones_like(widest_NG, dtype=torch.uint8)
+    error_NG = torch.full_like(widest_NG, torch.inf)
+    for narrower in range(4):
+        candidate_NG = (widest_NG - narrower).clamp_min(1)
+        values_NGI = (units_NGI / candidate_NG[:, :, None]).round_().clamp_(-8, 7)
+        off_NG = (values_NGI * candidate_NG[:, :, None] - units_NGI).square_().sum(dim=2)
+        better_NG = off_NG < error_NG
+        error_NG = torch.where(better_NG, off_NG, error_NG)
+        ratio_NG = torch.where(better_NG, candidate_NG.to(torch.uint8), ratio_NG)
+        best_NGI = torch.where(better_NG[:, :, None], values_NGI.to(torch.int8), best_NGI)
+    return (best_NGI, ratio_NG, scale_N), error_NG.sum(dim=1) * scale_N.square()

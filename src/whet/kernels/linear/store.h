@@ -1,0 +1,20 @@
+// What becomes of a finished tile: kept, or added to what is there. A matrix may have padding beyond its last output.
+#pragma once
+
+#include "kernel.h"
+
+namespace whet {
+
+template <bool ADDED>
+inline void store_tile(const Finished& tile, float* out, int num_outputs) {
+  for (int m = 0; m < tile.num_rows; m++) {
+    const float* y = tile.y + tile.stride * m;
+    float* to = out + static_cast<size_t>(num_outputs) * (tile.row + m) + tile.column;
+    const int width = num_outputs - tile.column < tile.num_columns ? num_outputs - tile.column : tile.num_columns;
+    int c = 0;
+    for (; c + LANES <= width; c += LANES) store(to + c, ADDED ? add(load(to + c), load(y + c)) : load(y + c));
+    for (; c < width; c++) to[c] = ADDED ? to[c] + y[c] : y[c];
+  }
+}
+
+}  // namespace whet

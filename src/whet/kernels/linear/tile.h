@@ -1,0 +1,116 @@
+// A tile: MR rows times one panel of NR strips, all of k in registers.
+#pragma once
+
+#include "weights.h"
+
+namespace whet {
+
+// Rows that a tile has at the most: with 4 strips, 24 of the 32 registers of AVX-512 hold sums; unpacking s4 needs 16.
+constexpr int max_rows(Kind kind) { return WHET_ISA != 512 ? 1 : kind == Kind::s4 ? 3 : 6; }
+constexpr int AHEAD = 1536;  // bytes; what the hardware's own prefetchers leave
+
+template <int MR, int NR>
+struct Product {
+  // y[MR][NR * 16] = rows * weights, with scales and bias
+  static void f32(const uint8_t* w, const Rows& rows, int row, int k, F (&sum)[MR][NR]) {
+    const float* a = reinterpret_cast<const float*>(rows.data + rows.stride * row);
+    const size_t stride = rows.stride / 4;
+    for (int m = 0; m < MR; m++)
+      for (int n = 0; n < NR; n++) sum[m][n] = set1(0.0f);
+    for (int i = 0; i < k; i++, w += 64 * NR) {
+      F b[NR];
+      for (int n = 0; n < NR; n++) b[n] = load(reinterpret_cast<const float*>(w) + LANES * n);
+      for (int n = 0; n < NR; n++) prefetch(w + AHEAD + 64 * n);
+      for (int m = 0; m < MR; m++) {
+        const F x = set1(a[stride * m + i]);
+        for (int n = 0; n < NR; n++) sum[m][n] = fma(x, b[n], sum[m][n]);
+      }
+    }
+  }
+
+  static void bf16(const uint8_t* w, const Rows& rows, int row, int k, F (&sum)[MR][NR]) {
+    const uint8_t* a = rows.data + rows.stride * row;
+    for (int m = 0; m < MR; m++)
+      for (int n = 0; n < NR; n++) sum[m][n] = set1(0.0f);
+    for (int i = 0; i < k; i += 2, w += 64 * NR) {
+      B b[NR];
+      for (int n = 0; n < NR; n++) b[n] = load_bytes(w + 64 * n);
+      for (int n = 0; n < NR; n++) prefetch(w + AHEAD + 64 * n);
+      for (int m = 0; m < MR; m++) {
+        const B x = set1_bytes(load_i32(a + rows.stride * m + 2 * i));
+        for (int n = 0; n < NR; n++) sum[m][n] = dot_bf16(sum[m][n], b[n], x);
+      }
+    }
+  }
+
+  static void s8(const uint8_t* w, const Rows& rows, int row, int k, I (&sum)[MR][NR]) {
+    const uint8_t* a = rows.data + rows.stride * row;
+    start(rows, row, sum);
+    for (int i = 0; i < k; i += 4, w += 64 * NR) {
+      B b[NR];
+      for (int n = 0; n < NR; n++) b[n] = load_bytes(w + 64 * n);
+      for (int n = 0; n < NR; n++) prefetch(w + AHEAD + 64 * n);
+      step(b, a, rows.stride, i, sum);
+    }
+  }
+
+  static void s4(const uint8_t* w, const Rows& rows, int row, int k, I (&sum)[MR][NR]) {
+    const uint8_t* a = rows.data + rows.stride * row;
+    start(rows, row, sum);
+    for (int group = 0; group < k; group += GROUP) {
+      B r[NR], zero[NR];
+      for (int n = 0; n < NR; n++) {
+        r[n] = spread_bytes(w + LANES * n);
+        zero[n] = sub_bytes(set1_bytes(int32_t(0x80808080u)), eight_times(r[n]));
+      }
+      w += LANES * NR;
+      for (int i = group; i < group + GROUP; i += 8, w += 64 * NR) {
+        B low[NR], high[NR];
+        for (int n = 0; n < NR; n++) {
+          const B both = load_bytes(w + 64 * n);
+          prefetch(w + AHEAD + 64 * n);
+          low[n] = add_bytes(mul_small_bytes(low_nibbles(both), r[n]), zero[n]);
+          high[n] = add_bytes(mul_small_bytes(high_nibbles(both), r[n]), zero[n]);
+        }
+        step(low, a, rows.stride, i, sum);
+        step(high, a, rows.stride, i + 4, sum);
+      }
+    }
+  }
+
+ private:
+  // Weights are kept as q + 128, so 128 times the sum of the activations is too much.
+  static void start(const Rows& rows, int row, I (&sum)[MR][NR]) {
+    for (int m = 0; m < MR; m++)
+      for (int n = 0; n < NR; n++) sum[m][n] = set1_i(-128 * rows.sum[row + m]);
+  }
+  static void step(const B (&b)[NR], const uint8_t* a, size_t stride, int i, I (&sum)[MR][NR]) {
+    for (int m = 0; m < MR; m++) {
+      const B x = set1_bytes(load_i32(a + stride * m + i));
+      for (int n = 0; n < NR; n++) sum[m][n] = dot_u8s8(sum[m][n], b[n], x);
+    }
+  }
+};
+
+// A panel of s4 as one of s8, for many rows: unpacked once, read by all.
+template <int NR>
+void unpack_s4(const uint8_t* w, int k, uint8_t* to) {
+  for (int group = 0; group < k; group += GROUP) {
+    B r[NR], zero[NR];
+    for (int n = 0; n < NR; n++) {
+      r[n] = spread_bytes(w + LANES * n);
+      zero[n] = sub_bytes(set1_bytes(int32_t(0x80808080u)), eight_times(r[n]));
+    }
+    w += LANES * NR;
+    for (int i = 0; i < GROUP; i += 8, w += 64 * NR, to += 128 * NR) {
+      for (int n = 0; n < NR; n++) {
+        const B both = load_bytes(w + 64 * n);
+        prefetch(w + AHEAD + 64 * n);
+        store_bytes(to + 64 * n, add_bytes(mul_small_bytes(low_nibbles(both), r[n]), zero[n]));
+        store_bytes(to + 64 * (NR + n), add_bytes(mul_small_bytes(high_nibbles(both), r[n]), zero[n]));
+      }
+    }
+  }
+}
+
+}  // namespace whet

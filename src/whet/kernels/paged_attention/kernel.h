@@ -1,0 +1,214 @@
+// Attention of a flat, ragged batch over a cache in blocks: decode, chunked prefill and prefix hits are the same thing.
+//
+// A row's keys are taken in chunks of 128 at absolute places. Each chunk has its own maximum and sum (Milakov and
+// Gimelshein, 2018, arXiv:1805.02867) and chunks are joined in order, by one thread on the way or, where a long sequence is
+// cut among threads (Dao et al., 2023, "Flash-Decoding"), afterwards: the same operations in the same order. So a row's
+// result is the same, bit for bit, however its tokens are spread over steps, whatever shares the batch, and on any
+// number of threads.
+#pragma once
+
+#include <cmath>
+
+#include "../pool.h"
+#include "plan.h"
+
+namespace whet {
+
+namespace attention {
+
+// What attention is asked for.
+struct Call {
+  Heads heads;
+  const float* qkv;
+  float scale;  // of scores, in units of log 2
+  int window;
+  Cache cache;
+  const Ragged& batch;
+  float* out;
+};
+
+// Room of one thread, for tiles of `Type`.
+template <typename Type>
+struct Desk {
+  using Element = typename Type::Element;
+  static size_t lines(int head_dim) {
+    const size_t bytes = sizeof(Room<Type>) + sizeof(State) * TILE_ROWS + (sizeof(float) + sizeof(Element)) * TILE_ROWS * head_dim
+                         + 2 * sizeof(Element) * CHUNK * head_dim;
+    return bytes / sizeof(Line);
+  }
+  Desk(Line* at, int head_dim) {
+    room = reinterpret_cast<Room<Type>*>(at);
+    states = reinterpret_cast<State*>(room + 1);
+    out = reinterpret_cast<float*>(states + TILE_ROWS);
+    q = reinterpret_cast<Element*>(out + TILE_ROWS * head_dim);
+    keys = q + TILE_ROWS * head_dim;
+    values = keys + CHUNK * head_dim;
+  }
+  Room<Type>* room;
+  State* states;    // [strip]
+  float* out;       // [TILE_ROWS][head_dim]
+  Element* q;       // [TILE_ROWS][head_dim]
+  Element *keys, *values;  // a chunk of int8, unpacked
+};
+
+inline int position_of(const Call& call, const Tile& tile, int row) {
+  return call.batch.first_position(tile.seq) + (tile.row + row) / call.heads.group();
+}
+inline size_t token_of(const Call& call, const Tile& tile, int row) {
+  return call.batch.query_start[tile.seq] + (tile.row + row) / call.heads.group();
+}
+inline int head_of(const Call& call, const Tile& tile, int row) {
+  return tile.kv_head * call.heads.group() + (tile.row + row) % call.heads.group();
+}
+inline int first_seen(const Call& call, int position) {
+  return call.window > 0 ? std::max(0, position - call.window + 1) : 0;
+}
+
+template <typename Type>
+void gather_queries(const Call& call, const Tile& tile, typename Type::Element* q) {
+  const int H = call.heads.head_dim;
+  for (int r = 0; r < tile.num_rows; r++) {
+    const float* from = call.qkv + call.heads.width() * token_of(call, tile, r) + H * head_of(call, tile, r);
+    for (int d = 0; d < H; d += LANES) Type::put(q + r * H + d, load(from + d));
+  }
+}
+
+inline void unpack(const uint8_t* bytes, int size, uint16_t* to) {
+  const auto* from = reinterpret_cast<const int8_t*>(bytes);
+  for (int i = 0; i < size; i += LANES) store_bf16(to + i, load_s8(from + i));
+}
+
+// The blocks first..last - 1 of a chunk; of the chunk after it, what the sequence has.
+template <typename Type>
+void open_chunk(const Call& call, const Tile& tile, int index, int first, int last, const Desk<Type>& desk,
+                Chunk<Type>& chunk) {
+  using Element = typename Type::Element;
+  const int32_t* blocks = call.batch.blocks(tile.seq) + index * BLOCKS;
+  const int num_blocks = position_of(call, tile, tile.num_rows - 1) / BLOCK + 1 - index * BLOCKS;
+  const int size = call.heads.head_dim * BLOCK;
+  chunk.scaled = call.cache.kind == Kv::s8;
+  for (int b = first; b < last; b++) {
+    const size_t at = tile_at(call.heads, blocks[b], tile.kv_head);
+    if (chunk.scaled) {
+      const size_t scales = scales_at(call.heads, blocks[b], tile.kv_head);
+      chunk.key_scales[b] = call.cache.key_scales + scales, chunk.value_scales[b] = call.cache.value_scales + scales;
+      chunk.keys[b] = desk.keys + b * size, chunk.values[b] = desk.values + b * size;
+      chunk.next_keys[b] = chunk.keys[b];
+      if constexpr (Type::PACK == 2) {
+        unpack(call.cache.keys + at, size, desk.keys + b * size);
+        unpack(call.cache.values + at, size, desk.values + b * size);
+      }
+      continue;
+    }
+    chunk.keys[b] = reinterpret_cast<const Element*>(call.cache.keys) + at;
+    chunk.values[b] = reinterpret_cast<const Element*>(call.cache.values) + at;
+    const int next = b + BLOCKS < num_blocks ? blocks[b + BLOCKS] : blocks[b];
+    chunk.next_keys[b] = reinterpret_cast<const Element*>(call.cache.keys) + tile_at(call.heads, next, tile.kv_head);
+  }
+}
+
+// What rows row0..row1 - 1 of a tile see of a chunk. False: nothing.
+inline bool look(const Call& call, const Tile& tile, int row0, int row1, int chunk, int* from, int* to, int& first,
+                 int& last) {
+  const int start = chunk * CHUNK;
+  int least = CHUNK, most = 0;
+  for (int r = row0; r < row1; r++) {
+    const int position = position_of(call, tile, r);
+    const int begin = std::max(first_seen(call, position) - start, 0), end = std::min(position + 1 - start, CHUNK);
+    if (from != nullptr) from[r - row0] = begin, to[r - row0] = end;
+    if (begin < end) least = std::min(least, begin), most = std::max(most, end);
+  }
+  first = least / BLOCK, last = (most + BLOCK - 1) / BLOCK;
+  return least < most;
+}
+
+// out = what the strip's rows have summed up, over the sum of their weights.
+inline void finish(const Call& call, const Tile& tile, int strip, const State& state, const float* rows) {
+  const int H = call.heads.head_dim, row0 = tile.strip_row(strip);
+  for (int r = row0; r < tile.strip_row(strip + 1); r++, rows += H) {
+    const F inverse = set1(1.0f / state.sum[r - row0]);
+    float* to = call.out + (call.heads.num_heads * token_of(call, tile, r) + head_of(call, tile, r)) * H;
+    for (int d = 0; d < H; d += LANES) store(to + d, mul(load(rows + d), inverse));
+  }
+}
+
+template <typename Type>
+void do_item(const Call& call, const Item& item, AttentionScratch& scratch, int rank) {
+  const Tile& tile = scratch.tiles()[item.tile];
+  const int H = call.heads.head_dim;
+  const bool alone = tile.parts >= 0;
+  Desk<Type> desk(scratch.room(rank), H);
+  gather_queries<Type>(call, tile, desk.q);
+  if (!alone) {
+    for (int strip = 0; strip < tile.num_strips(); strip++) desk.states[strip].clear();
+    for (int i = 0; i < tile.num_rows * H; i += LANES) store(desk.out + i, set1(0.0f));
+  }
+  Chunk<Type> chunk;
+  for (int index = item.first_chunk; index < item.last_chunk; index++) {
+    int first, last;
+    const bool any = look(call, tile, 0, tile.num_rows, index, nullptr, nullptr, first, last);
+    if (any) open_chunk(call, tile, index, first, last, desk, chunk);
+    for (int strip = 0; strip < tile.num_strips(); strip++) {
+      const int row0 = tile.strip_row(strip), row1 = tile.strip_row(strip + 1);
+      State* state = desk.states + strip;
+      float* out = desk.out + row0 * H;
+      if (alone) {
+        state = reinterpret_cast<State*>(scratch.part(tile, index, strip, H));
+        out = reinterpret_cast<float*>(state + 1);
+        state->clear();
+      }
+      Seen seen;
+      if (!any || !look(call, tile, row0, row1, index, seen.from, seen.to, seen.first, seen.last)) continue;
+      attend_rows<Type>(row1 - row0)(desk.q + row0 * H, H, chunk, seen, call.scale, alone, *state, out, *desk.room);
+    }
+  }
+  if (!alone)
+    for (int strip = 0; strip < tile.num_strips(); strip++)
+      finish(call, tile, strip, desk.states[strip], desk.out + tile.strip_row(strip) * H);
+}
+
+// Join the chunks of a strip as one thread would have done on the way.
+inline void do_join(const Call& call, const Join& join, AttentionScratch& scratch) {
+  const Tile& tile = scratch.tiles()[join.tile];
+  const int H = call.heads.head_dim, num_rows = tile.strip_row(join.strip + 1) - tile.strip_row(join.strip);
+  alignas(64) float rows[MAX_ROWS * 256], old[LANES], fresh[LANES];
+  for (int i = 0; i < num_rows * H; i += LANES) store(rows + i, set1(0.0f));
+  State state;
+  state.clear();
+  for (int chunk = 0; chunk < tile.num_chunks; chunk++) {
+    const auto* part = reinterpret_cast<const State*>(scratch.part(tile, chunk, join.strip, H));
+    if (part->most[0] == NOTHING && reduce_max(load(part->most)) == NOTHING) continue;  // out of the window
+    const auto* fresh_rows = reinterpret_cast<const float*>(part + 1);
+    state.add_chunk(*part, old, fresh);
+    for (int r = 0; r < num_rows; r++)
+      for (int i = r * H; i < (r + 1) * H; i += LANES)
+        store(rows + i, fma(load(rows + i), set1(old[r]), mul(load(fresh_rows + i), set1(fresh[r]))));
+  }
+  finish(call, tile, join.strip, state, rows);
+}
+
+}  // namespace attention
+
+inline size_t AttentionScratch::lines_of_room(int head_dim) {
+  return std::max(attention::Desk<attention::Floats>::lines(head_dim), attention::Desk<attention::Bf16s>::lines(head_dim));
+}
+
+// out [T][num_heads * head_dim] from q in qkv [T][(num_heads + 2 * num_kv_heads) * head_dim] and the cache, which holds
+// the step's own keys and values already. window: 0, or a token sees itself and the window - 1 before it. `scratch` was
+// planned for this batch and these heads. Ends with a barrier.
+inline void paged_attention(Team& team, Heads heads, const float* qkv, float softmax_scale, int window,
+                            const Cache& cache, const Ragged& batch, float* out, AttentionScratch& scratch) {
+  using namespace attention;
+  const Call call{heads, qkv, softmax_scale * 1.44269504088896341f, window, cache, batch, out};
+  team.each(static_cast<int>(scratch.items().size()), [&](int i) {
+    const Item& item = scratch.items()[i];
+    if (cache.kind == Kv::f32)
+      do_item<Floats>(call, item, scratch, team.rank());
+    else
+      do_item<Bf16s>(call, item, scratch, team.rank());
+  });
+  if (scratch.joins().empty()) return;
+  team.each(static_cast<int>(scratch.joins().size()), [&](int i) { do_join(call, scratch.joins()[i], scratch); });
+}
+
+}  // namespace whet

@@ -1,0 +1,218 @@
+// A tile of attention: some query rows that share a key-value head, against one chunk of keys at an absolute place.
+//
+// What a row computes does not depend on the rows beside it: each sum has its own register and runs over head_dim or
+// over keys in order, a chunk's maximum is the row's own, and keys that a row does not see weigh exactly 0.
+#pragma once
+
+#include "cache.h"
+
+namespace whet::attention {
+
+constexpr int CHUNK = 128;  // keys
+constexpr int BLOCKS = CHUNK / BLOCK;
+constexpr int MAX_ROWS = WHET_ISA == 512 ? 6 : 2;  // of a tile: 24 sums fill the registers of AVX-512
+constexpr float NOTHING = -3.0e38f;                // the score of a key that is not seen, the maximum of none
+
+// How numbers meet in a product: each lane takes a pack of both sides.
+struct Floats {
+  using Element = float;
+  using Vector = F;
+  static constexpr int PACK = 1;
+  static Vector many(const Element* p) { return load(p); }
+  static Vector one(const Element* p) { return set1(*p); }
+  static F dot(F sum, Vector one, Vector many) { return fma(one, many, sum); }
+  static void put(Element* p, F x) { store(p, x); }
+};
+struct Bf16s {
+  using Element = uint16_t;
+  using Vector = B;
+  static constexpr int PACK = 2;
+  static Vector many(const Element* p) { return load_bytes(p); }
+  static Vector one(const Element* p) { return set1_bytes(load_i32(p)); }
+  static F dot(F sum, Vector one, Vector many) { return dot_bf16(sum, many, one); }
+  static void put(Element* p, F x) { store_bf16(p, x); }
+};
+
+// The blocks of a chunk as the products read them. `next_keys` is what will be read after it.
+template <typename Type>
+struct Chunk {
+  using Element = typename Type::Element;
+  const Element *keys[BLOCKS], *values[BLOCKS], *next_keys[BLOCKS];
+  const float *key_scales[BLOCKS], *value_scales[BLOCKS];  // of int8
+  bool scaled;
+};
+
+// 2^x for x <= 1 or so, to 2e-7; exactly 0 below -126, exactly 1 at 0. Minimax polynomial for 2^r, |r| <= 1/2.
+inline F power2(F x) {
+  x = max(x, set1(-150.0f));
+  const F n = round(x), r = sub(x, n);
+  F p = set1(0.00132647269f);
+  p = fma(p, r, set1(0.00967151266f));
+  p = fma(p, r, set1(0.0555073374f));
+  p = fma(p, r, set1(0.240222421f));
+  p = fma(p, r, set1(0.693146978f));
+  p = fma(p, r, set1(1.0f));
+  return scale_by_power(p, n);
+}
+
+// scores [R][CHUNK], of the keys of C blocks; what lies in `ahead` is wanted next.
+template <typename Type, int R, int C>
+void score(const typename Type::Element* q, int head_dim, const typename Type::Element* const* keys,
+           const typename Type::Element* const* ahead, float* scores) {
+  F sum[R][C];
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < C; c++) sum[r][c] = set1(0.0f);
+  for (int d = 0; d < head_dim; d += Type::PACK) {
+    typename Type::Vector k[C];
+    for (int c = 0; c < C; c++) k[c] = Type::many(keys[c] + d * BLOCK);
+    for (int c = 0; c < C; c++) prefetch(ahead[c] + d * BLOCK);
+    for (int r = 0; r < R; r++) {
+      const auto x = Type::one(q + r * head_dim + d);
+      for (int c = 0; c < C; c++) sum[r][c] = Type::dot(sum[r][c], x, k[c]);
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int c = 0; c < C; c++) store(scores + r * CHUNK + c * BLOCK, sum[r][c]);
+}
+
+// out [R][head_dim] = old * out + fresh * (weights [R][CHUNK] times values), of 16 * D dimensions and the blocks
+// from..to - 1; without `old` the product alone.
+template <typename Type, int R, int D>
+void mix(const typename Type::Element* weights, int head_dim, const typename Type::Element* const* values,
+         const typename Type::Element* const* ahead, int from, int to, const float* old, const float* fresh, float* out) {
+  constexpr int PACK = Type::PACK;
+  F sum[R][D];
+  for (int r = 0; r < R; r++)
+    for (int d = 0; d < D; d++) sum[r][d] = set1(0.0f);
+  for (int block = from; block < to; block++) {
+    const auto* v = values[block];
+    const auto* next = ahead[block];
+    const auto* p = weights + block * BLOCK;
+    for (int t = 0; t < BLOCK; t += PACK, v += head_dim * PACK, next += head_dim * PACK) {
+      typename Type::Vector many[D];
+      for (int d = 0; d < D; d++) many[d] = Type::many(v + d * LANES * PACK);
+      for (int d = 0; d < D; d++) prefetch(next + d * LANES * PACK);
+      for (int r = 0; r < R; r++) {
+        const auto x = Type::one(p + r * CHUNK + t);
+        for (int d = 0; d < D; d++) sum[r][d] = Type::dot(sum[r][d], x, many[d]);
+      }
+    }
+  }
+  for (int r = 0; r < R; r++)
+    for (int d = 0; d < D; d++) {
+      float* at = out + r * head_dim + d * LANES;
+      store(at, old == nullptr ? sum[r][d] : fma(load(at), set1(old[r]), mul(sum[r][d], set1(fresh[r]))));
+    }
+}
+
+// Scores of one row become weights relative to their maximum; of the keys from..to - 1 of the blocks first..last - 1.
+// Returns the maximum (in units of log 2) and the sum of the weights.
+struct Softmax {
+  float most, sum;
+};
+template <typename Type>
+Softmax softmax(const Chunk<Type>& chunk, float* scores, int from, int to, int first, int last, float scale,
+                typename Type::Element* weights) {
+  if (from >= to) {
+    for (int b = first; b < last; b++) Type::put(weights + b * BLOCK, set1(0.0f));
+    return {NOTHING, 0.0f};
+  }
+  F most = set1(NOTHING);
+  for (int b = first; b < last; b++) {
+    F s = load(scores + b * BLOCK);
+    if (chunk.scaled) s = mul(s, load(chunk.key_scales[b]));
+    if (from > b * BLOCK || to < (b + 1) * BLOCK) s = keep(s, from - b * BLOCK, to - b * BLOCK, NOTHING);
+    if (chunk.scaled || from > b * BLOCK || to < (b + 1) * BLOCK) store(scores + b * BLOCK, s);
+    most = max(most, s);
+  }
+  const float shift = reduce_max(most) * scale;
+  F sum = set1(0.0f);
+  for (int b = first; b < last; b++) {
+    F p = power2(fma(load(scores + b * BLOCK), set1(scale), set1(-shift)));
+    sum = add(sum, p);
+    if (chunk.scaled) p = mul(p, load(chunk.value_scales[b]));
+    Type::put(weights + b * BLOCK, p);
+  }
+  return {shift, reduce_add(sum)};
+}
+
+// The running softmax of up to 16 rows, a lane each.
+struct alignas(64) State {
+  float most[LANES], sum[LANES];
+  void clear() { store(most, set1(NOTHING)), store(sum, set1(0.0f)); }
+  // Take in a chunk's maxima and sums; what is there counts `old` times, the chunk's `fresh` times.
+  void add_chunk(const State& chunk, float* old, float* fresh) {
+    const F before = load(most), there = load(chunk.most), now = max(before, there);
+    const F a = power2(sub(before, now)), b = power2(sub(there, now));
+    store(sum, fma(load(sum), a, mul(load(chunk.sum), b)));
+    store(most, now), store(old, a), store(fresh, b);
+  }
+};
+
+// The keys that each row of a tile sees, relative to the chunk: from[r]..to[r] - 1, out of the blocks first..last - 1.
+struct Seen {
+  int from[MAX_ROWS], to[MAX_ROWS], first, last;
+};
+
+// Room of one thread.
+template <typename Type>
+struct Room {
+  alignas(64) float scores[MAX_ROWS * CHUNK];
+  alignas(64) typename Type::Element weights[MAX_ROWS * CHUNK];
+};
+
+// One chunk for R rows: q [R][head_dim]. `alone`: out and state get what the chunk gives, to be joined later; else it
+// is joined to what they hold.
+template <typename Type, int R>
+void attend(const typename Type::Element* q, int head_dim, const Chunk<Type>& chunk, const Seen& seen, float scale,
+            bool alone, State& state, float* out, Room<Type>& room) {
+  int b = seen.first;
+  for (; b + 4 <= seen.last; b += 4)
+    score<Type, R, 4>(q, head_dim, chunk.keys + b, chunk.values + b, room.scores + b * BLOCK);
+  for (; b + 2 <= seen.last; b += 2)
+    score<Type, R, 2>(q, head_dim, chunk.keys + b, chunk.values + b, room.scores + b * BLOCK);
+  if (b < seen.last) score<Type, R, 1>(q, head_dim, chunk.keys + b, chunk.values + b, room.scores + b * BLOCK);
+
+  State mine;
+  mine.clear();
+  for (int r = 0; r < R; r++) {
+    const Softmax row = softmax<Type>(chunk, room.scores + r * CHUNK, seen.from[r], seen.to[r], seen.first, seen.last,
+                                      scale, room.weights + r * CHUNK);
+    mine.most[r] = row.most, mine.sum[r] = row.sum;
+  }
+  alignas(64) float old[LANES], fresh[LANES];
+  if (alone)
+    state = mine;
+  else
+    state.add_chunk(mine, old, fresh);
+  const float* factor = alone ? nullptr : old;
+  int d = 0;
+  const auto columns = [&](auto mix_columns, int width) {
+    for (; d + width <= head_dim; d += width) {
+      const typename Type::Element *values[BLOCKS], *ahead[BLOCKS];
+      for (int i = seen.first; i < seen.last; i++)
+        values[i] = chunk.values[i] + d * Type::PACK, ahead[i] = chunk.next_keys[i] + d * Type::PACK;
+      mix_columns(room.weights, head_dim, values, ahead, seen.first, seen.last, factor, fresh, out + d);
+    }
+  };
+  columns(mix<Type, R, 4>, 4 * LANES);
+  columns(mix<Type, R, 2>, 2 * LANES);
+  columns(mix<Type, R, 1>, LANES);
+}
+
+template <typename Type>
+using Attend = void (*)(const typename Type::Element*, int, const Chunk<Type>&, const Seen&, float, bool, State&, float*,
+                        Room<Type>&);
+
+template <typename Type>
+Attend<Type> attend_rows(int num_rows) {
+#if WHET_ISA == 512
+  static constexpr Attend<Type> table[] = {attend<Type, 1>, attend<Type, 2>, attend<Type, 3>,
+                                           attend<Type, 4>, attend<Type, 5>, attend<Type, 6>};
+#else
+  static constexpr Attend<Type> table[] = {attend<Type, 1>, attend<Type, 2>};
+#endif
+  return table[num_rows - 1];
+}
+
+}  // namespace whet::attention

@@ -1,0 +1,93 @@
+// Sixteen lanes as one 512-bit register. Needs AVX-512 F, BW, VL, DQ, VNNI and BF16.
+#pragma once
+
+#include <immintrin.h>
+
+namespace whet {
+
+using F = __m512;
+using I = __m512i;
+using B = __m512i;
+
+inline F set1(float x) { return _mm512_set1_ps(x); }
+inline F load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+inline F add(F a, F b) { return _mm512_add_ps(a, b); }
+inline F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+inline F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+inline F div(F a, F b) { return _mm512_div_ps(a, b); }
+inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+inline F max(F a, F b) { return _mm512_max_ps(a, b); }
+inline F min(F a, F b) { return _mm512_min_ps(a, b); }
+inline F abs(F a) { return _mm512_abs_ps(a); }
+inline F round(F a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+inline float reduce_add(F a) { return _mm512_reduce_add_ps(a); }
+inline float reduce_max(F a) { return _mm512_reduce_max_ps(a); }
+// x * 2^n for whole n; 0 where that is below the normal numbers
+inline F scale_by_power(F x, F n) {
+  const F scaled = _mm512_scalef_ps(x, n);
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(n, _mm512_set1_ps(-126.0f), _CMP_GE_OQ), scaled);
+}
+// lanes from..to - 1 of x, `other` in the rest; from and to may lie beyond the lanes
+inline F keep(F x, int from, int to, float other) {
+  const auto below = [](int n) { return n <= 0 ? 0u : n >= LANES ? 0xffffu : (1u << n) - 1; };
+  return _mm512_mask_mov_ps(_mm512_set1_ps(other), static_cast<__mmask16>(below(to) & ~below(from)), x);
+}
+
+inline I set1_i(int32_t x) { return _mm512_set1_epi32(x); }
+inline I load_i(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline void store_i(int32_t* p, I x) { _mm512_storeu_si512(p, x); }
+inline I add_i(I a, I b) { return _mm512_add_epi32(a, b); }
+inline F to_float(I a) { return _mm512_cvtepi32_ps(a); }
+
+inline B load_bytes(const void* p) { return _mm512_loadu_si512(p); }
+
+// Written as assembly, since GCC 12 copies the sum to and fro around these two intrinsics, and spills: 2x in a matrix
+// product.
+// acc + the sum of four products of an unsigned byte (weight) and a signed one (activation), a lane
+inline I dot_u8s8(I acc, B u, B s) {
+  asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(u), "v"(s));
+  return acc;
+}
+// acc + the sum of two products of bf16, a lane
+inline F dot_bf16(F acc, B a, B b) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+  return acc;
+}
+
+inline B set1_bytes(int32_t four) { return _mm512_set1_epi32(four); }
+inline B low_nibbles(B x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+inline B high_nibbles(B x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
+// 16 bytes, each four times over
+inline B spread_bytes(const uint8_t* p) {
+  const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  return _mm512_mullo_epi32(wide, _mm512_set1_epi32(0x01010101));
+}
+// bytes x * y where no product exceeds 255
+inline B mul_small_bytes(B x, B y) {
+  return _mm512_mullo_epi16(x, _mm512_and_si512(y, _mm512_set1_epi16(255)));
+}
+inline B add_bytes(B x, B y) { return _mm512_add_epi8(x, y); }
+inline B sub_bytes(B x, B y) { return _mm512_sub_epi8(x, y); }
+inline B eight_times(B x) { return _mm512_slli_epi16(x, 3); }  // of bytes up to 31
+inline void store_bytes(void* p, B x) { _mm512_storeu_si512(p, x); }
+
+inline F load_bf16(const uint16_t* p) {
+  const __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+inline void store_bf16(uint16_t* p, F x) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x));
+}
+inline F load_s8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+// rounded to the nearest whole number, which must lie within int8
+inline void store_s8(int8_t* p, F x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void pause() { _mm_pause(); }
+
+}  // namespace whet

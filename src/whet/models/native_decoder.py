@@ -1,0 +1,208 @@
+"""A decoder as an engine runs it, by whet's own kernels: weights packed once, one call a step.
+
+Matrices have float32, bf16, int8 or int4 weights; what stands between them is float32. A sequence's logits are the same,
+bit for bit, whatever shares the step and however its tokens are spread over steps.
+
+Shape suffixes: D model width, H head width, L positions, N outputs, K inputs, V vocabulary, R rows of logits.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from whet.errors import OptionError
+from whet.kernels.build import Library
+from whet.kernels.decoder.structs import CacheStruct, DecoderStruct, Kv, LayerStruct, RaggedStruct
+from whet.kernels.linear.packed import LANES, Kind, PackedWeights, allocate
+from whet.models.decoder_config import DecoderConfig
+from whet.models.rope import inverse_frequencies, rotary_scale
+from whet.models.step import Ints, StepBatch
+
+BLOCK_SIZE = 16  # tokens; that of paged_attention/cache.h
+_KV_BYTES = {Kv.F32: 4, Kv.BF16: 2, Kv.S8: 1}
+_ALIGNMENT = 64
+
+
+def refusal(config: DecoderConfig) -> str | None:
+    """Why the kernels cannot run this decoder, or None where they can."""
+    if config.head_dim % LANES or config.head_dim > 256:
+        return f"heads of {config.head_dim} are not a multiple of {LANES} up to 256"
+    return None
+
+
+class NativeDecoder:
+    """A ServedModel. `weights`: as models.decoder_files.read_weights gives them; they may go once this is made.
+
+    kind: of the matrices in the layers; the head is int8 where they are int4, as it costs quality most.
+    Raises OptionError where max_model_len is out of range or the memory cannot be had.
+    """
+
+    can_rewind = True
+    bytes_per_state = 0
+    block_size = BLOCK_SIZE
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, Tensor],
+        library: Library,
+        *,
+        kind: Kind,
+        kv: Kv,
+        max_model_len: int | None = None,
+    ) -> None:
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.max_model_len = config.max_position_embeddings if max_model_len is None else max_model_len
+        if not 0 < self.max_model_len <= config.max_position_embeddings:
+            raise OptionError(
+                f"max_model_len {self.max_model_len} is not within the 1 to {config.max_position_embeddings} tokens "
+                "that the model was made for (max_position_embeddings)"
+            )
+        self.kind, self.kv = kind, kv
+        self.bytes_per_block = config.num_hidden_layers * (2 * _tile_bytes(config, kv) + 2 * _scale_bytes(config, kv))
+        self._library = library
+        self._kept: list[object] = []  # what the structures below point into
+        self._layers = (LayerStruct * config.num_hidden_layers)()
+        for index in range(config.num_hidden_layers):
+            self._fill_layer(index, weights)
+        self._struct = self._whole(weights)
+        self._handle: ctypes.c_void_p | None = None
+        self._logits_RV = torch.empty(0, config.vocab_size)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of packed matrices: what a step for one sequence reads."""
+        return sum(kept.num_bytes for kept in self._kept if isinstance(kept, PackedWeights))
+
+    def allocate(self, num_blocks: int, num_states: int) -> None:
+        """Make room for the blocks; there are no states of fixed size."""
+        config, kv = self.config, self.kv
+        tile, scales = num_blocks * _tile_bytes(config, kv), num_blocks * _scale_bytes(config, kv)
+        memory = allocate(self, self._library, num_blocks * self.bytes_per_block, fill=0)
+        for index, layer in enumerate(self._layers):
+            start = memory + index * 2 * (tile + scales)
+            layer.cache = CacheStruct(kv, start, start + tile, None, None)
+            if scales:
+                layer.cache.key_scales = start + 2 * tile
+                layer.cache.value_scales = start + 2 * tile + scales
+        functions = self._library.functions
+        functions.whet_decoder_new.restype = ctypes.c_void_p
+        functions.whet_decoder_free.argtypes = (ctypes.c_void_p,)
+        handle = functions.whet_decoder_new(ctypes.byref(self._struct))
+        weakref.finalize(self, functions.whet_decoder_free, handle)
+        self._handle = ctypes.c_void_p(handle)
+
+    def step(self, batch: StepBatch) -> Tensor:
+        """Take in the tokens; logits, float32 [R, V]."""
+        assert self._handle is not None, "allocate comes first"
+        num_logits = len(batch.logit_rows)
+        if len(self._logits_RV) < num_logits:
+            self._logits_RV = torch.empty(num_logits, self.vocab_size)
+        block_tables = np.ascontiguousarray(batch.block_tables)
+        ragged = RaggedStruct(
+            len(batch.token_ids),
+            len(batch.context_len),
+            _pointer(batch.positions),
+            _pointer(batch.query_start),
+            _pointer(batch.context_len),
+            _pointer(block_tables),
+            block_tables.shape[1],
+        )
+        failed = self._library.functions.whet_decoder_step(
+            self._handle,
+            ctypes.byref(ragged),
+            ctypes.c_void_p(_pointer(batch.token_ids)),
+            ctypes.c_void_p(_pointer(batch.logit_rows)),
+            ctypes.c_int32(num_logits),
+            ctypes.c_void_p(self._logits_RV.data_ptr()),
+        )
+        if failed:
+            raise MemoryError(f"no memory for a step of {len(batch.token_ids)} tokens")
+        return self._logits_RV[:num_logits]
+
+    def _fill_layer(self, index: int, weights: Mapping[str, Tensor]) -> None:
+        def of(name: str) -> Tensor | None:
+            return weights.get(f"layers.{index}.{name}")
+
+        def joined(*names: str) -> tuple[Tensor, Tensor | None]:
+            parts = [(weights[f"layers.{index}.{name}.weight"], of(f"{name}.bias")) for name in names]
+            biases = [bias for _, bias in parts if bias is not None]
+            return torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None
+
+        layer = self._layers[index]
+        layer.qkv = self._pack(*joined(*(f"self_attn.{part}_proj" for part in "qkv")))
+        layer.o = self._pack(*joined("self_attn.o_proj"))
+        layer.gate_up = self._pack(*(interleave(both) for both in joined("mlp.gate_proj", "mlp.up_proj")))
+        layer.down = self._pack(*joined("mlp.down_proj"))
+        layer.attention_norm = self._floats(of("input_layernorm.weight"))
+        layer.mlp_norm = self._floats(of("post_attention_layernorm.weight"))
+        layer.q_norm = self._floats(of("self_attn.q_norm.weight"))
+        layer.k_norm = self._floats(of("self_attn.k_norm.weight"))
+        layer.window = self.config.window_of(index) or 0
+
+    def _whole(self, weights: Mapping[str, Tensor]) -> DecoderStruct:
+        config = self.config
+        struct = DecoderStruct(
+            hidden=config.hidden_size,
+            intermediate=config.intermediate_size,
+            vocab=config.vocab_size,
+            num_layers=config.num_hidden_layers,
+            eps=config.rms_norm_eps,
+            softmax_scale=config.head_dim**-0.5,
+        )
+        struct.heads.num_heads = config.num_attention_heads
+        struct.heads.num_kv_heads = config.num_key_value_heads
+        struct.heads.head_dim = config.head_dim
+        angles_LH = torch.outer(torch.arange(self.max_model_len).float(), inverse_frequencies(config))
+        struct.rope.cos = self._floats(angles_LH.cos() * rotary_scale(config))
+        struct.rope.sin = self._floats(angles_LH.sin() * rotary_scale(config))
+        struct.layers = self._layers
+        struct.final_norm = self._floats(weights["norm.weight"])
+        embedding_VD = weights["embed_tokens.weight"]
+        struct.embedding_is_bf16 = embedding_VD.dtype == torch.bfloat16
+        kept_VD = (embedding_VD if struct.embedding_is_bf16 else embedding_VD.float()).contiguous().clone()
+        self._kept.append(kept_VD)
+        struct.embedding = kept_VD.data_ptr()
+        head_kind = Kind.S8 if self.kind is Kind.S4 else self.kind
+        struct.head = self._pack(weights.get("lm_head.weight", embedding_VD), None, head_kind)
+        return struct
+
+    def _pack(self, weight_NK: Tensor | None, bias_N: Tensor | None, kind: Kind | None = None) -> ctypes.Structure:
+        assert weight_NK is not None
+        packed = PackedWeights(self._library, self.kind if kind is None else kind, weight_NK, bias_N)
+        self._kept.append(packed)
+        return packed.struct
+
+    def _floats(self, tensor: Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        kept = tensor.float().contiguous().clone()
+        self._kept.append(kept)
+        return kept.data_ptr()
+
+
+def interleave(both: Tensor | None) -> Tensor | None:
+    """Gate outputs, then up outputs -> 16 of the one, the same 16 of the other, and so on: [2 N, ...] padded to 32."""
+    if both is None:
+        return None
+    halves = both.unflatten(0, (2, -1))
+    padding = -halves.shape[1] % LANES
+    halves = torch.cat((halves, halves.new_zeros(2, padding, *halves.shape[2:])), dim=1)
+    return halves.unflatten(1, (-1, LANES)).transpose(0, 1).flatten(0, 2).contiguous()
+
+
+def _tile_bytes(config: DecoderConfig, kv: Kv) -> int:
+    return BLOCK_SIZE * config.num_key_value_heads * config.head_dim * _KV_BYTES[kv]
+
+
+def _scale_bytes(config: DecoderConfig, kv: Kv) -> int:
+    return BLOCK_SIZE * config.num_key_value_heads * 4 if kv is Kv.S8 else 0
+
+
+def _pointer(ints: Ints) -> int:
+    return int(ints.ctypes.data)
