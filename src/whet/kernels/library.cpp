@@ -22,7 +22,7 @@ Pool& pool() {
 }  // namespace whet
 
 // Not while a kernel runs.
-extern "C" void whet_set_threads(int num_threads) {
+WHET_EXPORT void whet_set_threads(int num_threads) {
   std::lock_guard<std::mutex> lock(whet::pool_mutex);
   whet::wanted_threads = num_threads;
 }

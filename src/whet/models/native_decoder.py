@@ -168,7 +168,7 @@ class NativeDecoder:
         kept_VD = (embedding_VD if struct.embedding_is_bf16 else embedding_VD.float()).contiguous().clone()
         self._kept.append(kept_VD)
         struct.embedding = kept_VD.data_ptr()
-        head_kind = Kind.S8 if self.kind is Kind.S4 else self.kind
+        head_kind = self.kind
         struct.head = self._pack(weights.get("lm_head.weight", embedding_VD), None, head_kind)
         return struct
 

@@ -12,21 +12,21 @@ struct Handle {
 }  // namespace
 
 // Weights stay the caller's, who keeps them alive until whet_decoder_free; the layers are copied.
-extern "C" void* whet_decoder_new(const whet::Decoder* decoder) {
+WHET_EXPORT void* whet_decoder_new(const whet::Decoder* decoder) {
   auto* handle = new Handle{*decoder, {decoder->layers, decoder->layers + decoder->num_layers}, {}};
   handle->decoder.layers = handle->layers.data();
   return handle;
 }
 
-extern "C" void whet_decoder_free(void* handle) { delete static_cast<Handle*>(handle); }
+WHET_EXPORT void whet_decoder_free(void* handle) { delete static_cast<Handle*>(handle); }
 
 // Arrays as in StepBatch (whet/models/step.py). Returns 0, or 1 where there is no memory for the work.
-extern "C" int whet_decoder_step(void* handle, const whet::Ragged* batch, const int32_t* token_ids,
+WHET_EXPORT int whet_decoder_step(void* handle, const whet::Ragged* batch, const int32_t* token_ids,
                                  const int32_t* logit_rows, int32_t num_logits, float* logits) {
   auto& [decoder, layers, workspace] = *static_cast<Handle*>(handle);
   try {
     workspace.fit(decoder, std::max(batch->num_tokens, num_logits));
-    workspace.scratch.plan(decoder.heads, *batch, whet::pool().size());
+    workspace.scratch.plan(decoder.heads, layers[0].cache.kind, *batch, whet::pool().size());
   } catch (const std::bad_alloc&) {
     return 1;
   }

@@ -14,13 +14,13 @@ int gated_stride(const whet::Weights& gate_up) { return gate_up.num_strips / 2 *
 }  // namespace
 
 // Bytes of `room` that one row takes.
-extern "C" size_t whet_gated_mlp_room(const whet::Weights* gate_up, const whet::Weights* down) {
+WHET_EXPORT size_t whet_gated_mlp_room(const whet::Weights* gate_up, const whet::Weights* down) {
   return room_for_row(*gate_up, *down) + sizeof(float) * (gated_stride(*gate_up) + 2);
 }
 
 // out [num_rows][num_outputs] = (silu(gate) * up) W^T of x [num_rows][k]; gate and up have `intermediate` outputs each,
 // their strips in turn.
-extern "C" void whet_gated_mlp(const whet::Weights* gate_up, const whet::Weights* down, const float* x, int32_t num_rows,
+WHET_EXPORT void whet_gated_mlp(const whet::Weights* gate_up, const whet::Weights* down, const float* x, int32_t num_rows,
                                int32_t k, int32_t intermediate, int32_t num_outputs, uint8_t* room, float* out) {
   using namespace whet;
   const int stride = gated_stride(*gate_up);

@@ -53,7 +53,7 @@ void pack_s4(const Weights& weights, uint8_t* data, const int8_t* row, const uin
 }  // namespace whet
 
 // Memory that the processor can walk through with few page-table entries; null where there is none.
-extern "C" void* whet_allocate(size_t bytes) {
+WHET_EXPORT void* whet_allocate(size_t bytes) {
   const size_t size = (bytes + whet::kHuge - 1) / whet::kHuge * whet::kHuge;
   void* memory = std::aligned_alloc(whet::kHuge, size);
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -62,15 +62,15 @@ extern "C" void* whet_allocate(size_t bytes) {
   return memory;
 }
 
-extern "C" void whet_free(void* memory) { std::free(memory); }
+WHET_EXPORT void whet_free(void* memory) { std::free(memory); }
 
-extern "C" size_t whet_weight_bytes(const whet::Weights* weights) { return weights->strip_bytes() * weights->num_strips; }
+WHET_EXPORT size_t whet_weight_bytes(const whet::Weights* weights) { return weights->strip_bytes() * weights->num_strips; }
 
-extern "C" size_t whet_row_bytes(int32_t kind, int32_t k) { return whet::row_bytes(static_cast<whet::Kind>(kind), k); }
+WHET_EXPORT size_t whet_row_bytes(int32_t kind, int32_t k) { return whet::row_bytes(static_cast<whet::Kind>(kind), k); }
 
 // Put `num` rows [k] of numbers into the places of the outputs `first`.. of weights->data, which starts as padding.
 // values: float, bf16 or int8, by kind; ratios: [num][ceil(k / 32)], of s4.
-extern "C" void whet_pack(const whet::Weights* weights, int32_t first, int32_t num, int32_t k, const void* values,
+WHET_EXPORT void whet_pack(const whet::Weights* weights, int32_t first, int32_t num, int32_t k, const void* values,
                           const uint8_t* ratios) {
   using namespace whet;
   auto* data = const_cast<uint8_t*>(weights->data);
@@ -98,7 +98,7 @@ extern "C" void whet_pack(const whet::Weights* weights, int32_t first, int32_t n
 }
 
 // out [M][num_outputs] = x [M][k] W^T. `rows` is room for M prepared rows, `scales` and `sums` for M numbers.
-extern "C" void whet_linear(const whet::Weights* weights, const float* x, int32_t num_rows, int32_t k,
+WHET_EXPORT void whet_linear(const whet::Weights* weights, const float* x, int32_t num_rows, int32_t k,
                             int32_t num_outputs, uint8_t* rows, float* scales, int32_t* sums, float* out) {
   using namespace whet;
   const Rows prepared{rows, row_bytes(weights->kind, weights->k), scales, sums};

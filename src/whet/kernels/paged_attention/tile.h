@@ -33,11 +33,12 @@ struct Bf16s {
   static void put(Element* p, F x) { store_bf16(p, x); }
 };
 
-// The blocks of a chunk as the products read them. `next_keys` is what will be read after it.
+// The blocks of a chunk as the products read them, and as many of what will be read later.
 template <typename Type>
 struct Chunk {
   using Element = typename Type::Element;
-  const Element *keys[BLOCKS], *values[BLOCKS], *next_keys[BLOCKS];
+  const Element *keys[BLOCKS], *values[BLOCKS];
+  const Element *later_keys[BLOCKS], *later_values[BLOCKS];
   const float *key_scales[BLOCKS], *value_scales[BLOCKS];  // of int8
   bool scaled;
 };
@@ -55,17 +56,18 @@ inline F power2(F x) {
   return scale_by_power(p, n);
 }
 
-// scores [R][CHUNK], of the keys of C blocks; what lies in `ahead` is wanted next.
-template <typename Type, int R, int C>
+// scores [R][CHUNK], of the keys of C blocks. AHEAD: fetch as many tiles of `later`.
+template <typename Type, int R, int C, bool AHEAD>
 void score(const typename Type::Element* q, int head_dim, const typename Type::Element* const* keys,
-           const typename Type::Element* const* ahead, float* scores) {
+           const typename Type::Element* const* later, float* scores) {
   F sum[R][C];
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++) sum[r][c] = set1(0.0f);
   for (int d = 0; d < head_dim; d += Type::PACK) {
     typename Type::Vector k[C];
     for (int c = 0; c < C; c++) k[c] = Type::many(keys[c] + d * BLOCK);
-    for (int c = 0; c < C; c++) prefetch(ahead[c] + d * BLOCK);
+    if constexpr (AHEAD)
+      for (int c = 0; c < C; c++) prefetch(later[c] + d * BLOCK);
     for (int r = 0; r < R; r++) {
       const auto x = Type::one(q + r * head_dim + d);
       for (int c = 0; c < C; c++) sum[r][c] = Type::dot(sum[r][c], x, k[c]);
@@ -77,21 +79,22 @@ void score(const typename Type::Element* q, int head_dim, const typename Type::E
 
 // out [R][head_dim] = old * out + fresh * (weights [R][CHUNK] times values), of 16 * D dimensions and the blocks
 // from..to - 1; without `old` the product alone.
-template <typename Type, int R, int D>
+template <typename Type, int R, int D, bool AHEAD>
 void mix(const typename Type::Element* weights, int head_dim, const typename Type::Element* const* values,
-         const typename Type::Element* const* ahead, int from, int to, const float* old, const float* fresh, float* out) {
+         const typename Type::Element* const* later, int from, int to, const float* old, const float* fresh, float* out) {
   constexpr int PACK = Type::PACK;
   F sum[R][D];
   for (int r = 0; r < R; r++)
     for (int d = 0; d < D; d++) sum[r][d] = set1(0.0f);
   for (int block = from; block < to; block++) {
     const auto* v = values[block];
-    const auto* next = ahead[block];
+    const auto* next = later[block];
     const auto* p = weights + block * BLOCK;
     for (int t = 0; t < BLOCK; t += PACK, v += head_dim * PACK, next += head_dim * PACK) {
       typename Type::Vector many[D];
       for (int d = 0; d < D; d++) many[d] = Type::many(v + d * LANES * PACK);
-      for (int d = 0; d < D; d++) prefetch(next + d * LANES * PACK);
+      if constexpr (AHEAD)
+        for (int d = 0; d < D; d++) prefetch(next + d * LANES * PACK);
       for (int r = 0; r < R; r++) {
         const auto x = Type::one(p + r * CHUNK + t);
         for (int d = 0; d < D; d++) sum[r][d] = Type::dot(sum[r][d], x, many[d]);
@@ -163,15 +166,14 @@ struct Room {
 
 // One chunk for R rows: q [R][head_dim]. `alone`: out and state get what the chunk gives, to be joined later; else it
 // is joined to what they hold.
-template <typename Type, int R>
+template <typename Type, int R, bool AHEAD>
 void attend(const typename Type::Element* q, int head_dim, const Chunk<Type>& chunk, const Seen& seen, float scale,
             bool alone, State& state, float* out, Room<Type>& room) {
   int b = seen.first;
   for (; b + 4 <= seen.last; b += 4)
-    score<Type, R, 4>(q, head_dim, chunk.keys + b, chunk.values + b, room.scores + b * BLOCK);
-  for (; b + 2 <= seen.last; b += 2)
-    score<Type, R, 2>(q, head_dim, chunk.keys + b, chunk.values + b, room.scores + b * BLOCK);
-  if (b < seen.last) score<Type, R, 1>(q, head_dim, chunk.keys + b, chunk.values + b, room.scores + b * BLOCK);
+    score<Type, R, 4, AHEAD>(q, head_dim, chunk.keys + b, chunk.later_keys + b, room.scores + b * BLOCK);
+  for (; b < seen.last; b++)
+    score<Type, R, 1, AHEAD>(q, head_dim, chunk.keys + b, chunk.later_keys + b, room.scores + b * BLOCK);
 
   State mine;
   mine.clear();
@@ -189,28 +191,29 @@ void attend(const typename Type::Element* q, int head_dim, const Chunk<Type>& ch
   int d = 0;
   const auto columns = [&](auto mix_columns, int width) {
     for (; d + width <= head_dim; d += width) {
-      const typename Type::Element *values[BLOCKS], *ahead[BLOCKS];
-      for (int i = seen.first; i < seen.last; i++)
-        values[i] = chunk.values[i] + d * Type::PACK, ahead[i] = chunk.next_keys[i] + d * Type::PACK;
-      mix_columns(room.weights, head_dim, values, ahead, seen.first, seen.last, factor, fresh, out + d);
+      const typename Type::Element *values[BLOCKS], *later[BLOCKS];
+      for (int i = seen.first; i < seen.last; i++) {
+        values[i] = chunk.values[i] + d * Type::PACK;
+        if constexpr (AHEAD) later[i] = chunk.later_values[i] + d * Type::PACK;
+      }
+      mix_columns(room.weights, head_dim, values, later, seen.first, seen.last, factor, fresh, out + d);
     }
   };
-  columns(mix<Type, R, 4>, 4 * LANES);
-  columns(mix<Type, R, 2>, 2 * LANES);
-  columns(mix<Type, R, 1>, LANES);
+  columns(mix<Type, R, 4, AHEAD>, 4 * LANES);
+  columns(mix<Type, R, 1, AHEAD>, LANES);
 }
 
 template <typename Type>
 using Attend = void (*)(const typename Type::Element*, int, const Chunk<Type>&, const Seen&, float, bool, State&, float*,
                         Room<Type>&);
 
-template <typename Type>
+template <typename Type, bool AHEAD>
 Attend<Type> attend_rows(int num_rows) {
 #if WHET_ISA == 512
-  static constexpr Attend<Type> table[] = {attend<Type, 1>, attend<Type, 2>, attend<Type, 3>,
-                                           attend<Type, 4>, attend<Type, 5>, attend<Type, 6>};
+  static constexpr Attend<Type> table[] = {attend<Type, 1, AHEAD>, attend<Type, 2, AHEAD>, attend<Type, 3, AHEAD>,
+                                           attend<Type, 4, AHEAD>, attend<Type, 5, AHEAD>, attend<Type, 6, AHEAD>};
 #else
-  static constexpr Attend<Type> table[] = {attend<Type, 1>, attend<Type, 2>};
+  static constexpr Attend<Type> table[] = {attend<Type, 1, AHEAD>, attend<Type, 2, AHEAD>};
 #endif
   return table[num_rows - 1];
 }

@@ -7,7 +7,7 @@
 
 // Rows [num_rows][size]. sum = x + added, where there is `added`; then y = norm(sum), as numbers or as int8 with one
 // scale a row: of y and q one is null.
-extern "C" void whet_rms_norm(const float* x, const float* added, const float* weight, int32_t num_rows, int32_t size,
+WHET_EXPORT void whet_rms_norm(const float* x, const float* added, const float* weight, int32_t num_rows, int32_t size,
                               float eps, float* sum, float* y, int8_t* q, float* scale) {
   using namespace whet;
   pool().run([&](Team& team) {

@@ -4,7 +4,7 @@
 #include "../entry.h"
 
 // A token for each row of logits [num_rows][vocab], or -1 where a row is unusable. The rest is [num_rows].
-extern "C" void whet_sample(const float* logits, int32_t num_rows, int32_t vocab, const float* temperature,
+WHET_EXPORT void whet_sample(const float* logits, int32_t num_rows, int32_t vocab, const float* temperature,
                             const int32_t* top_k, const float* top_p, const float* min_p, const float* uniform,
                             int64_t* ids) {
   using namespace whet;

@@ -36,9 +36,9 @@ inline bool before(const Token& a, const Token& b) { return a.x > b.x || (a.x ==
 // Room of one thread.
 struct Room {
   std::vector<float> maxima, sorted, x, weight;
-  std::vector<int32_t> ids;
+  std::vector<int32_t> ids, bucket;
   std::vector<Token> tokens;
-  double mass[BUCKETS];
+  double mass[BUCKETS + 1];  // the last for what lies below all
 };
 
 // Up to sixteen lanes; `other` in those beyond `count`.
@@ -152,11 +152,16 @@ inline double weigh(const float* x, int n, float largest, float temperature, std
 class Histogram {
  public:
   Histogram(const Candidates& from, float largest, float bound, Room& room)
-      : from_(from), room_(room), largest_(largest), bound_(bound) {
-    scale_ = BUCKETS / std::max(largest - bound, 1e-30f);
-    std::fill(room.mass, room.mass + BUCKETS, 0.0);
-    for (int i = 0; i < from.n; i++)
-      if (from.x[i] >= bound) room.mass[bucket(from.x[i])] += from.weight[i];
+      : from_(from), room_(room) {
+    const float scale = BUCKETS / std::max(largest - bound, 1e-30f);
+    room.bucket.resize(from.n);
+    int32_t* bucket = room.bucket.data();
+    for (int i = 0; i < from.n; i++) {
+      const float place = (largest - from.x[i]) * scale;
+      bucket[i] = static_cast<int32_t>(place < BUCKETS ? place : BUCKETS);  // a NaN, of numbers too far apart, is below
+    }
+    std::fill(room.mass, room.mass + BUCKETS + 1, 0.0);
+    for (int i = 0; i < from.n; i++) room.mass[bucket[i]] += from.weight[i];
   }
 
   // The first token at which the sum of weights reaches `wanted`, or is above it; `sum` up to there, itself included.
@@ -166,7 +171,7 @@ class Histogram {
     int at = 0;
     double before_bucket = 0;
     sum = 0;
-    for (int b = 0; b < BUCKETS; b++) {
+    for (int b = 0; b <= BUCKETS; b++) {
       if (room_.mass[b] == 0) continue;
       at = b;
       before_bucket = sum;
@@ -179,20 +184,12 @@ class Histogram {
   }
 
  private:
-  int bucket(float x) const {
-    const float place = (largest_ - x) * scale_;
-    return place < BUCKETS - 1 ? static_cast<int>(place) : BUCKETS - 1;
-  }
-
   void collect(int wanted) const {
-    const float width = 1 / scale_, high = largest_ - (wanted - 1) * width;
-    const float low = wanted == BUCKETS - 1 ? bound_ : std::max(bound_, largest_ - (wanted + 2) * width);
     room_.tokens.clear();
-    for (int i = 0; i < from_.n; i++) {
-      const float x = from_.x[i];
-      if (x >= low && x <= high && bucket(x) == wanted && from_.weight[i] > 0)
-        room_.tokens.push_back({x, from_.weight[i], from_.id(i)});
-    }
+    const int32_t* bucket = room_.bucket.data();
+    for (int i = 0; i < from_.n; i++)
+      if (bucket[i] == wanted && from_.weight[i] > 0)
+        room_.tokens.push_back({from_.x[i], from_.weight[i], from_.id(i)});
   }
 
   // Halves what is in question until one is left.
@@ -217,7 +214,6 @@ class Histogram {
 
   const Candidates& from_;
   Room& room_;
-  float largest_, bound_, scale_;
 };
 
 // Top-p and the draw.

@@ -1,0 +1,57 @@
+"""From logits to tokens: temperature, min-p, top-k, top-p and one uniform number a row, as the operator whet::sample.
+
+reference.py has the rule. Shape suffixes: R rows, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from whet.errors import InputsError
+from whet.kernels.dispatch import check_floats, kernels_for, pointer
+from whet.kernels.sample.reference import sample_reference
+
+UNUSABLE = -1  # in the place of a token where a row has NaN or +inf, or nothing above -inf
+
+
+@torch.library.custom_op("whet::sample", mutates_args=())
+def sample(
+    logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor, uniform_R: Tensor
+) -> Tensor:
+    """A token for each row: int64 [R], or UNUSABLE.
+
+    logits: of a floating type. temperature, at least 0; top_p and min_p of 0..1; uniform of [0, 1): float32. top_k:
+    int32, 0 for all. The same numbers give the same token whatever rows share the call.
+    Raises InputsError where shapes or types do not fit.
+    """
+    R = _check(logits_RV, (temperature_R, top_k_R, top_p_R, min_p_R, uniform_R))
+    columns = [column.contiguous() for column in (temperature_R, top_k_R, top_p_R, min_p_R, uniform_R)]
+    logits_RV = logits_RV.float().contiguous()
+    library = kernels_for(logits_RV)
+    if library is None:
+        return sample_reference(logits_RV, *columns)
+    ids_R = torch.empty(R, dtype=torch.int64)
+    library.functions.whet_sample(
+        pointer(logits_RV), R, logits_RV.shape[1], *(pointer(column) for column in columns), pointer(ids_R)
+    )
+    return ids_R
+
+
+@sample.register_fake
+def _(
+    logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor, uniform_R: Tensor
+) -> Tensor:
+    return logits_RV.new_empty(logits_RV.shape[0], dtype=torch.int64)
+
+
+def _check(logits_RV: Tensor, columns: tuple[Tensor, ...]) -> int:
+    check_floats(logits_RV)
+    if logits_RV.dim() != 2 or logits_RV.shape[1] == 0:
+        raise InputsError(f"logits are [rows, vocabulary], not {list(logits_RV.shape)}")
+    for name, column in zip(("temperature", "top_k", "top_p", "min_p", "uniform"), columns, strict=True):
+        dtype = torch.int32 if name == "top_k" else torch.float32
+        if column.shape != logits_RV.shape[:1] or column.dtype != dtype:
+            raise InputsError(
+                f"{name} of {len(logits_RV)} rows is {dtype} [{len(logits_RV)}], "
+                f"not {column.dtype} {list(column.shape)}"
+            )
+    return len(logits_RV)

@@ -1,0 +1,221 @@
+"""What a config.json of the Llama family says: sizes, biases, rotary angles, sliding windows.
+
+The fields are transformers' own, after its rules for what a file leaves out; a field that a family's model does not
+read there (a Llama's sliding_window) counts as absent here too. What would change the computation in a way that the
+decoder does not know is refused.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
+
+from whet.errors import TargetError
+
+Size = Annotated[int, Field(gt=0, lt=2**31)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+FAMILIES: Mapping[str, str] = MappingProxyType(
+    {"llama": "Llama 2 and 3, SmolLM", "mistral": "Mistral", "qwen2": "Qwen2, Qwen2.5", "qwen3": "Qwen3"}
+)
+
+# What a family's config.json may leave out, where it isn't what DecoderConfig takes for granted.
+_LEFT_OUT: Mapping[str, Mapping[str, object]] = {
+    "llama": {"max_position_embeddings": 2048},
+    "mistral": {"max_position_embeddings": 131_072, "sliding_window": 4096},
+    "qwen2": {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28},
+    "qwen3": {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28, "head_dim": 128},
+}
+
+# Which of the fields that not every family has are read in which.
+_READ_IN: Mapping[str, tuple[str, ...]] = {
+    "attention_bias": ("llama", "qwen3"),
+    "mlp_bias": ("llama",),
+    "sliding_window": ("mistral", "qwen2", "qwen3"),
+    "layer_types": ("qwen2", "qwen3"),
+}
+
+_ROPE_NEEDS = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
+
+
+class Rope(BaseModel):
+    """How positions turn into angles. The types but default stretch a model to longer texts than it was trained on.
+
+    linear: all angles slower by `factor`. llama3: the slow ones (Llama 3.1). yarn: the slow ones, and larger cosines
+    and sines (Peng et al., 2023, arXiv:2309.00071).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    rope_type: Literal["default", "linear", "llama3", "yarn"] = "default"
+    rope_theta: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 10_000.0
+    factor: Positive = 1.0
+    original_max_position_embeddings: Size = 8192
+    low_freq_factor: Positive = 1.0
+    high_freq_factor: Positive = 4.0
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
+    attention_factor: Positive | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, rope: object) -> object:
+        if not isinstance(rope, dict):
+            return rope
+        rope = {key: value for key, value in rope.items() if value is not None}
+        if any(isinstance(value, dict) for value in rope.values()):
+            raise ValueError("rotary angles that differ from layer to layer are not supported")
+        if rope.get("partial_rotary_factor", 1.0) != 1.0:
+            raise ValueError("partial_rotary_factor: heads that are turned in part are not supported")
+        rope.setdefault("rope_type", rope.get("type", "default"))
+        return rope
+
+    @model_validator(mode="after")
+    def _check(self) -> "Rope":
+        if missing := [name for name in _ROPE_NEEDS[self.rope_type] if name not in self.model_fields_set]:
+            raise ValueError(f"rope_type {self.rope_type} needs {', '.join(missing)}")
+        if self.rope_type == "llama3" and self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError("low_freq_factor must be less than high_freq_factor")
+        return self
+
+
+class DecoderConfig(BaseModel):
+    """The part of a config.json that decides what is computed; other keys are ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    model_type: Literal["llama", "mistral", "qwen2", "qwen3"] = "llama"
+    hidden_act: Literal["silu"] = "silu"
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Annotated[int, Field(gt=0, le=10_000)]
+    num_attention_heads: Size
+    num_key_value_heads: Size
+    head_dim: Size
+    max_position_embeddings: Size = 2048
+    rms_norm_eps: Positive = 1e-6
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    sliding_window: Size | None = None
+    layer_types: tuple[Literal["full_attention", "sliding_attention"], ...] | None = None
+    rope_parameters: Rope = Rope()
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the query, key and value projections add a bias."""
+        return self.attention_bias or self.model_type == "qwen2"
+
+    @property
+    def o_bias(self) -> bool:
+        """Whether the projection out of attention adds a bias."""
+        return self.attention_bias
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether each head's query and key are normalised (RMSNorm, one weight for all heads) before they turn."""
+        return self.model_type == "qwen3"
+
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that a token of this layer attends to at most, itself included; None: all that came before."""
+        slides = self.layer_types is None or self.layer_types[layer] == "sliding_attention"
+        return self.sliding_window if slides else None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, config: object) -> object:
+        """Files leave sizes out, and older ones write the rotary parameters as rope_theta and rope_scaling."""
+        if not isinstance(config, dict):
+            return config
+        family = str(config.get("model_type", "llama"))
+        config = {**_LEFT_OUT.get(family, {}), **config}
+        config = {key: value for key, value in config.items() if value is not None}
+        if "quantization_config" in config:
+            raise ValueError("quantization_config: only unquantised weights are read; whet quantises them itself")
+        for key, families in _READ_IN.items():
+            if family not in families:
+                config.pop(key, None)
+        heads = config.get("num_attention_heads")
+        config.setdefault("num_key_value_heads", heads)
+        if isinstance(heads, int) and heads > 0 and isinstance(config.get("hidden_size"), int):
+            config.setdefault("head_dim", config["hidden_size"] // heads)
+        config["rope_parameters"] = _rope_parameters(config)
+        return _with_layer_types(config) if family in _READ_IN["layer_types"] else config
+
+    @model_validator(mode="after")
+    def _check(self) -> "DecoderConfig":
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError("num_attention_heads is not a multiple of num_key_value_heads")
+        if self.head_dim % 2:
+            raise ValueError("head_dim is odd: rotary positions turn pairs")
+        if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
+            raise ValueError(f"layer_types names {len(self.layer_types)} layers of {self.num_hidden_layers}")
+        if self.sliding_window is None and "sliding_attention" in (self.layer_types or ()):
+            raise ValueError("layer_types has sliding_attention, and there is no sliding_window")
+        return self
+
+
+def read_config(directory: Path | str) -> DecoderConfig:
+    """The config.json of a Hugging Face directory.
+
+    Raises TargetError where it is missing or damaged, is of another family, or asks for what the decoder does not do.
+    """
+    path = Path(directory) / "config.json"
+    try:
+        raw = from_json(path.read_bytes())
+    except OSError as error:
+        raise TargetError(f"{directory} has no readable config.json: {error.strerror}") from error
+    except ValueError as error:
+        raise TargetError(f"{path} is no JSON: {error}") from error
+    if not isinstance(raw, dict):
+        raise TargetError(f"{path} is no config: it holds {type(raw).__name__}, not an object")
+    if str(raw.get("model_type")) not in FAMILIES:
+        known = ", ".join(f"{name} ({models})" for name, models in FAMILIES.items())
+        raise TargetError(f"{path}: model_type is {raw.get('model_type')!r}; whet's decoder is of the families {known}")
+    try:
+        return DecoderConfig.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "config"
+        said = first["msg"].removeprefix("Value error, ")
+        raise TargetError(f"{path} cannot be used: {where}: {said}") from error
+
+
+def _rope_parameters(config: Mapping[str, Any]) -> object:
+    """The rotary parameters in one place, as newer files write them."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        return rope
+    rope = {key: value for key, value in rope.items() if value is not None}
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if key in config:
+            rope.setdefault(key, config[key])
+    if "original_max_position_embeddings" in config:  # it wins where both places name it
+        rope["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+    elif "max_position_embeddings" in config:
+        rope.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+    return rope
+
+
+def _with_layer_types(config: dict[str, Any]) -> dict[str, Any]:
+    """Qwen's rule: with use_sliding_window, the layers from max_window_layers on have a window."""
+    config = dict(config)
+    if not config.get("use_sliding_window"):
+        config.pop("sliding_window", None)
+    layers, full = config.get("num_hidden_layers"), config.get("max_window_layers")
+    if "layer_types" not in config and "sliding_window" in config and isinstance(layers, int) and isinstance(full, int):
+        types = ("full_attention", "sliding_attention")
+        config["layer_types"] = tuple(types[layer >= full] for layer in range(min(layers, 10_000)))
+    return config
