@@ -23,6 +23,8 @@ _PUBLIC = {
     "Machine": "whet.machine",
     "describe": "whet.machine",
     "Monitor": "whet.monitor",
+    "Engine": "whet.server.engine",
+    "SamplingParams": "whet.server.sampling_params",
     "WhetError": "whet.errors",
 }
 

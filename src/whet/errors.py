@@ -13,6 +13,9 @@ WhetError                     exit code 2
 ├── BaselineError             a baseline is damaged, missing, or of another machine; a git reference cannot be had
 ├── TraceError                a trace file is damaged, or was not written by PyTorch's profiler
 ├── AuditError                an audit's settings, codes or baseline cannot be used
+├── RequestError              a request that cannot be served
+│   ├── QueueFull             too many requests wait already; it may be sent again later
+│   └── EngineClosed          the engine ends, or has ended, and takes no more requests
 └── MachineError              the machine cannot be read or measured
 """
 
@@ -59,6 +62,18 @@ class TraceError(WhetError):
 
 class AuditError(WhetError):
     """An audit's settings, codes or baseline cannot be used."""
+
+
+class RequestError(WhetError):
+    """A request that cannot be served. The message says which part of it is at fault."""
+
+
+class QueueFull(RequestError):
+    """Too many requests wait already. The same request may be sent again later."""
+
+
+class EngineClosed(RequestError):
+    """The engine is ending, or has ended, and takes no more requests."""
 
 
 class BaselineError(WhetError):

@@ -148,6 +148,9 @@ def test_shards_that_do_not_fit_their_index(tmp_path):
     assert "unlike model.safetensors.index.json says" in refused(tmp_path)
     shard.write_bytes(kept)
     load_decoder(tmp_path)
+    fewer = {name: file for name, file in content["weight_map"].items() if name != "model.norm.weight"}
+    index.write_text(json.dumps({"weight_map": fewer}))
+    assert "also has model.norm.weight" in refused(tmp_path)
     for name in ("../model.safetensors", "/etc/passwd", "model.bin"):
         index.write_text(json.dumps({"weight_map": content["weight_map"] | {"model.norm.weight": name}}))
         assert repr(name) in refused(tmp_path)

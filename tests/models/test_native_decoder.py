@@ -90,7 +90,9 @@ def reference(config: DecoderConfig, weights: Mapping[str, Tensor], ids_T: Tenso
     return logits_TV
 
 
-def native(config: DecoderConfig, weights: Mapping[str, Tensor], kind: Kind = Kind.F32, kv: Kv = Kv.F32) -> NativeDecoder:
+def native(
+    config: DecoderConfig, weights: Mapping[str, Tensor], kind: Kind = Kind.F32, kv: Kv = Kv.F32
+) -> NativeDecoder:
     model = NativeDecoder(config, weights, library(), kind=kind, kv=kv)
     model.allocate(NUM_BLOCKS, 0)
     return model
@@ -155,7 +157,9 @@ def test_what_shares_a_step_and_how_it_is_cut_does_not_show(kind: Kind, kv: Kv) 
         while any(num < len(ids) for num, ids in zip(done, texts, strict=True)):
             waiting = [i for i, ids in enumerate(texts) if done[i] < len(ids)]
             chosen = data.draw(st.lists(st.sampled_from(waiting), min_size=1, unique=True))
-            ends = {i: min(len(texts[i]), done[i] + data.draw(st.sampled_from((1, 2, 15, 16, 17, 40, 99)))) for i in chosen}
+            ends = {
+                i: min(len(texts[i]), done[i] + data.draw(st.sampled_from((1, 2, 15, 16, 17, 40, 99)))) for i in chosen
+            }
             results = run(model, [(texts[i], done[i], ends[i], order[i]) for i in chosen])
             for i, result in zip(chosen, results, strict=True):
                 parts[i].append(result)

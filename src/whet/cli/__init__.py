@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from whet import __version__
 from whet.errors import WhetError
 
-# command -> (module, one line of help); each module has a function of the command's name, for typer, or a function
-# `main` that takes the arguments and returns the exit code: typer takes longer to start than a small audit does
+# command -> (module, one line of help); each module has a function of the command's name (with _ for -), for typer, or
+# a function `main` that takes the arguments and returns the exit code: typer takes longer to start than a small audit
 COMMANDS = {
     "tune": ("whet.cli.tune", "Find the fastest recipe for a model on this machine, and prove it."),
     "apply": ("whet.cli.apply", "Replay a recipe on a target and save the result."),
@@ -16,6 +16,9 @@ COMMANDS = {
     "profile": ("whet.cli.profile", "Say what bounds a model, how far it is from the limit, and what addresses it."),
     "audit": ("whet.cli.audit", "Find what makes PyTorch code slow, say what it may cost, and fix it."),
     "limits": ("whet.cli.limits", "Show what this machine can do at the very best, measured."),
+    "serve": ("whet.cli.serve", "Serve a language model over HTTP, as OpenAI does."),
+    "bench-serve": ("whet.cli.bench_serve", "Put a server under load: latencies, throughput and goodput of its users."),
+    "chat": ("whet.cli.chat", "Talk to a model in the terminal."),
     "monitor": ("whet.cli.monitor", "Watch a command as it runs: live page, Prometheus metrics, summary."),
 }
 
@@ -36,11 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"error: there is no command {given[0]!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
     module, text = COMMANDS[given[0]]
-    command = importlib.import_module(module)
     try:
+        command = importlib.import_module(module)
         if hasattr(command, "main"):
             sys.exit(command.main(given[1:]))
-        importlib.import_module("whet.cli.typed").run(getattr(command, given[0]), given[0], text, given[1:])
+        function = getattr(command, given[0].replace("-", "_"))
+        importlib.import_module("whet.cli.typed").run(function, given[0], text, given[1:])
     except WhetError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(USAGE_ERROR)

@@ -29,7 +29,17 @@ _log = logging.getLogger("whet.kernels")
 
 _DIRECTORY = Path(__file__).parent
 _COMPILERS = ("c++", "g++", "clang++")
-_FLAGS = ("-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", "-shared", "-fPIC", "-pthread", "-Wno-psabi")
+_FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fvisibility=hidden",
+    "-shared",
+    "-fPIC",
+    "-pthread",
+    "-Wno-psabi",
+)
 _LONGEST_S = 300
 
 

@@ -33,11 +33,18 @@ def kernels() -> Library | None:
         return None
 
 
-def kernels_for(x: Tensor) -> Library | None:
-    """Those for the device of a tensor, or None where torch has to do; logged once for a device."""
-    if x.device.type == "cpu":
+def kernels_for(x: Tensor, *others: Tensor | None) -> Library | None:
+    """Those for the device of x, or None where torch has to do; logged once for a device.
+
+    Raises InputsError where the other tensors are not on that device.
+    """
+    device = x.device
+    for other in others:
+        if other is not None and other.device != device:
+            raise InputsError(f"an operator's tensors are on one device, not on {device} and {other.device}")
+    if device.type == "cpu":
         return kernels()
-    _say_without(x.device.type)
+    _say_without(device.type)
     return None
 
 
@@ -52,14 +59,18 @@ def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
 
 
 def check_floats(x: Tensor) -> None:
-    """Raises InputsError where x is not of a floating type that the operators take."""
-    if x.dtype not in _FLOATS or x.dim() < 1:
+    """Raises InputsError where x is not of a floating type that the operators take, or its rows are empty."""
+    if x.dtype not in _FLOATS or x.dim() == 0 or x.shape[-1] == 0:
         raise InputsError(
-            "the input is a tensor of float32, bfloat16 or float16 with a last dimension, "
-            f"not {x.dtype} {list(x.shape)}"
+            f"the input is rows of numbers in float32, bfloat16 or float16, not {x.dtype} {list(x.shape)}"
         )
 
 
-def as_rows(x: Tensor) -> Tensor:
-    """[..., K] of any floating type -> float32 [M, K], contiguous."""
-    return x.reshape(-1, x.shape[-1]).to(torch.float32).contiguous()
+def as_floats(x: Tensor) -> Tensor:
+    """The same numbers in float32, contiguous."""
+    return x if x.dtype is torch.float32 and x.is_contiguous() else x.float().contiguous()
+
+
+def as_type(y: Tensor, x: Tensor) -> Tensor:
+    """y in the type of x."""
+    return y if y.dtype is x.dtype else y.to(x.dtype)

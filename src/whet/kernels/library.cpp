@@ -1,5 +1,8 @@
 // All kernels in one library.
+#include <pthread.h>
+
 #include <memory>
+#include <new>
 
 #include "entry.h"
 
@@ -8,6 +11,13 @@ namespace {
 std::mutex pool_mutex;
 std::unique_ptr<Pool> the_pool;
 int wanted_threads = 1;
+
+// A child of fork has none of the threads: it makes its own.
+void forget_pool() {
+  the_pool.release();
+  new (&pool_mutex) std::mutex();
+}
+const int at_fork = pthread_atfork(nullptr, nullptr, forget_pool);
 }  // namespace
 
 Pool& pool() {

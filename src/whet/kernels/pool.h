@@ -31,8 +31,21 @@ class Team {
   // of calls; it ends with a barrier.
   template <typename Work>
   void each(int count, Work work) {
-    std::atomic<int>& next = counter();
-    for (int item; (item = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(item);
+    each_with_next(count, [&](int item, int) { work(item); });
+  }
+  // The same, `work(item, next)`: also the item that this thread will do after it, or -1, to fetch ahead what it needs.
+  template <typename Work>
+  void each_with_next(int count, Work work) {
+    std::atomic<int>& counter = this->counter();
+    const auto take = [&] {
+      const int item = counter.fetch_add(1, std::memory_order_relaxed);
+      return item < count ? item : -1;
+    };
+    for (int item = take(); item >= 0;) {
+      const int next = take();
+      work(item, next);
+      item = next;
+    }
     barrier();
   }
 

@@ -1,7 +1,7 @@
 """A decoder as an engine runs it, by whet's own kernels: weights packed once, one call a step.
 
-Matrices have float32, bf16, int8 or int4 weights; what stands between them is float32. A sequence's logits are the same,
-bit for bit, whatever shares the step and however its tokens are spread over steps.
+Matrices have float32, bf16, int8 or int4 weights; what stands between them is float32. A sequence's logits are
+the same, bit for bit, whatever shares the step and however its tokens are spread over steps.
 
 Shape suffixes: D model width, H head width, L positions, N outputs, K inputs, V vocabulary, R rows of logits.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from whet.errors import OptionError
 from whet.kernels.build import Library
 from whet.kernels.decoder.structs import CacheStruct, DecoderStruct, Kv, LayerStruct, RaggedStruct
-from whet.kernels.linear.packed import LANES, Kind, PackedWeights, allocate
+from whet.kernels.linear.packed import LANES, Kind, PackedWeights, large_pages
 from whet.models.decoder_config import DecoderConfig
 from whet.models.rope import inverse_frequencies, rotary_scale
 from whet.models.step import Ints, StepBatch
@@ -37,7 +37,7 @@ def refusal(config: DecoderConfig) -> str | None:
 class NativeDecoder:
     """A ServedModel. `weights`: as models.decoder_files.read_weights gives them; they may go once this is made.
 
-    kind: of the matrices in the layers; the head is int8 where they are int4, as it costs quality most.
+    kind: of the matrices, the head among them.
     Raises OptionError where max_model_len is out of range or the memory cannot be had.
     """
 
@@ -83,7 +83,8 @@ class NativeDecoder:
         """Make room for the blocks; there are no states of fixed size."""
         config, kv = self.config, self.kv
         tile, scales = num_blocks * _tile_bytes(config, kv), num_blocks * _scale_bytes(config, kv)
-        memory = allocate(self, self._library, num_blocks * self.bytes_per_block, fill=0)
+        self._cache = large_pages(num_blocks * self.bytes_per_block)  # zeros, and real memory only once it is used
+        memory = self._cache.data_ptr()
         for index, layer in enumerate(self._layers):
             start = memory + index * 2 * (tile + scales)
             layer.cache = CacheStruct(kv, start, start + tile, None, None)
@@ -130,14 +131,15 @@ class NativeDecoder:
             return weights.get(f"layers.{index}.{name}")
 
         def joined(*names: str) -> tuple[Tensor, Tensor | None]:
-            parts = [(weights[f"layers.{index}.{name}.weight"], of(f"{name}.bias")) for name in names]
-            biases = [bias for _, bias in parts if bias is not None]
-            return torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None
+            biases = [bias for name in names if (bias := of(f"{name}.bias")) is not None]
+            weight = torch.cat([weights[f"layers.{index}.{name}.weight"] for name in names])
+            return weight, torch.cat(biases) if biases else None
 
         layer = self._layers[index]
         layer.qkv = self._pack(*joined(*(f"self_attn.{part}_proj" for part in "qkv")))
         layer.o = self._pack(*joined("self_attn.o_proj"))
-        layer.gate_up = self._pack(*(interleave(both) for both in joined("mlp.gate_proj", "mlp.up_proj")))
+        gate_up, bias = joined("mlp.gate_proj", "mlp.up_proj")
+        layer.gate_up = self._pack(interleave(gate_up), None if bias is None else interleave(bias))
         layer.down = self._pack(*joined("mlp.down_proj"))
         layer.attention_norm = self._floats(of("input_layernorm.weight"))
         layer.mlp_norm = self._floats(of("post_attention_layernorm.weight"))
@@ -168,13 +170,11 @@ class NativeDecoder:
         kept_VD = (embedding_VD if struct.embedding_is_bf16 else embedding_VD.float()).contiguous().clone()
         self._kept.append(kept_VD)
         struct.embedding = kept_VD.data_ptr()
-        head_kind = self.kind
-        struct.head = self._pack(weights.get("lm_head.weight", embedding_VD), None, head_kind)
+        struct.head = self._pack(weights.get("lm_head.weight", embedding_VD), None)
         return struct
 
-    def _pack(self, weight_NK: Tensor | None, bias_N: Tensor | None, kind: Kind | None = None) -> ctypes.Structure:
-        assert weight_NK is not None
-        packed = PackedWeights(self._library, self.kind if kind is None else kind, weight_NK, bias_N)
+    def _pack(self, weight_NK: Tensor, bias_N: Tensor | None) -> ctypes.Structure:
+        packed = PackedWeights(self._library, self.kind, weight_NK, bias_N)
         self._kept.append(packed)
         return packed.struct
 
@@ -186,14 +186,13 @@ class NativeDecoder:
         return kept.data_ptr()
 
 
-def interleave(both: Tensor | None) -> Tensor | None:
+def interleave(both: Tensor) -> Tensor:
     """Gate outputs, then up outputs -> 16 of the one, the same 16 of the other, and so on: [2 N, ...] padded to 32."""
-    if both is None:
-        return None
     halves = both.unflatten(0, (2, -1))
     padding = -halves.shape[1] % LANES
     halves = torch.cat((halves, halves.new_zeros(2, padding, *halves.shape[2:])), dim=1)
-    return halves.unflatten(1, (-1, LANES)).transpose(0, 1).flatten(0, 2).contiguous()
+    mixed: Tensor = halves.unflatten(1, (-1, LANES)).transpose(0, 1).flatten(0, 2)
+    return mixed.contiguous()
 
 
 def _tile_bytes(config: DecoderConfig, kv: Kv) -> int:

@@ -71,4 +71,4 @@ class ServedModel(Protocol):
         """Make room; called once, before the first step."""
 
     def step(self, batch: StepBatch) -> Tensor:
-        """Take in the tokens; float32 logits [R, V] of the token after each of `logit_rows`, valid until the next step."""
+        """Take in the tokens; float32 logits [R, V] after each of `logit_rows`, valid until the next step."""

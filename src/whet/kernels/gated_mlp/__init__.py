@@ -12,7 +12,7 @@ from torch import Tensor
 
 from whet.errors import InputsError
 from whet.kernels.build import Library
-from whet.kernels.dispatch import as_rows, check_floats, kernels_for, pointer
+from whet.kernels.dispatch import as_floats, as_type, check_floats, kernels_for, pointer
 from whet.kernels.gated_mlp.reference import gated_mlp_reference
 from whet.kernels.linear import check_weights, dequantise, pack_weights
 from whet.kernels.linear.layout import LANES, Kind
@@ -95,9 +95,11 @@ def gated_mlp_operator(
     check_weights(weights_kind, intermediate, down_B, down_scale, down_bias, num_outputs)
     gate_up = _Matrix(weights_kind, x.shape[-1], both, gate_up_B, gate_up_scale, gate_up_bias)
     down = _Matrix(weights_kind, intermediate, num_outputs, down_B, down_scale, down_bias)
-    library = kernels_for(x)
-    y_MN = _in_torch(as_rows(x), gate_up, down) if library is None else _by_kernel(library, as_rows(x), gate_up, down)
-    return y_MN.to(x.dtype).view(*x.shape[:-1], num_outputs)
+    library = kernels_for(x, gate_up_B, gate_up_scale, gate_up_bias, down_B, down_scale, down_bias)
+    floats = as_floats(x)
+    return as_type(
+        _in_torch(floats, gate_up, down) if library is None else _by_kernel(library, floats, gate_up, down), x
+    )
 
 
 @gated_mlp_operator.register_fake
@@ -126,7 +128,7 @@ class _Matrix:
     bias: Tensor | None
 
 
-def _in_torch(x_MK: Tensor, gate_up: _Matrix, down: _Matrix) -> Tensor:
+def _in_torch(x: Tensor, gate_up: _Matrix, down: _Matrix) -> Tensor:
     def halves(both: Tensor) -> tuple[Tensor, Tensor]:
         parts = both.unflatten(0, (-1, 2, LANES)).transpose(0, 1).flatten(1, 2)[:, : down.num_inputs]
         return parts[0], parts[1]
@@ -137,20 +139,19 @@ def _in_torch(x_MK: Tensor, gate_up: _Matrix, down: _Matrix) -> Tensor:
     gate_IK, up_IK = halves(of(gate_up))
     gate_bias_I, up_bias_I = (None, None) if gate_up.bias is None else halves(gate_up.bias)
     down_bias_N = None if down.bias is None else down.bias[: down.num_outputs]
-    return gated_mlp_reference(x_MK, gate_IK, up_IK, of(down), down.kind, gate_bias_I, up_bias_I, down_bias_N)
+    return gated_mlp_reference(x, gate_IK, up_IK, of(down), down.kind, gate_bias_I, up_bias_I, down_bias_N)
 
 
-def _by_kernel(library: Library, x_MK: Tensor, gate_up: _Matrix, down: _Matrix) -> Tensor:
+def _by_kernel(library: Library, x: Tensor, gate_up: _Matrix, down: _Matrix) -> Tensor:
     functions = library.functions
     structs = [
         ctypes.byref(weights_struct(matrix.kind, matrix.num_inputs, matrix.data, matrix.scale, matrix.bias))
         for matrix in (gate_up, down)
     ]
     functions.whet_gated_mlp_room.restype = ctypes.c_size_t
-    M, K = x_MK.shape
+    K = x.shape[-1]
+    M = x.numel() // K
     room = torch.empty(M * functions.whet_gated_mlp_room(*structs), dtype=torch.uint8)
-    out_MN = torch.empty(M, down.num_outputs)
-    functions.whet_gated_mlp(
-        *structs, pointer(x_MK), M, K, down.num_inputs, down.num_outputs, pointer(room), pointer(out_MN)
-    )
-    return out_MN
+    out = torch.empty((*x.shape[:-1], down.num_outputs))
+    functions.whet_gated_mlp(*structs, pointer(x), M, K, down.num_inputs, down.num_outputs, pointer(room), pointer(out))
+    return out

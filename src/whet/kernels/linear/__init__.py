@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whet.errors import InputsError
 from whet.kernels.build import Library
-from whet.kernels.dispatch import as_rows, check_floats, kernels, kernels_for, pointer
+from whet.kernels.dispatch import as_floats, as_type, check_floats, kernels, kernels_for, pointer
 from whet.kernels.linear import layout
 from whet.kernels.linear.layout import Kind
 from whet.kernels.linear.packed import PackedWeights, WeightsStruct, weights_struct
@@ -69,14 +69,14 @@ def _define(name: str, kind: Kind) -> _Operator:
     def compute(x: Tensor, packed_B: Tensor, scale_N: Tensor, bias_N: Tensor | None, num_outputs: int) -> Tensor:
         check_floats(x)
         check_weights(kind, x.shape[-1], packed_B, scale_N, bias_N, num_outputs)
-        library = kernels_for(x)
+        library = kernels_for(x, packed_B, scale_N, bias_N)
         if library is None:
             weight_NK = dequantise(kind, packed_B, scale_N, num_outputs, x.shape[-1])
-            y_MN = linear_as_packed(as_rows(x), weight_NK, None if bias_N is None else bias_N[:num_outputs], kind)
+            y = linear_as_packed(as_floats(x), weight_NK, None if bias_N is None else bias_N[:num_outputs], kind)
         else:
             struct = weights_struct(kind, x.shape[-1], packed_B, scale_N, bias_N)
-            y_MN = _by_kernel(library, struct, as_rows(x), num_outputs)
-        return y_MN.to(x.dtype).view(*x.shape[:-1], num_outputs)
+            y = _by_kernel(library, struct, as_floats(x), num_outputs)
+        return as_type(y, x)
 
     operator = torch.library.custom_op(name, compute, mutates_args=())
     operator.register_fake(_shape)
@@ -87,24 +87,25 @@ def _shape(x: Tensor, packed_B: Tensor, scale_N: Tensor, bias_N: Tensor | None, 
     return x.new_empty((*x.shape[:-1], num_outputs))
 
 
-def _by_kernel(library: Library, weights: WeightsStruct, x_MK: Tensor, num_outputs: int) -> Tensor:
-    M, K = x_MK.shape
-    out_MN = torch.empty(M, num_outputs)
+def _by_kernel(library: Library, weights: WeightsStruct, x: Tensor, num_outputs: int) -> Tensor:
+    K = x.shape[-1]
+    M = x.numel() // K
+    out = torch.empty((*x.shape[:-1], num_outputs))
     stride = layout.row_bytes(Kind(weights.kind), K)
     room = torch.empty(M * (stride + 8), dtype=torch.uint8)  # rows made ready, then their scales and their sums
     rows = room.data_ptr()
     library.functions.whet_linear(
         ctypes.byref(weights),
-        pointer(x_MK),
+        pointer(x),
         M,
         K,
         num_outputs,
         ctypes.c_void_p(rows),
         ctypes.c_void_p(rows + M * stride),
         ctypes.c_void_p(rows + M * (stride + 4)),
-        pointer(out_MN),
+        pointer(out),
     )
-    return out_MN
+    return out
 
 
 linear_int8 = _define("whet::linear_int8", Kind.S8)

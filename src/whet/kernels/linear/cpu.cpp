@@ -4,16 +4,9 @@
 #include "../entry.h"
 
 #include <algorithm>
-#include <cstdlib>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace whet {
 namespace {
-
-constexpr size_t kHuge = 2ul << 20;
 
 // Where output n stands among the bytes of a panel's step: its strip, then its lane.
 struct Place {
@@ -51,22 +44,6 @@ void pack_s4(const Weights& weights, uint8_t* data, const int8_t* row, const uin
 
 }  // namespace
 }  // namespace whet
-
-// Memory that the processor can walk through with few page-table entries; null where there is none.
-WHET_EXPORT void* whet_allocate(size_t bytes) {
-  const size_t size = (bytes + whet::kHuge - 1) / whet::kHuge * whet::kHuge;
-  void* memory = std::aligned_alloc(whet::kHuge, size);
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  if (memory != nullptr) madvise(memory, size, MADV_HUGEPAGE);
-#endif
-  return memory;
-}
-
-WHET_EXPORT void whet_free(void* memory) { std::free(memory); }
-
-WHET_EXPORT size_t whet_weight_bytes(const whet::Weights* weights) { return weights->strip_bytes() * weights->num_strips; }
-
-WHET_EXPORT size_t whet_row_bytes(int32_t kind, int32_t k) { return whet::row_bytes(static_cast<whet::Kind>(kind), k); }
 
 // Put `num` rows [k] of numbers into the places of the outputs `first`.. of weights->data, which starts as padding.
 // values: float, bf16 or int8, by kind; ratios: [num][ceil(k / 32)], of s4.

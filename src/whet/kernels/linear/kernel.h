@@ -27,20 +27,20 @@ void scaled(const Weights& weights, const Rows& rows, int row, int column, const
 }
 
 template <Kind KIND, int MR, int NR>
-void tile(const uint8_t* w, const Weights& weights, const Rows& rows, int row, int column, float* y) {
+void tile(const uint8_t* w, const Ahead& ahead, const Weights& weights, const Rows& rows, int row, int column, float* y) {
   if constexpr (KIND == Kind::s8 || KIND == Kind::s4) {
     I sum[MR][NR];
     if constexpr (KIND == Kind::s8)
-      Product<MR, NR>::s8(w, rows, row, weights.k, sum);
+      Product<MR, NR>::s8(w, ahead, rows, row, weights.k, sum);
     else
       Product<MR, NR>::s4(w, rows, row, weights.k, sum);
     scaled<MR, NR>(weights, rows, row, column, sum, y);
   } else {
     F sum[MR][NR];
     if constexpr (KIND == Kind::f32)
-      Product<MR, NR>::f32(w, rows, row, weights.k, sum);
+      Product<MR, NR>::f32(w, ahead, rows, row, weights.k, sum);
     else
-      Product<MR, NR>::bf16(w, rows, row, weights.k, sum);
+      Product<MR, NR>::bf16(w, ahead, rows, row, weights.k, sum);
     for (int m = 0; m < MR; m++)
       for (int n = 0; n < NR; n++) store(y + PANEL * m + LANES * n, sum[m][n]);
   }
@@ -52,7 +52,7 @@ void tile(const uint8_t* w, const Weights& weights, const Rows& rows, int row, i
       }
 }
 
-using TileFunction = void (*)(const uint8_t*, const Weights&, const Rows&, int, int, float*);
+using TileFunction = void (*)(const uint8_t*, const Ahead&, const Weights&, const Rows&, int, int, float*);
 
 template <Kind KIND, int NR, int... ROWS>
 TileFunction tile_of_rows(int num_rows, std::integer_sequence<int, ROWS...>) {
@@ -93,12 +93,17 @@ inline void unpack_panel(int num_strips, const uint8_t* w, int k, uint8_t* to) {
 
 // Rows from which a panel of s4 is unpacked once for all.
 constexpr int UNPACK_FROM = max_rows(Kind::s4) + 1;
+// Tiles from which arithmetic takes so long that the hardware's prefetchers do as well, and lines fetched early are in
+// the way.
+constexpr int MANY_PASSES = 16;
 // Rows that share a panel while it lies in the second-level cache; beside it lie their activations.
 constexpr int ROW_BLOCK = 192;
 
-// One panel times the rows row0..row1: `done(Finished)` is called for every tile, by the thread that made it.
+// One panel times the rows row0..row1: `done(Finished)` is called for every tile, by the thread that made it. `next`: the
+// panel that the thread reads after this one, or null.
 template <typename Done>
-void panel_times_rows(const Weights& weights, int panel, const Rows& rows, int row0, int row1, Done done) {
+void panel_times_rows(const Weights& weights, int panel, const uint8_t* next, const Rows& rows, int row0, int row1,
+                      Done done) {
   alignas(64) float y[max_rows(Kind::f32) * PANEL];
   const int strips = weights.strips_of(panel), column = panel * PANEL;
   const uint8_t* w = weights.panel(panel);
@@ -110,10 +115,13 @@ void panel_times_rows(const Weights& weights, int panel, const Rows& rows, int r
     w = unpacked.data();
     kind = Kind::s8;
   }
-  const int most = max_rows(kind);
-  for (int row = row0; row < row1; row += most) {
-    const int num_rows = row1 - row < most ? row1 - row : most;
-    detail::tile_function(kind, num_rows, strips)(w, weights, rows, row, column, y);
+  const int most = max_rows(kind), passes = (row1 - row0 + most - 1) / most;
+  for (int pass = 0; pass < passes; pass++) {
+    const int row = row0 + pass * most, num_rows = row1 - row < most ? row1 - row : most;
+    const bool is_ahead = passes > 1 && passes < MANY_PASSES && next != nullptr && pass < STRIPS;
+    const Ahead ahead = is_ahead ? Ahead::of_next(next, weights.strip_bytes() * STRIPS, steps(kind, weights.k), pass, passes)
+                                 : Ahead::of_panel(w, strips);
+    detail::tile_function(kind, num_rows, strips)(w, ahead, weights, rows, row, column, y);
     done(Finished{y, PANEL, row, num_rows, column, strips * LANES});
   }
 }
@@ -122,10 +130,10 @@ void panel_times_rows(const Weights& weights, int panel, const Rows& rows, int r
 template <typename Done>
 void linear(Team& team, const Weights& weights, const Rows& rows, int num_rows, Done done) {
   const int blocks = (num_rows + ROW_BLOCK - 1) / ROW_BLOCK, panels = weights.num_panels();
-  team.each(blocks * panels, [&](int item) {
+  team.each_with_next(blocks * panels, [&](int item, int next) {
     const int row0 = item / panels * ROW_BLOCK;
     const int row1 = row0 + ROW_BLOCK < num_rows ? row0 + ROW_BLOCK : num_rows;
-    panel_times_rows(weights, item % panels, rows, row0, row1, done);
+    panel_times_rows(weights, item % panels, next < 0 ? nullptr : weights.panel(next % panels), rows, row0, row1, done);
   });
 }
 

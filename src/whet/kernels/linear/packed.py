@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import mmap
-import weakref
 from collections.abc import Iterator
 
 import torch
@@ -15,7 +14,7 @@ from whet.kernels.linear import layout
 from whet.kernels.linear.layout import LANES, PADDING, Kind
 from whet.kernels.linear.quantise import quantise_int4, quantise_int8
 
-__all__ = ["LANES", "Kind", "PackedWeights", "WeightsStruct", "allocate"]
+__all__ = ["LANES", "Kind", "PackedWeights", "WeightsStruct", "large_pages"]
 
 _ROWS_AT_ONCE = 2048  # quantised and packed together: bounds the memory beside the weights themselves
 _HUGE_PAGE = 2 * 2**20
@@ -122,17 +121,3 @@ def large_pages(num_bytes: int) -> Tensor:
 def _parts(weight_NK: Tensor) -> Iterator[tuple[int, Tensor]]:
     for first in range(0, len(weight_NK), _ROWS_AT_ONCE):
         yield first, weight_NK[first : first + _ROWS_AT_ONCE]
-
-
-def allocate(owner: object, library: Library, num_bytes: int, fill: int) -> int:
-    """Memory in large pages, freed with its owner."""
-    functions = library.functions
-    functions.whet_allocate.restype = ctypes.c_void_p
-    functions.whet_allocate.argtypes = (ctypes.c_size_t,)
-    functions.whet_free.argtypes = (ctypes.c_void_p,)
-    memory = functions.whet_allocate(num_bytes)
-    if not memory:
-        raise MachineError(f"no memory for {num_bytes / 2**20:.0f} MiB of weights")
-    weakref.finalize(owner, functions.whet_free, memory)
-    ctypes.memset(memory, fill, num_bytes)
-    return int(memory)

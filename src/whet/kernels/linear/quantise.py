@@ -7,13 +7,14 @@ Shape suffixes: N outputs, K inputs, G groups of 32 inputs.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 GROUP_SIZE = 32
 _LARGEST_RATIO = 15
-_SHRINKS = (1.0, 0.92, 0.85)  # of an output's scale: a few clipped weights may cost less than coarse steps for all
+_SHRINKS = (0.92, 0.85)  # of an output's scale: a few clipped weights may cost less than coarse steps for all
 
 
 @dataclass(frozen=True)
@@ -54,23 +55,27 @@ def quantise_int4(weight_NK: Tensor) -> Int4Weights:
     padded_NK = torch.nn.functional.pad(weight_NK.float(), (0, num_groups * GROUP_SIZE - K))
     weight_NGI = padded_NK.view(N, num_groups, GROUP_SIZE)
     full_N = (weight_NK.float().abs().amax(dim=1) / (7.5 * _LARGEST_RATIO)).clamp_min(torch.finfo(torch.float32).tiny)
-    best = None
-    best_error_N = torch.full((N,), torch.inf)
+    best, best_error_N = _with_scale(weight_NGI, full_N)
     for shrink in _SHRINKS:
         found, error_N = _with_scale(weight_NGI, full_N * shrink)
-        if best is None:
-            best, best_error_N = found, error_N
-            continue
         better_N = error_N < best_error_N
-        best = tuple(torch.where(better_N.view(-1, *[1] * (new.dim() - 1)), new, old) for new, old in zip(found, best, strict=True))
+        best = _Scaled(
+            torch.where(better_N[:, None, None], found.values_NGI, best.values_NGI),
+            torch.where(better_N[:, None], found.ratio_NG, best.ratio_NG),
+            torch.where(better_N, found.scale_N, best.scale_N),
+        )
         best_error_N = torch.minimum(error_N, best_error_N)
-    assert best is not None
-    values_NGI, ratio_NG, scale_N = best
-    return Int4Weights(values_NGI.view(N, -1)[:, :K].contiguous(), ratio_NG, scale_N)
+    return Int4Weights(best.values_NGI.view(N, -1)[:, :K].contiguous(), best.ratio_NG, best.scale_N)
 
 
-def _with_scale(weight_NGI: Tensor, scale_N: Tensor) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """Values, ratios and the scale itself, and the squared error of each output."""
+class _Scaled(NamedTuple):
+    values_NGI: Tensor
+    ratio_NG: Tensor
+    scale_N: Tensor
+
+
+def _with_scale(weight_NGI: Tensor, scale_N: Tensor) -> tuple[_Scaled, Tensor]:
+    """The best for this scale, and the squared error of each output [N]."""
     units_NGI = weight_NGI / scale_N[:, None, None]
     largest_NG = units_NGI.abs().amax(dim=2)
     widest_NG = (largest_NG / 7).ceil().clamp(1, _LARGEST_RATIO)
@@ -85,4 +90,4 @@ def _with_scale(weight_NGI: Tensor, scale_N: Tensor) -> tuple[tuple[Tensor, Tens
         error_NG = torch.where(better_NG, off_NG, error_NG)
         ratio_NG = torch.where(better_NG, candidate_NG.to(torch.uint8), ratio_NG)
         best_NGI = torch.where(better_NG[:, :, None], values_NGI.to(torch.int8), best_NGI)
-    return (best_NGI, ratio_NG, scale_N), error_NG.sum(dim=1) * scale_N.square()
+    return _Scaled(best_NGI, ratio_NG, scale_N), error_NG.sum(dim=1) * scale_N.square()

@@ -1,4 +1,4 @@
-"""What the packed linear layer computes, in torch."""
+"""What the packed linear layer computes, in torch. Shape suffixes: M rows (any dimensions), N outputs, K inputs."""
 
 import torch
 from torch import Tensor
@@ -30,6 +30,6 @@ def linear_as_packed(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, kin
 
 def quantise_rows(x_MK: Tensor) -> Tensor:
     """Each row to 8 bits, symmetric, the largest magnitude at 127; as numbers again."""
-    most_M1 = x_MK.abs().amax(dim=1, keepdim=True)
+    most_M1 = x_MK.abs().amax(dim=-1, keepdim=True)
     inverse_M1 = torch.where(most_M1 > 0, 127 / most_M1, 0.0)
     return (x_MK * inverse_M1).round() * (most_M1 / 127)

@@ -9,10 +9,34 @@ namespace whet {
 constexpr int max_rows(Kind kind) { return WHET_ISA != 512 ? 1 : kind == Kind::s4 ? 3 : 6; }
 constexpr int AHEAD = 1536;  // bytes; what the hardware's own prefetchers leave
 
+// What to fetch into the cache while a tile is computed: at each step of k a line at `at + offset[n]` for every strip,
+// then `at` moves on.
+struct Ahead {
+  const uint8_t* at;
+  size_t stride;
+  size_t offset[STRIPS];
+
+  // What comes next of the panel itself.
+  static Ahead of_panel(const uint8_t* w, int num_strips) {
+    return {w + AHEAD, static_cast<size_t>(64 * num_strips), {0, 64, 128, 192}};
+  }
+  // Where a panel serves `passes` tiles, these wait for arithmetic, and memory would lie idle: each fetches its share of
+  // the next panel, in up to four runs of `steps` lines.
+  static Ahead of_next(const uint8_t* next, size_t bytes, int steps, int pass, int passes) {
+    const int num_runs = static_cast<int>((bytes / 64 + steps / 2) / steps), shares = passes < num_runs ? passes : num_runs;
+    Ahead ahead{next, 64, {}};
+    for (int n = 0; n < STRIPS; n++) {
+      const int run = pass % shares + n * shares;
+      ahead.offset[n] = run < num_runs ? size_t{64} * steps * run : ahead.offset[0];
+    }
+    return ahead;
+  }
+};
+
 template <int MR, int NR>
 struct Product {
   // y[MR][NR * 16] = rows * weights, with scales and bias
-  static void f32(const uint8_t* w, const Rows& rows, int row, int k, F (&sum)[MR][NR]) {
+  static void f32(const uint8_t* w, Ahead ahead, const Rows& rows, int row, int k, F (&sum)[MR][NR]) {
     const float* a = reinterpret_cast<const float*>(rows.data + rows.stride * row);
     const size_t stride = rows.stride / 4;
     for (int m = 0; m < MR; m++)
@@ -20,7 +44,8 @@ struct Product {
     for (int i = 0; i < k; i++, w += 64 * NR) {
       F b[NR];
       for (int n = 0; n < NR; n++) b[n] = load(reinterpret_cast<const float*>(w) + LANES * n);
-      for (int n = 0; n < NR; n++) prefetch(w + AHEAD + 64 * n);
+      for (int n = 0; n < NR; n++) prefetch(ahead.at + ahead.offset[n]);
+      ahead.at += ahead.stride;
       for (int m = 0; m < MR; m++) {
         const F x = set1(a[stride * m + i]);
         for (int n = 0; n < NR; n++) sum[m][n] = fma(x, b[n], sum[m][n]);
@@ -28,14 +53,15 @@ struct Product {
     }
   }
 
-  static void bf16(const uint8_t* w, const Rows& rows, int row, int k, F (&sum)[MR][NR]) {
+  static void bf16(const uint8_t* w, Ahead ahead, const Rows& rows, int row, int k, F (&sum)[MR][NR]) {
     const uint8_t* a = rows.data + rows.stride * row;
     for (int m = 0; m < MR; m++)
       for (int n = 0; n < NR; n++) sum[m][n] = set1(0.0f);
     for (int i = 0; i < k; i += 2, w += 64 * NR) {
       B b[NR];
       for (int n = 0; n < NR; n++) b[n] = load_bytes(w + 64 * n);
-      for (int n = 0; n < NR; n++) prefetch(w + AHEAD + 64 * n);
+      for (int n = 0; n < NR; n++) prefetch(ahead.at + ahead.offset[n]);
+      ahead.at += ahead.stride;
       for (int m = 0; m < MR; m++) {
         const B x = set1_bytes(load_i32(a + rows.stride * m + 2 * i));
         for (int n = 0; n < NR; n++) sum[m][n] = dot_bf16(sum[m][n], b[n], x);
@@ -43,13 +69,14 @@ struct Product {
     }
   }
 
-  static void s8(const uint8_t* w, const Rows& rows, int row, int k, I (&sum)[MR][NR]) {
+  static void s8(const uint8_t* w, Ahead ahead, const Rows& rows, int row, int k, I (&sum)[MR][NR]) {
     const uint8_t* a = rows.data + rows.stride * row;
     start(rows, row, sum);
     for (int i = 0; i < k; i += 4, w += 64 * NR) {
       B b[NR];
       for (int n = 0; n < NR; n++) b[n] = load_bytes(w + 64 * n);
-      for (int n = 0; n < NR; n++) prefetch(w + AHEAD + 64 * n);
+      for (int n = 0; n < NR; n++) prefetch(ahead.at + ahead.offset[n]);
+      ahead.at += ahead.stride;
       step(b, a, rows.stride, i, sum);
     }
   }

@@ -24,6 +24,9 @@ constexpr int STRIPS = 4;              // in a panel; the last one may have fewe
 constexpr int PANEL = STRIPS * LANES;  // outputs
 constexpr int GROUP = 32;              // inputs that share an r
 
+// Steps along k, each of 64 bytes a strip.
+inline int steps(Kind kind, int k) { return kind == Kind::f32 ? k : kind == Kind::bf16 ? k / 2 : k / 4; }
+
 struct Weights {
   Kind kind;
   int32_t num_strips;

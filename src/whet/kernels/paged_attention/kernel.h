@@ -73,7 +73,7 @@ void gather_queries(const Call& call, const Tile& tile, typename Type::Element* 
   }
 }
 
-// A tile of int8 as bf16, which holds it exactly; what lies in `later` is fetched meanwhile.
+// A block of int8 as bf16, which holds it exactly; what lies in `later` is fetched meanwhile.
 inline void unpack(const uint8_t* bytes, const uint8_t* later, int size, uint16_t* to) {
   const auto* from = reinterpret_cast<const int8_t*>(bytes);
   for (int i = 0; i < size; i += 64) {
@@ -82,51 +82,31 @@ inline void unpack(const uint8_t* bytes, const uint8_t* later, int size, uint16_
   }
 }
 
-// Blocks that a tile's last row sees of a chunk.
-inline int blocks_of(const Call& call, const Tile& tile, int chunk) {
-  return std::min(position_of(call, tile, tile.num_rows - 1) / BLOCK + 1 - chunk * BLOCKS, BLOCKS);
-}
-
-// Where the memory is to be read next: some chunk of a bundle. Its tiles, in the order in which they lie in memory.
-struct Later {
-  const Call* call;
-  const Tile* tile;  // null: nothing
-  int num_tiles, chunk, num_blocks;
-  // The offset of one of them; false if there are not so many.
-  bool at(int index, size_t& offset) const {
-    if (tile == nullptr || index / num_tiles >= num_blocks) return false;
-    const int32_t block = call->batch.blocks(tile->seq)[chunk * BLOCKS + index / num_tiles];
-    offset = tile_at(call->heads, block, tile->kv_head + index % num_tiles);
-    return true;
-  }
-};
-
-// The blocks first..last - 1 of a chunk of the tile `index` of a bundle.
+// The blocks first..last - 1 of a chunk.
 template <typename Type>
-void open_chunk(const Call& call, const Tile& tile, int index, int chunk_index, int first, int last, const Later& later,
-                const Desk<Type>& desk, Chunk<Type>& chunk) {
+void open_chunk(const Call& call, const Tile& tile, int index, int first, int last, const Desk<Type>& desk,
+                Chunk<Type>& chunk) {
   using Element = typename Type::Element;
-  const int32_t* blocks = call.batch.blocks(tile.seq) + chunk_index * BLOCKS;
-  const int size = call.heads.head_dim * BLOCK;
   const Cache& cache = call.cache;
+  const int32_t* blocks = call.batch.blocks(tile.seq) + index * BLOCKS;
+  const int num_blocks = position_of(call, tile, tile.num_rows - 1) / BLOCK + 1 - index * BLOCKS;
+  const int size = call.heads.head_dim * BLOCK;
   chunk.scaled = cache.kind == Kv::s8;
   for (int b = first; b < last; b++) {
     const size_t at = tile_at(call.heads, blocks[b], tile.kv_head);
-    size_t then = at;
-    later.at(index * BLOCKS + b, then);
+    const size_t next = b + BLOCKS < num_blocks ? tile_at(call.heads, blocks[b + BLOCKS], tile.kv_head) : at;
     if (!chunk.scaled) {
       chunk.keys[b] = reinterpret_cast<const Element*>(cache.keys) + at;
       chunk.values[b] = reinterpret_cast<const Element*>(cache.values) + at;
-      chunk.later_keys[b] = reinterpret_cast<const Element*>(cache.keys) + then;
-      chunk.later_values[b] = reinterpret_cast<const Element*>(cache.values) + then;
+      chunk.next_keys[b] = reinterpret_cast<const Element*>(cache.keys) + next;
       continue;
     }
     const size_t scales = scales_at(call.heads, blocks[b], tile.kv_head);
     chunk.key_scales[b] = cache.key_scales + scales, chunk.value_scales[b] = cache.value_scales + scales;
     chunk.keys[b] = desk.keys + b * size, chunk.values[b] = desk.values + b * size;
     if constexpr (Type::PACK == 2) {
-      unpack(cache.keys + at, cache.keys + then, size, desk.keys + b * size);
-      unpack(cache.values + at, cache.values + then, size, desk.values + b * size);
+      unpack(cache.keys + at, cache.keys + next, size, desk.keys + b * size);
+      unpack(cache.values + at, cache.values + next, size, desk.values + b * size);
     }
   }
 }
@@ -156,61 +136,47 @@ inline void finish(const Call& call, const Tile& tile, int strip, const State& s
   }
 }
 
-// One chunk of the tile `index` of an item.
+// One chunk of a tile.
 template <typename Type>
-void do_chunk(const Call& call, const Item& item, int index, int chunk_index, const Later& later,
-              AttentionScratch& scratch, const Desk<Type>& desk) {
-  const Tile& tile = scratch.tiles()[item.tile + index];
-  const int H = call.heads.head_dim, desk_row = index * tile.num_rows;
+void do_chunk(const Call& call, const Tile& tile, int index, AttentionScratch& scratch, const Desk<Type>& desk) {
+  const int H = call.heads.head_dim;
   const bool alone = tile.parts >= 0;
   Chunk<Type> chunk;
   int first, last;
-  const bool any = look(call, tile, 0, tile.num_rows, chunk_index, nullptr, nullptr, first, last);
-  if (any) open_chunk(call, tile, index, chunk_index, first, last, later, desk, chunk);
+  const bool any = look(call, tile, 0, tile.num_rows, index, nullptr, nullptr, first, last);
+  if (any) open_chunk(call, tile, index, first, last, desk, chunk);
   for (int strip = 0; strip < tile.num_strips(); strip++) {
     const int row0 = tile.strip_row(strip), row1 = tile.strip_row(strip + 1);
-    State* state = desk.states + index * tile.num_strips() + strip;
-    float* out = desk.out + (desk_row + row0) * H;
+    State* state = desk.states + strip;
+    float* out = desk.out + row0 * H;
     if (alone) {
-      state = reinterpret_cast<State*>(scratch.part(tile, chunk_index, strip, H));
+      state = reinterpret_cast<State*>(scratch.part(tile, index, strip, H));
       out = reinterpret_cast<float*>(state + 1);
       state->clear();
     }
     Seen seen;
-    if (!any || !look(call, tile, row0, row1, chunk_index, seen.from, seen.to, seen.first, seen.last)) continue;
-    const bool ahead = strip == 0 && !chunk.scaled;
+    if (!any || !look(call, tile, row0, row1, index, seen.from, seen.to, seen.first, seen.last)) continue;
+    const bool ahead = strip == 0 && !chunk.scaled;  // the other strips find it in the cache
     const auto attend = ahead ? attend_rows<Type, true>(row1 - row0) : attend_rows<Type, false>(row1 - row0);
-    attend(desk.q + (desk_row + row0) * H, H, chunk, seen, call.scale, alone, *state, out, *desk.room);
+    attend(desk.q + row0 * H, H, chunk, seen, call.scale, alone, *state, out, *desk.room);
   }
 }
 
-// `next`: what this thread does after it, as far as can be known; null: nothing.
 template <typename Type>
-void do_item(const Call& call, const Item& item, const Item* next, AttentionScratch& scratch, int rank) {
-  const Tile* tiles = scratch.tiles().data();
-  const int H = call.heads.head_dim, num_rows = tiles[item.tile].num_rows;
-  const bool alone = tiles[item.tile].parts >= 0;
+void do_item(const Call& call, const Item& item, AttentionScratch& scratch, int rank) {
+  const Tile& tile = scratch.tiles()[item.tile];
+  const int H = call.heads.head_dim;
+  const bool alone = tile.parts >= 0;
   Desk<Type> desk(scratch.room(rank), H);
-  for (int i = 0; i < item.num_tiles; i++)
-    gather_queries<Type>(call, tiles[item.tile + i], desk.q + i * num_rows * H);
-  const int num_strips = tiles[item.tile].num_strips();
+  gather_queries<Type>(call, tile, desk.q);
   if (!alone) {
-    for (int i = 0; i < item.num_tiles * num_strips; i++) desk.states[i].clear();
-    for (int i = 0; i < item.num_tiles * num_rows * H; i += LANES) store(desk.out + i, set1(0.0f));
+    for (int strip = 0; strip < tile.num_strips(); strip++) desk.states[strip].clear();
+    for (int i = 0; i < tile.num_rows * H; i += LANES) store(desk.out + i, set1(0.0f));
   }
-  for (int chunk = item.first_chunk; chunk < item.last_chunk; chunk++) {
-    Later later{&call, tiles + item.tile, item.num_tiles, chunk + 1, 0};
-    if (chunk + 1 == item.last_chunk)
-      later = {&call, next ? tiles + next->tile : nullptr, next ? next->num_tiles : 0, next ? next->first_chunk : 0, 0};
-    if (later.tile != nullptr) later.num_blocks = blocks_of(call, *later.tile, later.chunk);
-    for (int i = 0; i < item.num_tiles; i++) do_chunk(call, item, i, chunk, later, scratch, desk);
-  }
+  for (int chunk = item.first_chunk; chunk < item.last_chunk; chunk++) do_chunk(call, tile, chunk, scratch, desk);
   if (alone) return;
-  for (int i = 0; i < item.num_tiles; i++)
-    for (int strip = 0; strip < num_strips; strip++) {
-      const Tile& tile = tiles[item.tile + i];
-      finish(call, tile, strip, desk.states[i * num_strips + strip], desk.out + (i * num_rows + tile.strip_row(strip)) * H);
-    }
+  for (int strip = 0; strip < tile.num_strips(); strip++)
+    finish(call, tile, strip, desk.states[strip], desk.out + tile.strip_row(strip) * H);
 }
 
 // Join the chunks of a strip as one thread would have done on the way.
@@ -235,8 +201,9 @@ inline void do_join(const Call& call, const Join& join, AttentionScratch& scratc
 
 }  // namespace attention
 
-inline size_t AttentionScratch::lines_of_room(int head_dim) {
-  return std::max(attention::Desk<attention::Floats>::lines(head_dim), attention::Desk<attention::Bf16s>::lines(head_dim));
+inline size_t AttentionScratch::lines_of_room(Kv kind, int head_dim) {
+  return kind == Kv::f32 ? attention::Desk<attention::Floats>::lines(head_dim)
+                         : attention::Desk<attention::Bf16s>::lines(head_dim);
 }
 
 // out [T][num_heads * head_dim] from q in qkv [T][(num_heads + 2 * num_kv_heads) * head_dim] and the cache, which holds
@@ -247,13 +214,11 @@ inline void paged_attention(Team& team, Heads heads, const float* qkv, float sof
   using namespace attention;
   const Call call{heads, qkv, softmax_scale * 1.44269504088896341f, window, cache, batch, out};
   team.each(static_cast<int>(scratch.items().size()), [&](int i) {
-    const auto& items = scratch.items();
-    const size_t after = i + team.size();
-    const Item* next = after < items.size() ? &items[after] : nullptr;
+    const Item& item = scratch.items()[i];
     if (cache.kind == Kv::f32)
-      do_item<Floats>(call, items[i], next, scratch, team.rank());
+      do_item<Floats>(call, item, scratch, team.rank());
     else
-      do_item<Bf16s>(call, items[i], next, scratch, team.rank());
+      do_item<Bf16s>(call, item, scratch, team.rank());
   });
   if (scratch.joins().empty()) return;
   team.each(static_cast<int>(scratch.joins().size()), [&](int i) { do_join(call, scratch.joins()[i], scratch); });

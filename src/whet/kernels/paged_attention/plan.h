@@ -1,5 +1,4 @@
-// How attention of a batch is shared out: tiles of query rows, in bundles of neighbouring heads, long ones cut along
-// their keys.
+// How attention of a batch is shared out: tiles of query rows, long ones cut along their keys.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +10,9 @@ namespace whet {
 
 namespace attention {
 
-constexpr int TILE_ROWS = 48;          // query rows that go through the keys together
-constexpr int MIN_CHUNKS = 4;          // that a piece of a tile is worth
-constexpr int PIECES = 4;              // a thread, so that the last to finish is not far behind
-constexpr size_t BUNDLE_BYTES = 8192;  // of a block, that lie side by side: the memory is fastest at whole pages
+constexpr int TILE_ROWS = 48;  // query rows that go through the keys together
+constexpr int MIN_CHUNKS = 4;  // that a piece of a tile is worth
+constexpr int PIECES = 4;      // a thread, so that the last to finish is not far behind
 
 // Rows of a sequence and a key-value head: row r is query head r % group of the step's token r / group.
 struct Tile {
@@ -24,9 +22,9 @@ struct Tile {
   // strips differ by one row at the most
   int strip_row(int strip) const { return num_rows * strip / num_strips(); }
 };
-// Some chunks of tiles that have the same rows in neighbouring heads.
+// Some of a tile's chunks.
 struct Item {
-  int tile, num_tiles, first_chunk, last_chunk;
+  int tile, first_chunk, last_chunk;
   long cost;
 };
 // A strip of a tile in pieces.
@@ -50,14 +48,15 @@ class AttentionScratch {
   void plan(Heads heads, Kv kind, const Ragged& batch, int num_threads) {
     using namespace attention;
     tiles_.clear(), items_.clear(), joins_.clear();
-    num_parts_ = 0;
+    for (int seq = 0; seq < batch.num_seqs; seq++) add_tiles(heads, batch, seq);
     long total = 0;
-    for (int seq = 0; seq < batch.num_seqs; seq++) total += cost_of(heads, batch, seq);
-    most_ = num_threads > 1 ? std::max(total / (num_threads * PIECES), 1l) : total;
-    for (int seq = 0; seq < batch.num_seqs; seq++) add_sequence(heads, kind, batch, seq);
+    for (const Tile& tile : tiles_) total += cost(tile, tile.num_chunks);
+    const long most = num_threads > 1 ? std::max(total / (num_threads * PIECES), 1l) : total;
+    size_t num_parts = 0;
+    for (size_t i = 0; i < tiles_.size(); i++) num_parts += cut(static_cast<int>(i), most, num_parts);
     std::stable_sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.cost > b.cost; });
-    fit(parts_, num_parts_ * part_lines(heads.head_dim));
-    room_lines_ = lines_of_room(heads.head_dim);
+    fit(parts_, num_parts * part_lines(heads.head_dim));
+    room_lines_ = lines_of_room(kind, heads.head_dim);
     fit(rooms_, room_lines_ * num_threads);
   }
 
@@ -72,57 +71,36 @@ class AttentionScratch {
 
  private:
   // The keys are read once for all rows, which counts as four rows more.
-  static long cost(int num_rows, int num_chunks) { return (num_rows + 4l) * num_chunks; }
-  static int chunks_until(int position) { return position / attention::CHUNK + 1; }
+  static long cost(const attention::Tile& tile, int num_chunks) { return (tile.num_rows + 4l) * num_chunks; }
 
-  static long cost_of(Heads heads, const Ragged& batch, int seq) {
+  void add_tiles(Heads heads, const Ragged& batch, int seq) {
     using namespace attention;
     const int rows = batch.num_new(seq) * heads.group(), first = batch.first_position(seq);
-    long total = 0;
-    for (int row = 0; row < rows; row += TILE_ROWS) {
-      const int end = std::min(rows, row + TILE_ROWS);
-      total += cost(end - row, chunks_until(first + (end - 1) / heads.group()));
-    }
-    return total * heads.num_kv_heads;
-  }
-
-  void add_sequence(Heads heads, Kv kind, const Ragged& batch, int seq) {
-    using namespace attention;
-    const int rows = batch.num_new(seq) * heads.group(), first = batch.first_position(seq);
-    const int tile_bytes = BLOCK * heads.head_dim * bytes_of(kind);
-    for (int row = 0; row < rows; row += TILE_ROWS) {
-      const int num_rows = std::min(TILE_ROWS, rows - row);
-      const int num_chunks = chunks_until(first + (row + num_rows - 1) / heads.group());
-      int bundle = std::min<int>(BUNDLE_BYTES / tile_bytes, TILE_ROWS / num_rows);
-      // One at a time where the threads would not have enough to share
-      if (pieces_of(cost(num_rows, num_chunks) * heads.num_kv_heads) > std::max(1, num_chunks / MIN_CHUNKS)) bundle = 1;
-      for (int head = 0; head < heads.num_kv_heads; head += bundle) {
-        const int tile = static_cast<int>(tiles_.size()), num_tiles = std::min(bundle, heads.num_kv_heads - head);
-        for (int i = 0; i < num_tiles; i++) tiles_.push_back({seq, head + i, row, num_rows, num_chunks, -1});
-        cut(tile, num_tiles);
+    for (int kv_head = 0; kv_head < heads.num_kv_heads; kv_head++)
+      for (int row = 0; row < rows; row += TILE_ROWS) {
+        const int num_rows = std::min(TILE_ROWS, rows - row);
+        const int last_position = first + (row + num_rows - 1) / heads.group();
+        tiles_.push_back({seq, kv_head, row, num_rows, last_position / CHUNK + 1, -1});
       }
-    }
   }
 
-  int pieces_of(long cost) const { return static_cast<int>((cost + most_ - 1) / most_); }
-
-  void cut(int tile, int num_tiles) {
+  // A tile that costs more than `most` becomes pieces. Returns how many parts they leave to be joined.
+  size_t cut(int index, long most, size_t num_parts) {
     using namespace attention;
-    const int num_chunks = tiles_[tile].num_chunks, num_rows = tiles_[tile].num_rows;
-    const long whole = cost(num_rows, num_chunks) * num_tiles;
-    const int pieces = std::max(1, std::min(pieces_of(whole), num_chunks / MIN_CHUNKS));
-    for (int i = 0; i < pieces; i++)
-      items_.push_back({tile, num_tiles, num_chunks * i / pieces, num_chunks * (i + 1) / pieces, whole / pieces});
-    if (pieces == 1) return;
-    for (int i = tile; i < tile + num_tiles; i++) {
-      const int strips = tiles_[i].num_strips();
-      tiles_[i].parts = static_cast<ptrdiff_t>(num_parts_);
-      num_parts_ += static_cast<size_t>(num_chunks) * strips;
-      for (int strip = 0; strip < strips; strip++) joins_.push_back({i, strip});
+    Tile& tile = tiles_[index];
+    const int wanted = static_cast<int>((cost(tile, tile.num_chunks) + most - 1) / most);
+    const int pieces = std::max(1, std::min(wanted, tile.num_chunks / MIN_CHUNKS));
+    for (int i = 0; i < pieces; i++) {
+      const int first = tile.num_chunks * i / pieces, last = tile.num_chunks * (i + 1) / pieces;
+      items_.push_back({index, first, last, cost(tile, last - first)});
     }
+    if (pieces == 1) return 0;
+    tile.parts = static_cast<ptrdiff_t>(num_parts);
+    for (int strip = 0; strip < tile.num_strips(); strip++) joins_.push_back({index, strip});
+    return static_cast<size_t>(tile.num_chunks) * tile.num_strips();
   }
 
-  static size_t lines_of_room(int head_dim);
+  static size_t lines_of_room(Kv kind, int head_dim);
   static void fit(std::vector<attention::Line>& lines, size_t size) {
     if (lines.size() < size) lines.resize(size);
   }
@@ -131,8 +109,7 @@ class AttentionScratch {
   std::vector<attention::Item> items_;
   std::vector<attention::Join> joins_;
   std::vector<attention::Line> parts_, rooms_;
-  size_t room_lines_ = 0, num_parts_ = 0;
-  long most_ = 1;
+  size_t room_lines_ = 0;
 };
 
 }  // namespace whet

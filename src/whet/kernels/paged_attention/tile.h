@@ -11,7 +11,7 @@ namespace whet::attention {
 constexpr int CHUNK = 128;  // keys
 constexpr int BLOCKS = CHUNK / BLOCK;
 constexpr int MAX_ROWS = WHET_ISA == 512 ? 6 : 2;  // of a tile: 24 sums fill the registers of AVX-512
-constexpr float NOTHING = -3.0e38f;                // the score of a key that is not seen, the maximum of none
+constexpr float NOTHING = -1.0e30f;                // the score of a key that is not seen, the maximum of none
 
 // How numbers meet in a product: each lane takes a pack of both sides.
 struct Floats {
@@ -33,19 +33,17 @@ struct Bf16s {
   static void put(Element* p, F x) { store_bf16(p, x); }
 };
 
-// The blocks of a chunk as the products read them, and as many of what will be read later.
+// The blocks of a chunk as the products read them, and those of keys that will be read after it.
 template <typename Type>
 struct Chunk {
   using Element = typename Type::Element;
-  const Element *keys[BLOCKS], *values[BLOCKS];
-  const Element *later_keys[BLOCKS], *later_values[BLOCKS];
+  const Element *keys[BLOCKS], *values[BLOCKS], *next_keys[BLOCKS];
   const float *key_scales[BLOCKS], *value_scales[BLOCKS];  // of int8
   bool scaled;
 };
 
-// 2^x for x <= 1 or so, to 2e-7; exactly 0 below -126, exactly 1 at 0. Minimax polynomial for 2^r, |r| <= 1/2.
+// 2^x for x <= 1 or so, to 2e-7; exactly 1 at 0, exactly 0 far below. Minimax polynomial for 2^r, |r| <= 1/2.
 inline F power2(F x) {
-  x = max(x, set1(-150.0f));
   const F n = round(x), r = sub(x, n);
   F p = set1(0.00132647269f);
   p = fma(p, r, set1(0.00967151266f));
@@ -53,10 +51,10 @@ inline F power2(F x) {
   p = fma(p, r, set1(0.240222421f));
   p = fma(p, r, set1(0.693146978f));
   p = fma(p, r, set1(1.0f));
-  return scale_by_power(p, n);
+  return scale_down(p, n);
 }
 
-// scores [R][CHUNK], of the keys of C blocks. AHEAD: fetch as many tiles of `later`.
+// scores [R][CHUNK], of the keys of C blocks. AHEAD: fetch as many blocks of `later`.
 template <typename Type, int R, int C, bool AHEAD>
 void score(const typename Type::Element* q, int head_dim, const typename Type::Element* const* keys,
            const typename Type::Element* const* later, float* scores) {
@@ -108,37 +106,6 @@ void mix(const typename Type::Element* weights, int head_dim, const typename Typ
     }
 }
 
-// Scores of one row become weights relative to their maximum; of the keys from..to - 1 of the blocks first..last - 1.
-// Returns the maximum (in units of log 2) and the sum of the weights.
-struct Softmax {
-  float most, sum;
-};
-template <typename Type>
-Softmax softmax(const Chunk<Type>& chunk, float* scores, int from, int to, int first, int last, float scale,
-                typename Type::Element* weights) {
-  if (from >= to) {
-    for (int b = first; b < last; b++) Type::put(weights + b * BLOCK, set1(0.0f));
-    return {NOTHING, 0.0f};
-  }
-  F most = set1(NOTHING);
-  for (int b = first; b < last; b++) {
-    F s = load(scores + b * BLOCK);
-    if (chunk.scaled) s = mul(s, load(chunk.key_scales[b]));
-    if (from > b * BLOCK || to < (b + 1) * BLOCK) s = keep(s, from - b * BLOCK, to - b * BLOCK, NOTHING);
-    if (chunk.scaled || from > b * BLOCK || to < (b + 1) * BLOCK) store(scores + b * BLOCK, s);
-    most = max(most, s);
-  }
-  const float shift = reduce_max(most) * scale;
-  F sum = set1(0.0f);
-  for (int b = first; b < last; b++) {
-    F p = power2(fma(load(scores + b * BLOCK), set1(scale), set1(-shift)));
-    sum = add(sum, p);
-    if (chunk.scaled) p = mul(p, load(chunk.value_scales[b]));
-    Type::put(weights + b * BLOCK, p);
-  }
-  return {shift, reduce_add(sum)};
-}
-
 // The running softmax of up to 16 rows, a lane each.
 struct alignas(64) State {
   float most[LANES], sum[LANES];
@@ -164,6 +131,48 @@ struct Room {
   alignas(64) typename Type::Element weights[MAX_ROWS * CHUNK];
 };
 
+// The scores of a row are multiplied by the keys' scales (of int8), and those of keys that it does not see become NOTHING.
+template <typename Type>
+void correct(const Chunk<Type>& chunk, float* scores, int from, int to, int first, int last) {
+  for (int b = first; b < last; b++) {
+    F s = load(scores + b * BLOCK);
+    if (chunk.scaled) s = mul(s, load(chunk.key_scales[b]));
+    store(scores + b * BLOCK, keep(s, from - b * BLOCK, to - b * BLOCK, NOTHING));
+  }
+}
+
+// Scores of R rows become weights, each row's relative to its maximum (in units of log 2), which go into `state` with
+// their sums.
+template <typename Type, int R>
+void softmax(const Chunk<Type>& chunk, const Seen& seen, float scale, Room<Type>& room, State& state) {
+  const int first = seen.first, last = seen.last;
+  float shift[R];
+  for (int r = 0; r < R; r++) {
+    float* scores = room.scores + r * CHUNK;
+    if (chunk.scaled || seen.from[r] > first * BLOCK || seen.to[r] < last * BLOCK)
+      correct(chunk, scores, seen.from[r], seen.to[r], first, last);
+    F most = load(scores + first * BLOCK);
+    for (int b = first + 1; b < last; b++) most = max(most, load(scores + b * BLOCK));
+    shift[r] = reduce_max(most) * scale;
+  }
+  for (int r = 0; r < R; r++) {
+    const float* scores = room.scores + r * CHUNK;
+    auto* weights = room.weights + r * CHUNK;
+    if (seen.from[r] >= seen.to[r]) {
+      for (int b = first; b < last; b++) Type::put(weights + b * BLOCK, set1(0.0f));
+      continue;
+    }
+    F sum = set1(0.0f);
+    for (int b = first; b < last; b++) {
+      F p = power2(fma(load(scores + b * BLOCK), set1(scale), set1(-shift[r])));
+      sum = add(sum, p);
+      if (chunk.scaled) p = mul(p, load(chunk.value_scales[b]));
+      Type::put(weights + b * BLOCK, p);
+    }
+    state.most[r] = shift[r], state.sum[r] = reduce_add(sum);
+  }
+}
+
 // One chunk for R rows: q [R][head_dim]. `alone`: out and state get what the chunk gives, to be joined later; else it
 // is joined to what they hold.
 template <typename Type, int R, bool AHEAD>
@@ -171,17 +180,13 @@ void attend(const typename Type::Element* q, int head_dim, const Chunk<Type>& ch
             bool alone, State& state, float* out, Room<Type>& room) {
   int b = seen.first;
   for (; b + 4 <= seen.last; b += 4)
-    score<Type, R, 4, AHEAD>(q, head_dim, chunk.keys + b, chunk.later_keys + b, room.scores + b * BLOCK);
+    score<Type, R, 4, AHEAD>(q, head_dim, chunk.keys + b, chunk.values + b, room.scores + b * BLOCK);
   for (; b < seen.last; b++)
-    score<Type, R, 1, AHEAD>(q, head_dim, chunk.keys + b, chunk.later_keys + b, room.scores + b * BLOCK);
+    score<Type, R, 1, AHEAD>(q, head_dim, chunk.keys + b, chunk.values + b, room.scores + b * BLOCK);
 
   State mine;
   mine.clear();
-  for (int r = 0; r < R; r++) {
-    const Softmax row = softmax<Type>(chunk, room.scores + r * CHUNK, seen.from[r], seen.to[r], seen.first, seen.last,
-                                      scale, room.weights + r * CHUNK);
-    mine.most[r] = row.most, mine.sum[r] = row.sum;
-  }
+  softmax<Type, R>(chunk, seen, scale, room, mine);
   alignas(64) float old[LANES], fresh[LANES];
   if (alone)
     state = mine;
@@ -194,7 +199,7 @@ void attend(const typename Type::Element* q, int head_dim, const Chunk<Type>& ch
       const typename Type::Element *values[BLOCKS], *later[BLOCKS];
       for (int i = seen.first; i < seen.last; i++) {
         values[i] = chunk.values[i] + d * Type::PACK;
-        if constexpr (AHEAD) later[i] = chunk.later_values[i] + d * Type::PACK;
+        if constexpr (AHEAD) later[i] = chunk.next_keys[i] + d * Type::PACK;
       }
       mix_columns(room.weights, head_dim, values, later, seen.first, seen.last, factor, fresh, out + d);
     }

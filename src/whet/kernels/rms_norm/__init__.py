@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whet.errors import InputsError
 from whet.kernels.build import Library
-from whet.kernels.dispatch import as_rows, check_floats, kernels_for, pointer
+from whet.kernels.dispatch import as_floats, as_type, check_floats, kernels_for, pointer
 from whet.kernels.rms_norm.reference import quantise_reference, rms_norm_reference
 
 
@@ -69,7 +69,7 @@ def _(x: Tensor, added: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, T
 
 
 class _Made(NamedTuple):
-    """What was asked for; the rest is empty."""
+    """sum is x where nothing was added; scale is that of int8, where it was asked for."""
 
     sum: Tensor
     y: Tensor
@@ -85,43 +85,39 @@ def _compute(x: Tensor, added: Tensor | None, weight_D: Tensor, eps: float, *, q
             f"what is added to {x.dtype} {list(x.shape)} has the same type and shape, "
             f"not {added.dtype} {list(added.shape)}"
         )
-    x_MD, added_MD, weight_D = as_rows(x), None if added is None else as_rows(added), weight_D.float().contiguous()
-    library = kernels_for(x)
+    weight_D = as_floats(weight_D)
+    floats, more = as_floats(x), None if added is None else as_floats(added)
+    library = kernels_for(x, added, weight_D)
     if library is None:
-        made = _in_torch(x_MD, added_MD, weight_D, eps, quantise)
+        made = _in_torch(floats, more, weight_D, eps, quantise)
     else:
-        made = _by_kernel(library, x_MD, added_MD, weight_D, eps, quantise)
-    y = made.y if quantise else made.y.to(x.dtype)
-    return _Made(
-        made.sum if added is None else made.sum.to(x.dtype).view(x.shape),
-        y.view(x.shape),
-        made.scale.view(x.shape[:-1]),
-    )
+        made = _by_kernel(library, floats, more, weight_D, eps, quantise)
+    return _Made(as_type(made.sum, x), made.y if quantise else as_type(made.y, x), made.scale)
 
 
-def _in_torch(x_MD: Tensor, added_MD: Tensor | None, weight_D: Tensor, eps: float, quantise: bool) -> _Made:
-    sum_MD = x_MD if added_MD is None else x_MD + added_MD
-    y_MD = rms_norm_reference(sum_MD, weight_D, eps)
-    return _Made(sum_MD, *quantise_reference(y_MD)) if quantise else _Made(sum_MD, y_MD, x_MD.new_empty(len(x_MD)))
+def _in_torch(x: Tensor, added: Tensor | None, weight_D: Tensor, eps: float, quantise: bool) -> _Made:
+    total = x if added is None else x + added
+    y = rms_norm_reference(total, weight_D, eps)
+    return _Made(total, *quantise_reference(y)) if quantise else _Made(total, y, total)
 
 
 def _by_kernel(
-    library: Library, x_MD: Tensor, added_MD: Tensor | None, weight_D: Tensor, eps: float, quantise: bool
+    library: Library, x: Tensor, added: Tensor | None, weight_D: Tensor, eps: float, quantise: bool
 ) -> _Made:
-    M, D = x_MD.shape
-    sum_MD = x_MD if added_MD is None else torch.empty(M, D)
-    y_MD = torch.empty(M, D, dtype=torch.int8 if quantise else torch.float32)
-    scale_M = torch.empty(M)
+    D = x.shape[-1]
+    total = x if added is None else torch.empty_like(x)
+    y = torch.empty_like(x, dtype=torch.int8 if quantise else torch.float32)
+    scale = torch.empty(x.shape[:-1]) if quantise else total
     library.functions.whet_rms_norm(
-        pointer(x_MD),
-        pointer(added_MD),
+        pointer(x),
+        pointer(added),
         pointer(weight_D),
-        M,
+        x.numel() // D,
         D,
         ctypes.c_float(eps),
-        pointer(sum_MD),
-        pointer(None if quantise else y_MD),
-        pointer(y_MD if quantise else None),
-        pointer(scale_M),
+        pointer(total),
+        pointer(None if quantise else y),
+        pointer(y if quantise else None),
+        pointer(scale),
     )
-    return _Made(sum_MD, y_MD, scale_M)
+    return _Made(total, y, scale)

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from whet.errors import InputsError
-from whet.kernels.dispatch import check_floats, kernels_for, pointer
+from whet.kernels.dispatch import as_floats, check_floats, kernels_for, pointer
 from whet.kernels.sample.reference import sample_reference
 
 UNUSABLE = -1  # in the place of a token where a row has NaN or +inf, or nothing above -inf
+_COLUMNS = ("temperature", "top_k", "top_p", "min_p", "uniform")
 
 
 @torch.library.custom_op("whet::sample", mutates_args=())
@@ -23,16 +24,15 @@ def sample(
     int32, 0 for all. The same numbers give the same token whatever rows share the call.
     Raises InputsError where shapes or types do not fit.
     """
-    R = _check(logits_RV, (temperature_R, top_k_R, top_p_R, min_p_R, uniform_R))
-    columns = [column.contiguous() for column in (temperature_R, top_k_R, top_p_R, min_p_R, uniform_R)]
-    logits_RV = logits_RV.float().contiguous()
-    library = kernels_for(logits_RV)
+    columns = (temperature_R, top_k_R, top_p_R, min_p_R, uniform_R)
+    _check(logits_RV, columns)
+    logits_RV = as_floats(logits_RV)
+    library = kernels_for(logits_RV, *columns)
     if library is None:
         return sample_reference(logits_RV, *columns)
+    R, V = logits_RV.shape
     ids_R = torch.empty(R, dtype=torch.int64)
-    library.functions.whet_sample(
-        pointer(logits_RV), R, logits_RV.shape[1], *(pointer(column) for column in columns), pointer(ids_R)
-    )
+    library.functions.whet_sample(pointer(logits_RV), R, V, *map(pointer, columns), pointer(ids_R))
     return ids_R
 
 
@@ -43,15 +43,15 @@ def _(
     return logits_RV.new_empty(logits_RV.shape[0], dtype=torch.int64)
 
 
-def _check(logits_RV: Tensor, columns: tuple[Tensor, ...]) -> int:
+def _check(logits_RV: Tensor, columns: tuple[Tensor, ...]) -> None:
     check_floats(logits_RV)
-    if logits_RV.dim() != 2 or logits_RV.shape[1] == 0:
+    if logits_RV.dim() != 2:
         raise InputsError(f"logits are [rows, vocabulary], not {list(logits_RV.shape)}")
-    for name, column in zip(("temperature", "top_k", "top_p", "min_p", "uniform"), columns, strict=True):
+    R = logits_RV.shape[0]
+    for name, column in zip(_COLUMNS, columns, strict=True):
         dtype = torch.int32 if name == "top_k" else torch.float32
-        if column.shape != logits_RV.shape[:1] or column.dtype != dtype:
+        if column.dtype is not dtype or column.dim() != 1 or column.numel() != R or not column.is_contiguous():
             raise InputsError(
-                f"{name} of {len(logits_RV)} rows is {dtype} [{len(logits_RV)}], "
-                f"not {column.dtype} {list(column.shape)}"
+                f"{name} of {R} rows is {dtype} [{R}], contiguous, "
+                f"not {column.dtype} {list(column.shape)} with strides {list(column.stride())}"
             )
-    return len(logits_RV)

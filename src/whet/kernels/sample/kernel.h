@@ -19,6 +19,7 @@ namespace sampling {
 
 constexpr int CHUNK = 512;  // logits that share 16 maxima
 constexpr int BUCKETS = 2048;
+constexpr int BELOW = 16;     // more buckets, for what lies below all: sums into one would wait for each other
 constexpr int UNUSABLE = -1;  // NaN or +inf among the logits, or nothing above -inf
 
 struct Rule {
@@ -38,7 +39,7 @@ struct Room {
   std::vector<float> maxima, sorted, x, weight;
   std::vector<int32_t> ids, bucket;
   std::vector<Token> tokens;
-  double mass[BUCKETS + 1];  // the last for what lies below all
+  double mass[BUCKETS + BELOW];
 };
 
 // Up to sixteen lanes; `other` in those beyond `count`.
@@ -157,10 +158,11 @@ class Histogram {
     room.bucket.resize(from.n);
     int32_t* bucket = room.bucket.data();
     for (int i = 0; i < from.n; i++) {
-      const float place = (largest - from.x[i]) * scale;
-      bucket[i] = static_cast<int32_t>(place < BUCKETS ? place : BUCKETS);  // a NaN, of numbers too far apart, is below
+      const float place = (largest - from.x[i]) * scale;  // NaN where numbers lie too far apart; it is below
+      const int32_t below = BUCKETS + i % BELOW;
+      bucket[i] = place < BUCKETS ? static_cast<int32_t>(place) : below;
     }
-    std::fill(room.mass, room.mass + BUCKETS + 1, 0.0);
+    std::fill(room.mass, room.mass + BUCKETS + BELOW, 0.0);
     for (int i = 0; i < from.n; i++) room.mass[bucket[i]] += from.weight[i];
   }
 
@@ -171,7 +173,7 @@ class Histogram {
     int at = 0;
     double before_bucket = 0;
     sum = 0;
-    for (int b = 0; b <= BUCKETS; b++) {
+    for (int b = 0; b < BUCKETS; b++) {
       if (room_.mass[b] == 0) continue;
       at = b;
       before_bucket = sum;

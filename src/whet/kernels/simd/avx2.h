@@ -59,6 +59,8 @@ inline F keep(F x, int from, int to, float other) {
   return {keep_half(x.lo, from, to, other), keep_half(x.hi, from - 8, to - 8, other)};
 }
 
+inline F scale_down(F x, F n) { return scale_by_power(x, n); }
+
 inline I set1_i(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline __m256i load_half(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline void store_half(void* p, __m256i x) { _mm256_storeu_si256(static_cast<__m256i*>(p), x); }

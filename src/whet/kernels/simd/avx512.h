@@ -34,6 +34,9 @@ inline F keep(F x, int from, int to, float other) {
   return _mm512_mask_mov_ps(_mm512_set1_ps(other), static_cast<__mmask16>(below(to) & ~below(from)), x);
 }
 
+// x * 2^n for whole n; 0 or next to it where that is below the normal numbers
+inline F scale_down(F x, F n) { return _mm512_scalef_ps(x, n); }
+
 inline I set1_i(int32_t x) { return _mm512_set1_epi32(x); }
 inline I load_i(const int32_t* p) { return _mm512_loadu_si512(p); }
 inline void store_i(int32_t* p, I x) { _mm512_storeu_si512(p, x); }

@@ -49,6 +49,8 @@ inline F keep(F x, int from, int to, float other) {
   return each<F>([&](int i) { return from <= i && i < to ? x.v[i] : other; });
 }
 
+inline F scale_down(F x, F n) { return scale_by_power(x, n); }
+
 inline I set1_i(int32_t x) { return each<I>([=](int) { return x; }); }
 inline I load_i(const int32_t* p) { return each<I>([=](int i) { return p[i]; }); }
 inline void store_i(int32_t* p, I x) { std::memcpy(p, x.v, sizeof x.v); }

@@ -1,0 +1,133 @@
+"""whet bench-serve: put a server of language models under load."""
+
+import contextlib
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from whet.cli.units import seconds
+from whet.errors import OptionError
+from whet.traffic.benchmark import Options, run
+from whet.traffic.own_server import own_server
+from whet.traffic.record import Record
+from whet.traffic.report import Report, make_directory, write_report
+from whet.traffic.slo import Slo
+from whet.traffic.terminal import show_report
+from whet.traffic.trace import read_trace
+
+_FAILED, _INTERRUPTED = 2, 130
+
+
+def bench_serve(
+    target: Annotated[str, typer.Argument(metavar="URL|DIR", help="a server, or a model directory to serve meanwhile")],
+    serve_options: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- SERVE OPTIONS...]", help="of whet serve, where a DIR is given")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="CSV with TIMESTAMP, ContextTokens, GeneratedTokens, as Azure's")
+    ] = None,
+    rate: Annotated[float | None, typer.Option(help="instead: random (Poisson) arrivals, requests per second")] = None,
+    num_requests: Annotated[int | None, typer.Option(help="at most so many")] = None,
+    duration: Annotated[str | None, typer.Option(help="send for so long (default 60s, or --num-requests)")] = None,
+    load: Annotated[
+        float | None, typer.Option(help="of a trace: share of what the server can do, measured first (default 0.7)")
+    ] = None,
+    time_scale: Annotated[float | None, typer.Option(help="of a trace, instead of --load: factor of its gaps")] = None,
+    length_scale: Annotated[
+        float | None, typer.Option(help="of a trace: factor of its lengths (default: the longest fits)")
+    ] = None,
+    max_input: Annotated[int | None, typer.Option(help="cut longer prompts, in tokens")] = None,
+    max_output: Annotated[int | None, typer.Option(help="cut longer outputs, in tokens")] = None,
+    input_len: Annotated[str, typer.Option(help="prompts for --rate, uniform")] = "16-255",
+    output_len: Annotated[str, typer.Option(help="outputs for --rate, uniform")] = "32-127",
+    concurrency: Annotated[
+        int | None, typer.Option(help="at most so many in flight (default no limit: an open loop)")
+    ] = None,
+    shared_prefix: Annotated[int, typer.Option(help="so many first tokens are the same in every prompt")] = 0,
+    seed: Annotated[int, typer.Option(help="of prompts and random arrivals")] = 0,
+    slo: Annotated[str | None, typer.Option(help="limits for the goodput, as ttft=500ms,tpot=50ms,e2e=10s")] = None,
+    api_key: Annotated[str | None, typer.Option(help="of the server", envvar="WHET_API_KEY")] = None,
+    out: Annotated[Path | None, typer.Option(help="a directory for report.json and requests.csv")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the report as one JSON object")] = False,
+) -> None:
+    """Replay production traffic, or random arrivals, against a server: latencies, throughput, goodput.
+
+    Requests are sent at their time, whatever the server does. A trace is scaled to the machine: its lengths so that the
+    longest request fits the model, its gaps so that the load is a share of what the server can do.
+    """
+    console = Console(stderr=True)
+    options = Options(
+        trace=None if trace is None else read_trace(trace),
+        source="" if trace is None else trace.name,
+        rate=rate,
+        num_requests=num_requests,
+        duration_s=None if duration is None else seconds(duration),
+        load=load,
+        time_scale=time_scale,
+        length_scale=length_scale,
+        max_input=max_input,
+        max_output=max_output,
+        input_len=_range(input_len, "input-len"),
+        output_len=_range(output_len, "output-len"),
+        max_in_flight=concurrency,
+        shared_prefix=shared_prefix,
+        seed=seed,
+        slo=None if slo is None else Slo.parse(slo),
+    )
+    directory = None if out is None else make_directory(out)
+    report, records = _measure(console, target, options, api_key, serve_options or [])
+    show_report(console if as_json else Console(), report)
+    if as_json:
+        print(report.to_json(indent=None), end="", flush=True)
+    if directory is not None:
+        write_report(directory, report, records)
+        console.print(f"written to {directory}", highlight=False, markup=False)
+    if report.is_partial:
+        raise typer.Exit(_INTERRUPTED)
+    if not report.figures.num_answered:
+        raise typer.Exit(_FAILED)
+
+
+def _measure(
+    console: Console, target: str, options: Options, api_key: str | None, serve_options: Sequence[str]
+) -> tuple[Report, list[Record]]:
+    if "://" in target:
+        if serve_options:
+            raise OptionError(f"{' '.join(serve_options)}: options of whet serve go with a DIR, not with a URL")
+        return _run(console, target, options, api_key)
+    # A server of our own has to be ended where this process is asked to end, as on Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    key = [] if api_key is None else ["--api-key", api_key]
+    with contextlib.ExitStack() as stack:
+        with console.status("starting whet serve"):
+            url = stack.enter_context(own_server(Path(target), [*key, *serve_options]))
+        return _run(console, url, options, api_key)
+
+
+def _run(console: Console, url: str, options: Options, api_key: str | None) -> tuple[Report, list[Record]]:
+    """With a bar of how many requests have ended; redrawn seldom, as that takes time from the generator."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    seen = console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not seen, refresh_per_second=2) as progress:
+        bar = progress.add_task("", total=None)
+        return run(
+            url,
+            options,
+            api_key=api_key,
+            on_stage=lambda stage: progress.update(bar, description=stage),
+            on_progress=lambda num_ended, num_planned: progress.update(bar, completed=num_ended, total=num_planned),
+        )
+
+
+def _range(text: str, name: str) -> tuple[int, int]:
+    """ "16-255", or one number."""
+    found = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", text)
+    if found is None:
+        raise OptionError(f"--{name} {text!r}: write two lengths as 16-255, from 1 up")
+    return int(found[1]), int(found[2] or found[1])

@@ -1,0 +1,66 @@
+"""Attention by the kernels, and the structures that their functions take."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from whet.kernels.build import Library
+from whet.kernels.decoder.structs import CacheStruct, HeadsStruct, Kv, RaggedStruct
+from whet.kernels.paged_attention.cache import Batch, KvCache
+
+_KINDS = {torch.float32: Kv.F32, torch.bfloat16: Kv.BF16, torch.int8: Kv.S8}
+
+
+def paged_attention_native(
+    library: Library, qkv_TC: Tensor, caches: Sequence[KvCache], batch: Batch, softmax_scale: float, window: int
+) -> Tensor:
+    """float32 [T, N * H] of the last cache: each is attended to in turn, as a decoder's layers are, in one region.
+
+    qkv: float32, contiguous. Nothing is checked. Raises MemoryError where there is none for the work.
+    """
+    heads = heads_struct(qkv_TC, caches[0])
+    out_TC = qkv_TC.new_empty(len(qkv_TC), heads.num_heads * heads.head_dim)
+    if len(qkv_TC) == 0:
+        return out_TC
+    structs = (CacheStruct * len(caches))(*(cache_struct(cache) for cache in caches))
+    failed = library.functions.whet_paged_attention(
+        ctypes.byref(heads),
+        ctypes.c_void_p(qkv_TC.data_ptr()),
+        ctypes.c_float(softmax_scale),
+        ctypes.c_int32(window),
+        structs,
+        ctypes.c_int32(len(caches)),
+        ctypes.byref(ragged_struct(batch)),
+        ctypes.c_void_p(out_TC.data_ptr()),
+    )
+    if failed:
+        raise MemoryError(f"no memory for attention of {len(qkv_TC)} tokens")
+    return out_TC
+
+
+def heads_struct(qkv_TC: Tensor, cache: KvCache) -> HeadsStruct:
+    """The query heads are what the cache's heads leave of a row."""
+    return HeadsStruct(
+        qkv_TC.shape[-1] // cache.head_dim - 2 * cache.num_kv_heads, cache.num_kv_heads, cache.head_dim
+    )
+
+
+def cache_struct(cache: KvCache) -> CacheStruct:
+    """Good as long as the cache's tensors live."""
+    tensors = (cache.keys, cache.values, cache.key_scales, cache.value_scales)
+    return CacheStruct(_KINDS[cache.keys.dtype], *(None if tensor is None else tensor.data_ptr() for tensor in tensors))
+
+
+def ragged_struct(batch: Batch) -> RaggedStruct:
+    """Good as long as the batch's tensors live."""
+    return RaggedStruct(
+        len(batch.positions),
+        len(batch.context_len),
+        batch.positions.data_ptr(),
+        batch.query_start.data_ptr(),
+        batch.context_len.data_ptr(),
+        batch.block_tables.data_ptr(),
+        batch.block_tables.shape[1],
+    )

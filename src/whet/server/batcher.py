@@ -1,0 +1,307 @@
+"""Dynamic batching for any model: samples that arrive one by one, from any thread, run together.
+
+A batch runs when `max_batch` samples wait, or when the first of them has waited for `max_wait_ms`. Samples of different
+lengths are sorted, so that batches are of like lengths, and padded; every caller gets its own rows back.
+"""
+
+import asyncio
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from whet.artefact import Artefact
+from whet.errors import EngineClosed, InputsError, OptionError, QueueFull
+from whet.server.padding import Cut, Padding, Sample, next_size, read_sample
+from whet.server.waiting_line import Waiting, WaitingLine
+from whet.signature import Argument
+
+_LONGEST_SLEEP_S = 3600.0
+
+
+@dataclass(frozen=True)
+class BatcherStats:
+    """Since the batcher was made. batch_sizes: how many batches ran of each size. Waits are from a sample's arrival to
+    the start of its batch. padding: share of the elements given to the model that were no sample's.
+    """
+
+    num_samples: int
+    num_batches: int
+    batch_sizes: dict[int, int]
+    mean_wait_ms: float
+    longest_wait_ms: float
+    padding: float
+    num_waiting: int
+    num_failed: int
+    num_cancelled: int
+    num_refused: int
+
+
+class DynamicBatcher:
+    """Runs a function over batches of single samples, in a thread of its own; a context manager.
+
+    function: a module in eval mode, a loaded artefact, or anything that takes tensors with a batch dimension in front
+    and returns tensors, tuples or dicts of them with one too. It runs without gradients, in one thread.
+    max_batch: samples in a batch. max_wait_ms: how long the first of a batch waits for others. max_waiting: samples
+    that may wait; beyond, `submit` raises QueueFull.
+    length_dim: the dimension of a sample (without the batch) in which samples may differ; None: in none.
+    cut: whether outputs have that dimension too, and are cut to the sample's length; for tuples and dicts, the places
+    or names of those that have. It has to be said as soon as lengths differ.
+    pad_value: a number for all inputs, or one for each by place or name. mask, lengths: keywords under which the
+    function is given which elements are a sample's (bool [batch, length], of the first input that has a length), and
+    the lengths (int64 [batch]). Without them the function must not mind the padding.
+    sort_by_length: longest first, in and among the batches that are formed together.
+    buckets: lengths to pad to; a longer sample is refused. batch_sizes: numbers of samples to fill batches up to.
+    example: a sample; those with other names, types or sizes are refused. Without it, they are not put into one batch.
+    An artefact says itself what it takes, so that it needs no example, nor batch_sizes where its own is fixed.
+
+    Raises OptionError for options out of range or a module in training mode.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        max_batch: int | None = None,
+        max_wait_ms: float = 5.0,
+        max_waiting: int = 1024,
+        pad_value: float | Mapping[int | str, float] = 0,
+        sort_by_length: bool = True,
+        buckets: Sequence[int] | None = None,
+        batch_sizes: Sequence[int] | None = None,
+        length_dim: int | None = 0,
+        cut: Cut | None = None,
+        mask: str | None = None,
+        lengths: str | None = None,
+        example: Any = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._takes = function.signature.inputs if isinstance(function, Artefact) else None
+        if self._takes is not None:
+            batch_sizes = batch_sizes or _fixed_batch(self._takes)
+        if max_batch is None:
+            max_batch = max(batch_sizes) if batch_sizes else 32
+        _check(function, max_batch, max_wait_ms, max_waiting, buckets, batch_sizes)
+        self._function, self._cut, self._clock = function, cut, clock
+        self._max_waiting = max_waiting
+        self._padding = Padding(
+            length_dim=length_dim,
+            value=pad_value,
+            lengths=tuple(buckets) if buckets else None,
+            batch_sizes=tuple(batch_sizes) if batch_sizes else None,
+            mask=mask,
+            lengths_name=lengths,
+        )
+        read = None if example is None else read_sample(example)
+        self._example, self._example_text = None if read is None else read.kind(length_dim), str(read)
+        self._first_length: int | None = None
+        self._changed = threading.Condition()
+        self._line = WaitingLine(max_batch, max_wait_ms / 1e3, sort_by_length=sort_by_length)
+        self._num_taken = 0  # out of the line, but not begun
+        self._is_closing = False
+        self._totals = _Totals()
+        self._thread = threading.Thread(target=self._work, name="whet-batcher", daemon=True)
+        self._thread.start()
+
+    def submit(self, sample: Any) -> "Future[Any]":
+        """Queue one sample: a tensor, or a tuple or dict of tensors, without a batch dimension.
+
+        Cancel it by its future. The result is what the function returns for it, without a batch dimension; what the
+        function raises, the futures of that batch raise. Raises InputsError for a sample that does not fit, QueueFull
+        where too many wait, EngineClosed after `close`.
+        """
+        entry = self._entry(read_sample(sample))
+        with self._changed:
+            if self._is_closing:
+                raise EngineClosed("the batcher is closed")
+            if len(self._line) + self._num_taken >= self._max_waiting:
+                self._totals.num_refused += 1
+                raise QueueFull(f"{self._max_waiting} samples wait already; send this one again later")
+            due_s, entry.arrived_s = self._line.due_s(), self._clock()
+            self._line.add(entry)
+            if self._line.due_s() != due_s:  # the thread sleeps until then
+                self._changed.notify()
+        entry.future.add_done_callback(lambda future: self._ended(entry))
+        return entry.future
+
+    async def __call__(self, sample: Any) -> Any:
+        """The same from a coroutine; cancelled, it takes the sample back, if that has not begun to run."""
+        return await asyncio.wrap_future(self.submit(sample))
+
+    def stats(self) -> BatcherStats:
+        """What has been done until now."""
+        with self._changed:
+            return self._totals.stats(len(self._line) + self._num_taken)
+
+    def close(self, *, drain: bool = True) -> None:
+        """Take no more samples; run those that wait, or with drain=False cancel them; end the thread."""
+        with self._changed:
+            self._is_closing = True
+            if not drain:
+                for entry in (entry for batch in self._line.take(0.0, everything=True) for entry in batch):
+                    entry.future.cancel()
+            self._changed.notify()
+        if threading.current_thread() is not self._thread:  # a function may close its own batcher
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ended(self, entry: Waiting) -> None:
+        if entry.future.cancelled():
+            with self._changed:
+                self._line.discard(entry)
+                self._totals.num_cancelled += 1
+
+    def _entry(self, sample: Sample) -> Waiting:
+        """Raises InputsError where it does not fit."""
+        dim = self._padding.length_dim
+        kind, length = sample.kind(dim), sample.length(dim)
+        if self._takes is not None:
+            _check_fits(sample, self._takes, self._padding)
+        if self._example is not None and kind != self._example:
+            raise InputsError(f"the sample is ({sample}), the example was ({self._example_text})")
+        if length is not None:
+            self._check_length(length)
+        return Waiting(sample, kind, length or 0, arrived_s=0.0)
+
+    def _check_length(self, length: int) -> None:
+        buckets = self._padding.lengths
+        if buckets and length > buckets[-1]:
+            raise InputsError(f"the sample's length {length} is beyond the largest bucket, {buckets[-1]}")
+        if self._first_length is None:
+            self._first_length = length
+        if self._cut is None and (length != self._first_length or next_size(length, buckets) != length):
+            raise OptionError(
+                "samples of different lengths are padded: say with cut=True or cut=False whether the outputs have "
+                "the length dimension too, and are to be cut"
+            )
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                batches = self._line.take(self._clock(), everything=self._is_closing)
+                while not batches:
+                    due_s = self._line.due_s()
+                    if self._is_closing and due_s is None:
+                        return
+                    wait_s = _LONGEST_SLEEP_S if due_s is None else due_s - self._clock()
+                    self._changed.wait(min(max(wait_s, 0.0), _LONGEST_SLEEP_S))
+                    batches = self._line.take(self._clock(), everything=self._is_closing)
+                self._num_taken = sum(map(len, batches))
+            for batch in batches:
+                self._run(batch)
+
+    def _run(self, batch: list[Waiting]) -> None:
+        """Never raises: what goes wrong goes to the futures of the batch."""
+        begun = [entry for entry in batch if entry.future.set_running_or_notify_cancel()]
+        with self._changed:
+            self._num_taken -= len(batch)
+            self._totals.begin(begun, self._clock())
+        if not begun:
+            return
+        try:
+            padded = self._padding.batch([entry.sample for entry in begun])
+            with torch.no_grad():
+                output = self._function(*padded.args, **padded.kwargs)
+            results = self._padding.split(output, padded, False if self._cut is None else self._cut)
+        except BaseException as error:  # noqa: BLE001 - a thread that ends would leave every caller waiting
+            with self._changed:
+                self._totals.num_failed += len(begun)
+            for entry in begun:
+                entry.future.set_exception(error)
+            return
+        with self._changed:
+            self._totals.num_elements += padded.num_elements
+            self._totals.num_padding += padded.num_padding
+        for entry, result in zip(begun, results, strict=True):
+            entry.future.set_result(result)
+
+
+def _check(
+    function: Callable[..., Any],
+    max_batch: int,
+    max_wait_ms: float,
+    max_waiting: int,
+    buckets: Sequence[int] | None,
+    batch_sizes: Sequence[int] | None,
+) -> None:
+    """Raise OptionError for what cannot be."""
+    if isinstance(function, nn.Module) and function.training:
+        raise OptionError("the module is in training mode, where samples of a batch change each other: call .eval()")
+    if max_batch < 1 or max_waiting < 1 or not 0 <= max_wait_ms < float("inf"):
+        raise OptionError("max_batch and max_waiting are 1 or more, max_wait_ms is a number from 0 up")
+    for name, sizes in (("buckets", buckets), ("batch_sizes", batch_sizes)):
+        if sizes is not None and (not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1):
+            raise OptionError(f"{name} {list(sizes)}: give sizes from 1 up, in rising order")
+    if batch_sizes and max_batch > batch_sizes[-1]:
+        raise OptionError(f"max_batch {max_batch} is beyond the largest batch that the model takes, {batch_sizes[-1]}")
+
+
+def _fixed_batch(takes: Sequence[Argument]) -> tuple[int, ...] | None:
+    """The one number of samples that an artefact takes; None: any."""
+    sizes = {argument.shape[0] for argument in takes if argument.shape}
+    return tuple(size for size in sizes if size is not None) or None
+
+
+def _check_fits(sample: Sample, takes: Sequence[Argument], padding: Padding) -> None:
+    """Raise InputsError where an artefact would not take the sample in any batch."""
+    wanted = {place if argument.name is None else argument.name: argument for place, argument in enumerate(takes)}
+    fits = wanted.keys() == sample.tensors.keys() and all(
+        str(tensor.dtype) == f"torch.{wanted[key].dtype}"
+        and tensor.dim() + 1 == len(wanted[key].shape)
+        and all(
+            want in (None, next_size(size, padding.lengths) if dim == padding.length_dim else size)
+            for dim, (size, want) in enumerate(zip(tensor.shape, wanted[key].shape[1:], strict=True))
+        )
+        for key, tensor in sample.tensors.items()
+    )
+    if not fits:
+        raise InputsError(
+            f"the sample is ({sample}); the model takes batches of ({', '.join(map(str, takes))}), samples without the "
+            "first dimension"
+        )
+
+
+class _Totals:
+    """Counted under the batcher's lock."""
+
+    def __init__(self) -> None:
+        self.batch_sizes: Counter[int] = Counter()
+        self.wait_s = self.longest_wait_s = 0.0
+        self.num_elements = self.num_padding = 0
+        self.num_failed = self.num_cancelled = self.num_refused = 0
+
+    def begin(self, begun: Sequence[Waiting], now_s: float) -> None:
+        waits_s = [now_s - entry.arrived_s for entry in begun]
+        self.wait_s += sum(waits_s)
+        self.longest_wait_s = max(self.longest_wait_s, *waits_s, 0.0)
+        if begun:
+            self.batch_sizes[len(begun)] += 1
+
+    def stats(self, num_waiting: int) -> BatcherStats:
+        num_samples = sum(size * count for size, count in self.batch_sizes.items())
+        return BatcherStats(
+            num_samples=num_samples,
+            num_batches=self.batch_sizes.total(),
+            batch_sizes=dict(sorted(self.batch_sizes.items())),
+            mean_wait_ms=self.wait_s / num_samples * 1e3 if num_samples else 0.0,
+            longest_wait_ms=self.longest_wait_s * 1e3,
+            padding=self.num_padding / self.num_elements if self.num_elements else 0.0,
+            num_waiting=num_waiting,
+            num_failed=self.num_failed,
+            num_cancelled=self.num_cancelled,
+            num_refused=self.num_refused,
+        )

@@ -1,0 +1,208 @@
+"""Where sequences keep their state: blocks of tokens, counted references, blocks shared by equal beginnings.
+
+All blocks are there from the start. A sequence's table of blocks only grows; the blocks are given back last first, so
+that of one sequence the end is reused before the beginning, which others are likelier to share. A free block keeps its
+content, and its hash, until it is handed out again: the one that has been free for longest goes first.
+
+A full block whose tokens are all computed and none of them a guess is published under a hash of everything that its
+content depends on: the model and its numeric form, the salt, all tokens before, its own tokens. Another sequence that
+begins with the same takes it as it is. Fields are typed and prefixed by their length, so that no two different ones
+write the same bytes; SHA-256, since a collision would show one user another one's text.
+
+State of fixed size lies in rows, one a sequence; every running sequence has a row, which also names its table.
+"""
+
+import hashlib
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whet.server.request import NO_ROW, UNLIMITED, Request
+
+
+class Blocks:
+    """Hands out blocks and rows. Not thread-safe: the engine's thread owns it.
+
+    block_size: tokens a block; 0 where no state grows with the tokens. max_len: tokens of the longest sequence.
+    identity: of the model and the form its state has. tables [num_rows, blocks of max_len]: each row's blocks in order.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        num_rows: int,
+        max_len: int,
+        *,
+        identity: str = "",
+        prefix_caching: bool = True,
+    ) -> None:
+        self.num_blocks, self.block_size, self.num_rows, self.max_len = num_blocks, block_size, num_rows, max_len
+        self.prefix_caching = prefix_caching and block_size > 0
+        self.tables: NDArray[np.int32] = np.zeros((num_rows, self.blocks_for(max_len)), np.int32)
+        self._identity = identity
+        self._references: list[int]
+        self._hash_of: list[bytes | None]
+        self._published: dict[bytes, int]
+        self._free: OrderedDict[int, None]  # first: free for longest
+        self._free_rows: list[int]
+        self.reset()
+
+    def reset(self) -> None:
+        """Everything is free and forgotten. No request may hold anything any more."""
+        self._references = [0] * self.num_blocks
+        self._hash_of = [None] * self.num_blocks
+        self._published = {}
+        self._free = OrderedDict.fromkeys(range(self.num_blocks))
+        self._free_rows = list(range(self.num_rows))[::-1]
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def usage(self) -> float:
+        """The share of the blocks that sequences hold, 0 to 1; of the rows, where there are no blocks."""
+        if self.block_size == 0:
+            return 1 - len(self._free_rows) / self.num_rows
+        return 1 - len(self._free) / self.num_blocks
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that so many tokens take."""
+        return -(-num_tokens // self.block_size) if self.block_size else 0
+
+    def match(self, request: Request) -> list[int]:
+        """The published blocks that the request begins with. At least its last token stays to be computed."""
+        if not self.prefix_caching or request.wants_prompt_logprobs:
+            return []
+        num_full = (len(request.token_ids) - 1) // self.block_size
+        found = []
+        for i in range(num_full):
+            block = self._published.get(self._hash(request, i))
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def can_seat(self, request: Request, shared: list[int], reserve: int) -> bool:
+        """Whether all tokens that the request has find room beside `reserve` free blocks; and a row."""
+        if not self._free_rows:
+            return False
+        waking = sum(1 for block in shared if self._references[block] == 0)  # free now, no longer then
+        return self.blocks_for(len(request.token_ids)) - len(shared) + waking + reserve <= len(self._free)
+
+    def seat(self, request: Request, shared: list[int]) -> None:
+        """Give the request a row and the blocks that it begins with; it has computed their tokens."""
+        request.row = self._free_rows.pop()
+        for block in shared:
+            if self._references[block] == 0:
+                del self._free[block]
+            self._references[block] += 1
+        self._append(request, shared)
+        request.num_computed = len(shared) * self.block_size
+        request.num_published = len(shared)
+        if self.block_size == 0:
+            request.capacity = UNLIMITED
+
+    def grow(self, request: Request, num_tokens: int) -> bool:
+        """Make the request's blocks hold so many tokens. False, and nothing done, where not enough are free."""
+        wanted = self.blocks_for(num_tokens) - len(request.blocks)
+        if wanted <= 0:
+            return True
+        if wanted > len(self._free):
+            return False
+        new = []
+        for _ in range(wanted):
+            block, _none = self._free.popitem(last=False)
+            old_hash = self._hash_of[block]
+            if old_hash is not None:
+                del self._published[old_hash]
+                self._hash_of[block] = None
+            self._references[block] = 1
+            new.append(block)
+        self._append(request, new)
+        return True
+
+    def publish(self, request: Request) -> None:
+        """Let others share the request's full blocks. All its `token_ids` must be verified, drafts not among them."""
+        if not self.prefix_caching or request.num_computed < (request.num_published + 1) * self.block_size:
+            return
+        num_full = min(request.num_computed, len(request.token_ids)) // self.block_size
+        for i in range(request.num_published, num_full):
+            digest, block = self._hash(request, i), request.blocks[i]
+            if digest not in self._published:  # two may compute the same at once; tables only grow, so both stay
+                self._published[digest] = block
+                self._hash_of[block] = digest
+        request.num_published = max(request.num_published, num_full)
+
+    def release(self, request: Request) -> None:
+        """Take the request's blocks and row back. It starts from its first token if it comes again."""
+        for block in reversed(request.blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free[block] = None
+        if request.row != NO_ROW:
+            self._free_rows.append(request.row)
+        request.blocks = []
+        request.row, request.capacity, request.num_computed, request.num_published = NO_ROW, 0, 0, 0
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Raises AssertionError where the books do not agree with the requests that hold blocks and rows."""
+        requests = list(requests)
+        held = Counter(block for request in requests for block in request.blocks)
+        for block, count in enumerate(self._references):
+            _agree(f"references of block {block}", count, held[block])
+            _agree(f"block {block} is free", block in self._free, count == 0)
+        _agree("free and used blocks", len(self._free) + len(held), self.num_blocks)
+        _agree("published blocks", len(self._published), sum(h is not None for h in self._hash_of))
+        for digest, block in self._published.items():
+            _agree(f"the hash of block {block}", self._hash_of[block], digest)
+        rows = [request.row for request in requests if request.row != NO_ROW]
+        _agree("rows", sorted(rows + self._free_rows), list(range(self.num_rows)))
+        for request in requests:
+            _agree(f"{request.id}'s table", self.tables[request.row, : len(request.blocks)].tolist(), request.blocks)
+            capacity = len(request.blocks) * self.block_size if self.block_size else UNLIMITED
+            _agree(f"{request.id}'s capacity", request.capacity, capacity)
+            _agree(f"{request.id}'s blocks are different ones", len(set(request.blocks)), len(request.blocks))
+            _agree(f"{request.id}'s state has room", request.num_computed <= request.capacity, True)
+
+    def _append(self, request: Request, blocks: list[int]) -> None:
+        first = len(request.blocks)
+        self.tables[request.row, first : first + len(blocks)] = blocks
+        request.blocks.extend(blocks)
+        request.capacity = len(request.blocks) * self.block_size
+
+    def _hash(self, request: Request, index: int) -> bytes:
+        """Of the request's full block `index` and all before it."""
+        hashes = request.block_hashes
+        while len(hashes) <= index:
+            first = len(hashes) * self.block_size
+            parent = hashes[-1] if hashes else root_hash(self._identity, request.cache_salt)
+            hashes.append(block_hash(parent, request.token_ids[first : first + self.block_size]))
+        return hashes[index]
+
+
+def root_hash(identity: str, salt: str) -> bytes:
+    """What a sequence's first block has for its parent."""
+    return _sha256((b"identity", _text(identity)), (b"salt", _text(salt)))
+
+
+def block_hash(parent: bytes, token_ids: list[int]) -> bytes:
+    """Of a full block after its parent."""
+    return _sha256((b"parent", parent), (b"tokens", array("q", token_ids).tobytes()))
+
+
+def _sha256(*fields: tuple[bytes, bytes]) -> bytes:
+    return hashlib.sha256(b"".join(b"%s:%d:%s" % (name, len(value), value) for name, value in fields)).digest()
+
+
+def _text(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")  # a salt may come from outside
+
+
+def _agree(what: str, first: object, second: object) -> None:
+    if first != second:
+        raise AssertionError(f"{what}: {first} and {second}")

@@ -1,0 +1,111 @@
+"""Conversations to prompts, by the Jinja template that a checkpoint brings, in a sandbox.
+
+Source: what transformers' `apply_chat_template` gives a template to work with: loop controls, raise_exception,
+strftime_now, a tojson that keeps Unicode, the special tokens by name, and blocks marked as `generation`.
+"""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from whet.errors import RequestError, TargetError, reason
+
+FILE = "chat_template.jinja"
+PLAIN = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{{ message['role'] | capitalize }}: {{ message['content'] }}\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+
+
+class ChatTemplate:
+    """The template of a checkpoint: chat_template.jinja, else tokenizer_config.json's, else PLAIN.
+
+    settings: the content of tokenizer_config.json. special_tokens: bos_token and the like, as text. source: where the
+    template is from, in words. Raises TargetError for one that is no template.
+    """
+
+    def __init__(self, directory: Path, settings: dict[str, Any], special_tokens: dict[str, str]) -> None:
+        text, self.source = _find(directory, settings)
+        self.is_plain = text is PLAIN
+        self._special_tokens = special_tokens
+        try:
+            self._template = _environment().from_string(text)
+        except TemplateSyntaxError as error:
+            raise TargetError(f"the chat template in {directory} ({self.source}) is damaged: {error}") from error
+
+    def render(self, messages: Sequence[dict[str, Any]], **variables: object) -> str:
+        """Raises RequestError with what the template says against the messages."""
+        try:
+            return self._template.render(messages=messages, **{**self._special_tokens, **variables})
+        except TemplateError as error:
+            raise RequestError(f"the model's chat template does not take these messages: {reason(error)}") from error
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+            # A template is a program: it may add text to a list, or ask for what a message has not.
+            raise RequestError(
+                f"the model's chat template fails on these messages: {type(error).__name__}: {reason(error)}"
+            ) from error
+
+
+class _Generation(Extension):
+    """{% generation %}: marks what the model wrote, for training; here it is just its content."""
+
+    tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _find(directory: Path, settings: dict[str, Any]) -> tuple[str, str]:
+    path = directory / FILE
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8"), FILE
+        except (OSError, UnicodeDecodeError) as error:
+            raise TargetError(f"{path} cannot be read: {reason(error)}") from error
+    stated = settings.get("chat_template")
+    if isinstance(stated, list):  # several, by name
+        named = {one.get("name"): one.get("template") for one in stated if isinstance(one, dict)}
+        stated = named.get("default", next(iter(named.values()), None))
+    if isinstance(stated, str):
+        return stated, "tokenizer_config.json"
+    return PLAIN, "whet's plain one, since the checkpoint has none"
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _Generation]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Not Jinja's own, which escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: object) -> None:
+    raise TemplateError(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)

@@ -1,0 +1,26 @@
+"""The ASGI application: one engine behind OpenAI's API."""
+
+from fastapi import FastAPI
+
+from whet import __version__
+from whet.server.engine import Engine
+from whet.server.http.errors import install_handlers
+from whet.server.http.guard import Guard
+from whet.server.http.lifecycle import Lifecycle
+from whet.server.http.metrics import Metrics
+from whet.server.http.page import page_routes
+from whet.server.http.routes import completion_routes, state_routes, token_routes
+from whet.server.http.service import Service
+from whet.server.http.settings import Settings
+
+
+def make_app(engine: Engine, settings: Settings, lifecycle: Lifecycle) -> FastAPI:
+    """It takes requests once the lifecycle is ready. No interactive documentation: that would load from elsewhere."""
+    app = FastAPI(title="whet serve", version=__version__, docs_url=None, redoc_url=None)
+    service = Service(engine, settings, lifecycle)
+    metrics = Metrics(engine, service.model_name)
+    for router in (completion_routes(service), token_routes(service), state_routes(service, metrics), page_routes()):
+        app.include_router(router)
+    install_handlers(app)
+    app.add_middleware(Guard, settings=settings, lifecycle=lifecycle)
+    return app

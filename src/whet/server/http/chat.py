@@ -1,0 +1,98 @@
+"""Answers of POST /v1/chat/completions: the next message of a conversation."""
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.server.completion import Delta
+from whet.server.http.answer import Usage
+from whet.server.http.logprobs import chat_logprobs
+from whet.server.http.protocol import ChatRequest
+from whet.server.request import FinishReason
+from whet.server.sampling_params import SamplingParams
+from whet.server.text import Tokenizer
+
+
+@dataclass
+class _Choice:
+    """What there is so far."""
+
+    has_started: bool = False
+    text: list[str] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+class ChatWriter:
+    """Writes the answer to one request."""
+
+    def __init__(self, body: ChatRequest, tokenizer: Tokenizer, model: str) -> None:
+        self._body = body
+        self._tokenizer = tokenizer
+        self._head = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._usage = Usage(body.num_choices)
+        self._choices = [_Choice() for _ in range(body.num_choices)]
+
+    def add(self, choice: int, delta: Delta) -> list[dict[str, Any]]:
+        """See Writer."""
+        state = self._choices[choice]
+        self._usage.add(choice, delta, len(delta.token_ids))
+        logprobs = None
+        if self._body.logprobs and delta.logprobs:
+            logprobs = chat_logprobs(self._tokenizer, delta.logprobs)
+        state.finish_reason = delta.finish_reason
+        if self._body.stream:
+            return self._chunks(choice, state, delta, logprobs)
+        state.text.append(delta.text)
+        state.logprobs.extend(logprobs["content"] if logprobs else ())
+        return []
+
+    def last_chunk(self) -> dict[str, Any] | None:
+        """See Writer."""
+        return {**self._head, "choices": [], "usage": self._usage.as_json()} if self._body.has_usage_chunk else None
+
+    def whole(self) -> dict[str, Any]:
+        """See Writer."""
+        choices = []
+        for index, state in enumerate(self._choices):
+            message = {"role": "assistant", "content": "".join(state.text), "refusal": None}
+            logprobs = {"content": state.logprobs, "refusal": None} if self._body.logprobs else None
+            choices.append(
+                {"index": index, "message": message, "logprobs": logprobs, "finish_reason": state.finish_reason}
+            )
+        return {**self._head, "choices": choices, "usage": self._usage.as_json()}
+
+    def _chunks(
+        self, index: int, state: _Choice, delta: Delta, logprobs: dict[str, Any] | None
+    ) -> list[dict[str, Any]]:
+        """The role comes first, then text, and at the very end why it ended."""
+        contents: list[tuple[dict[str, Any], dict[str, Any] | None, FinishReason | None]] = []
+        if not state.has_started:
+            state.has_started = True
+            contents.append(({"role": "assistant", "content": ""}, None, None))
+        if delta.text or logprobs:
+            contents.append(({"content": delta.text}, logprobs, None))
+        if delta.finish_reason is not None:
+            contents.append(({}, None, delta.finish_reason))
+        return [self._chunk(index, *content) for content in contents]
+
+    def _chunk(
+        self, index: int, content: dict[str, Any], logprobs: dict[str, Any] | None, finish_reason: FinishReason | None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": content, "logprobs": logprobs, "finish_reason": finish_reason}
+        chunk: dict[str, Any] = {**self._head, "choices": [choice]}
+        if self._body.has_usage_chunk:
+            chunk["usage"] = None
+        return chunk
+
+
+def chat_params(body: ChatRequest, choice: int) -> SamplingParams:
+    """How one of the choices is made; without a number of tokens, to the end of the context."""
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    return body.sampling_params(max_tokens=max_tokens, logprobs=body.num_logprobs, choice=choice)

@@ -1,0 +1,127 @@
+"""Answers of POST /v1/completions: text that goes on from a prompt."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.server.completion import Delta
+from whet.server.http.answer import Usage
+from whet.server.http.logprobs import CompletionLogprobs
+from whet.server.http.protocol import CompletionRequest
+from whet.server.request import FinishReason, TokenLogprobs
+from whet.server.sampling_params import SamplingParams
+from whet.server.text import Tokenizer
+
+DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass
+class _Choice:
+    """What there is so far. `echoed`: the prompt's text, until it is sent."""
+
+    prompt_ids: Sequence[int]
+    echoed: str
+    logprobs: CompletionLogprobs | None
+    text: list[str] = field(default_factory=list)
+    lists: dict[str, list[Any]] = field(default_factory=dict)
+    finish_reason: FinishReason | None = None
+
+
+class CompletionWriter:
+    """Writes the answer to one request. texts: of the prompts, to be echoed."""
+
+    def __init__(
+        self,
+        body: CompletionRequest,
+        prompt_ids: Sequence[Sequence[int]],
+        texts: Sequence[str],
+        tokenizer: Tokenizer,
+        model: str,
+    ) -> None:
+        self._body = body
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._usage = Usage(body.num_choices)
+        self._choices = [
+            _Choice(ids, text if body.echo else "", _logprobs(body, tokenizer, text))
+            for ids, text in zip(prompt_ids, texts, strict=True)
+            for _ in range(body.num_choices)
+        ]
+
+    def add(self, choice: int, delta: Delta) -> list[dict[str, Any]]:
+        """See Writer."""
+        state = self._choices[choice]
+        self._usage.add(choice, delta, len(delta.token_ids))
+        text, state.echoed = state.echoed + delta.text, ""
+        logprobs = self._of_tokens(state, delta)
+        state.finish_reason = delta.finish_reason
+        if self._body.stream:
+            if not (text or logprobs or delta.finish_reason):
+                return []
+            return [self._chunk(choice, text, logprobs, delta.finish_reason)]
+        state.text.append(text)
+        for name, values in (logprobs or {}).items():
+            state.lists.setdefault(name, []).extend(values)
+        return []
+
+    def last_chunk(self) -> dict[str, Any] | None:
+        """See Writer."""
+        return {**self._head, "choices": [], "usage": self._usage.as_json()} if self._body.has_usage_chunk else None
+
+    def whole(self) -> dict[str, Any]:
+        """See Writer."""
+        choices = [
+            _choice(index, "".join(state.text), state.lists or None, state.finish_reason)
+            for index, state in enumerate(self._choices)
+        ]
+        return {**self._head, "choices": choices, "usage": self._usage.as_json()}
+
+    def _chunk(
+        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: FinishReason | None
+    ) -> dict[str, Any]:
+        chunk: dict[str, Any] = {**self._head, "choices": [_choice(index, text, logprobs, finish_reason)]}
+        if self._body.has_usage_chunk:
+            chunk["usage"] = None
+        return chunk
+
+    def _of_tokens(self, state: _Choice, delta: Delta) -> dict[str, Any] | None:
+        if state.logprobs is None:
+            return None
+        token_ids: list[int] = []
+        found: list[TokenLogprobs | None] = []
+        if delta.prompt_logprobs is not None:
+            token_ids.extend(state.prompt_ids)
+            found.extend(delta.prompt_logprobs)
+        token_ids.extend(delta.token_ids)
+        found.extend(delta.logprobs or ())
+        return state.logprobs.of(token_ids, found) if token_ids else None
+
+
+def completion_params(body: CompletionRequest, choice: int) -> SamplingParams:
+    """How one of the choices is made."""
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    prompt_logprobs = body.logprobs if body.echo else None
+    return body.sampling_params(
+        max_tokens=max_tokens, logprobs=body.logprobs, prompt_logprobs=prompt_logprobs, choice=choice
+    )
+
+
+def _logprobs(body: CompletionRequest, tokenizer: Tokenizer, text: str) -> CompletionLogprobs | None:
+    if body.logprobs is None:
+        return None
+    found = CompletionLogprobs(tokenizer)
+    if not body.echo:
+        found.skip(text)  # offsets count from the beginning of the prompt, whether or not it is echoed
+    return found
+
+
+def _choice(
+    index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: FinishReason | None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -1,0 +1,156 @@
+"""Answers as the OpenAPI page describes them. They are written elsewhere, as JSON; tests hold the two together."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+
+
+class CachedTokens(_Answer):
+    cached_tokens: int
+
+
+class Usage(_Answer):
+    """Tokens read and made."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: CachedTokens
+
+
+class Logprobs(_Answer):
+    """Four lists side by side; a first token has no probability."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(_Answer):
+    index: int
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: str | None
+
+
+class Completion(_Answer):
+    """Of POST /v1/completions."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class TopLogprob(_Answer):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(_Answer):
+    content: list[ChatLogprob]
+    refusal: None
+
+
+class AnswerMessage(_Answer):
+    role: str
+    content: str
+    refusal: None
+
+
+class ChatChoice(_Answer):
+    index: int
+    message: AnswerMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str | None
+
+
+class ChatCompletion(_Answer):
+    """Of POST /v1/chat/completions."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class Tokens(_Answer):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(_Answer):
+    prompt: str
+
+
+class Model(_Answer):
+    id: str
+    object: str
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class Models(_Answer):
+    object: str
+    data: list[Model]
+
+
+class Health(_Answer):
+    status: str
+
+
+class Version(_Answer):
+    version: str
+
+
+class Live(BaseModel):
+    """The engine's figures, and what is served."""
+
+    model: str
+    uptime_s: float
+    max_model_len: int
+    max_num_seqs: int
+
+
+class Error(_Answer):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Failed(_Answer):
+    """Every answer but 200."""
+
+    error: Error
+
+
+Responses = dict[int | str, dict[str, Any]]
+
+ERRORS: Responses = {status: {"model": Failed} for status in (400, 401, 404, 413, 421, 429, 500, 503)}
+
+
+def answers(model: type[BaseModel], *, streams: bool = False) -> Responses:
+    """A 200 of that shape, or as events where it streams."""
+    success: dict[str, Any] = {"model": model}
+    if streams:
+        success["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+    return {200: success}

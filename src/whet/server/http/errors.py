@@ -1,0 +1,131 @@
+"""What goes wrong in a request, as OpenAI's clients read it: {"error": {"message", "type", "param", "code"}}.
+
+Source: platform.openai.com/docs/guides/error-codes; openai-python maps statuses to its exception classes.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from whet.errors import RequestError
+
+_log = logging.getLogger("whet.server")
+
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable_error",
+}
+_NO_OBJECT = {"missing", "model_attributes_type", "model_type", "dict_type"}
+_RETRY_S = 1
+
+
+class ApiError(HTTPException):
+    """An answer other than 200, in OpenAI's shape. param: the field that is wrong; code: a word for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers=headers)
+        self.param = param
+        self.code = code
+
+    def content(self) -> dict[str, object]:
+        """The body."""
+        error = {
+            "message": self.detail,
+            "type": _TYPES.get(self.status_code, "invalid_request_error"),
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error}
+
+    def response(self) -> Response:
+        """Escaped ASCII: a message may quote half a surrogate pair, which UTF-8 cannot carry."""
+        content = json.dumps(self.content()).encode()
+        return Response(content, self.status_code, self.headers, media_type="application/json")
+
+
+def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request cannot be served as it is."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def queue_full(message: str) -> ApiError:
+    """429: too much is waiting already."""
+    return ApiError(429, message, code="queue_full", headers={"Retry-After": str(_RETRY_S)})
+
+
+def unavailable(message: str) -> ApiError:
+    """503: the server is loading, or about to end."""
+    return ApiError(503, message, code="unavailable", headers={"Retry-After": str(_RETRY_S)})
+
+
+def failed(message: str) -> ApiError:
+    """500: the engine failed."""
+    return ApiError(500, message, code="engine_error")
+
+
+def install_handlers(app: FastAPI) -> None:
+    """Every error that a route raises, and those of unknown paths and methods, in the one shape."""
+
+    @app.exception_handler(HTTPException)
+    async def of_http(request: Request, error: HTTPException) -> Response:
+        if not isinstance(error, ApiError):
+            error = _named(request, error)
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def of_fields(request: Request, error: RequestValidationError) -> Response:
+        return _of_field(error.errors()).response()
+
+    @app.exception_handler(RequestError)
+    async def of_engine(request: Request, error: RequestError) -> Response:
+        return invalid(str(error)).response()
+
+    @app.exception_handler(Exception)
+    async def of_anything(request: Request, error: Exception) -> Response:
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return ApiError(500, "the server failed on this request; its log says where").response()
+
+
+def _named(request: Request, error: HTTPException) -> ApiError:
+    """What the framework raises itself."""
+    path = request.url.path
+    message = str(error.detail)
+    if error.status_code == 404:
+        message = f"there is no {path} here"
+    elif error.status_code == 405:
+        message = f"{path} does not take {request.method}"
+    elif error.status_code == 400:
+        message = "the body cannot be read as JSON"
+    return ApiError(error.status_code, message, headers=error.headers)
+
+
+def _of_field(errors: Sequence[Mapping[str, object]]) -> ApiError:
+    """The first field that is wrong."""
+    first = errors[0]
+    where = first.get("loc")
+    path = [str(part) for part in where if part != "body"] if isinstance(where, (tuple, list)) else []
+    message = str(first.get("msg"))
+    if first.get("type") == "json_invalid":
+        context = first.get("ctx")
+        said = context.get("error") if isinstance(context, Mapping) else message
+        return invalid(f"the body is not JSON: {said}, at character {path[0] if path else 0}", code="invalid_json")
+    if not path and first.get("type") in _NO_OBJECT:
+        return invalid("the body must be a JSON object, sent with Content-Type: application/json")
+    if not path:
+        return invalid(message, param=str(first.get("type")))  # of the whole, and named after the field at fault
+    return invalid(f"{'.'.join(path)}: {message}", param=path[0])

@@ -1,0 +1,106 @@
+"""What stands in front of every route: whose request it is, how large it is, and whether it is time for it."""
+
+import ipaddress
+from collections.abc import MutableMapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from whet.server.http.errors import ApiError, invalid
+from whet.server.http.lifecycle import Lifecycle
+from whet.server.http.settings import Settings
+
+_KEPT = ("/v1", "/tokenize", "/detokenize", "/live")  # what a key opens
+KEY = "whet.key"  # where in a request's scope the key is
+
+
+class Guard:
+    """ASGI middleware. It reads no body, so what it refuses costs nothing."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, lifecycle: Lifecycle) -> None:
+        self._app = app
+        self._settings = settings
+        self._lifecycle = lifecycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        try:
+            self._check_host(headers)
+            self._check_key(scope, headers)
+            if scope["method"] == "POST":
+                self._lifecycle.check_ready()
+            self._check_size(headers)
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        counted = _Counted(receive, self._settings.max_body_bytes)
+        if scope["method"] != "POST":
+            await self._app(scope, counted, send)
+            return
+        with self._lifecycle.open():
+            await self._app(scope, counted, send)
+
+    def _check_host(self, headers: Headers) -> None:
+        # A foreign site can point a name of its own at 127.0.0.1 and have a browser ask here; it has no key, though.
+        if not self._settings.is_local or self._settings.api_keys:
+            return
+        with suppress(ValueError):
+            if is_loopback(urlsplit(f"//{headers.get('host', '')}").hostname or ""):
+                return
+        message = "this server answers to localhost only; behind a proxy, start it with --api-key"
+        raise ApiError(421, message, code="wrong_host")
+
+    def _check_key(self, scope: MutableMapping[str, Any], headers: Headers) -> None:
+        if not self._settings.api_keys:
+            return
+        path = scope["path"]
+        if not any(path == kept or path.startswith(f"{kept}/") for kept in _KEPT):
+            return
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        key = key.strip()
+        if scheme.lower() != "bearer" or not self._settings.is_key(key):
+            message = "wrong API key" if key else "this server needs an API key: Authorization: Bearer KEY"
+            raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        scope[KEY] = key
+
+    def _check_size(self, headers: Headers) -> None:
+        stated = headers.get("content-length", "0")
+        if not stated.isdecimal():
+            raise invalid("Content-Length is no number")
+        if int(stated) > self._settings.max_body_bytes:
+            raise _too_large(self._settings.max_body_bytes)
+
+
+class _Counted:
+    """A body that may not say how long it is."""
+
+    def __init__(self, receive: Receive, most: int) -> None:
+        self._receive = receive
+        self._left = self._most = most
+
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        if message["type"] == "http.request":
+            self._left -= len(message.get("body", b""))
+            if self._left < 0:
+                raise _too_large(self._most)
+        return message
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or an address means this machine alone."""
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"the body is larger than the {most} bytes that this server reads", code="body_too_large")

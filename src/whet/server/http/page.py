@@ -1,0 +1,58 @@
+"""The page: a fixed list of files, and the figures that it asks for every second."""
+
+import time
+from importlib.resources import files
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from whet.server.http.errors import ApiError
+from whet.server.http.service import Service
+
+_TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html", "svg": "image/svg+xml"}
+_POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": f"{_POLICY}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+}
+_FIRST = "index.html"
+
+
+def page_routes() -> APIRouter:
+    """What lies in the folder when the server starts, and nothing else."""
+    router = APIRouter(include_in_schema=False)
+    content = {
+        entry.name: entry.read_bytes()
+        for entry in (files("whet.server") / "page").iterdir()
+        if entry.is_file() and entry.name.rpartition(".")[2] in _TYPES
+    }
+
+    def part(name: str) -> Response:
+        if name not in content:
+            raise ApiError(404, f"the page has no part {name!r}")
+        return Response(content[name], media_type=_TYPES[name.rpartition(".")[2]], headers=_HEADERS)
+
+    @router.get("/")
+    async def index() -> Response:
+        return part(_FIRST)
+
+    @router.get("/static/{name}")
+    async def static(name: str) -> Response:
+        return part(name)
+
+    return router
+
+
+def facts(service: Service) -> dict[str, Any]:
+    """What is served, beside the engine's figures."""
+    engine = service.engine
+    return {
+        "model": service.model_name,
+        "uptime_s": time.monotonic() - service.started_s,
+        "max_model_len": engine.max_model_len,
+        "max_num_seqs": engine.options.max_num_seqs,
+        "max_waiting": engine.options.max_waiting,
+        "phase": service.lifecycle.phase,
+    }

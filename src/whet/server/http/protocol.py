@@ -1,0 +1,245 @@
+"""Requests as clients of OpenAI's API send them. Fields that are not known here are ignored.
+
+Source: platform.openai.com/docs/api-reference (completions, chat), and the fields that vLLM added to them.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from whet.server.sampling_params import SamplingParams
+
+T = TypeVar("T")
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+_MAX_STOPS = 64
+_MAX_BIASES = 1024
+_MAX_INT = 2**31 - 1
+
+
+def _whole(value: object) -> object:
+    """JSON has one kind of number: 16.0 is 16."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Int = Annotated[int, BeforeValidator(_whole)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Stop = Annotated[str, Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Prompt = str | list[str] | list[TokenId] | list[list[TokenId]]
+Count = Annotated[Int, Field(ge=0, le=_MAX_INT)]
+
+
+class _Request(BaseModel):
+    # strict: "5" is no number, and 1 no boolean
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(_Request):
+    """include_usage: a last chunk with the number of tokens."""
+
+    include_usage: bool | None = None
+
+
+class Sampling(_Request):
+    """What both kinds of completion take."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[Int, Field(ge=-1, le=_MAX_INT)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=_MAX_BIASES)] | None = None
+    seed: Annotated[Int, Field(ge=-(2**63), lt=2**64)] | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=_MAX_BIASES)] | None = None
+    ignore_eos: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _check_ids(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
+        if not all(key.isascii() and key.isdigit() and len(key) <= 10 for key in biases or ()):
+            raise PydanticCustomError("logit_bias", 'its keys are token ids, as text: {"50256": -100}')
+        return biases
+
+    @model_validator(mode="after")
+    def _check_options(self) -> "Sampling":
+        if self.stream_options is not None and not self.stream:
+            raise PydanticCustomError("stream_options", "stream_options is only for stream: true")
+        return self
+
+    @property
+    def num_choices(self) -> int:
+        return self.n or 1
+
+    @property
+    def has_usage_chunk(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def sampling_params(
+        self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None, choice: int = 0
+    ) -> SamplingParams:
+        """For one choice: with a seed, each has its own."""
+        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return SamplingParams(
+            temperature=_or(self.temperature, 1.0),
+            top_k=max(_or(self.top_k, 0), 0),
+            top_p=max(_or(self.top_p, 1.0), 1e-6),  # 0 is allowed, and means the best token alone
+            min_p=_or(self.min_p, 0.0),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            seed=None if self.seed is None else (self.seed + choice) % 2**63,
+            max_tokens=max_tokens,
+            min_tokens=_or(self.min_tokens, 0),
+            stop=tuple(stop),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            logit_bias={int(key): value for key, value in (self.logit_bias or {}).items()},
+        )
+
+
+class CompletionRequest(Sampling):
+    """POST /v1/completions."""
+
+    prompt: Prompt
+    echo: bool | None = None
+    logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: Int | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
+
+    @field_validator("prompt", mode="wrap")
+    @classmethod
+    def _say_once(cls, value: object, check: Any) -> Prompt:
+        """One sentence, not what was expected of each of the four kinds."""
+        try:
+            prompt: Prompt = check(value)
+        except ValueError:
+            message = "a prompt is text, a list of texts, a list of token ids, or a list of such lists"
+            raise PydanticCustomError("prompt", message) from None
+        return prompt
+
+    @model_validator(mode="after")
+    def _check_supported(self) -> "CompletionRequest":
+        if self.suffix:
+            raise PydanticCustomError("suffix", "suffix: this server does not insert before a suffix")
+        if self.best_of is not None and self.best_of != self.num_choices:
+            raise PydanticCustomError("best_of", "best_of: this server returns all that it samples; leave it out")
+        return self
+
+    @property
+    def prompts(self) -> Sequence[str | list[int]]:
+        """One or several. A list of numbers is one prompt."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        is_one = bool(self.prompt) and isinstance(self.prompt[0], int)
+        return cast("Sequence[str | list[int]]", [self.prompt] if is_one else self.prompt)
+
+
+class TextPart(_Request):
+    """One part of a message."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(BaseModel):
+    """One message. Further fields (name, tool_calls) go to the chat template as they are."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str | list[TextPart] | None = None
+
+    def as_template_reads(self) -> dict[str, Any]:
+        """With the parts of its content put together, one a line."""
+        content = self.content
+        if isinstance(content, list):
+            content = "\n".join(part.text or "" for part in content)
+        return {**(self.model_extra or {}), "role": self.role, "content": content or ""}
+
+    @field_validator("content")
+    @classmethod
+    def _check_parts(cls, content: str | list[TextPart] | None) -> str | list[TextPart] | None:
+        for part in content if isinstance(content, list) else ():
+            if part.type != "text" or part.text is None:
+                raise PydanticCustomError("content", 'this server reads text only: {"type": "text", "text": ...}')
+        return content
+
+
+class Kind(_Request):
+    """An object of which only the type matters here."""
+
+    type: str
+
+
+class ChatRequest(Sampling):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    response_format: Kind | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+
+    @model_validator(mode="after")
+    def _check_supported(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise PydanticCustomError("top_logprobs", "top_logprobs needs logprobs: true")
+        if self.response_format is not None and self.response_format.type != "text":
+            raise PydanticCustomError("response_format", "response_format: this server answers in text only")
+        if self.tools and self.tool_choice != "none":
+            raise PydanticCustomError("tools", "tools: this server does not call tools; leave them out")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class TokenizeRequest(_Request):
+    """POST /tokenize: a prompt, or messages as the chat template puts them."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_one(self) -> "TokenizeRequest":
+        if (self.prompt is None) == (self.messages is None):
+            raise PydanticCustomError("prompt", "give a prompt or messages")
+        return self
+
+
+class DetokenizeRequest(_Request):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+def _or(value: T | None, otherwise: T) -> T:
+    return otherwise if value is None else value

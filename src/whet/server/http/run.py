@@ -1,0 +1,135 @@
+"""The server process: a socket, uvicorn, and how it ends."""
+
+import asyncio
+import errno
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from whet.errors import OptionError
+from whet.server.engine import Engine
+from whet.server.http.app import make_app
+from whet.server.http.lifecycle import Lifecycle
+from whet.server.http.settings import Settings
+
+DEFAULT_HOST = "127.0.0.1"
+
+_BACKLOG = 1024
+_START_S = 10.0
+_CLOSE_S = 5  # for the last bytes of answers to slow clients
+_KEEP_ALIVE_S = 75
+
+
+def claim(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet: nobody can connect. Raises OptionError where it cannot be had."""
+    if not 0 <= port <= 65535:
+        raise OptionError(f"port {port} is none: write 0 for any free one, or 1 to 65535")
+    claimed = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    claimed.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        claimed.bind((host, port))
+    except OSError as error:
+        claimed.close()
+        raise _taken(host, port, error) from error
+    return claimed
+
+
+class HttpServer:
+    """Serves one engine on a claimed socket: in this thread (`run`), or in one of its own (`start`, `stop`).
+
+    Raises OptionError where another process has begun to listen there meanwhile.
+    """
+
+    def __init__(self, engine: Engine, settings: Settings, claimed: socket.socket) -> None:
+        self._lifecycle = Lifecycle()
+        self._settings = settings
+        self._socket = claimed
+        self.host, self.port = claimed.getsockname()[:2]
+        config = uvicorn.Config(
+            make_app(engine, settings, self._lifecycle),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_CLOSE_S,
+        )
+        self._server = _Server(config)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._thread: threading.Thread | None = None
+        try:
+            claimed.listen(_BACKLOG)
+        except OSError as error:
+            claimed.close()
+            raise _taken(self.host, self.port, error) from error
+
+    @property
+    def url(self) -> str:
+        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until SIGTERM or Ctrl-C, then drain. A second one ends it at once. In the main thread only."""
+        asyncio.run(self._serve(on_ready, has_signals=True))
+
+    def start(self) -> None:
+        """Serve in a thread; returns once requests are taken."""
+        is_ready = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(is_ready.set, has_signals=False)), name="whet-serve", daemon=True
+        )
+        self._thread.start()
+        is_ready.wait(_START_S)
+
+    def begin_end(self) -> None:
+        """Drain, then end. From any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._end)
+
+    def stop(self) -> None:
+        """Drain, and wait for the thread."""
+        self.begin_end()
+        if self._thread is not None:
+            self._thread.join()
+        self._socket.close()
+
+    async def _serve(self, on_ready: Callable[[], None], *, has_signals: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        if has_signals:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._loop.add_signal_handler(number, self._end)
+        self._loop.call_soon(self._ready, on_ready)
+        await self._server.serve(sockets=[self._socket])
+
+    def _ready(self, on_ready: Callable[[], None]) -> None:
+        self._lifecycle.ready()
+        on_ready()
+
+    def _end(self) -> None:
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._drain())
+        else:
+            self._server.force_exit = self._server.should_exit = True
+
+    async def _drain(self) -> None:
+        await self._lifecycle.drain(self._settings.shutdown_timeout_s)
+        self._server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals alone: uvicorn would close the port at once, and end by the signal rather than with 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _taken(host: str, port: int, error: OSError) -> OptionError:
+    if error.errno == errno.EADDRINUSE:
+        return OptionError(f"port {port} of {host} is in use; name another one, or 0 for any that is free")
+    return OptionError(f"cannot listen on {host} port {port}: {error.strerror or error}")

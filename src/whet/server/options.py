@@ -1,0 +1,45 @@
+"""What an engine is asked for, checked before a model is opened."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from whet.errors import OptionError
+
+SpeculationKind = Literal["auto", "off", "ngram"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """max_num_seqs: sequences in a step. max_batch_tokens: tokens in a step. max_step_ms: what a step with a prompt in
+    it may take while outputs wait for it. memory: bytes for the sequences' state; None: a quarter of what is free.
+    max_waiting: requests beyond max_num_seqs that may wait. speculation: "auto" drafts with the draft model, or without
+    one from the text itself, as long as that pays; "ngram" always from the text.
+
+    Raises OptionError for a value out of its range.
+    """
+
+    speculation: SpeculationKind = "auto"
+    num_draft_tokens: int = 4
+    max_num_seqs: int = 64
+    max_batch_tokens: int = 512
+    max_step_ms: float = 100.0
+    memory: int | None = None
+    prefix_caching: bool = True
+    max_waiting: int = 256
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_draft_tokens", 1), ("max_num_seqs", 1), ("max_batch_tokens", 1), ("max_waiting", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise OptionError(f"{name}={value!r}: it is a whole number of at least {least}")
+        if self.max_batch_tokens < self.max_num_seqs:
+            raise OptionError(
+                f"max_batch_tokens={self.max_batch_tokens} is below max_num_seqs={self.max_num_seqs}: "
+                "each sequence needs at least one token of a step"
+            )
+        if not self.max_step_ms > 0:
+            raise OptionError(f"max_step_ms={self.max_step_ms}: it is a number above 0")
+        if self.memory is not None and self.memory <= 0:
+            raise OptionError(f"memory={self.memory}: it is a number of bytes above 0")
+        if self.speculation not in get_args(SpeculationKind):
+            raise OptionError(f"speculation={self.speculation!r}: write {', '.join(get_args(SpeculationKind))}")

@@ -1,0 +1,158 @@
+/* The live figures: asks for them every second, shows them, and goes on asking when nobody answers. */
+
+import { Chart } from "./chart.js";
+import { DASH, count, digits, duration, element, get, percent } from "./format.js";
+import { fitTokens, key } from "./settings.js";
+import { authorised, failureOf } from "./stream.js";
+
+const PERIOD_MS = 1000;
+const TIMEOUT_MS = 5000;
+const SPAN_S = 120;
+const SHARE_S = 10; // what a share of the tokens lately is taken over
+
+const SHARES = `Shares, last ${SHARE_S} s`;
+const SHARED = [["hits", "prefix hits"], ["drafts", "drafts accepted"]];
+
+const CHARTS = [
+  { title: "Tokens per second", lines: [["tokens_per_s", ""]], show: digits, top: null, isWhole: false },
+  { title: "Requests", lines: [["running", "running"], ["waiting", "waiting"]], show: count, top: null, isWhole: true },
+  { title: "KV cache in use", lines: [["cache", ""]], show: percent, top: 100, isWhole: false },
+  { title: SHARES, lines: SHARED, show: percent, top: 100, isWhole: false },
+];
+
+const PHASES = { loading: ["loading", "quiet"], draining: ["about to end", "bad"] };
+
+const now_s = () => performance.now() / 1e3;
+const share = (part, whole) => (whole > 0 ? (100 * part) / whole : null);
+
+let rows = []; // one for each answer of the last two minutes: {at_s, stats, and what the charts draw}
+let stats = null;
+let failure = null; // why there is no news, {since, message, status}
+let charts = null;
+
+/* The served model's name, as requests give it, or null before the server has said. */
+export const model = () => (stats ? stats.model || null : null);
+
+async function ask() {
+  let response;
+  try {
+    const signal = AbortSignal.timeout(TIMEOUT_MS);
+    response = await fetch("/live", { cache: "no-store", headers: authorised(key()), signal });
+  } catch {
+    throw new Error("Nothing answers: the server has ended, or the connection to it is broken.");
+  }
+  if (!response.ok) throw await failureOf(response);
+  return response.json();
+}
+
+/* The share that a counter had of another one over the last seconds; null where nothing was counted. */
+function lately(at_s, latest, part, whole) {
+  const first = rows.find((row) => row.at_s >= at_s - SHARE_S) || { stats: latest };
+  return share(latest[part] - first.stats[part], latest[whole] - first.stats[whole]);
+}
+
+function keep(latest) {
+  const at_s = now_s();
+  // Counters that begin anew are another server's: nothing can be subtracted across that.
+  if (stats && latest.uptime_s < stats.uptime_s) rows = rows.map((row) => ({ ...row, stats: latest }));
+  stats = latest;
+  rows = rows.filter((row) => row.at_s > at_s - SPAN_S);
+  rows.push({
+    at_s,
+    stats: latest,
+    tokens_per_s: latest.tokens_per_s,
+    running: latest.num_running,
+    waiting: latest.num_waiting,
+    cache: 100 * latest.kv_cache_usage,
+    hits: lately(at_s, latest, "prefix_cache_hits", "prefix_cache_queries"),
+    drafts: lately(at_s, latest, "num_accepted_tokens", "num_draft_tokens"),
+  });
+}
+
+/* [label, value, what stands below it] */
+function tiles() {
+  const hits = share(stats.prefix_cache_hits, stats.prefix_cache_queries);
+  const drafts = share(stats.num_accepted_tokens, stats.num_draft_tokens);
+  const drafted = { off: "speculation off", paused: "paused: no gain" }[stats.speculation];
+  const ends = Object.entries(stats.request_success || {}).filter(([, number]) => number > 0);
+  const numEnded = ends.reduce((sum, [, number]) => sum + number, 0);
+  const ended = ends.map(([reason, number]) => `${count(number)} ${reason}`).join(" · ");
+  return [
+    ["Tokens/s", digits(stats.tokens_per_s), `${count(stats.generation_tokens_total)} made`],
+    ["Running", count(stats.num_running), stats.max_num_seqs ? `of ${count(stats.max_num_seqs)} at once` : ""],
+    ["Waiting", count(stats.num_waiting), "in the queue"],
+    ["KV cache", percent(100 * stats.kv_cache_usage), "in use"],
+    ["Prefix hits", hits === null ? DASH : percent(hits), `of ${count(stats.prefix_cache_queries)} tokens`],
+    ["Drafts accepted", drafts === null ? DASH : percent(drafts), drafted || `of ${count(stats.num_draft_tokens)} tokens`],
+    ["Preemptions", count(stats.num_preemptions), "since the start"],
+    ["Prompt tokens", count(stats.prompt_tokens_total), "since the start"],
+    ["Requests ended", count(numEnded), ended],
+  ];
+}
+
+function showTiles() {
+  const made = tiles().map(([label, value, detail]) => {
+    const [name, figure] = [element("dt", {}, label), element("dd", { class: "value" }, value)];
+    const below = element("dd", { class: "detail" }, detail);
+    return element("div", { class: "tile", "data-label": label }, name, figure, below);
+  });
+  get("tiles").replaceChildren(...made);
+}
+
+function showCharts() {
+  charts = charts || CHARTS.map((spec) => new Chart(get("charts"), spec, SPAN_S));
+  for (const chart of charts) chart.draw(rows, now_s());
+}
+
+function showNames() {
+  const name = stats.model || "a model";
+  document.title = `${name} · whet serve`;
+  get("model").textContent = name;
+  const requests = `${count(stats.num_running)} running · ${count(stats.num_waiting)} waiting`;
+  const cache = `cache ${percent(100 * stats.kv_cache_usage)}`;
+  get("strip").textContent = `${digits(stats.tokens_per_s)} tokens/s · ${requests} · ${cache}`;
+  const limits = stats.max_model_len ? [`${count(stats.max_model_len)} tokens of context`] : [];
+  get("facts").textContent = [...limits, `up for ${duration(stats.uptime_s)}`].join(" · ");
+}
+
+/* Set only what is new: a status that is written again is read aloud again. */
+function showStatus() {
+  const lost = failure && [failure.status === 401 ? "key wanted" : "no answer", "bad"];
+  const [word, kind] = lost || PHASES[stats.phase] || ["serving", "good"];
+  const since = failure ? failure.since.toLocaleTimeString() : "";
+  const text = failure ? `${failure.message} No figures since ${since}; asking again every second.` : "";
+  if (get("status").textContent !== word) get("status").textContent = word;
+  if (get("notice").textContent !== text) get("notice").textContent = text;
+  get("status").className = `status ${kind}`;
+  get("notice").hidden = !text;
+  document.body.classList.toggle("stale", failure !== null);
+}
+
+async function news() {
+  try {
+    keep(await ask());
+    failure = null;
+    fitTokens(stats.max_model_len);
+  } catch (error) {
+    failure = { since: failure ? failure.since : new Date(), message: error.message, status: error.status };
+  }
+  showStatus();
+  if (stats) showCharts();
+  if (failure) return;
+  showTiles();
+  showNames();
+}
+
+async function run() {
+  for (;;) {
+    const began = performance.now();
+    try {
+      await news();
+    } catch (error) {
+      console.error(error); // figures of another shape: the chat goes on all the same
+    }
+    await new Promise((resolve) => setTimeout(resolve, Math.max(200, PERIOD_MS - (performance.now() - began))));
+  }
+}
+
+run();

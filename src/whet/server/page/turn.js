@@ -1,0 +1,110 @@
+/* What was asked and what came back, as entries of the log. */
+
+import { count, digits, element, get, latency } from "./format.js";
+
+const NAMES = { chat: ["You", "Model"], complete: ["Prompt", "Continuation"] };
+const ENDS = { length: "cut off at the limit of tokens", abort: "ended by the server", error: "ended by an error" };
+
+let isFollowing = true; // until the reader scrolls back from the end
+let lastTop = 0;
+
+function keepEnd() {
+  if (isFollowing) get("log").scrollTop = get("log").scrollHeight;
+}
+
+function follow(change) {
+  change();
+  keepEnd();
+}
+
+get("log").addEventListener("scroll", ({ target: log }) => {
+  if (log.scrollHeight - log.scrollTop - log.clientHeight < 40) isFollowing = true;
+  else if (log.scrollTop < lastTop) isFollowing = false;
+  lastTop = log.scrollTop;
+});
+new ResizeObserver(keepEnd).observe(get("log")); // as when the settings open below it
+
+/* One question with its answer. */
+export class Turn {
+  constructor(mode, prompt) {
+    const [asker, answerer] = NAMES[mode];
+    this.mode = mode;
+    this.prompt = prompt;
+    this.text = document.createTextNode("");
+    this.figures = element("p", { class: "figures" });
+    this.asked = entry("asked", asker, element("div", { class: "text" }, prompt));
+    this.answer = entry("answer", answerer, element("div", { class: "text" }, this.text), this.figures);
+    this.box = element("div", { class: "turn" }, this.asked, this.answer);
+    this.begin();
+  }
+
+  /* A new try: what the last one left is gone, and it is the latest that was said. */
+  begin() {
+    if (this.failure) this.failure.remove();
+    this.failure = null;
+    this.text.data = "";
+    this.figures.textContent = "";
+    this.answer.hidden = false;
+    this.answer.setAttribute("aria-busy", "true"); // read aloud once whole, not word by word
+    Object.assign(this, { beganAt: performance.now(), firstAt: null, lastAt: null });
+    Object.assign(this, { numPieces: 0, usage: null, finish: null });
+    get("log").append(this.box);
+    isFollowing = true;
+    keepEnd();
+  }
+
+  /* Whether it is still a part of the conversation. */
+  isShown() {
+    return this.box.isConnected;
+  }
+
+  take(piece) {
+    this.usage = piece.usage || this.usage;
+    this.finish = piece.finish || this.finish;
+    if (!piece.text) return;
+    this.lastAt = performance.now();
+    this.firstAt = this.firstAt ?? this.lastAt;
+    this.numPieces += 1;
+    follow(() => this.text.appendData(piece.text));
+  }
+
+  wait(text) {
+    follow(() => (this.figures.textContent = text));
+  }
+
+  end(isStopped = false) {
+    this.answer.setAttribute("aria-busy", "false");
+    follow(() => (this.figures.textContent = this.summary(isStopped)));
+  }
+
+  /* words: what went wrong. again: called where the reader asks for another try. */
+  fail(words, again) {
+    this.answer.setAttribute("aria-busy", "false");
+    this.answer.hidden = this.numPieces === 0;
+    const button = element("button", { type: "button", class: "plain" }, "Try again");
+    button.addEventListener("click", again);
+    this.failure = element("div", { class: "failure", role: "alert" }, element("p", {}, words), button);
+    follow(() => {
+      if (this.numPieces) this.figures.textContent = this.summary(true);
+      this.box.append(this.failure);
+    });
+  }
+
+  /* Tokens, tokens per second after the first, and the time until then. A piece holds at least one token, so where the
+   * answer was stopped before the server could count, the pieces are a lower bound. */
+  summary(isStopped) {
+    if (isStopped && !this.numPieces) return "stopped before the first token";
+    const tokens = this.usage ? this.usage.completion_tokens : this.numPieces;
+    const parts = [`${this.usage ? "" : "at least "}${count(tokens)} token${tokens === 1 ? "" : "s"}`];
+    const span_s = (this.lastAt - this.firstAt) / 1e3;
+    if (tokens > 1 && span_s > 0) parts.push(`${digits((tokens - 1) / span_s)} tokens/s`);
+    if (this.firstAt !== null) parts.push(`first after ${latency((this.firstAt - this.beganAt) / 1e3)}`);
+    if (isStopped) parts.push("stopped");
+    else if (ENDS[this.finish]) parts.push(ENDS[this.finish]);
+    return parts.join(" · ");
+  }
+}
+
+function entry(kind, name, ...children) {
+  return element("article", { class: kind, "aria-label": name }, element("h2", {}, name), ...children);
+}

@@ -1,0 +1,135 @@
+"""From a plan to the flat arrays that a model takes, in buffers that are made once."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whet.models.step import StepBatch
+from whet.server.blocks import Blocks
+from whet.server.request import Request
+from whet.server.sampler import Row
+from whet.server.scheduler import Plan
+
+
+class PromptRows(NamedTuple):
+    """Rows of logits that foretell tokens of a prompt: rows first up to end, tokens from `position` on."""
+
+    request: Request
+    position: int
+    first: int
+    end: int
+
+
+class Work(NamedTuple):
+    """A step: what the model gets, and what each row of its logits is for.
+
+    samples: the rows that choose tokens, those of a request side by side; sample_rows[i] is the row of samples[i].
+    prompts: the rows for prompt logprobs, if there are any.
+    """
+
+    batch: StepBatch
+    samples: list[Row]
+    sample_rows: list[int]
+    prompts: list[PromptRows]
+
+
+class Runner:
+    """Builds steps over one model's blocks. What `build` returns is valid until it is called again."""
+
+    def __init__(self, blocks: Blocks, max_batch_tokens: int) -> None:
+        self._blocks = blocks
+        self._token_ids = np.zeros(max_batch_tokens, np.int32)
+        self._positions = np.zeros(max_batch_tokens, np.int32)
+        self._query_start = np.zeros(blocks.num_rows + 1, np.int32)
+        self._context_len = np.zeros(blocks.num_rows, np.int32)
+        self._state_rows = np.zeros(blocks.num_rows, np.int32)
+        self._ascending = np.arange(blocks.max_len, dtype=np.int32)
+
+    def build(self, plan: Plan, *, only_last: bool = False) -> Work:
+        """The step of a plan. only_last: one row a sequence even with drafts, as when these are still being made."""
+        requests = plan.requests
+        num_seqs = len(requests)
+        starts = [request.num_computed for request in requests]
+        is_plain = plan.total_tokens == num_seqs and all(
+            start + 1 == len(request.token_ids) for start, request in zip(starts, requests, strict=True)
+        )
+        prompts: list[PromptRows] = []
+        if is_plain:  # each goes on by one token, as in most steps
+            samples, sample_rows = [Row(request) for request in requests], list(range(num_seqs))
+            self._token_ids[:num_seqs] = [request.token_ids[-1] for request in requests]
+            self._positions[:num_seqs] = starts
+            logit_rows = self._ascending[:num_seqs]
+        else:
+            samples, sample_rows = [], []
+            wanted: list[int] = []
+            offset = 0
+            for request, start, count in zip(requests, starts, plan.num_tokens, strict=True):
+                self._enter(request, start, count, offset)
+                _want_prompt(request, start, count, offset, wanted, prompts)
+                _want_samples(request, start, count, offset, only_last, wanted, samples, sample_rows)
+                offset += count
+            logit_rows = np.array(wanted, np.int32)
+        return Work(self._batch(plan, starts, logit_rows), samples, sample_rows, prompts)
+
+    def _enter(self, request: Request, start: int, count: int, offset: int) -> None:
+        """Tokens and positions of one sequence."""
+        num_known, end = len(request.token_ids), start + count
+        token_ids = request.token_ids[start:end]
+        if end > num_known:
+            token_ids = token_ids + request.drafts[max(start - num_known, 0) : end - num_known]
+        self._token_ids[offset : offset + count] = token_ids
+        self._positions[offset : offset + count] = range(start, end)
+
+    def _batch(self, plan: Plan, starts: list[int], logit_rows: NDArray[np.int32]) -> StepBatch:
+        num_seqs, num_tokens = len(starts), plan.total_tokens
+        query_start, context_len = self._query_start[: num_seqs + 1], self._context_len[:num_seqs]
+        np.cumsum(plan.num_tokens, out=query_start[1:])
+        context_len[:] = starts
+        context_len += query_start[1:] - query_start[:-1]
+        state_rows = self._state_rows[:num_seqs]
+        state_rows[:] = [request.row for request in plan.requests]
+        width = max(len(request.blocks) for request in plan.requests)
+        return StepBatch(
+            token_ids=self._token_ids[:num_tokens],
+            positions=self._positions[:num_tokens],
+            query_start=query_start,
+            context_len=context_len,
+            block_tables=self._blocks.tables[state_rows, :width],
+            state_rows=state_rows,
+            logit_rows=logit_rows,
+        )
+
+
+def _want_prompt(
+    request: Request, start: int, count: int, offset: int, wanted: list[int], prompts: list[PromptRows]
+) -> None:
+    """Rows of tokens that foretell those of the prompt whose logprobs are still missing."""
+    if request.prompt_logprobs is None:
+        return
+    position = max(start + 1, len(request.prompt_logprobs))
+    num_rows = min(start + count, request.num_prompt - 1) + 1 - position
+    if num_rows > 0:
+        prompts.append(PromptRows(request, position, len(wanted), len(wanted) + num_rows))
+        first = offset + position - 1 - start
+        wanted.extend(range(first, first + num_rows))
+
+
+def _want_samples(
+    request: Request,
+    start: int,
+    count: int,
+    offset: int,
+    only_last: bool,
+    wanted: list[int],
+    samples: list[Row],
+    sample_rows: list[int],
+) -> None:
+    """The rows after the last token and after each draft, where the step reaches them."""
+    num_drafts = len(request.drafts)
+    if start + count < len(request.token_ids) + num_drafts:
+        return  # a chunk that is not the last: what it would choose is known already
+    for num_before in (num_drafts,) if only_last else range(num_drafts + 1):
+        samples.append(Row(request, num_before))
+        sample_rows.append(len(wanted))
+        wanted.append(offset + count - 1 - num_drafts + num_before)

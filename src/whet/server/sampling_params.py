@@ -1,0 +1,111 @@
+"""How the tokens of a request are chosen, and when it ends."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from whet.errors import RequestError
+
+MAX_LOGPROBS = 100  # of the most probable tokens, for each token: each is an object that is kept, sent and read
+MAX_STOP_STRINGS = 64
+_MAX_PENALTY = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to choose the tokens of one request. Raises RequestError from `check`, not when it is made.
+
+    temperature            0 takes the most probable token; 1 samples the model's own distribution
+    top_k                  only the k most probable; 0 or -1: all
+    top_p                  only the most probable that together have this probability
+    min_p                  only those with at least this share of the most probable one's probability
+    presence_penalty       taken from the logit of each token in the output, -2 to 2
+    frequency_penalty      the same, once for each time it is there
+    repetition_penalty     logits of tokens in prompt or output are divided by it (negative ones multiplied)
+    seed                   the same seed gives the same tokens, whatever shares the batch; None: a random one
+    max_tokens             of the output; None: as many as the model can take
+    min_tokens             before these, no end of any kind
+    stop                   strings that end the output, which ends before them
+    stop_token_ids         tokens that end the output, besides the model's own
+    ignore_eos             the model's own tokens of the end do not end it
+    logprobs               of each token of the output, beside this many most probable ones; None: none
+    prompt_logprobs        the same for the prompt
+    logit_bias             added to the logits of these tokens
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most probable token is taken."""
+        return self.temperature == 0
+
+    @property
+    def is_penalised(self) -> bool:
+        """Whether logits change with the tokens that are there already."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the token is the most probable one as the model gives it."""
+        return self.is_greedy and not (self.is_penalised or self.logit_bias or self.min_tokens)
+
+    def check(self, vocab_size: int) -> None:
+        """Raises RequestError for the first value that is out of its range. vocab_size: of the model, in tokens."""
+        _number("temperature", self.temperature, 0, math.inf)
+        _whole("top_k", self.top_k, -1)
+        _number("top_p", self.top_p, 0, 1, open_below=True)
+        _number("min_p", self.min_p, 0, 1)
+        _number("presence_penalty", self.presence_penalty, -_MAX_PENALTY, _MAX_PENALTY)
+        _number("frequency_penalty", self.frequency_penalty, -_MAX_PENALTY, _MAX_PENALTY)
+        _number("repetition_penalty", self.repetition_penalty, 0, math.inf, open_below=True)
+        if self.seed is not None:
+            _whole("seed", self.seed, -(2**63), 2**64 - 1)
+        _whole("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 0)
+            if self.min_tokens > self.max_tokens:
+                raise RequestError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+        if len(self.stop) > MAX_STOP_STRINGS or not all(isinstance(s, str) and s for s in self.stop):
+            raise RequestError(f"stop: up to {MAX_STOP_STRINGS} strings that are not empty")
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None:
+                _whole(name, count, 0, min(MAX_LOGPROBS, vocab_size))
+        for token_id in self.stop_token_ids:
+            _whole("stop_token_ids: a token", token_id, 0, vocab_size - 1)
+        for token_id, bias in self.logit_bias.items():
+            _whole("logit_bias: a token", token_id, 0, vocab_size - 1)
+            _number(f"logit_bias of {token_id}", bias, -math.inf, math.inf)
+
+
+def _number(name: str, value: float, low: float, high: float, *, open_below: bool = False) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and math.isfinite(value) and low <= value <= high and not (open_below and value == low):
+        return
+    if math.isinf(high):
+        wanted = "a number" if math.isinf(low) else f"a number {'above' if open_below else 'of at least'} {low:g}"
+    else:
+        wanted = f"a number from {low:g}{' (not itself)' if open_below else ''} to {high:g}"
+    raise RequestError(f"{name}={value!r}: it is {wanted}")
+
+
+def _whole(name: str, value: int, low: int, high: int | None = None) -> None:
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value and (high is None or value <= high):
+        return
+    wanted = f"of at least {low}" if high is None else f"from {low} to {high}"
+    raise RequestError(f"{name}={value!r}: it is a whole number {wanted}")

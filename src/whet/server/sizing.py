@@ -1,0 +1,57 @@
+"""How many blocks fit into the memory that an engine may use."""
+
+from typing import NamedTuple
+
+import psutil
+
+from whet.errors import OptionError
+from whet.figures import num_bytes
+from whet.machine.cgroup import memory_limit
+from whet.models.step import ServedModel
+
+
+class Sizes(NamedTuple):
+    """Blocks of the model, rows of its state of fixed size, blocks of the drafting model."""
+
+    num_blocks: int
+    num_states: int
+    num_draft_blocks: int
+
+
+def sizes(
+    model: ServedModel, draft: ServedModel | None, *, memory: int | None, max_num_seqs: int, max_model_len: int
+) -> Sizes:
+    """What to make room for. memory: bytes; None: a quarter of what is free. Never more than can be used at once.
+
+    Raises OptionError where not even one sequence of max_model_len tokens finds room.
+    """
+    budget = default_memory() if memory is None else memory
+    state_bytes = model.bytes_per_state * max_num_seqs
+    has = f"and the memory for them is {num_bytes(budget)}"
+    if state_bytes > budget:
+        raise OptionError(
+            f"the states of {max_num_seqs} sequences take {num_bytes(state_bytes)} {has}: "
+            "give more (memory), or run fewer at once (max_num_seqs)"
+        )
+    if not model.bytes_per_block:
+        return Sizes(0, max_num_seqs, 0)
+    per_sequence = -(-max_model_len // model.block_size)
+    bytes_per_block = model.bytes_per_block
+    if draft is not None:
+        bytes_per_block += -(-draft.bytes_per_block * model.block_size // draft.block_size)
+    num_blocks = min((budget - state_bytes) // bytes_per_block, per_sequence * max_num_seqs)
+    if num_blocks < per_sequence:
+        needed = num_bytes(state_bytes + per_sequence * bytes_per_block)
+        raise OptionError(
+            f"one sequence of {max_model_len} tokens takes {needed} {has}: "
+            "give more (memory), or allow fewer tokens (max_model_len)"
+        )
+    num_draft_blocks = -(-num_blocks * model.block_size // draft.block_size) if draft is not None else 0
+    return Sizes(num_blocks, max_num_seqs if model.bytes_per_state else 0, num_draft_blocks)
+
+
+def default_memory() -> int:
+    """A quarter of the bytes that are free."""
+    available: int = psutil.virtual_memory().available
+    limit = memory_limit()
+    return min(available, limit if limit is not None else available) // 4

@@ -1,0 +1,227 @@
+"""One step after another: schedule, run the model, choose tokens, bring every request up to date.
+
+Single-threaded and without a queue of its own: the engine's thread calls it, and tests do.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from whet.errors import reason
+from whet.models.step import ServedModel
+from whet.server.completion import Delta
+from whet.server.logprobs import token_logprobs
+from whet.server.request import Request, TokenLogprobs
+from whet.server.runner import PromptRows, Runner, Work
+from whet.server.sampler import UNUSABLE, sample
+from whet.server.scheduler import Plan, Scheduler
+from whet.server.speculative import Speculation, accepted
+
+_LOG = logging.getLogger("whet")
+_BAD_LOGITS = "the model gave logits that are no numbers (NaN or infinite)"
+
+
+class Progress(NamedTuple):
+    """What a step meant for one request."""
+
+    request: Request
+    delta: Delta
+
+
+class Stepper:
+    """Runs the requests of a scheduler on a model. clock: seconds, as in the requests' times."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        scheduler: Scheduler,
+        speculation: Speculation | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model, self.scheduler, self.speculation = model, scheduler, speculation
+        self.num_prompt_tokens = 0  # of prompts that have been computed
+        self.num_output_tokens = 0
+        self._runner = Runner(scheduler.blocks, scheduler.max_batch_tokens)
+        self._clock = clock
+        self._drafting_s = 0.0  # spent on the drafts of the next step
+
+    def step(self) -> list[Progress]:
+        """Run one step. Returns what is new, for each request of which something is.
+
+        A request that fails ends with the reason "error", and its delta says why; where the model itself raises, all
+        requests of the step do.
+        """
+        began = self._clock()
+        plan = self.scheduler.schedule()
+        progress = [self.ended(request) for request in plan.failed]
+        if not plan.requests:
+            return progress
+        for request in plan.requests:
+            if request.admitted_s is None:
+                request.admitted_s = began
+        try:
+            with torch.inference_mode():
+                work = self._runner.build(plan)
+                logits_RV = self.model.step(work.batch)
+                chosen = self._choose(work, logits_RV)
+        except Exception as error:  # noqa: BLE001 - a model may raise anything; the engine goes on
+            _LOG.exception("a step of %d requests failed", len(plan.requests))
+            message = f"the step failed: {type(error).__name__}: {reason(error)}"
+            return progress + [self.fail(request, message) for request in plan.requests]
+        now = self._clock()
+        new = self._update(plan, work, chosen, now)
+        self.scheduler.cost.observe(plan.total_tokens, plan.prompt_tokens, (now - began) * 1e3)
+        if self.speculation is not None:
+            num_new = sum(len(one.delta.token_ids) for one in new)
+            self._speculate(self.speculation, plan, num_new, began)
+        return progress + new
+
+    def abort(self, request: Request) -> Progress:
+        """End a request that nobody wants any more. Its delta has what was held back."""
+        text = request.rest_of_text() if not request.is_finished else ""
+        self.scheduler.finish(request, "abort")
+        progress = self.ended(request)
+        progress.delta.text = text
+        return progress
+
+    def fail(self, request: Request, message: str) -> Progress:
+        """End a request with an error."""
+        request.error = message
+        self.scheduler.finish(request, "error")
+        return self.ended(request)
+
+    def ended(self, request: Request) -> Progress:
+        """The last news of a request that is finished."""
+        return Progress(request, self._delta(request, [], "", self._clock()))
+
+    def _choose(self, work: Work, logits_RV: Tensor) -> "_Chosen":
+        for prompt in work.prompts:
+            _add_prompt_logprobs(prompt, logits_RV[prompt.first : prompt.end])
+        if work.prompts:
+            logits_RV = logits_RV[work.sample_rows]
+        return _Chosen(logits_RV, sample(logits_RV, work.samples))
+
+    def _update(self, plan: Plan, work: Work, chosen: "_Chosen", now: float) -> list[Progress]:
+        """Count what is computed, hand out the new tokens, end what is at its end."""
+        for request, count in zip(plan.requests, plan.num_tokens, strict=True):
+            request.num_computed += count
+        ids, samples = chosen.ids.tolist(), work.samples
+        progress, first = [], 0
+        while first < len(samples):
+            request = samples[first].request
+            end = first + 1 + len(request.drafts)
+            try:
+                tokens = ids[first:end] if end == first + 1 else self._accept(request, chosen, first, ids[first:end])
+                progress.append(Progress(request, self._take(request, tokens, chosen, first, now)))
+            except Exception as error:  # noqa: BLE001 - the others go on, whatever is wrong with this one
+                _LOG.exception("request %s failed", request.id)
+                progress.append(self.fail(request, f"{type(error).__name__}: {reason(error)}"))
+            first = end
+        if plan.prompt_tokens:
+            for request in plan.requests:
+                if not request.is_finished:
+                    self.scheduler.blocks.publish(request)
+        return progress
+
+    def _accept(self, request: Request, chosen: "_Chosen", first: int, ids: list[int]) -> list[int]:
+        """The new tokens of a request that had drafts."""
+        num_drafts = len(request.drafts)
+        tokens = accepted(request, chosen.logits[first : first + 1 + num_drafts], ids)
+        if self.speculation is not None:
+            self.speculation.count(num_drafts, len(tokens) - 1)
+        request.num_computed -= len(ids) - len(tokens)  # what was refused is overwritten by what comes
+        request.drafts, request.draft_probs = [], None
+        return tokens
+
+    def _take(self, request: Request, tokens: list[int], chosen: "_Chosen", first: int, now: float) -> Delta:
+        """Give a request its new tokens, up to the one that ends it. first: the row of logits of the first of them."""
+        is_bad = tokens[-1] == UNUSABLE
+        if is_bad:
+            tokens = tokens[:-1]
+        if request.max_len == request.num_prompt:  # nothing but the prompt was wanted
+            request.finish_reason, tokens, text = "length", [], ""
+        else:
+            num_taken, text = request.take(tokens)
+            tokens = tokens[:num_taken]
+        if is_bad and request.finish_reason is None:
+            request.finish_reason, request.error = "error", _BAD_LOGITS
+            text += request.rest_of_text()
+        else:
+            self.scheduler.blocks.publish(request)
+        self.num_output_tokens += len(tokens)
+        if request.first_token_s is None:
+            self.num_prompt_tokens += request.num_prompt
+            request.first_token_s = now
+        logprobs = None
+        if request.params.logprobs is not None:
+            rows_RV = chosen.logits[first : first + len(tokens)]
+            logprobs = token_logprobs(rows_RV, tokens, request.params.logprobs)
+        if request.finish_reason is not None:
+            self.scheduler.finish(request, request.finish_reason)
+        return self._delta(request, tokens, text, now, logprobs)
+
+    def _delta(
+        self,
+        request: Request,
+        token_ids: list[int],
+        text: str,
+        now: float,
+        logprobs: list[TokenLogprobs] | None = None,
+    ) -> Delta:
+        began, first_s = request.arrival_s, request.first_token_s
+        delta = Delta(
+            request.id,
+            token_ids,
+            text,
+            logprobs,
+            num_prompt_tokens=request.num_prompt,
+            num_cached_tokens=request.num_cached,
+            queue_s=(now if request.admitted_s is None else request.admitted_s) - began,
+            ttft_s=None if first_s is None else first_s - began,
+            e2e_s=now - began,
+        )
+        if request.is_finished:
+            delta.finish_reason, delta.error = request.finish_reason, request.error
+        if not request.has_reported:
+            request.has_reported = True
+            if not request.wants_prompt_logprobs:
+                delta.prompt_logprobs = request.prompt_logprobs
+        return delta
+
+    def _speculate(self, speculation: Speculation, plan: Plan, num_tokens: int, began: float) -> None:
+        """Judge what the step's drafts brought, and make those of the next one."""
+        now = self._clock()
+        if not plan.prompt_tokens:
+            had_drafts = plan.total_tokens > len(plan.requests)
+            speculation.observe(len(plan.requests), had_drafts, num_tokens, now - began + self._drafting_s)
+        try:
+            with torch.inference_mode():
+                speculation.propose(self.scheduler.running)
+        except Exception:  # noqa: BLE001 - outputs do not need drafts
+            _LOG.exception("drafting failed and is off from now on")
+            self.speculation = None
+            for request in self.scheduler.running:
+                request.drafts, request.draft_probs = [], None
+        self._drafting_s = self._clock() - now
+
+
+class _Chosen(NamedTuple):
+    """Logits of the samples' rows [R, V], and the token that each chose [R]."""
+
+    logits: Tensor
+    ids: NDArray[np.int64]
+
+
+def _add_prompt_logprobs(prompt: PromptRows, logits_RV: Tensor) -> None:
+    """Enter what a chunk says of the prompt's next tokens; chunk by chunk the list becomes whole."""
+    request = prompt.request
+    token_ids = request.prompt_ids[prompt.position : prompt.position + len(logits_RV)]
+    entries: list[TokenLogprobs] = token_logprobs(logits_RV, token_ids, request.params.prompt_logprobs or 0)
+    if request.prompt_logprobs is not None:
+        request.prompt_logprobs += entries

@@ -1,0 +1,206 @@
+"""Text to token ids and back, as a checkpoint's tokenizer.json says, and its chat template.
+
+Source: the tokenizers library; the files that Hugging Face checkpoints bring (tokenizer.json, tokenizer_config.json,
+config.json, generation_config.json, chat_template.jinja).
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from whet.errors import MissingExtra, RequestError, TargetError, reason
+from whet.server.chat_template import ChatTemplate
+from whet.server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+
+__all__ = ["Detokenizer", "Tokenizer"]
+
+FILE = "tokenizer.json"
+
+# Many checkpoints' logits are padded to a round number; one whose tokenizer covers less than half is another model's.
+_LEAST_COVERED = 0.5
+
+
+class Tokenizer:
+    """The tokenizer of a checkpoint directory.
+
+    vocab_size (the number of ids, added tokens included), bos_id, eos_ids (any of them ends an answer).
+
+    Raises TargetError where tokenizer.json is missing or damaged, does not fit the vocabulary that config.json states,
+    or the chat template cannot be read; MissingExtra without tokenizers.
+    """
+
+    def __init__(self, directory: Path | str) -> None:
+        directory = Path(directory)
+        self._tokenizer, decoder = _load(directory / FILE)
+        settings = _read_object(directory / "tokenizer_config.json")
+        config = _read_object(directory / "config.json")
+        generation = _read_object(directory / "generation_config.json")
+        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self._max_id: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._special_ids = {id for id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+        names = _special_tokens(_read_object(directory / "special_tokens_map.json")) | _special_tokens(settings)
+        self.bos_id: int | None = self._id_of(names.get("bos_token"), config.get("bos_token_id"))
+        self.eos_ids: frozenset[int] = self._eos_ids(generation, config, names.get("eos_token"))
+        self.chat_template = ChatTemplate(directory, settings, names)
+        self._is_byte_level = _is_byte_level(decoder)
+        self._bytes: dict[int, bytes] = {}  # filled as tokens are met
+        if isinstance(config.get("vocab_size"), int):
+            self.check_fits(config["vocab_size"])
+
+    def check_fits(self, vocab_size: int) -> None:
+        """Raises TargetError unless a model with that many logits can belong to this tokenizer."""
+        if self._max_id >= vocab_size:
+            raise TargetError(
+                f"the tokenizer has token ids up to {self._max_id}, the model a vocabulary of {vocab_size}: "
+                f"{FILE} belongs to another model; copy the one that came with these weights"
+            )
+        if self.vocab_size < vocab_size * _LEAST_COVERED:
+            raise TargetError(
+                f"the tokenizer knows {self.vocab_size} tokens, the model {vocab_size}: "
+                f"{FILE} belongs to another model; copy the one that came with these weights"
+            )
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """Token ids. add_special: put those around it that the checkpoint puts around a text (as a first <s>).
+
+        Raises RequestError for text that is not Unicode (half a surrogate pair).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text is not valid Unicode at character {error.start}") from error
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
+
+    def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
+        """Text. Ids that the tokenizer does not know add nothing, and special ones only if they are not skipped."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special))
+
+    def detokenizer(self) -> Detokenizer:
+        """One for a new sequence: what it returns, put together, is `decode` of all its tokens."""
+        if self._is_byte_level:
+            return ByteDetokenizer(self._spoken_bytes)
+        return WindowDetokenizer(self.decode, self._is_silent, self._is_byte)
+
+    def chat(self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True, **variables: object) -> str:
+        """The prompt text of a conversation, special tokens included: encode it with add_special=False.
+
+        messages: {"role", "content"} each, and what else the template knows. Raises RequestError with what the
+        template says against them.
+        """
+        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+
+    def token_text(self, token_id: int) -> str:
+        """What one token reads as by itself; part of a character reads as U+FFFD, an unknown id as nothing."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The UTF-8 bytes that one token stands for, which may be part of a character."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._find_bytes(token_id)
+        return found
+
+    def _find_bytes(self, token_id: int) -> bytes:
+        token: str | None = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._is_byte_level:
+            known = [_BYTE_OF[character] for character in token if character in _BYTE_OF]
+            return bytes(known) if len(known) == len(token) else token.encode()
+        if self._is_byte(token_id):
+            return bytes([int(token[3:5], 16)])
+        if token.startswith("\u2581"):  # decoders drop the space that begins a text
+            return token.replace("\u2581", " ").encode()
+        return self.decode([token_id], skip_special=False).encode()
+
+    def _spoken_bytes(self, token_id: int) -> bytes:
+        return b"" if token_id in self._special_ids else self.token_bytes(token_id)
+
+    def _is_silent(self, token_id: int) -> bool:
+        return token_id in self._special_ids or self._tokenizer.id_to_token(token_id) is None
+
+    def _is_byte(self, token_id: int) -> bool:
+        token = self._tokenizer.id_to_token(token_id)
+        return token is not None and len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+
+    def _id_of(self, token: str | None, otherwise: object) -> int | None:
+        found = self._tokenizer.token_to_id(token) if token is not None else None
+        if found is None and isinstance(otherwise, int):
+            found = otherwise
+        return found
+
+    def _eos_ids(self, generation: dict[str, Any], config: dict[str, Any], token: str | None) -> frozenset[int]:
+        """As transformers' generate() ends, and at the token that the tokenizer names."""
+        stated = generation.get("eos_token_id", config.get("eos_token_id"))
+        ids = set(stated if isinstance(stated, list) else [stated])
+        ids.add(self._id_of(token, None))
+        return frozenset(id for id in ids if isinstance(id, int) and id >= 0)
+
+
+def _load(path: Path) -> tuple[Any, object]:
+    """The library's tokenizer, and the decoder as the file describes it."""
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingExtra("tokenizers", "serve", "reading text") from error
+    if not path.is_file():
+        raise TargetError(
+            f"{path.parent} has no {FILE}: put the checkpoint's there "
+            "(transformers: AutoTokenizer.from_pretrained(NAME).save_pretrained(DIR) writes it)"
+        )
+    try:
+        content = path.read_text(encoding="utf-8")
+        tokenizer = tokenizers.Tokenizer.from_str(content)
+        decoder = json.loads(content).get("decoder")
+    except Exception as error:  # the library raises plain Exception for a damaged file
+        raise TargetError(f"{path} cannot be read as a tokenizer: {reason(error)}") from error
+    tokenizer.no_truncation()  # a checkpoint saved after training may cut or pad every text, unasked
+    tokenizer.no_padding()
+    return tokenizer, decoder
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where the file is not there. Raises TargetError for a damaged one."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TargetError(f"{path} cannot be read: {reason(error)}") from error
+    if not isinstance(value, dict):
+        raise TargetError(f"{path} cannot be read: it holds no JSON object")
+    return value
+
+
+def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    """bos_token, eos_token and so on, as text; they are written as text or as an object with `content`."""
+    found = {}
+    for name, value in settings.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _is_byte_level(decoder: object) -> bool:
+    """Whether each token stands for bytes, whatever is around it."""
+    if not isinstance(decoder, dict):
+        return False
+    if decoder.get("type") == "Sequence":
+        parts = decoder.get("decoders") or []
+        return len(parts) == 1 and _is_byte_level(parts[0])
+    return decoder.get("type") == "ByteLevel"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The character that stands for each byte in a byte-level vocabulary: itself where it prints, else from U+0100 on.
+
+    Source: Radford et al., 2019, section 2.2, as released with GPT-2.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()

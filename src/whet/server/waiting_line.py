@@ -1,0 +1,70 @@
+"""Which waiting samples make up the next batches, and when: rules without threads or a clock of their own."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from whet.server.padding import Kind, Sample
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A sample that waits. kind: only samples of one kind share a batch."""
+
+    sample: Sample
+    kind: Kind
+    length: int
+    arrived_s: float
+    future: "Future[Any]" = field(default_factory=Future)
+
+
+class WaitingLine:
+    """Samples in the order of their arrival.
+
+    A batch is due when max_batch samples of a kind wait, or when one has waited for max_wait_s: the time counts from
+    each sample's own arrival, not from the last batch. Then everything that makes full batches goes, the longest
+    samples first, and what is left over once its own time has come.
+    """
+
+    def __init__(self, max_batch: int, max_wait_s: float, *, sort_by_length: bool = True) -> None:
+        self._max_batch, self._max_wait_s, self._sorts = max_batch, max_wait_s, sort_by_length
+        self._kinds: dict[Kind, list[Waiting]] = {}  # none of the lists is empty
+
+    def __len__(self) -> int:
+        return sum(map(len, self._kinds.values()))
+
+    def add(self, entry: Waiting) -> None:
+        self._kinds.setdefault(entry.kind, []).append(entry)
+
+    def discard(self, entry: Waiting) -> None:
+        """Take one back, if it still waits."""
+        entries = self._kinds.get(entry.kind, [])
+        if entry in entries:
+            entries.remove(entry)
+            if not entries:
+                del self._kinds[entry.kind]
+
+    def due_s(self) -> float | None:
+        """When the next batch is due; None while nothing waits. In the past where it is due already."""
+        if not self._kinds:
+            return None
+        oldest_s = min(entries[0].arrived_s for entries in self._kinds.values())
+        is_full = any(len(entries) >= self._max_batch for entries in self._kinds.values())
+        return oldest_s if is_full else oldest_s + self._max_wait_s
+
+    def take(self, now_s: float, *, everything: bool = False) -> list[list[Waiting]]:
+        """The batches that are due, each of one kind; with `everything`, the rest too."""
+        batches: list[list[Waiting]] = []
+        left: dict[Kind, list[Waiting]] = {}
+        for kind, entries in self._kinds.items():
+            # Sorting is stable: those of one length stay in the order of their arrival.
+            in_order = sorted(entries, key=lambda entry: -entry.length) if self._sorts else entries
+            for start in range(0, len(in_order), self._max_batch):
+                batch = in_order[start : start + self._max_batch]
+                is_due = any(entry.arrived_s + self._max_wait_s <= now_s for entry in batch)
+                if len(batch) == self._max_batch or is_due or everything:
+                    batches.append(batch)
+                else:
+                    left[kind] = sorted(batch, key=lambda entry: entry.arrived_s)
+        self._kinds = left
+        return batches

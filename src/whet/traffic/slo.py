@@ -1,0 +1,40 @@
+"""A service-level objective: the limits that a request has to meet to count."""
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from whet.errors import OptionError
+from whet.traffic.record import Record
+
+_UNITS_S = {"s": 1.0, "ms": 1e-3}
+_LIMIT = re.compile(r"\s*([a-z0-9]+)\s*=\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Largest times in seconds; None: no limit."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """ "ttft=500ms,tpot=50ms,e2e=10s", any of them. Raises OptionError for anything else."""
+        limits: dict[str, float] = {}
+        for part in text.split(","):
+            found = _LIMIT.fullmatch(part.lower())
+            if found is None or found[1] not in ("ttft", "tpot", "e2e") or float(found[2]) <= 0:
+                raise OptionError(f"--slo {text!r}: write limits as ttft=500ms,tpot=50ms,e2e=10s, one or more of them")
+            if f"{found[1]}_s" in limits:
+                raise OptionError(f"--slo {text!r} names {found[1]} twice")
+            limits[f"{found[1]}_s"] = float(found[2]) * _UNITS_S[found[3]]
+        return cls(**limits)
+
+    def is_met_by(self, record: Record) -> bool:
+        """Whether a request was answered within every limit. An answer of one token has no TPOT to miss."""
+        if not record.is_answered or record.e2e_s is None:
+            return False
+        pairs = ((record.ttft_s, self.ttft_s), (record.tpot_s, self.tpot_s), (record.e2e_s, self.e2e_s))
+        return all(time is None or limit is None or time <= limit for time, limit in pairs)

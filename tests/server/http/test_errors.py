@@ -1,0 +1,218 @@
+"""Whatever is wrong with a request, the answer is a 4xx in OpenAI's shape, and the engine hears nothing of it."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from asking import ask, serving
+from fake_engine import FakeEngine
+
+from whet.server.http.documented import Failed
+from whet.server.http.run import HttpServer
+
+ENGINE = FakeEngine()
+CHAT = [{"role": "user", "content": "Hi"}]
+LIMIT = 200_000
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HttpServer]:
+    with serving(ENGINE, max_body_bytes=LIMIT) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def engine() -> FakeEngine:
+    ENGINE.reset()
+    return ENGINE
+
+
+def refused(server: HttpServer, path: str, body: object, status: int = 400) -> dict[str, Any]:
+    """The error of an answer that must be one, and leave nothing behind."""
+    answer = ask(server, path, body)
+    assert answer.status == status, answer.content
+    Failed.model_validate(answer.json)
+    assert (ENGINE.asked, ENGINE.num_reserved) == ([], 0)
+    return answer.error
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"prompt": None}, "prompt", "a prompt is text, a list of texts"),
+        ({"prompt": 5}, "prompt", "a prompt is text, a list of texts"),
+        ({"prompt": ["a", 5]}, "prompt", "a prompt is text, a list of texts"),
+        ({"prompt": [1, -5]}, "prompt", "a prompt is text, a list of texts"),
+        ({"prompt": [1, 2.5]}, "prompt", "a prompt is text, a list of texts"),
+        ({"prompt": {"a": "b"}}, "prompt", "a prompt is text, a list of texts"),
+        ({"prompt": []}, "prompt", "no prompt in the list"),
+        ({"prompt": [1, 2048]}, "prompt", "token 2048; the model's go up to 2047"),
+        ({"prompt": [[1], [10**9]]}, "prompt", "the model's go up to 2047"),
+        ({"prompt": [1] * 512}, "prompt", "the model takes 512 tokens"),
+        ({"prompt": "word " * 600}, "prompt", "the model takes 512 tokens"),
+        ({"max_tokens": 600}, "prompt", "and 600 to be made"),
+        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
+        ({"max_tokens": "5"}, "max_tokens", "valid integer"),
+        ({"max_tokens": 10**40}, "max_tokens", "less than or equal"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"n": 10**9}, "n", "less than or equal to 128"),
+        ({"n": True}, "n", "valid integer"),
+        ({"prompt": ["a"] * 4, "n": 100}, "n", "400 choices in one request"),
+        ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
+        ({"temperature": "hot"}, "temperature", "valid number"),
+        ({"top_p": 1.5}, "top_p", "less than or equal to 1"),
+        ({"min_p": -1}, "min_p", "greater than or equal to 0"),
+        ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"logprobs": True}, "logprobs", "valid integer"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", 'token ids, as text: {"50256": -100}'),
+        ({"logit_bias": {"1": 101}}, "logit_bias", "less than or equal to 100"),
+        ({"logit_bias": {"9999": 1}}, None, "logit_bias: a token=9999"),
+        ({"stop": ""}, "stop", "at least 1 character"),
+        ({"stop": ["a"] * 65}, "stop", ""),
+        ({"stop": 5}, "stop", "valid string"),
+        ({"stop_token_ids": [4000]}, None, "stop_token_ids"),
+        ({"seed": 2**64}, "seed", "less than"),
+        ({"seed": 1.5}, "seed", "valid integer"),
+        ({"stream": "yes"}, "stream", "valid boolean"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "only for stream: true"),
+        ({"max_tokens": 3, "min_tokens": 5}, None, "min_tokens=5 is above max_tokens=3"),
+        ({"best_of": 3}, "best_of", "best_of"),
+        ({"suffix": "end"}, "suffix", "suffix"),
+        ({"cache_salt": ""}, "cache_salt", "at least 1 character"),
+        ({"prompt": "a\ud800"}, None, "not valid Unicode at character 1"),
+        ({"cache_salt": "\ud800"}, "cache_salt", "valid string"),
+        ({"stop": "\ud800"}, "stop", "valid string"),
+        ({"logit_bias": {"\ud800": 1}}, "logit_bias", ""),
+    ],
+)
+def test_fields_of_a_completion(server: HttpServer, fields: dict[str, Any], param: str | None, message: str) -> None:
+    error = refused(server, "/v1/completions", {"model": "fake", "prompt": "Once", **fields})
+    assert error["type"] == "invalid_request_error"
+    assert (error["param"], message in error["message"]) == (param, True), error
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"messages": []}, "messages", "at least 1 item"),
+        ({"messages": None}, "messages", "valid list"),
+        ({"messages": "Hi"}, "messages", "valid list"),
+        ({"messages": [{"content": "Hi"}]}, "messages", "messages.0.role: Field required"),
+        ({"messages": [{"role": 5, "content": "Hi"}]}, "messages", "valid string"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages", "messages.0.content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages",
+            'this server reads text only: {"type": "text", "text": ...}',
+        ),
+        ({"messages": [{"role": "user", "content": "word " * 700}]}, "prompt", "the model takes 512 tokens"),
+        ({"messages": [{"role": "user", "content": "a\ud800"}]}, None, "not valid Unicode"),
+        ({"max_completion_tokens": -2}, "max_completion_tokens", "greater than or equal to 0"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
+        ({"logprobs": 2}, "logprobs", "valid boolean"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "answers in text only"),
+        ({"tools": [{"type": "function"}]}, "tools", "does not call tools"),
+        ({"chat_template_kwargs": {"bos_token": "\ud800"}}, None, "not valid Unicode"),
+    ],
+)
+def test_fields_of_a_chat(server: HttpServer, fields: dict[str, Any], param: str | None, message: str) -> None:
+    error = refused(server, "/v1/chat/completions", {"model": "fake", "messages": CHAT, **fields})
+    assert (error["param"], message in error["message"]) == (param, True), error
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"prompt": "a",}',
+        b"null",
+        b"[]",
+        b'"text"',
+        b"\xff\xfe{",
+        b'{"prompt": "a", "messages": [{"role": "user", "content": "a"}], "temperature": NaN, "tokens": [1e999]}',
+        b'{"a":' * 5000 + b"1" + b"}" * 5000,
+    ],
+)
+def test_bodies_that_are_no_request(server: HttpServer, path: str, body: bytes) -> None:
+    refused(server, path, body)
+
+
+def test_where_json_ends(server: HttpServer) -> None:
+    error = refused(server, "/v1/completions", b'{"prompt": "a",}')
+    assert (error["code"], "character 1" in error["message"]) == ("invalid_json", True), error
+
+
+def test_json_must_be_called_json(server: HttpServer) -> None:
+    """A page of another site may send a form or text here without asking the browser first; JSON it may not."""
+    body = json.dumps({"prompt": "Once"}).encode()
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        answer = ask(server, "/v1/completions", body, headers={"Content-Type": kind})
+        assert (answer.status, "Content-Type: application/json" in answer.error["message"]) == (400, True)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+def test_another_model(server: HttpServer, path: str) -> None:
+    body = {"model": "gpt-4", "prompt": "a", "tokens": [1]} | ({"messages": CHAT} if "chat" in path else {})
+    error = refused(server, path, body, 404)
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert "there is no model 'gpt-4' here, but: fake" in error["message"]
+
+
+def test_paths_and_methods_that_are_not_there(server: HttpServer) -> None:
+    answer = ask(server, "/v1/edits", {})
+    assert (answer.status, answer.error["message"]) == (404, "there is no /v1/edits here")
+    answer = ask(server, "/v1/completions")
+    assert (answer.status, answer.headers["allow"]) == (405, "POST")
+    assert answer.error["message"] == "/v1/completions does not take GET"
+    assert ask(server, "/v1/models/other").status == 404
+    assert ask(server, "/docs").status == 404
+
+
+def test_a_large_body(server: HttpServer) -> None:
+    error = refused(server, "/v1/completions", {"prompt": "x" * LIMIT}, 413)
+    assert (error["code"], str(LIMIT) in error["message"]) == ("body_too_large", True)
+
+
+def test_a_large_body_that_does_not_say_so(server: HttpServer) -> None:
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=20)
+    parts = iter([b'{"prompt": "', *[b"x" * 10_000] * 30, b'"}'])
+    connection.request("POST", "/v1/completions", parts, {"Content-Type": "application/json"}, encode_chunked=True)
+    response = connection.getresponse()
+    assert (response.status, json.loads(response.read())["error"]["code"]) == (413, "body_too_large")
+    connection.close()
+
+
+@pytest.mark.parametrize("length", ["-1", "many", "99999999999999999999"])
+def test_a_length_that_is_none(server: HttpServer, length: str) -> None:
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=20)
+    connection.putrequest("POST", "/v1/completions")
+    connection.putheader("Content-Type", "application/json")
+    connection.putheader("Content-Length", length)
+    connection.endheaders()
+    assert connection.getresponse().status in (400, 413)
+    connection.close()
+
+
+def test_a_foreign_name_for_this_address(server: HttpServer) -> None:
+    """A site can point a name of its own at 127.0.0.1 and have its visitors' browsers ask here."""
+    answer = ask(server, "/v1/models", headers={"Host": "evil.example"})
+    assert (answer.status, answer.error["code"]) == (421, "wrong_host")
+    for host in ("localhost:80", "127.0.0.1", "[::1]:9"):
+        assert ask(server, "/v1/models", headers={"Host": host}).status == 200
+
+
+def test_a_mistake_in_the_server_is_a_500_and_said_in_the_log(
+    server: HttpServer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine, "submit", None)
+    answer = ask(server, "/v1/completions", {"prompt": "Once"})
+    assert (answer.status, answer.error["type"]) == (500, "server_error")
+    assert "NoneType" not in answer.error["message"]
+    assert "POST /v1/completions failed" in caplog.text
+    assert engine.num_reserved == 0

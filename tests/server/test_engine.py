@@ -1,0 +1,450 @@
+"""whet.Engine: a plain call, a loop, asyncio; ends of every kind; and what happens when something fails."""
+
+import asyncio
+import gc
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from hash_model import HashModel
+from letters import EOS, Letters
+from naive import naive_output
+from torch import Tensor
+
+import whet
+from whet.errors import EngineClosed, OptionError, QueueFull, RequestError
+from whet.models.step import StepBatch
+from whet.server.completion import Delta, join
+from whet.server.engine import Engine
+from whet.server.sampling_params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+LONG = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+
+ENDLESS = SamplingParams(temperature=0, max_tokens=50_000)
+
+
+class GatedModel(HashModel):
+    """Steps only while the gate is open; says when one waits before it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.gate, self.is_waiting = threading.Event(), threading.Event()
+
+    def step(self, batch: StepBatch) -> Tensor:
+        self.is_waiting.set()
+        assert self.gate.wait(20)
+        return super().step(batch)
+
+
+def eventually(is_so: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 10
+    while not is_so() and time.monotonic() < end:
+        time.sleep(0.002)
+    return is_so()
+
+
+def is_idle(engine: Engine) -> bool:
+    stats = engine.stats()
+    return (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (0, 0, 0.0)
+
+
+def expected(prompt: str, params: SamplingParams = GREEDY) -> list[int]:
+    return naive_output(HashModel().logits_after, Letters().encode(prompt), params, eos_ids=[EOS])
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    with Engine(HashModel(), tokenizer=Letters(), max_num_seqs=4, max_batch_tokens=16, memory=4000) as engine:
+        yield engine
+
+
+@pytest.fixture
+def gated() -> Iterator[tuple[Engine, GatedModel]]:
+    model = GatedModel()
+    with Engine(model, max_num_seqs=1, max_waiting=1) as engine:
+        yield engine, model
+        model.gate.set()
+
+
+def test_it_is_public() -> None:
+    assert whet.Engine is Engine
+    assert whet.SamplingParams is SamplingParams
+
+
+def test_one_prompt_or_several(engine: Engine) -> None:
+    one = engine.generate("hello", GREEDY)
+    assert one.token_ids == expected("hello")
+    assert one.text == Letters().decode(one.token_ids)
+    assert (one.finish_reason, one.num_prompt_tokens) == ("length", 5)
+    assert 0 <= one.queue_s <= (one.ttft_s or 0) <= one.e2e_s
+    several = engine.generate(["hello", [7, 4, 11], "x" * 30] * 4, GREEDY)
+    assert [done.token_ids for done in several[:3]] == [expected("hello"), expected("hel"), expected("x" * 30)]
+    assert several[3].num_cached_tokens == 4
+    assert engine.generate([7, 4, 11], GREEDY).token_ids == expected("hel")
+    assert engine.generate([], GREEDY) == []
+    own = engine.generate(["a", "b"], [GREEDY, SamplingParams(temperature=0, max_tokens=1)])
+    assert [len(done.token_ids) for done in own] == [12, 1]
+    assert len(engine.generate("a").token_ids) == 16
+    assert is_idle(engine)
+
+
+def test_many_more_than_the_queue_holds() -> None:
+    with Engine(HashModel(), max_num_seqs=2, max_waiting=0) as engine:
+        done = engine.generate([[i] for i in range(30)], GREEDY)
+    assert [one.token_ids for one in done] == [naive_output(HashModel().logits_after, [i], GREEDY) for i in range(30)]
+
+
+def test_piece_by_piece(engine: Engine) -> None:
+    deltas = list(engine.stream("hello", GREEDY))
+    assert join(deltas).token_ids == expected("hello")
+    assert len(deltas) > 3
+    assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + ["length"]
+    assert "".join(delta.text for delta in deltas) == engine.generate("hello", GREEDY).text
+
+
+def test_leaving_a_loop_aborts(engine: Engine) -> None:
+    for _delta in engine.stream("hello", LONG):
+        break
+    assert eventually(lambda: is_idle(engine))
+    assert engine.stats().request_success["abort"] == 1
+    stream = engine.stream("hello", LONG)
+    next(stream)
+    stream.close()
+    assert list(stream) == []
+    assert eventually(lambda: engine.stats().request_success["abort"] == 2)
+
+
+def test_asyncio(engine: Engine) -> None:
+    async def read(prompt: str) -> list[int]:
+        return [token_id async for delta in engine.stream_async(prompt, GREEDY) for token_id in delta.token_ids]
+
+    async def all_at_once() -> None:
+        texts = ["a", "hello", "x" * 40, "hello"]
+        assert await asyncio.gather(*map(read, texts)) == [expected(text) for text in texts]
+        one, several = await asyncio.gather(
+            engine.generate_async("hi", GREEDY), engine.generate_async(["ho", "ha"], GREEDY)
+        )
+        assert one.token_ids == expected("hi")
+        assert [done.token_ids for done in several] == [expected("ho"), expected("ha")]
+        with pytest.raises(RequestError, match="empty"):
+            engine.stream_async([])
+
+    asyncio.run(all_at_once())
+    assert is_idle(engine)
+
+
+def test_asyncio_aborts() -> None:
+    async def leave_in_every_way() -> None:
+        stream = engine.stream_async([1, 2], ENDLESS)
+        await anext(stream)
+        await stream.aclose()
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+        dropped = engine.stream_async([1, 3], ENDLESS)
+        await anext(dropped)
+        del dropped
+        task = asyncio.create_task(engine.generate_async([1, 4], ENDLESS))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with Engine(HashModel(max_model_len=60_000), max_num_seqs=4, memory=4_000_000) as engine:
+        asyncio.run(leave_in_every_way())
+        assert eventually(lambda: is_idle(engine))
+        assert engine.stats().request_success["abort"] == 3
+
+
+def test_a_loop_that_is_closed_loses_its_requests() -> None:
+    async def begin() -> None:
+        streams.append(engine.stream_async([1, 2], ENDLESS))
+        await anext(streams[0])
+
+    streams: list[Any] = []
+    with Engine(HashModel(max_model_len=60_000), memory=4_000_000) as engine:
+        asyncio.run(begin())
+        assert eventually(lambda: is_idle(engine))
+        assert engine.stats().request_success["abort"] == 1
+
+
+def test_abort_by_id(gated: tuple[Engine, GatedModel]) -> None:
+    engine, model = gated
+    deltas: list[Delta] = []
+    running = engine.submit([1], LONG, on_delta=deltas.append)
+    waiting = engine.submit([2], LONG, on_delta=deltas.append)
+    engine.abort("nobody")
+    engine.abort(waiting)
+    model.gate.set()
+    assert eventually(lambda: any(delta.request_id == waiting for delta in deltas))
+    engine.abort(running)
+    assert eventually(lambda: is_idle(engine))
+    last = {delta.request_id: delta for delta in deltas}
+    assert (last[waiting].finish_reason, last[waiting].token_ids) == ("abort", [])
+    assert last[running].finish_reason in ("abort", "length")
+
+
+def test_a_full_queue_says_so_at_once(gated: tuple[Engine, GatedModel]) -> None:
+    engine, model = gated
+    streams = [engine.stream([1], GREEDY)]  # a plain caller waits anyway: no limit
+    assert model.is_waiting.wait(10)
+    with engine.reserve() as place:
+        with pytest.raises(QueueFull, match="2 requests are running or waiting"):
+            engine.reserve()
+        with pytest.raises(QueueFull):
+            engine.submit([1], GREEDY, on_delta=print)
+        deltas: list[Delta] = []
+        engine.submit([3], GREEDY, on_delta=deltas.append, reservation=place)
+    with pytest.raises(QueueFull):  # used: leaving the block has given nothing back
+        engine.reserve()
+    model.gate.set()
+    assert [len(list(stream)) for stream in streams] == [12]
+    assert eventually(lambda: bool(deltas) and deltas[-1].finish_reason is not None)
+    places = [engine.reserve(), engine.reserve()]
+    for place in places * 2:
+        place.release()
+    engine.reserve().release()
+
+
+def test_an_id_of_its_own(gated: tuple[Engine, GatedModel]) -> None:
+    engine, _ = gated
+    assert engine.submit([1], GREEDY, on_delta=print, request_id="mine") == "mine"
+    with pytest.raises(RequestError, match="a request mine is there already"):
+        engine.submit([1], GREEDY, on_delta=print, request_id="mine")
+
+
+def test_close_ends_what_runs_and_waits() -> None:
+    model = GatedModel()
+    engine = Engine(model, max_num_seqs=1)
+    streams = [engine.stream([i], LONG) for i in range(3)]
+    assert model.is_waiting.wait(10)
+    threading.Timer(0.05, model.gate.set).start()
+    engine.close()
+    assert [join(stream).finish_reason for stream in streams] == ["abort"] * 3
+    assert not engine.is_open
+    with pytest.raises(EngineClosed):
+        engine.generate([1])
+    with pytest.raises(EngineClosed):
+        engine.reserve()
+    engine.close()
+
+
+def test_an_engine_that_is_dropped_ends_its_thread() -> None:
+    before = threading.active_count()
+    engine = Engine(HashModel())
+    engine.generate([1], GREEDY)
+    assert threading.active_count() == before + 1
+    del engine
+    gc.collect()
+    assert eventually(lambda: threading.active_count() == before)
+
+
+def test_drain() -> None:
+    model = GatedModel()
+    with Engine(model, max_num_seqs=1) as engine:
+        streams = [engine.stream([i], GREEDY) for i in range(3)]
+        drain = threading.Thread(target=engine.drain, args=(20,))
+        drain.start()
+        assert eventually(lambda: not engine.is_open)
+        with pytest.raises(EngineClosed, match="shutting down"):
+            engine.submit([1], GREEDY, on_delta=print)
+        model.gate.set()
+        drain.join(20)
+        assert [join(stream).finish_reason for stream in streams] == ["length"] * 3
+
+
+def test_drain_aborts_what_takes_too_long() -> None:
+    model = GatedModel()
+    with Engine(model, max_num_seqs=1) as engine:
+        streams = [engine.stream([i], LONG) for i in range(2)]
+        threading.Timer(0.1, model.gate.set).start()
+        engine.drain(0.01)
+        assert [join(stream).finish_reason for stream in streams] == ["abort"] * 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "said"),
+    [
+        ([[]], GREEDY, "the prompt is empty"),
+        ("", GREEDY, "the prompt is empty"),
+        ([1, 40], GREEDY, "the prompt has the token 40; the model's are 0 to 39"),
+        ([-1], GREEDY, "the token -1"),
+        ([1, 2.5], GREEDY, "whole numbers"),
+        ([1] * 60, GREEDY, r"60 tokens and max_tokens=12 are asked for, 72 in all; the model takes 64"),
+        ([1] * 64, SamplingParams(max_tokens=None), "the prompt has 64 tokens; with the output it may have 64"),
+        ([1] * 65, SamplingParams(max_tokens=0), "the model takes 64"),
+        ([1], SamplingParams(temperature=-1), "temperature=-1"),
+        ([1], SamplingParams(logit_bias={40: 1.0}), "logit_bias"),
+        ([[1], [2]], [GREEDY], "2 prompts and 1 params"),
+    ],
+)
+def test_requests_that_cannot_be_served(engine: Engine, prompt: Any, params: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        engine.generate(prompt, params)
+    assert is_idle(engine)
+
+
+def test_up_to_the_last_token_that_fits(engine: Engine) -> None:
+    done = engine.generate([1] * 52, SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
+    assert len(done.token_ids) == 12
+    assert engine.generate([1] * 64, SamplingParams(max_tokens=0)).token_ids == []
+
+
+def test_without_a_tokenizer() -> None:
+    with Engine(HashModel()) as engine:
+        assert engine.tokenizer is None
+        assert engine.generate([1], GREEDY).text == ""
+        with pytest.raises(RequestError, match="give the prompt as a list of token ids"):
+            engine.generate("hello", GREEDY)
+        with pytest.raises(RequestError, match="use stop_token_ids"):
+            engine.generate([1], SamplingParams(stop=("x",)))
+
+
+def test_ends(engine: Engine) -> None:
+    whole = engine.generate("hello", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True))
+    text, ids = whole.text, whole.token_ids
+    middle = text[5:8]
+    done = engine.generate("hello", SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop=("~", middle)))
+    assert (done.finish_reason, done.text) == ("stop", text[: text.index(middle)])
+    at = next(i for i in range(8, 40) if ids[i] not in ids[:i])
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, stop_token_ids=(ids[at],))
+    done = engine.generate("hello", params)
+    assert (done.finish_reason, done.token_ids) == ("stop", ids[: at + 1])
+    assert done.text == Letters().decode(ids[:at])  # what ends a text is not part of it
+    biased = {"temperature": 0.0, "max_tokens": 9, "logit_bias": {EOS: 99.0}}
+    assert engine.generate("hello", SamplingParams(**biased)).token_ids == [EOS]
+    assert engine.generate("hello", SamplingParams(**biased, ignore_eos=True)).token_ids == [EOS] * 9
+    done = engine.generate("hello", SamplingParams(**biased, min_tokens=4))
+    assert len(done.token_ids) == 5
+    assert EOS not in done.token_ids[:4]
+
+
+def test_a_model_that_raises(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.CRITICAL), Engine(HashModel(fail_at=[3])) as engine:
+        done = engine.generate([1, 2], GREEDY)
+        assert (done.finish_reason, done.error) == ("error", "the step failed: RuntimeError: the model broke")
+        assert len(done.token_ids) == 2
+        assert engine.generate([1, 2], GREEDY).token_ids == naive_output(HashModel().logits_after, [1, 2], GREEDY)
+        assert engine.stats().request_success == {"stop": 0, "length": 1, "abort": 0, "error": 1}
+
+
+def test_a_failure_of_the_engine_itself(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = GatedModel()
+    with caplog.at_level(logging.CRITICAL), Engine(model, max_num_seqs=2) as engine:
+        streams = [engine.stream([i], LONG) for i in range(4)]
+        assert model.is_waiting.wait(10)
+        blocks = engine._loop.stepper.scheduler.blocks
+        with monkeypatch.context() as patch:
+            patch.setattr(blocks, "publish", lambda request: blocks.no_such_thing)
+            patch.setattr(blocks, "release", lambda request: blocks.no_such_thing)
+            model.gate.set()
+            done = [join(stream) for stream in streams]
+        assert [one.finish_reason for one in done] == ["error"] * 4
+        assert "the engine failed: AttributeError" in (done[0].error or "")
+        assert engine.generate([1, 2], GREEDY).token_ids == naive_output(HashModel().logits_after, [1, 2], GREEDY)
+        assert is_idle(engine)
+
+
+def test_a_reader_that_raises_loses_its_own_request(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(delta: Delta) -> None:
+        raise ValueError("cannot read")
+
+    with caplog.at_level(logging.CRITICAL):
+        engine.submit([1, 2], LONG, on_delta=broken)
+        assert engine.generate("hello", GREEDY).token_ids == expected("hello")
+        assert eventually(lambda: is_idle(engine))
+    assert engine.stats().request_success["abort"] == 1
+
+
+class Told:
+    def __init__(self) -> None:
+        self.first: list[float] = []
+        self.between: list[float] = []
+        self.ends: list[tuple[float, float, str]] = []
+
+    def first_token(self, seconds: float) -> None:
+        self.first.append(seconds)
+
+    def inter_token(self, seconds: float) -> None:
+        self.between.append(seconds)
+
+    def finished(self, e2e_s: float, queue_s: float, reason: str) -> None:
+        self.ends.append((e2e_s, queue_s, reason))
+
+
+def test_observers_and_stats(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Told):
+        def inter_token(self, seconds: float) -> None:
+            raise ValueError("no")
+
+    told = Told()
+    with caplog.at_level(logging.CRITICAL), Engine(HashModel(), speculation="off") as engine:
+        engine.listen(Broken())
+        engine.listen(told)
+        done = engine.generate([[1, 2, 3, 4, 5]] * 2 + [[9] * 5], GREEDY)
+        again = engine.generate([[1, 2, 3, 4, 5]], GREEDY)
+        stats = engine.stats()
+    assert (len(told.first), len(told.between), len(told.ends)) == (4, 4 * 11, 4)
+    assert told.ends[0][2] == "length"
+    assert sum(told.between) + sum(told.first) == pytest.approx(sum(one.e2e_s for one in done + again))
+    assert (stats.prompt_tokens_total, stats.generation_tokens_total) == (20, 48)
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (20, 4)
+    assert stats.request_success == {"stop": 0, "length": 4, "abort": 0, "error": 0}
+    assert stats.tokens_per_s == 48
+    assert (stats.num_running, stats.num_waiting, stats.num_preemptions) == (0, 0, 0)
+    assert (stats.speculation, stats.speculation_gain, stats.num_draft_tokens) == ("off", None, 0)
+
+
+def test_a_draft_model_and_lookup_through_the_engine() -> None:
+    prompts = [[i, 7, 3] for i in range(4)]
+    params = SamplingParams(temperature=0, max_tokens=60)
+    wanted = [naive_output(HashModel(max_model_len=100).logits_after, prompt, params) for prompt in prompts]
+    for options in ({"draft": HashModel(block_size=16, max_model_len=100)}, {"speculation": "ngram"}, {}):
+        with Engine(HashModel(max_model_len=100), **options) as engine:
+            assert [one.token_ids for one in engine.generate(prompts, params)] == wanted
+            stats = engine.stats()
+        assert stats.num_draft_tokens > 0
+        assert stats.speculation in ("on", "paused")
+
+
+def test_salts_through_the_engine(engine: Engine) -> None:
+    async def ask(salt: str) -> int:
+        done = await engine.generate_async([1, 2, 3, 4, 5, 6], GREEDY, cache_salt=salt)
+        return done.num_cached_tokens
+
+    assert [asyncio.run(ask(salt)) for salt in ("a", "b", "a", "")] == [0, 0, 4, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_num_seqs": 0}, "max_num_seqs=0: it is a whole number of at least 1"),
+        ({"max_batch_tokens": 32}, "max_batch_tokens=32 is below max_num_seqs=64"),
+        ({"max_step_ms": 0}, "max_step_ms"),
+        ({"memory": 0}, "memory=0"),
+        ({"speculation": "maybe"}, "speculation='maybe': write auto, off, ngram"),
+        ({"max_model_len": 65}, "max_model_len=65: the model takes 1 to 64 tokens"),
+        ({"memory": 511}, r"one sequence of 64 tokens takes 512 B and the memory for them is 511 B: give more"),
+        ({"draft": HashModel(vocab_size=41)}, "a vocabulary of 41 tokens, the model one of 40"),
+        ({"draft": HashModel(), "speculation": "ngram"}, "a draft model with speculation='ngram'"),
+        ({"draft": HashModel(can_rewind=False)}, "cannot go back"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        Engine(HashModel(), **options)
+
+
+def test_memory_decides_how_much_runs() -> None:
+    with Engine(HashModel(), memory=10_000) as engine:
+        assert engine._loop.stepper.scheduler.blocks.num_blocks == 10_000 // 32
+    with Engine(HashModel(), max_num_seqs=2, max_model_len=30) as engine:  # no more than can be used
+        assert engine._loop.stepper.scheduler.blocks.num_blocks == 2 * 8
+    draft = HashModel(block_size=8)
+    with Engine(HashModel(), memory=10_000, draft=draft) as engine:
+        num_blocks = engine._loop.stepper.scheduler.blocks.num_blocks
+        assert num_blocks == 10_000 // 64
+        assert len(draft._cells) == -(-num_blocks // 2)

@@ -1,0 +1,64 @@
+"""Speculation judges itself: on where it pays, off where it does not, and tried again."""
+
+from whet.server.payoff import Payoff
+
+
+def run(payoff: Payoff, num_steps: int, *, gain: float, num_seqs: int = 1, finds: float = 1.0) -> int:
+    """Steps of a world in which drafting multiplies tokens a second by `gain`. Returns how many had drafts.
+
+    finds: the share of steps in which there is something to propose.
+    """
+    drafted = 0
+    for step in range(num_steps):
+        wants = payoff.wants_drafts(num_seqs)
+        had = wants and (step % 10) < 10 * finds
+        drafted += had
+        payoff.observe(num_seqs, had, num_seqs * (3 if had else 1), 0.01 * num_seqs * (3 / gain if had else 1))
+    return drafted
+
+
+def test_on_where_it_pays() -> None:
+    payoff = Payoff()
+    assert run(payoff, 1000, gain=1.5) > 950
+    assert payoff.is_on
+    assert payoff.gain is not None
+    assert abs(payoff.gain - 1.5) < 0.01
+
+
+def test_off_where_it_does_not_and_tried_again_ever_more_seldom() -> None:
+    payoff = Payoff()
+    first, later = run(payoff, 1000, gain=0.7), run(payoff, 10_000, gain=0.7)
+    assert 16 <= first < 100
+    assert 0 < later < 100
+    assert not payoff.is_on
+    assert payoff.gain is not None
+    assert abs(payoff.gain - 0.7) < 0.01
+
+
+def test_when_the_world_changes_it_follows() -> None:
+    payoff = Payoff()
+    run(payoff, 500, gain=0.7)
+    run(payoff, 2000, gain=2.0)
+    assert run(payoff, 1000, gain=2.0) > 900
+    run(payoff, 1000, gain=0.7)
+    assert run(payoff, 1000, gain=0.7) < 100
+
+
+def test_each_number_of_sequences_has_its_own_judgement() -> None:
+    payoff = Payoff()
+    for _ in range(20):
+        run(payoff, 50, gain=1.5, num_seqs=1)
+        run(payoff, 50, gain=0.6, num_seqs=32)
+    assert run(payoff, 100, gain=1.5, num_seqs=1) > 90
+    assert payoff.is_on
+    assert run(payoff, 100, gain=0.6, num_seqs=32) < 20
+    assert not payoff.is_on
+
+
+def test_finding_nothing_is_not_held_against_it() -> None:
+    payoff = Payoff()
+    run(payoff, 500, gain=1.5, finds=0.2)
+    assert payoff.is_on
+    assert run(payoff, 1000, gain=1.5, finds=0.2) > 150
+    assert Payoff().gain is None
+    assert not Payoff().is_on

@@ -1,0 +1,113 @@
+"""Speculation with drafts that were drawn: the joint distribution of the output is the model's own."""
+
+from itertools import product
+
+import numpy as np
+import torch
+from driving import make_request, make_stepper, outputs
+from hash_model import HashModel
+from scipy import stats
+
+from whet.server.drafters import ModelDrafter
+from whet.server.payoff import Payoff
+from whet.server.request import Request
+from whet.server.sampling_params import SamplingParams
+from whet.server.speculative import Speculation, accepted
+
+VOCAB = 4
+COUNT = 1500
+
+
+def drafter(seed: int, max_batch_tokens: int = 256) -> ModelDrafter:
+    model = HashModel(vocab_size=VOCAB, seed=seed)
+    return ModelDrafter(model, 300, num_rows=64, max_len=64, max_batch_tokens=max_batch_tokens)
+
+
+def joint(prompt: list[int], params: SamplingParams) -> dict[tuple[int, ...], float]:
+    """The probability of each output of three tokens."""
+    model = HashModel(vocab_size=VOCAB)
+
+    def probs(token_ids: list[int]) -> torch.Tensor:
+        scaled = model.logits_after(token_ids).double() / params.temperature
+        if params.top_k:
+            scaled[scaled < scaled.topk(params.top_k).values[-1]] = -torch.inf
+        return scaled.softmax(0)
+
+    found = {}
+    for output in product(range(VOCAB), repeat=3):
+        p = 1.0
+        for i, token_id in enumerate(output):
+            p *= float(probs([*prompt, *output[:i]])[token_id])
+        found[output] = p
+    return found
+
+
+def test_chi_square_of_whole_outputs() -> None:
+    prompt = [1, 2, 3]
+    for values in ({"temperature": 1.5}, {"temperature": 2.0, "top_k": 3}):
+        params = [SamplingParams(seed=i, max_tokens=3, **values) for i in range(COUNT)]
+        speculation = Speculation(drafter(seed=2), 2)
+        stepper = make_stepper(
+            HashModel(vocab_size=VOCAB), num_blocks=300, max_num_seqs=64, max_batch_tokens=256, speculation=speculation
+        )
+        done = outputs(stepper, [make_request(prompt, one) for one in params])
+        expected = joint(prompt, params[0])
+        times = dict.fromkeys(expected, 0)
+        for one in done:
+            times[tuple(one.token_ids)] += 1
+        likely = [output for output, p in expected.items() if p * COUNT >= 5]
+        rest = COUNT - sum(times[output] for output in likely)
+        rest_p = 1 - sum(expected[output] for output in likely)
+        found = np.array([times[output] for output in likely] + [rest] * (rest_p > 0.001))
+        wanted = np.array([expected[output] for output in likely] + [rest_p] * (rest_p > 0.001))
+        assert stats.chisquare(found, wanted / wanted.sum() * found.sum()).pvalue > 1e-3, values
+        assert sum(times[output] for output, p in expected.items() if p == 0) == 0
+        assert 0.2 < speculation.num_accepted / speculation.num_drafted < 0.95
+
+
+def test_the_same_seed_gives_the_same_output_in_any_company() -> None:
+    params = [SamplingParams(temperature=1.2, seed=i, max_tokens=20) for i in range(6)]
+
+    def run(some: list[SamplingParams]) -> list[list[int]]:
+        stepper = make_stepper(HashModel(vocab_size=VOCAB), speculation=Speculation(drafter(seed=2), 3))
+        return [one.token_ids for one in outputs(stepper, [make_request([1, 2], one) for one in some])]
+
+    assert run(params) == [run([one])[0] for one in params]
+
+
+def test_what_is_accepted_of_looked_up_drafts() -> None:
+    request: Request = make_request([1], SamplingParams(temperature=0, max_tokens=9))
+    request.drafts = [4, 5, 6]
+    logits = torch.zeros(4, 9)
+    assert accepted(request, logits, [4, 5, 6, 7]) == [4, 5, 6, 7]
+    assert accepted(request, logits, [4, 8, 6, 7]) == [4, 8]
+    assert accepted(request, logits, [0, 5, 6, 7]) == [0]
+    assert accepted(request, logits, [4, 5, -1, 7]) == [4, 5, -1]
+
+
+def test_never_more_tokens_than_asked_for() -> None:
+    for max_tokens in range(1, 9):
+        speculation = Speculation(drafter(seed=1), 5)
+        stepper = make_stepper(HashModel(vocab_size=VOCAB), speculation=speculation)
+        params = SamplingParams(temperature=0, max_tokens=max_tokens)
+        (done,) = outputs(stepper, [make_request([1, 2], params)])
+        assert len(done.token_ids) == max_tokens
+        assert speculation.num_drafted == speculation.num_accepted  # none was made that could not be used
+
+
+def test_drafts_wait_until_they_pay() -> None:
+    """With a drafter that is never right, steps with drafts bring no more tokens and take longer."""
+    payoff = Payoff()
+    speculation = Speculation(drafter(seed=1), 3, payoff)
+    requests = [make_request([1, 2], SamplingParams(temperature=0, max_tokens=60))]
+    drafted = 0
+    for _ in range(300):
+        requests[0].num_computed = len(requests[0].token_ids) - 1
+        speculation.propose(requests)
+        had = bool(requests[0].drafts)
+        drafted += had
+        requests[0].drafts, requests[0].draft_probs = [], None
+        speculation.observe(1, had, 1, 0.03 if had else 0.01)
+    assert 16 <= drafted < 60
+    assert payoff.gain is not None
+    assert payoff.gain < 0.5
