@@ -1,9 +1,11 @@
 """What every contender is asked, and the figures made of its answers."""
 
+import os
 import random
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from serving_peers.contender import Contender, Request
@@ -90,10 +92,24 @@ TASKS: dict[str, Task] = {
 
 
 def run_task(name: str, contender: Contender, seed: int) -> dict[str, Any]:
-    """One task's figures, with the cores that were busy meanwhile: CPU seconds of all threads over wall seconds."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    """One task's figures, with the cores that this process kept busy meanwhile, and that others did.
+
+    Others: other processes, and other machines on the same hardware, as far as the kernel is told.
+    """
+    wall, own, all_ = time.perf_counter(), time.process_time(), _busy_seconds()
     figures = TASKS[name](contender, Prompts(0 if name == "agreement" else seed))
-    return figures | {"busy_cores": (time.process_time() - cpu) / (time.perf_counter() - wall)}
+    wall_s, own_s, all_s = time.perf_counter() - wall, time.process_time() - own, _busy_seconds() - all_
+    return figures | {"busy_cores": own_s / wall_s, "others_busy_cores": max(0.0, all_s - own_s) / wall_s}
+
+
+def _busy_seconds() -> float:
+    """CPU seconds since the start of the machine in which a core was not idle, or was taken away; 0 if unknown."""
+    try:
+        fields = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()[1:9]
+    except OSError:
+        return 0.0
+    user, nice, system, _, _, irq, softirq, steal = map(int, fields)
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
 
 
 def _timed(contender: Contender, request: Request) -> list[float]:

@@ -29,7 +29,9 @@ def test_float32_is_torchs_own(backend: str, has_bias: bool) -> None:
             x_MK.double(), up.double(), u
         )
         wanted = linear64(hidden, down.double(), d)
-        torch.testing.assert_close(y_MN.double(), wanted, rtol=0, atol=1e-6 * float(wanted.abs().max() + hidden.abs().max()))
+        torch.testing.assert_close(
+            y_MN.double(), wanted, rtol=0, atol=1e-6 * float(wanted.abs().max() + hidden.abs().max())
+        )
 
 
 @KINDS

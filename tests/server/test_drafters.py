@@ -1,12 +1,16 @@
 """Who guesses: what is found in the text itself, and what a smaller model keeps of a sequence."""
 
+from collections.abc import Sequence
+
 import pytest
 from driving import Run, make_request, make_stepper
 from hash_model import HashModel
 from hypothesis import given
 from hypothesis import strategies as st
+from naive import naive_output
 
 from whet.server.drafters import ModelDrafter, NgramDrafter
+from whet.server.payoff import Payoff
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
 from whet.server.speculative import Speculation
@@ -67,6 +71,40 @@ def test_the_model_itself_is_always_right(options: dict[str, int]) -> None:
     speculation = run.stepper.speculation
     assert speculation is not None
     assert speculation.num_drafted == speculation.num_accepted > 50
+
+
+class Watched(ModelDrafter):
+    """Compares each draft with what its model says of the tokens alone."""
+
+    def propose(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> bool:
+        is_steady = super().propose(requests, num_drafts)
+        for request in requests:
+            params = SamplingParams(temperature=0, max_tokens=len(request.drafts))
+            model = HashModel(vocab_size=12, seed=2)
+            assert request.drafts == naive_output(model.logits_after, request.token_ids, params)
+        return is_steady
+
+
+class NowAndThen(Payoff):
+    """Drafts for two steps of five."""
+
+    num_asked = 0
+
+    def wants_drafts(self, num_seqs: int) -> bool:
+        self.num_asked += 1
+        return self.num_asked % 5 < 2
+
+
+@pytest.mark.parametrize("payoff", [None, NowAndThen()], ids=["always", "now and then"])
+@pytest.mark.parametrize("num_blocks", [100, 16])
+def test_refused_drafts_leave_nothing_behind(num_blocks: int, payoff: Payoff | None) -> None:
+    drafter = Watched(HashModel(vocab_size=12, seed=2), 100, num_rows=8, max_len=64, max_batch_tokens=64)
+    speculation = Speculation(drafter, 3, payoff)
+    run = Run(make_stepper(HashModel(vocab_size=12), num_blocks=num_blocks, speculation=speculation))
+    run.add(*(make_request([i, 7, 3], PARAMS) for i in range(5)))
+    run.until_done()
+    assert run.stepper.speculation is speculation  # no draft was found wrong
+    assert 5 < speculation.num_accepted < speculation.num_drafted - 5
 
 
 def test_with_too_few_blocks_it_drafts_for_some() -> None:

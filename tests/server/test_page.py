@@ -279,6 +279,12 @@ def test_figures_move(page: Page, server: FakeServer) -> None:
     assert chart.locator(".legend").inner_text().split() == ["running", "9", "waiting", "2"]
     assert "running 9, waiting 2" in (chart.locator("svg").get_attribute("aria-label") or "")
     assert (chart.locator("path.curve.c0").get_attribute("d") or "").count("L") >= 1  # a line from the first sample on
+    cache = page.locator(".chart", has_text="KV cache")
+    assert cache.locator("text.tick").all_text_contents()[:3] == ["0", "50", "100"]
+    half = cache.locator("line.grid").first.get_attribute("y1")
+    path = cache.locator("path.curve").get_attribute("d") or ""
+    assert float(path.split()[-1]) == float(half)  # the newest value, one half, lies on its line
+    assert float(path.split()[1].split("L")[0]) > float(half)  # and the first, a quarter, below
     assert "0 %" in page.locator(".chart", has_text="Shares").locator(".legend").inner_text()  # no hit of the last 100
     chart.locator("svg").focus()
     for _ in range(30):  # a step is a second

@@ -4,7 +4,7 @@ from itertools import product
 
 import numpy as np
 import torch
-from driving import make_request, make_stepper, outputs
+from driving import Run, make_request, make_stepper, outputs
 from hash_model import HashModel
 from scipy import stats
 
@@ -85,14 +85,19 @@ def test_what_is_accepted_of_looked_up_drafts() -> None:
     assert accepted(request, logits, [4, 5, -1, 7]) == [4, 5, -1]
 
 
-def test_never_more_tokens_than_asked_for() -> None:
+def test_no_draft_that_could_not_be_used() -> None:
+    """Beyond the longest output lies the end of the tables."""
     for max_tokens in range(1, 9):
-        speculation = Speculation(drafter(seed=1), 5)
-        stepper = make_stepper(HashModel(vocab_size=VOCAB), speculation=speculation)
-        params = SamplingParams(temperature=0, max_tokens=max_tokens)
-        (done,) = outputs(stepper, [make_request([1, 2], params)])
-        assert len(done.token_ids) == max_tokens
-        assert speculation.num_drafted == speculation.num_accepted  # none was made that could not be used
+        run = Run(make_stepper(HashModel(vocab_size=VOCAB), speculation=Speculation(drafter(seed=1), 5)))
+        request = make_request([1, 2], SamplingParams(temperature=0, max_tokens=max_tokens))
+        run.add(request)
+        drafted = []
+        while run.stepper.scheduler.has_work:
+            run.step()
+            if request.drafts:
+                drafted.append(len(request.token_ids) + len(request.drafts))
+        assert request.num_output == max_tokens
+        assert all(count <= request.max_len - 1 for count in drafted)
 
 
 def test_drafts_wait_until_they_pay() -> None:

@@ -43,6 +43,7 @@ def test_figures_against_numpy(made: list[Record]) -> None:
     assert figures.num_refused == sum(r.failure == "429 refused" for r in made)
     assert figures.output_tokens == sum(r.num_output for r in good)
     assert figures.num_short == sum(r.num_output < r.arrival.num_output for r in good)
+    assert figures.num_chunks == sum(len(r.token_s) for r in good)
     assert figures.num_by_chunks == sum(not r.has_usage for r in good)
     assert figures.lateness is not None
     assert figures.lateness.longest_ms == pytest.approx(max(r.sent_s - r.start_s for r in made) * 1e3)

@@ -18,7 +18,7 @@ import http.server, os, pathlib, sys
 
 directory, _, host, _, port, *options = sys.argv[1:]
 pathlib.Path(directory, "pid").write_text(str(os.getpid()))
-pathlib.Path(directory, "options").write_text(" ".join(options))
+pathlib.Path(directory, "options").write_text(" ".join([*options, os.environ.get("WHET_API_KEY", "no key")]))
 print("loading")
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -61,11 +61,11 @@ def is_alive(pid: int) -> bool:
 
 
 def test_it_serves_meanwhile_and_is_gone_afterwards(model: Path, tmp_path: Path) -> None:
-    with own_server(model, ["--weights", "int8"], command=command(SERVE, tmp_path)) as url:
+    with own_server(model, ["--weights", "int8"], api_key="secret", command=command(SERVE, tmp_path)) as url:
         assert is_up(url)
         pid = int((model / "pid").read_text())
         assert is_alive(pid)
-    assert (model / "options").read_text() == "--weights int8"
+    assert (model / "options").read_text() == "--weights int8 secret"
     assert not is_alive(pid)
     assert not is_up(url)
 
@@ -76,12 +76,19 @@ def test_it_is_gone_after_an_error_too(model: Path, tmp_path: Path) -> None:
     assert not is_alive(int((model / "pid").read_text()))
 
 
-def test_what_the_server_says_when_it_does_not_start(model: Path, tmp_path: Path) -> None:
-    with (
-        pytest.raises(TargetError, match=r"^whet serve did not start: model\.safetensors is damaged$"),
-        own_server(model, command=command(FAIL, tmp_path)),
-    ):
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (FAIL, "model.safetensors is damaged"),
+        ("import typer; typer.run(lambda d, host='', port=1, weights=0: None)", "No such option: --weight"),
+        ("pass", "it said nothing"),
+    ],
+)
+def test_what_the_server_says_when_it_does_not_start(code: str, said: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(TargetError) as raised, own_server(model, ["--weight", "8"], command=command(code, tmp_path)):
         pass
+    assert str(raised.value).startswith(f"whet serve did not start: {said}")
+    assert not set(str(raised.value)) & set("│╰\n")
 
 
 def test_what_is_no_model(tmp_path: Path) -> None:

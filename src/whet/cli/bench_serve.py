@@ -103,10 +103,9 @@ def _measure(
         return _run(console, target, options, api_key)
     # A server of our own has to be ended where this process is asked to end, as on Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    key = [] if api_key is None else ["--api-key", api_key]
     with contextlib.ExitStack() as stack:
         with console.status("starting whet serve"):
-            url = stack.enter_context(own_server(Path(target), [*key, *serve_options]))
+            url = stack.enter_context(own_server(Path(target), serve_options, api_key=api_key))
         return _run(console, url, options, api_key)
 
 

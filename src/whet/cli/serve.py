@@ -40,9 +40,7 @@ def serve(
     max_batch_tokens: Annotated[
         int, typer.Option("--max-batch-tokens", "--max-num-batched-tokens", help="tokens in a step")
     ] = 512,
-    max_model_len: Annotated[
-        int | None, typer.Option(help="prompt and answer, in tokens [default: the model's]")
-    ] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="tokens of prompt and answer [default: all]")] = None,
     max_waiting: Annotated[int, typer.Option(help="requests that may wait; more are told to come again (429)")] = 256,
     memory: Annotated[
         str | None, typer.Option(help="for keys and values, as 2GiB [default: a quarter of what is free]")
@@ -57,9 +55,7 @@ def serve(
         list[str] | None, typer.Option(help="in requests and answers; may be repeated [default: the directory's]")
     ] = None,
     shutdown_timeout: Annotated[str, typer.Option(help="for running requests after SIGTERM or Ctrl-C")] = "30s",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="print the address as one JSON object once it serves")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print the address as JSON once it serves")] = False,
 ) -> None:
     """Serve a language model over HTTP as OpenAI does: completions, chat, streams, metrics, and a page to try it on."""
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)

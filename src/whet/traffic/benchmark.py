@@ -28,6 +28,7 @@ _WARM_UP, _CALIBRATION, _REPLAY = 1, 2, 0  # streams of prompts
 _NUM_WARM_UP, _WARM_UP_S = 2, 60.0
 _NUM_TYPICAL = 512  # first requests of a trace, for the calibration, while their number is yet to be found
 _LATE_MS = 10.0
+_BUNDLED = 1.05  # tokens to a chunk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +187,7 @@ def _report(
         url=url,
         model=facts.model,
         max_model_len=facts.max_model_len,
-        source=options.source or f"random arrivals at {options.rate:g}/s",
+        source=options.source if options.rate is None else f"random arrivals at {options.rate:g}/s",
         seed=options.seed,
         started_at=started_at,
         offered_per_s=(len(planned) - 1) / span_s if span_s > 0 else None,
@@ -230,6 +231,9 @@ def _notes(options: Options, facts: ServerFacts, plan: _Plan, done: Replay, figu
         yield f"{figures.num_short} answers were shorter than asked for: the server does not honour ignore_eos"
     if figures.num_by_chunks:
         yield f"{figures.num_by_chunks} answers came without usage: a chunk counts as one token"
+    if figures.num_chunks and figures.output_tokens > _BUNDLED * figures.num_chunks:
+        num_tokens = figures.output_tokens / figures.num_chunks
+        yield f"a chunk held {num_tokens:.1f} tokens on average: ITL is the time between chunks"
     known = [p for p in (figures.ttft, figures.tpot, figures.itl, figures.e2e) if p is not None]
     if any(p.p99_ms is None for p in known):
         yield f"no P99 from fewer than {MIN_SAMPLES_FOR_P99} samples"

@@ -39,7 +39,8 @@ class Figures:
 
     duration_s: from the first request's planned time to the last token. num_refused: with status 429; they are among
     the failures too. num_short: answered with fewer tokens than asked for. num_by_chunks: whose tokens were counted as
-    chunks, as the server gave no usage. lateness: of the generator itself, from planned to sent.
+    chunks, as the server gave no usage. num_chunks: in which the output came; ITL is the time between two. lateness: of
+    the generator itself, from planned to sent.
     """
 
     num_requests: int
@@ -61,6 +62,7 @@ class Figures:
     num_refused: int
     num_short: int
     num_by_chunks: int
+    num_chunks: int
 
 
 def figures_of(records: Sequence[Record], slo: Slo | None = None) -> Figures:
@@ -94,6 +96,7 @@ def figures_of(records: Sequence[Record], slo: Slo | None = None) -> Figures:
         num_refused=failures[Failure.REFUSED],
         num_short=sum(record.num_output < record.arrival.num_output for record in answered),
         num_by_chunks=sum(not record.has_usage for record in answered),
+        num_chunks=sum(len(record.token_s) for record in answered),
     )
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import itertools
 import os
 import signal
 import socket
@@ -27,7 +28,13 @@ WHET_SERVE = (sys.executable, "-m", "whet", "serve")
 
 
 @contextlib.contextmanager
-def own_server(directory: Path, options: Sequence[str] = (), *, command: Sequence[str] = WHET_SERVE) -> Iterator[str]:
+def own_server(
+    directory: Path,
+    options: Sequence[str] = (),
+    *,
+    api_key: str | None = None,
+    command: Sequence[str] = WHET_SERVE,
+) -> Iterator[str]:
     """A server of a model directory; yields its address once it takes requests.
 
     options: of `whet serve`, as typed. Raises TargetError with the server's own last line where it does not come up.
@@ -43,6 +50,8 @@ def own_server(directory: Path, options: Sequence[str] = (), *, command: Sequenc
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            # Arguments can be read by every user of the machine.
+            env=os.environ | ({} if api_key is None else {"WHET_API_KEY": api_key}),
             start_new_session=True,  # Ctrl-C is for the benchmark, which then ends the server
             preexec_fn=_before_start(),
         )
@@ -65,10 +74,13 @@ def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: IO[bytes]) -
 
 
 def _last_line(log: IO[bytes]) -> str:
+    """What the server said last: its error, or what typer puts into a box."""
     log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-    lines = log.read().decode(errors="replace").split("\n")
-    said = [line.strip() for line in lines if line.strip()]
-    return said[-1].removeprefix("error: ") if said else "it said nothing"
+    lines = [line.strip() for line in log.read().decode(errors="replace").split("\n") if line.strip()]
+    if lines and lines[-1].startswith("╰"):
+        boxed = itertools.takewhile(lambda line: line.startswith("│"), reversed(lines[:-1]))
+        lines = [" ".join(line.strip("│ ") for line in reversed(list(boxed)))]
+    return lines[-1].removeprefix("error: ") if lines else "it said nothing"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -66,7 +66,7 @@ def _latencies(figures: Figures) -> Table:
 def _cells(found: Percentiles | None) -> list[str]:
     if found is None:
         return [DASH] * 6
-    like = found.p50_ms / 1e3
+    like = found.p90_ms / 1e3
     times_ms = (found.p50_ms, found.p90_ms, found.p99_ms, found.mean_ms, found.longest_ms)
     return [*(duration(None if ms is None else ms / 1e3, like=like) for ms in times_ms), f"{found.num_samples:,}"]
 

@@ -142,7 +142,9 @@ def check_batch(cache: KvCache, batch: Batch, num_tokens: int) -> None:
     sequence_T = batch.sequences()
     order_T = torch.arange(num_tokens, device=positions.device) - query_start[sequence_T]
     if (positions != (context_len - new)[sequence_T] + order_T).any():
-        raise InputsError("the tokens of a sequence are the last of its context, in order; the positions are not theirs")
+        raise InputsError(
+            "the tokens of a sequence are the last of its context, in order; the positions are not theirs"
+        )
     used = torch.arange(block_tables.shape[1], device=positions.device) * BLOCK_SIZE < context_len[:, None]
     if (context_len > block_tables.shape[1] * BLOCK_SIZE).any():
         raise InputsError(f"a table of {block_tables.shape[1]} blocks is too short for {int(context_len.max())} tokens")

@@ -27,48 +27,54 @@ struct Call {
   float* out;
 };
 
+// A query row: its token in the batch, its head, its place in the sequence.
+struct Row {
+  int token, head, position;
+};
+
 // Room of one thread, for tiles of `Type`.
 template <typename Type>
 struct Desk {
   using Element = typename Type::Element;
   static size_t lines(int head_dim) {
-    const size_t bytes = sizeof(Room<Type>) + sizeof(State) * TILE_ROWS + (sizeof(float) + sizeof(Element)) * TILE_ROWS * head_dim
-                         + 2 * sizeof(Element) * CHUNK * head_dim;
-    return bytes / sizeof(Line);
+    const size_t tile = TILE_ROWS * (sizeof(State) + sizeof(Row) + (sizeof(float) + sizeof(Element)) * head_dim);
+    return (sizeof(Room<Type>) + tile + 2 * sizeof(Element) * CHUNK * head_dim) / sizeof(Line);
   }
   Desk(Line* at, int head_dim) {
     room = reinterpret_cast<Room<Type>*>(at);
     states = reinterpret_cast<State*>(room + 1);
-    out = reinterpret_cast<float*>(states + TILE_ROWS);
+    rows = reinterpret_cast<Row*>(states + TILE_ROWS);
+    out = reinterpret_cast<float*>(rows + TILE_ROWS);
     q = reinterpret_cast<Element*>(out + TILE_ROWS * head_dim);
     keys = q + TILE_ROWS * head_dim;
     values = keys + CHUNK * head_dim;
   }
   Room<Type>* room;
-  State* states;    // [strip]
-  float* out;       // [TILE_ROWS][head_dim]
-  Element* q;       // [TILE_ROWS][head_dim]
+  State* states;           // [strip]
+  Row* rows;               // [TILE_ROWS]
+  float* out;              // [TILE_ROWS][head_dim]
+  Element* q;              // [TILE_ROWS][head_dim]
   Element *keys, *values;  // a chunk of int8, unpacked
 };
 
-inline int position_of(const Call& call, const Tile& tile, int row) {
-  return call.batch.first_position(tile.seq) + (tile.row + row) / call.heads.group();
+inline void name_rows(const Call& call, const Tile& tile, int row, int num_rows, Row* rows) {
+  const int group = call.heads.group(), first_head = tile.kv_head * group;
+  int token = (tile.row + row) / group, head = (tile.row + row) % group;
+  for (int r = 0; r < num_rows; r++) {
+    rows[r] = {call.batch.query_start[tile.seq] + token, first_head + head, call.batch.first_position(tile.seq) + token};
+    if (++head == group) head = 0, token++;
+  }
 }
-inline size_t token_of(const Call& call, const Tile& tile, int row) {
-  return call.batch.query_start[tile.seq] + (tile.row + row) / call.heads.group();
-}
-inline int head_of(const Call& call, const Tile& tile, int row) {
-  return tile.kv_head * call.heads.group() + (tile.row + row) % call.heads.group();
-}
+
 inline int first_seen(const Call& call, int position) {
   return call.window > 0 ? std::max(0, position - call.window + 1) : 0;
 }
 
 template <typename Type>
-void gather_queries(const Call& call, const Tile& tile, typename Type::Element* q) {
+void gather_queries(const Call& call, const Row* rows, int num_rows, typename Type::Element* q) {
   const int H = call.heads.head_dim;
-  for (int r = 0; r < tile.num_rows; r++) {
-    const float* from = call.qkv + call.heads.width() * token_of(call, tile, r) + H * head_of(call, tile, r);
+  for (int r = 0; r < num_rows; r++) {
+    const float* from = call.qkv + static_cast<size_t>(call.heads.width()) * rows[r].token + H * rows[r].head;
     for (int d = 0; d < H; d += LANES) Type::put(q + r * H + d, load(from + d));
   }
 }
@@ -89,7 +95,7 @@ void open_chunk(const Call& call, const Tile& tile, int index, int first, int la
   using Element = typename Type::Element;
   const Cache& cache = call.cache;
   const int32_t* blocks = call.batch.blocks(tile.seq) + index * BLOCKS;
-  const int num_blocks = position_of(call, tile, tile.num_rows - 1) / BLOCK + 1 - index * BLOCKS;
+  const int num_blocks = desk.rows[tile.num_rows - 1].position / BLOCK + 1 - index * BLOCKS;
   const int size = call.heads.head_dim * BLOCK;
   chunk.scaled = cache.kind == Kv::s8;
   for (int b = first; b < last; b++) {
@@ -111,28 +117,33 @@ void open_chunk(const Call& call, const Tile& tile, int index, int first, int la
   }
 }
 
-// What rows row0..row1 - 1 of a tile see of a chunk. False: nothing.
-inline bool look(const Call& call, const Tile& tile, int row0, int row1, int chunk, int* from, int* to, int& first,
-                 int& last) {
+// The blocks of a chunk of which some rows see something. False: none.
+inline bool overlook(const Call& call, const Row* rows, int num_rows, int chunk, int& first, int& last) {
   const int start = chunk * CHUNK;
-  int least = CHUNK, most = 0;
-  for (int r = row0; r < row1; r++) {
-    const int position = position_of(call, tile, r);
-    const int begin = std::max(first_seen(call, position) - start, 0), end = std::min(position + 1 - start, CHUNK);
-    if (from != nullptr) from[r - row0] = begin, to[r - row0] = end;
-    if (begin < end) least = std::min(least, begin), most = std::max(most, end);
-  }
-  first = least / BLOCK, last = (most + BLOCK - 1) / BLOCK;
-  return least < most;
+  const int from = std::max(first_seen(call, rows[0].position) - start, 0);
+  const int to = std::min(rows[num_rows - 1].position + 1 - start, CHUNK);
+  first = from / BLOCK, last = (to + BLOCK - 1) / BLOCK;
+  return from < CHUNK && to > 0;
 }
 
-// out = what the strip's rows have summed up, over the sum of their weights.
-inline void finish(const Call& call, const Tile& tile, int strip, const State& state, const float* rows) {
-  const int H = call.heads.head_dim, row0 = tile.strip_row(strip);
-  for (int r = row0; r < tile.strip_row(strip + 1); r++, rows += H) {
-    const F inverse = set1(1.0f / state.sum[r - row0]);
-    float* to = call.out + (call.heads.num_heads * token_of(call, tile, r) + head_of(call, tile, r)) * H;
-    for (int d = 0; d < H; d += LANES) store(to + d, mul(load(rows + d), inverse));
+// The same, and which keys each row sees.
+inline bool look(const Call& call, const Row* rows, int num_rows, int chunk, Seen& seen) {
+  const int start = chunk * CHUNK;
+  if (!overlook(call, rows, num_rows, chunk, seen.first, seen.last)) return false;
+  for (int r = 0; r < num_rows; r++) {
+    seen.from[r] = std::max(first_seen(call, rows[r].position) - start, 0);
+    seen.to[r] = std::min(rows[r].position + 1 - start, CHUNK);
+  }
+  return true;
+}
+
+// out = what the rows have summed up, over the sum of their weights.
+inline void finish(const Call& call, const Row* rows, int num_rows, const State& state, const float* sums) {
+  const int H = call.heads.head_dim;
+  for (int r = 0; r < num_rows; r++, sums += H) {
+    const F inverse = set1(1.0f / state.sum[r]);
+    float* to = call.out + (static_cast<size_t>(call.heads.num_heads) * rows[r].token + rows[r].head) * H;
+    for (int d = 0; d < H; d += LANES) store(to + d, mul(load(sums + d), inverse));
   }
 }
 
@@ -143,22 +154,22 @@ void do_chunk(const Call& call, const Tile& tile, int index, AttentionScratch& s
   const bool alone = tile.parts >= 0;
   Chunk<Type> chunk;
   int first, last;
-  const bool any = look(call, tile, 0, tile.num_rows, index, nullptr, nullptr, first, last);
+  const bool any = overlook(call, desk.rows, tile.num_rows, index, first, last);
   if (any) open_chunk(call, tile, index, first, last, desk, chunk);
   for (int strip = 0; strip < tile.num_strips(); strip++) {
-    const int row0 = tile.strip_row(strip), row1 = tile.strip_row(strip + 1);
+    const int row = tile.strip_row(strip), num_rows = tile.strip_row(strip + 1) - row;
     State* state = desk.states + strip;
-    float* out = desk.out + row0 * H;
+    float* out = desk.out + row * H;
     if (alone) {
       state = reinterpret_cast<State*>(scratch.part(tile, index, strip, H));
       out = reinterpret_cast<float*>(state + 1);
       state->clear();
     }
     Seen seen;
-    if (!any || !look(call, tile, row0, row1, index, seen.from, seen.to, seen.first, seen.last)) continue;
+    if (!any || !look(call, desk.rows + row, num_rows, index, seen)) continue;
     const bool ahead = strip == 0 && !chunk.scaled;  // the other strips find it in the cache
-    const auto attend = ahead ? attend_rows<Type, true>(row1 - row0) : attend_rows<Type, false>(row1 - row0);
-    attend(desk.q + row0 * H, H, chunk, seen, call.scale, alone, *state, out, *desk.room);
+    const auto attend = ahead ? attend_rows<Type, true>(num_rows) : attend_rows<Type, false>(num_rows);
+    attend(desk.q + row * H, H, chunk, seen, call.scale, alone, *state, out, *desk.room);
   }
 }
 
@@ -168,35 +179,40 @@ void do_item(const Call& call, const Item& item, AttentionScratch& scratch, int 
   const int H = call.heads.head_dim;
   const bool alone = tile.parts >= 0;
   Desk<Type> desk(scratch.room(rank), H);
-  gather_queries<Type>(call, tile, desk.q);
+  name_rows(call, tile, 0, tile.num_rows, desk.rows);
+  gather_queries<Type>(call, desk.rows, tile.num_rows, desk.q);
   if (!alone) {
     for (int strip = 0; strip < tile.num_strips(); strip++) desk.states[strip].clear();
     for (int i = 0; i < tile.num_rows * H; i += LANES) store(desk.out + i, set1(0.0f));
   }
   for (int chunk = item.first_chunk; chunk < item.last_chunk; chunk++) do_chunk(call, tile, chunk, scratch, desk);
   if (alone) return;
-  for (int strip = 0; strip < tile.num_strips(); strip++)
-    finish(call, tile, strip, desk.states[strip], desk.out + tile.strip_row(strip) * H);
+  for (int strip = 0; strip < tile.num_strips(); strip++) {
+    const int row = tile.strip_row(strip);
+    finish(call, desk.rows + row, tile.strip_row(strip + 1) - row, desk.states[strip], desk.out + row * H);
+  }
 }
 
 // Join the chunks of a strip as one thread would have done on the way.
 inline void do_join(const Call& call, const Join& join, AttentionScratch& scratch) {
   const Tile& tile = scratch.tiles()[join.tile];
-  const int H = call.heads.head_dim, num_rows = tile.strip_row(join.strip + 1) - tile.strip_row(join.strip);
-  alignas(64) float rows[MAX_ROWS * 256], old[LANES], fresh[LANES];
-  for (int i = 0; i < num_rows * H; i += LANES) store(rows + i, set1(0.0f));
+  const int H = call.heads.head_dim, row = tile.strip_row(join.strip), num_rows = tile.strip_row(join.strip + 1) - row;
+  alignas(64) float sums[MAX_ROWS * 256], old[LANES], fresh[LANES];
+  for (int i = 0; i < num_rows * H; i += LANES) store(sums + i, set1(0.0f));
   State state;
   state.clear();
   for (int chunk = 0; chunk < tile.num_chunks; chunk++) {
     const auto* part = reinterpret_cast<const State*>(scratch.part(tile, chunk, join.strip, H));
     if (part->most[0] == NOTHING && reduce_max(load(part->most)) == NOTHING) continue;  // out of the window
-    const auto* fresh_rows = reinterpret_cast<const float*>(part + 1);
+    const auto* fresh_sums = reinterpret_cast<const float*>(part + 1);
     state.add_chunk(*part, old, fresh);
     for (int r = 0; r < num_rows; r++)
       for (int i = r * H; i < (r + 1) * H; i += LANES)
-        store(rows + i, fma(load(rows + i), set1(old[r]), mul(load(fresh_rows + i), set1(fresh[r]))));
+        store(sums + i, fma(load(sums + i), set1(old[r]), mul(load(fresh_sums + i), set1(fresh[r]))));
   }
-  finish(call, tile, join.strip, state, rows);
+  Row rows[MAX_ROWS];
+  name_rows(call, tile, row, num_rows, rows);
+  finish(call, rows, num_rows, state, sums);
 }
 
 }  // namespace attention

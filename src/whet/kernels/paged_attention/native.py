@@ -42,9 +42,7 @@ def paged_attention_native(
 
 def heads_struct(qkv_TC: Tensor, cache: KvCache) -> HeadsStruct:
     """The query heads are what the cache's heads leave of a row."""
-    return HeadsStruct(
-        qkv_TC.shape[-1] // cache.head_dim - 2 * cache.num_kv_heads, cache.num_kv_heads, cache.head_dim
-    )
+    return HeadsStruct(qkv_TC.shape[-1] // cache.head_dim - 2 * cache.num_kv_heads, cache.num_kv_heads, cache.head_dim)
 
 
 def cache_struct(cache: KvCache) -> CacheStruct:

@@ -39,9 +39,7 @@ def write_qkv(
     qkv_rope(qkv_TC, *tensors, *batch, cos_LH, sin_LH, q_norm_H, k_norm_H, eps)
 
 
-@torch.library.custom_op(
-    "whet::qkv_rope", mutates_args=("qkv_TC", "keys", "values", "key_scales", "value_scales")
-)
+@torch.library.custom_op("whet::qkv_rope", mutates_args=("qkv_TC", "keys", "values", "key_scales", "value_scales"))
 def qkv_rope(
     qkv_TC: Tensor,
     keys: Tensor,
@@ -138,8 +136,6 @@ def _check_floats(
     wanted += [(name, norm, (head_dim,)) for name, norm in norms if norm is not None]
     for name, tensor, shape in wanted:
         if tensor.dtype != torch.float32 or tensor.shape != shape or not tensor.is_contiguous():
-            raise InputsError(
-                f"{name}: float32 {list(shape)}, contiguous; not {tensor.dtype} {list(tensor.shape)}"
-            )
+            raise InputsError(f"{name}: float32 {list(shape)}, contiguous; not {tensor.dtype} {list(tensor.shape)}")
     if len(qkv_TC) and int(batch.positions.max()) >= len(cos_LH):
         raise InputsError(f"cos and sin have {len(cos_LH)} positions, too few for {int(batch.positions.max())}")

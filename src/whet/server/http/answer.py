@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 _DONE = b"data: [DONE]\n\n"
 _GONE = 499  # nobody reads it
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -155,4 +156,4 @@ def _event(content: object) -> bytes:
 
 
 def _json(content: object) -> bytes:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _ENCODER.encode(content).encode()

@@ -96,7 +96,7 @@ def _write(model: Decoder, tokenizer: Any, directory: Path) -> None:
     tokenizer.save(str(directory / TOKENIZER))
     start = tokenizer.token_to_id(START)
     ends = {"bos_token_id": start, "eos_token_id": start, "pad_token_id": start}
-    config = CONFIG.model_dump(include=set(DecoderConfig.model_fields) - {"rope_parameters"})
+    config = CONFIG.model_dump(include=set(DecoderConfig.model_fields) - {"rope_parameters"}, exclude_none=True)
     config |= {"architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", **ends}
     config["rope_parameters"] = {"rope_type": "default", "rope_theta": CONFIG.rope_parameters.rope_theta}
     files = {
