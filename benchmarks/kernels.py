@@ -3,10 +3,10 @@
     python benchmarks/kernels.py [--only NAME ...] [--seconds 0.05]
 
 Prints, for each operator and number of rows: time, GB/s, GFLOP/s, the share of what this machine can do at best (the
-time that its measured read bandwidth or its peak of products needs, whichever is longer), and torch's ways in the same
-run, turn by turn. Then one decode step made of the operators, with the kernels and as it is without a compiler. Writes
-docs/results/kernels.json, where figures of operators that were left out by --only stay; benchmarks/results.py makes
-the tables.
+time that its read bandwidth or its peak of products needs, whichever is longer; both measured as the run begins), and
+torch's ways in the same run, turn by turn. Then one decode step made of the operators, with the kernels and as it is
+without a compiler. Writes docs/results/kernels.json, where figures of operators that were left out by --only stay;
+benchmarks/results.py makes the tables.
 """
 
 import argparse
@@ -34,11 +34,14 @@ from whet.kernels.linear import linear, pack_weights
 from whet.kernels.linear.layout import Kind
 from whet.kernels.rms_norm import add_rms_norm, rms_norm
 from whet.kernels.sample import sample
-from whet.machine import Limits, describe, load_limits, versions
+from whet.machine import Limits, describe, measure_limits, versions
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "kernels.json"
 OURS = ("whet", "kernel")
+# Of glibc: pages of large results stay where they are. Else page faults cost more than what is computed.
+_KEEP_PAGES = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 _ROUNDS = 5
+_OTHERS_SLEEP_S = 0.01  # OpenMP's threads spin for some milliseconds after torch's work, on the cores of the next way
 _NUM_LAYERS = 16
 
 
@@ -48,11 +51,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.05, help="of each way of each case")
     parser.add_argument("--step-ms", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if not _KEEP_PAGES.items() <= os.environ.items():
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **_KEEP_PAGES})
     if arguments.step_ms:
         print(_step_ms())
         return
     machine = describe()
-    limits = load_limits(machine)
+    limits = measure_limits(machine)
     measured: list[dict[str, Any]] = []
     with torch.inference_mode():
         for operator in OPERATORS:
@@ -96,6 +101,7 @@ def _measure(case: Case, limits: Limits, seconds: float) -> dict[str, Any]:
     times: dict[str, list[float]] = {way: [] for way in case.ways}
     for _ in range(_ROUNDS):
         for way in random.sample(list(case.ways), len(case.ways)):
+            time.sleep(_OTHERS_SLEEP_S)
             times[way].append(_time(case.ways[way], seconds / _ROUNDS))
     us = {way: 1e6 * statistics.median(taken) for way, taken in times.items()}
     # Weights come from memory; what is small and read again and again, as the norms' rows are, from a cache.
@@ -117,7 +123,7 @@ def _measure(case: Case, limits: Limits, seconds: float) -> dict[str, Any]:
 
 
 def _time(calls: Sequence[Call], seconds: float) -> float:
-    """Seconds of a call; after as long again unmeasured, in which other threads go to sleep and these wake up."""
+    """Seconds of a call, after some that are not measured."""
     batch = 1
     for part in (0.3 * seconds, seconds):
         count, taken, began = 0, 0.0, time.perf_counter()

@@ -106,7 +106,7 @@ def _prepare(name: str, arguments: argparse.Namespace) -> None:
     engine, kind = CONTENDERS[name]
     python = _interpreter(engine, arguments)
     if engine == "openvino_genai":
-        python = arguments.convert_python or python
+        engine, python = "openvino_export", arguments.convert_python or python
     _run(["serving_peers.worker", "prepare", engine, kind, str(arguments.work)], python)
 
 

@@ -22,9 +22,9 @@ _FIRST_WORD = 3  # after the special tokens
 
 
 class Prompts:
-    """Tokens at random, never the same twice: nothing can be had from a prefix cache."""
+    """Tokens at random, never the same twice, in no other task either: nothing can be had from a prefix cache."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: str) -> None:
         self._random = random.Random(seed)
 
     def request(self, num_prompt: int, num_tokens: int) -> Request:
@@ -97,7 +97,7 @@ def run_task(name: str, contender: Contender, seed: int) -> dict[str, Any]:
     Others: other processes, and other machines on the same hardware, as far as the kernel is told.
     """
     wall, own, all_ = time.perf_counter(), time.process_time(), _busy_seconds()
-    figures = TASKS[name](contender, Prompts(0 if name == "agreement" else seed))
+    figures = TASKS[name](contender, Prompts("agreement" if name == "agreement" else f"{name} {seed}"))
     wall_s, own_s, all_s = time.perf_counter() - wall, time.process_time() - own, _busy_seconds() - all_
     return figures | {"busy_cores": own_s / wall_s, "others_busy_cores": max(0.0, all_s - own_s) / wall_s}
 
@@ -115,6 +115,8 @@ def _busy_seconds() -> float:
 def _timed(contender: Contender, request: Request) -> list[float]:
     timeline = contender.generate(request)
     _check_count(request, timeline.tokens)
+    if len(timeline.times_s) != len(timeline.tokens):
+        raise RuntimeError(f"{len(timeline.tokens)} tokens came, and {len(timeline.times_s)} times of them")
     return timeline.times_s
 
 

@@ -25,6 +25,7 @@ _PUBLIC = {
     "Monitor": "whet.monitor",
     "Engine": "whet.server.engine",
     "SamplingParams": "whet.server.sampling_params",
+    "DynamicBatcher": "whet.server.batcher",
     "WhetError": "whet.errors",
 }
 

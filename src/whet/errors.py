@@ -11,12 +11,13 @@ WhetError                     exit code 2
 ├── ArtefactError             a saved artefact is damaged or was called with what it does not take
 ├── StudyError                a study file is damaged or belongs to another search
 ├── BaselineError             a baseline is damaged, missing, or of another machine; a git reference cannot be had
-├── TraceError                a trace file is damaged, or was not written by PyTorch's profiler
+├── TraceError                a trace file is damaged, or is not what it should be
 ├── AuditError                an audit's settings, codes or baseline cannot be used
 ├── RequestError              a request that cannot be served
 │   ├── QueueFull             too many requests wait already; it may be sent again later
 │   └── EngineClosed          the engine ends, or has ended, and takes no more requests
 └── MachineError              the machine cannot be read or measured
+    └── KernelsError          whet's own kernels cannot be compiled or loaded here
 """
 
 
@@ -57,7 +58,7 @@ class StudyError(WhetError):
 
 
 class TraceError(WhetError):
-    """A trace file is damaged, or was not written by PyTorch's profiler."""
+    """A trace file is damaged, or is not what it should be."""
 
 
 class AuditError(WhetError):
@@ -82,6 +83,10 @@ class BaselineError(WhetError):
 
 class MachineError(WhetError):
     """The machine cannot be read or measured."""
+
+
+class KernelsError(MachineError):
+    """whet's own kernels cannot be compiled or loaded here; torch does their work then, slowly."""
 
 
 class MissingExtra(WhetError):

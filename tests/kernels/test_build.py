@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from whet.errors import OptionError
+from whet.errors import KernelsError, OptionError
 from whet.kernels import build, dispatch
-from whet.kernels.build import Isa, KernelsError, library, supported
+from whet.kernels.build import Isa, library, supported
 
 Compiler = Callable[[str], Path]
 SMALL = 'extern "C" __attribute__((visibility("default"))) void whet_set_threads(int) {}'

@@ -54,20 +54,21 @@ class Conversations:
         return qkv_TC, batch
 
 
-def check(kernels: Library, talk: Conversations, parts: list[tuple[int, int, int]], window: int = 0) -> None:
-    """A step's rows against the reference, each within its own bound."""
+def check(
+    kernels: Library, talk: Conversations, parts: list[tuple[int, int, int]], window: int = 0, times: int = 1
+) -> None:
+    """A step's rows against the reference, each within its own bound, or so many times that."""
     scale = 0.9 / math.sqrt(talk.head_dim)
     qkv_TC, batch = talk.step(parts)
-    got_TNH = paged_attention_native(kernels, qkv_TC, [talk.cache], batch, scale, window).unflatten(
-        1, (-1, talk.head_dim)
-    )
+    got_TC = paged_attention_native(kernels, qkv_TC, [talk.cache], batch, scale, window)
+    got_TNH = got_TC.unflatten(1, (-1, talk.head_dim))
     q_TNH = qkv_TC.unflatten(1, (-1, talk.head_dim))[:, : got_TNH.shape[1]]
     dtype = talk.cache.keys.dtype
     if dtype != torch.float32:
         q_TNH = q_TNH.bfloat16()
     wanted_TNH = paged_attention_reference(q_TNH.double(), talk.cache, batch, scale, window)
     magnitudes = KvCache(talk.cache.keys, talk.cache.values.abs(), talk.cache.key_scales, talk.cache.value_scales)
-    bound_TNH = OFF_BY[dtype] * paged_attention_reference(q_TNH.double(), magnitudes, batch, scale, window)
+    bound_TNH = times * OFF_BY[dtype] * paged_attention_reference(q_TNH.double(), magnitudes, batch, scale, window)
     assert ((got_TNH - wanted_TNH).abs() <= bound_TNH).all()
 
 
@@ -111,13 +112,16 @@ def test_windows(isa: Isa, dtype: torch.dtype, window: int) -> None:
 
 @pytest.mark.parametrize("isa", supported())
 def test_scores_far_apart(isa: Isa) -> None:
-    """One key outweighs all others; the maximum rises from chunk to chunk, or falls."""
+    """One key outweighs all others; the maximum rises from chunk to chunk, or falls.
+
+    Scores reach 108, and a weight is off by as many units in the last place.
+    """
     for rising in (1.0, -1.0):
         talk = Conversations([400], (2, 1, 16), torch.float32)
         slope = torch.linspace(-30, 30, 400) * rising
         talk.qkv[0][:, :32] = 1.0
         talk.qkv[0][:, 32:48] = slope[:, None]
-        check(library(isa), talk, [(0, 0, 400)])
+        check(library(isa), talk, [(0, 0, 400)], times=4)
 
 
 @pytest.mark.parametrize("isa", [isa for isa in supported() if isa is not Isa.PORTABLE])
@@ -168,8 +172,8 @@ def test_long_sequences_are_cut_and_joined() -> None:
     """One token over 3,000: enough for several threads, whose parts are joined as one thread would."""
     kernels = library()
     talk = Conversations([3000], (8, 2, 64), torch.bfloat16)
-    qkv_TC, batch = talk.step([(0, 0, 3000)])
-    last_TC, last = qkv_TC[-1:].contiguous(), talk.step([(0, 2999, 3000)])[1]
+    talk.step([(0, 0, 2999)])
+    last_TC, last = talk.step([(0, 2999, 3000)])
     try:
         results = []
         for threads in (1, 2, 3, 5):

@@ -146,10 +146,7 @@ Broken = Callable[[Tensor, KvCache, Batch], tuple[Tensor, KvCache, Batch]]
         (lambda x, c, b: (x, c, b._replace(query_start=ints([0, 6]))), "query_start rises"),
         (lambda x, c, b: (x, KvCache(c.keys, c.values[:1]), b), "the cache's values"),
         (lambda x, c, b: (x, KvCache(c.keys, c.values, torch.ones(2, 1, 16)), b), "in int8, and only there"),
-        (
-            lambda x, c, b: (x, c, batch_of([5], [LONGEST - 3], 20)._replace(block_tables=torch.zeros(1, 9).int())),
-            "too few",
-        ),
+        (lambda x, c, b: (x, c, batch_of([5], [LONGEST - 3], 9)._replace(block_tables=ints([0] * 9)[None])), "few"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: Broken, says: str) -> None:

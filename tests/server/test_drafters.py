@@ -116,6 +116,17 @@ def test_with_too_few_blocks_it_drafts_for_some() -> None:
     assert speculation.num_drafted == speculation.num_accepted > 10
 
 
+def test_no_further_than_the_drafting_model_can_read() -> None:
+    drafter = ModelDrafter(HashModel(), 60, num_rows=8, max_len=20, max_batch_tokens=64)
+    speculation = Speculation(drafter, 4)
+    run = Run(make_stepper(HashModel(), speculation=speculation))
+    run.add(make_request([1, 7, 3], PARAMS), make_request([2] * 30, PARAMS))
+    done = run.until_done()
+    assert [len(one.token_ids) for one in done.values()] == [30, 30]
+    assert run.stepper.speculation is speculation  # it did not fail
+    assert 5 < speculation.num_accepted <= 17
+
+
 def test_its_blocks_come_back() -> None:
     run, drafter = stepper_with_itself(60)
     first, second = make_request([1, 2], PARAMS), make_request([3, 4], PARAMS)

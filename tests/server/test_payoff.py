@@ -28,8 +28,8 @@ def test_on_where_it_pays() -> None:
 def test_off_where_it_does_not_and_tried_again_ever_more_seldom() -> None:
     payoff = Payoff()
     first, later = run(payoff, 1000, gain=0.7), run(payoff, 10_000, gain=0.7)
-    assert 16 <= first < 100
-    assert 0 < later < 100
+    assert 4 <= first < 50
+    assert 0 < later < 50
     assert not payoff.is_on
     assert payoff.gain is not None
     assert abs(payoff.gain - 0.7) < 0.01
@@ -53,6 +53,19 @@ def test_each_number_of_sequences_has_its_own_judgement() -> None:
     assert payoff.is_on
     assert run(payoff, 100, gain=0.6, num_seqs=32) < 20
     assert not payoff.is_on
+
+
+def test_where_it_does_not_pay_for_few_it_is_not_tried_on_more() -> None:
+    payoff = Payoff()
+    run(payoff, 100, gain=0.6, num_seqs=2)
+    assert run(payoff, 60, gain=0.6, num_seqs=16) == 0
+    assert run(payoff, 60, gain=1.5, num_seqs=1) > 40
+    assert 0 < run(payoff, 60, gain=0.6, num_seqs=16) < 10
+
+
+def test_a_trial_ends_early_where_it_is_hopeless() -> None:
+    assert run(Payoff(), 60, gain=0.6) == 4
+    assert run(Payoff(), 60, gain=0.95) == 16
 
 
 def test_finding_nothing_is_not_held_against_it() -> None:

@@ -5,7 +5,9 @@ The build that this processor can run is chosen when the library is first asked 
 or off overrules that.
 """
 
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
@@ -14,13 +16,14 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 import torch
 
-from whet.errors import OptionError, WhetError
+from whet.errors import KernelsError, OptionError, OutputError
 from whet.files import write_whole
 from whet.machine.cache import cache_dir
 from whet.machine.cpuinfo import instruction_sets, read_cpuinfo
@@ -41,6 +44,8 @@ _FLAGS = (
     "-Wno-psabi",
 )
 _LONGEST_S = 300
+_DIGEST_BYTES = 32
+_NOT_KEPT = "whet's kernels cannot be kept: {}; name a directory that can be written in WHET_CACHE"
 
 
 class Isa(StrEnum):
@@ -55,10 +60,6 @@ _TARGETS = {
     Isa.PORTABLE: ("-DWHET_ISA=0",),
 }
 _NEEDS = {Isa.AVX512: {"avx512", "avx512_vnni", "avx512_bf16"}, Isa.AVX2: {"avx2"}, Isa.PORTABLE: set[str]()}
-
-
-class KernelsError(WhetError):
-    """The kernels cannot be compiled or loaded here; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,10 @@ def library(isa: Isa | None = None) -> Library:
     """
     wanted = isa or _wanted()
     path = _path(wanted)
-    if not path.exists():
-        _compile(wanted, path)
+    if not _is_whole(path):
+        with _alone(path):
+            if not _is_whole(path):  # another process may have compiled it meanwhile
+                _compile(wanted, path)
     try:
         functions = ctypes.CDLL(str(path))
     except OSError as error:
@@ -146,5 +149,35 @@ def _compile(isa: Isa, path: Path) -> None:
         if run.returncode:
             lines = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines() or ["?"]
             raise KernelsError(f"whet's kernels could not be compiled with {command[0]}: {lines[0]}")
+        if not target.exists():
+            raise KernelsError(f"whet's kernels could not be compiled: {command[0]} wrote nothing")
+        built = target.read_bytes()
+        try:
+            write_whole(path, built + hashlib.sha256(built).digest())
+        except OutputError as error:
+            raise KernelsError(_NOT_KEPT.format(error)) from error
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time compiles a library: two would take twice as long each."""
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, target.read_bytes())
+        lock = path.with_suffix(".lock").open("wb")
+    except OSError as error:
+        raise KernelsError(_NOT_KEPT.format(error)) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether it is there, as it was written: its last bytes are the digest of the rest.
+
+    Loading a library that was cut off ends the process by a signal.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]

@@ -12,8 +12,8 @@ import logging
 import torch
 from torch import Tensor
 
-from whet.errors import InputsError
-from whet.kernels.build import KernelsError, Library, library
+from whet.errors import InputsError, KernelsError
+from whet.kernels.build import Library, library
 
 _log = logging.getLogger("whet.kernels")
 

@@ -41,4 +41,6 @@ WHET_EXPORT void whet_set_threads(int num_threads) {
 #include "rms_norm/cpu.cpp"
 #include "gated_mlp/cpu.cpp"
 #include "sample/cpu.cpp"
+#include "qkv_rope/cpu.cpp"
+#include "paged_attention/cpu.cpp"
 #include "decoder/cpu.cpp"

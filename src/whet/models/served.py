@@ -6,8 +6,8 @@ from typing import Literal
 
 import torch
 
-from whet.errors import OptionError
-from whet.kernels.build import KernelsError, library
+from whet.errors import KernelsError, OptionError
+from whet.kernels.build import library
 from whet.kernels.decoder.structs import Kv
 from whet.kernels.linear.packed import Kind
 from whet.models.decoder import load_decoder

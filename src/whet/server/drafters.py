@@ -102,6 +102,9 @@ class ModelDrafter:
         self._forget_all_but(requests)
         plan, turns, is_steady = Plan(), [], True
         for request, count in zip(requests, num_drafts, strict=True):
+            if len(request.token_ids) + count > self._blocks.max_len:
+                request.drafts, request.draft_probs = [], None  # longer than the drafting model can read
+                continue
             mirror = self._mirror(request)
             need = len(mirror.token_ids) - mirror.num_computed
             is_steady = is_steady and need <= 2

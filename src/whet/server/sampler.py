@@ -10,6 +10,7 @@ reference (frequency and presence, over the output).
 Suffixes: R rows, V vocabulary.
 """
 
+import ctypes
 import functools
 from collections import Counter
 from collections.abc import Sequence
@@ -20,9 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whet.kernels.dispatch import kernels_for
+from whet.kernels.dispatch import kernels_for, pointer
 from whet.kernels.sample import UNUSABLE
-from whet.kernels.sample import sample as sample_by_kernel
 from whet.server import randomness
 from whet.server.draw import Truncation, distribution, draw
 from whet.server.request import Request
@@ -63,10 +63,19 @@ def uniforms(rows: Sequence[Row], purpose: int) -> NDArray[np.float32]:
 
 
 def _choose(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> NDArray[np.int64]:
-    """By the kernel, on the threads that the model runs on: waking torch's own, which then spin, would slow it down."""
-    if kernels_for(logits_RV) is None:
+    """By the kernel, on the threads that the model runs on: waking torch's own, which then spin, would slow it down.
+
+    Not through the operator whet::sample, whose first call loads a second's worth of torch.
+    """
+    library = kernels_for(logits_RV)
+    if library is None:
         return draw(logits_RV, rule, uniform_R).numpy()
-    ids_R: NDArray[np.int64] = sample_by_kernel(logits_RV, *rule, uniform_R).numpy()
+    logits_RV = logits_RV.contiguous()
+    ids_R = np.empty(len(logits_RV), np.int64)
+    columns = [pointer(column) for column in (*rule, uniform_R)]
+    library.functions.whet_sample(
+        pointer(logits_RV), len(ids_R), logits_RV.shape[1], *columns, ids_R.ctypes.data_as(ctypes.c_void_p)
+    )
     return ids_R
 
 

@@ -68,7 +68,7 @@ class Stepper:
         try:
             with torch.inference_mode():
                 work = self._runner.build(plan)
-                logits_RV = self.model.step(work.batch)
+                logits_RV = self.model.step(work.batch).cpu()  # what is there already stays as it is
                 chosen = self._choose(work, logits_RV)
         except Exception as error:  # noqa: BLE001 - a model may raise anything; the engine goes on
             _LOG.exception("a step of %d requests failed", len(plan.requests))

@@ -24,9 +24,10 @@ def attend(qkv_TC: Tensor, cache: KvCache, batch: Batch, softmax_scale: float, w
     weights are rounded to bf16; sums are float32. A row's result is the same, bit for bit, whatever shares the batch
     and however its sequence is spread over calls. Raises InputsError where the sizes do not fit.
     """
-    return paged_attention(
+    out_TC: Tensor = paged_attention(
         qkv_TC, cache.keys, cache.values, cache.key_scales, cache.value_scales, *batch, softmax_scale, window
     )
+    return out_TC
 
 
 def check_row(qkv_TC: Tensor, cache: KvCache) -> None:

@@ -99,6 +99,7 @@ class KvCache:
         _keys_by_place(self.keys)[block_T, place_T] = k_TKH.unflatten(-1, (-1, pack))
         _values_by_place(self.values)[block_T, place_T // pack, place_T % pack] = v_TKH
         if self.key_scales is not None and self.value_scales is not None:
+            assert k_scale_TK is not None and v_scale_TK is not None
             self.key_scales.transpose(1, 2)[block_T, place_T] = k_scale_TK
             self.value_scales.transpose(1, 2)[block_T, place_T] = v_scale_TK
         for first, end in zip(batch.query_start[:-1].tolist(), batch.query_start[1:].tolist(), strict=True):
@@ -142,9 +143,7 @@ def check_batch(cache: KvCache, batch: Batch, num_tokens: int) -> None:
     sequence_T = batch.sequences()
     order_T = torch.arange(num_tokens, device=positions.device) - query_start[sequence_T]
     if (positions != (context_len - new)[sequence_T] + order_T).any():
-        raise InputsError(
-            "the tokens of a sequence are the last of its context, in order; the positions are not theirs"
-        )
+        raise InputsError("a sequence's tokens are the last of its context, in order; the positions are not theirs")
     used = torch.arange(block_tables.shape[1], device=positions.device) * BLOCK_SIZE < context_len[:, None]
     if (context_len > block_tables.shape[1] * BLOCK_SIZE).any():
         raise InputsError(f"a table of {block_tables.shape[1]} blocks is too short for {int(context_len.max())} tokens")

@@ -79,13 +79,9 @@ void gather_queries(const Call& call, const Row* rows, int num_rows, typename Ty
   }
 }
 
-// A block of int8 as bf16, which holds it exactly; what lies in `later` is fetched meanwhile.
-inline void unpack(const uint8_t* bytes, const uint8_t* later, int size, uint16_t* to) {
-  const auto* from = reinterpret_cast<const int8_t*>(bytes);
-  for (int i = 0; i < size; i += 64) {
-    prefetch(later + i);
-    for (int j = i; j < i + 64; j += LANES) store_bf16(to + j, load_s8(from + j));
-  }
+// A block of int8 as bf16, which holds it exactly.
+inline void unpack(const uint8_t* bytes, int size, uint16_t* to) {
+  for (int i = 0; i < size; i += 32) widen_s8(to + i, reinterpret_cast<const int8_t*>(bytes) + i);
 }
 
 // The blocks first..last - 1 of a chunk.
@@ -96,23 +92,25 @@ void open_chunk(const Call& call, const Tile& tile, int index, int first, int la
   const Cache& cache = call.cache;
   const int32_t* blocks = call.batch.blocks(tile.seq) + index * BLOCKS;
   const int num_blocks = desk.rows[tile.num_rows - 1].position / BLOCK + 1 - index * BLOCKS;
-  const int size = call.heads.head_dim * BLOCK;
-  chunk.scaled = cache.kind == Kv::s8;
+  const int size = call.heads.head_dim * BLOCK, bytes = bytes_of(cache.kind);
+  chunk.bytes = bytes, chunk.scaled = cache.kind == Kv::s8;
   for (int b = first; b < last; b++) {
-    const size_t at = tile_at(call.heads, blocks[b], tile.kv_head);
-    const size_t next = b + BLOCKS < num_blocks ? tile_at(call.heads, blocks[b + BLOCKS], tile.kv_head) : at;
+    const size_t at = tile_at(call.heads, blocks[b], tile.kv_head) * bytes;
+    const size_t next =
+        b + BLOCKS < num_blocks ? tile_at(call.heads, blocks[b + BLOCKS], tile.kv_head) * bytes : at;
     if (!chunk.scaled) {
-      chunk.keys[b] = reinterpret_cast<const Element*>(cache.keys) + at;
-      chunk.values[b] = reinterpret_cast<const Element*>(cache.values) + at;
-      chunk.next_keys[b] = reinterpret_cast<const Element*>(cache.keys) + next;
+      chunk.keys[b] = reinterpret_cast<const Element*>(cache.keys + at);
+      chunk.values[b] = reinterpret_cast<const Element*>(cache.values + at);
+      chunk.while_scoring[b] = cache.values + at, chunk.while_mixing[b] = cache.keys + next;
       continue;
     }
     const size_t scales = scales_at(call.heads, blocks[b], tile.kv_head);
     chunk.key_scales[b] = cache.key_scales + scales, chunk.value_scales[b] = cache.value_scales + scales;
     chunk.keys[b] = desk.keys + b * size, chunk.values[b] = desk.values + b * size;
+    chunk.while_scoring[b] = cache.keys + next, chunk.while_mixing[b] = cache.values + next;
     if constexpr (Type::PACK == 2) {
-      unpack(cache.keys + at, cache.keys + next, size, desk.keys + b * size);
-      unpack(cache.values + at, cache.values + next, size, desk.values + b * size);
+      unpack(cache.keys + at, size, desk.keys + b * size);
+      unpack(cache.values + at, size, desk.values + b * size);
     }
   }
 }
@@ -167,8 +165,8 @@ void do_chunk(const Call& call, const Tile& tile, int index, AttentionScratch& s
     }
     Seen seen;
     if (!any || !look(call, desk.rows + row, num_rows, index, seen)) continue;
-    const bool ahead = strip == 0 && !chunk.scaled;  // the other strips find it in the cache
-    const auto attend = ahead ? attend_rows<Type, true>(num_rows) : attend_rows<Type, false>(num_rows);
+    // What comes next is fetched once.
+    const auto attend = strip == 0 ? attend_rows<Type, true>(num_rows) : attend_rows<Type, false>(num_rows);
     attend(desk.q + row * H, H, chunk, seen, call.scale, alone, *state, out, *desk.room);
   }
 }

@@ -24,7 +24,7 @@ def paged_attention_reference(q_TNH: Tensor, cache: KvCache, batch: Batch, softm
 
 
 def _attend(q_QNH: Tensor, k_CKH: Tensor, v_CKH: Tensor, softmax_scale: float, window: int) -> Tensor:
-    """The queries are the last of the context; each sees itself and what is before it, in the window where there is one."""
+    """The queries are the last of the context; each sees itself and what is before it, within the window."""
     Q, C, group = len(q_QNH), len(k_CKH), q_QNH.shape[1] // k_CKH.shape[1]
     k_CNH, v_CNH = k_CKH.repeat_interleave(group, dim=1), v_CKH.repeat_interleave(group, dim=1)
     scores_NQC = torch.einsum("qnh,cnh->nqc", q_QNH, k_CNH) * softmax_scale

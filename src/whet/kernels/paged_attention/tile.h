@@ -10,7 +10,8 @@ namespace whet::attention {
 
 constexpr int CHUNK = 128;  // keys
 constexpr int BLOCKS = CHUNK / BLOCK;
-constexpr int MAX_ROWS = WHET_ISA == 512 ? 6 : 2;  // of a tile: 24 sums fill the registers of AVX-512
+constexpr int MAX_ROWS = WHET_ISA == 512 ? 6 : 2;  // of a tile; with WIDE, as many sums as there are registers for
+constexpr int WIDE = WHET_ISA == 512 ? 4 : 2;      // blocks, or 16 dimensions, at once
 constexpr float NOTHING = -1.0e30f;                // the score of a key that is not seen, the maximum of none
 
 // How numbers meet in a product: each lane takes a pack of both sides.
@@ -33,11 +34,14 @@ struct Bf16s {
   static void put(Element* p, F x) { store_bf16(p, x); }
 };
 
-// The blocks of a chunk as the products read them, and those of keys that will be read after it.
+// The blocks of a chunk as the products read them, and what of the cache is to be fetched meanwhile: as many blocks of
+// the values of this chunk or of the next one's keys or values, at `bytes` a number.
 template <typename Type>
 struct Chunk {
   using Element = typename Type::Element;
-  const Element *keys[BLOCKS], *values[BLOCKS], *next_keys[BLOCKS];
+  const Element *keys[BLOCKS], *values[BLOCKS];
+  const uint8_t *while_scoring[BLOCKS], *while_mixing[BLOCKS];
+  int bytes;
   const float *key_scales[BLOCKS], *value_scales[BLOCKS];  // of int8
   bool scaled;
 };
@@ -54,10 +58,11 @@ inline F power2(F x) {
   return scale_down(p, n);
 }
 
-// scores [R][CHUNK], of the keys of C blocks. AHEAD: fetch as many blocks of `later`.
+// scores [R][CHUNK], of the keys of the blocks from..from + C - 1.
 template <typename Type, int R, int C, bool AHEAD>
-void score(const typename Type::Element* q, int head_dim, const typename Type::Element* const* keys,
-           const typename Type::Element* const* later, float* scores) {
+void score(const typename Type::Element* q, int head_dim, const Chunk<Type>& chunk, int from, float* scores) {
+  const auto* const* keys = chunk.keys + from;
+  const uint8_t* const* later = chunk.while_scoring + from;
   F sum[R][C];
   for (int r = 0; r < R; r++)
     for (int c = 0; c < C; c++) sum[r][c] = set1(0.0f);
@@ -65,34 +70,34 @@ void score(const typename Type::Element* q, int head_dim, const typename Type::E
     typename Type::Vector k[C];
     for (int c = 0; c < C; c++) k[c] = Type::many(keys[c] + d * BLOCK);
     if constexpr (AHEAD)
-      for (int c = 0; c < C; c++) prefetch(later[c] + d * BLOCK);
+      for (int c = 0; c < C; c++) prefetch(later[c] + d * BLOCK * chunk.bytes);
     for (int r = 0; r < R; r++) {
       const auto x = Type::one(q + r * head_dim + d);
       for (int c = 0; c < C; c++) sum[r][c] = Type::dot(sum[r][c], x, k[c]);
     }
   }
   for (int r = 0; r < R; r++)
-    for (int c = 0; c < C; c++) store(scores + r * CHUNK + c * BLOCK, sum[r][c]);
+    for (int c = 0; c < C; c++) store(scores + r * CHUNK + (from + c) * BLOCK, sum[r][c]);
 }
 
-// out [R][head_dim] = old * out + fresh * (weights [R][CHUNK] times values), of 16 * D dimensions and the blocks
-// from..to - 1; without `old` the product alone.
+// out [R][head_dim] = old * out + fresh * (weights [R][CHUNK] times values), of the dimensions column.. (16 * D of them)
+// and the blocks from..to - 1; without `old` the product alone.
 template <typename Type, int R, int D, bool AHEAD>
-void mix(const typename Type::Element* weights, int head_dim, const typename Type::Element* const* values,
-         const typename Type::Element* const* later, int from, int to, const float* old, const float* fresh, float* out) {
+void mix(const typename Type::Element* weights, int head_dim, const Chunk<Type>& chunk, int from, int to, int column,
+         const float* old, const float* fresh, float* out) {
   constexpr int PACK = Type::PACK;
   F sum[R][D];
   for (int r = 0; r < R; r++)
     for (int d = 0; d < D; d++) sum[r][d] = set1(0.0f);
   for (int block = from; block < to; block++) {
-    const auto* v = values[block];
-    const auto* next = later[block];
+    const auto* v = chunk.values[block] + column * PACK;
+    const uint8_t* later = chunk.while_mixing[block] + column * PACK * chunk.bytes;
     const auto* p = weights + block * BLOCK;
-    for (int t = 0; t < BLOCK; t += PACK, v += head_dim * PACK, next += head_dim * PACK) {
+    for (int t = 0; t < BLOCK; t += PACK, v += head_dim * PACK) {
       typename Type::Vector many[D];
       for (int d = 0; d < D; d++) many[d] = Type::many(v + d * LANES * PACK);
       if constexpr (AHEAD)
-        for (int d = 0; d < D; d++) prefetch(next + d * LANES * PACK);
+        for (int d = 0; d < D; d++) prefetch(later + (t * head_dim + d * LANES * PACK) * chunk.bytes);
       for (int r = 0; r < R; r++) {
         const auto x = Type::one(p + r * CHUNK + t);
         for (int d = 0; d < D; d++) sum[r][d] = Type::dot(sum[r][d], x, many[d]);
@@ -101,7 +106,7 @@ void mix(const typename Type::Element* weights, int head_dim, const typename Typ
   }
   for (int r = 0; r < R; r++)
     for (int d = 0; d < D; d++) {
-      float* at = out + r * head_dim + d * LANES;
+      float* at = out + r * head_dim + column + d * LANES;
       store(at, old == nullptr ? sum[r][d] : fma(load(at), set1(old[r]), mul(sum[r][d], set1(fresh[r]))));
     }
 }
@@ -174,15 +179,13 @@ void softmax(const Chunk<Type>& chunk, const Seen& seen, float scale, Room<Type>
 }
 
 // One chunk for R rows: q [R][head_dim]. `alone`: out and state get what the chunk gives, to be joined later; else it
-// is joined to what they hold.
+// is joined to what they hold. AHEAD: fetch what the chunk says.
 template <typename Type, int R, bool AHEAD>
 void attend(const typename Type::Element* q, int head_dim, const Chunk<Type>& chunk, const Seen& seen, float scale,
             bool alone, State& state, float* out, Room<Type>& room) {
   int b = seen.first;
-  for (; b + 4 <= seen.last; b += 4)
-    score<Type, R, 4, AHEAD>(q, head_dim, chunk.keys + b, chunk.values + b, room.scores + b * BLOCK);
-  for (; b < seen.last; b++)
-    score<Type, R, 1, AHEAD>(q, head_dim, chunk.keys + b, chunk.values + b, room.scores + b * BLOCK);
+  for (; b + WIDE <= seen.last; b += WIDE) score<Type, R, WIDE, AHEAD>(q, head_dim, chunk, b, room.scores);
+  for (; b < seen.last; b++) score<Type, R, 1, AHEAD>(q, head_dim, chunk, b, room.scores);
 
   State mine;
   mine.clear();
@@ -194,18 +197,10 @@ void attend(const typename Type::Element* q, int head_dim, const Chunk<Type>& ch
     state.add_chunk(mine, old, fresh);
   const float* factor = alone ? nullptr : old;
   int d = 0;
-  const auto columns = [&](auto mix_columns, int width) {
-    for (; d + width <= head_dim; d += width) {
-      const typename Type::Element *values[BLOCKS], *later[BLOCKS];
-      for (int i = seen.first; i < seen.last; i++) {
-        values[i] = chunk.values[i] + d * Type::PACK;
-        if constexpr (AHEAD) later[i] = chunk.next_keys[i] + d * Type::PACK;
-      }
-      mix_columns(room.weights, head_dim, values, later, seen.first, seen.last, factor, fresh, out + d);
-    }
-  };
-  columns(mix<Type, R, 4, AHEAD>, 4 * LANES);
-  columns(mix<Type, R, 1, AHEAD>, LANES);
+  for (; d + WIDE * LANES <= head_dim; d += WIDE * LANES)
+    mix<Type, R, WIDE, AHEAD>(room.weights, head_dim, chunk, seen.first, seen.last, d, factor, fresh, out);
+  for (; d < head_dim; d += LANES)
+    mix<Type, R, 1, AHEAD>(room.weights, head_dim, chunk, seen.first, seen.last, d, factor, fresh, out);
 }
 
 template <typename Type>

@@ -130,7 +130,7 @@ def _check_floats(
     q_norm_H: Tensor | None,
     k_norm_H: Tensor | None,
 ) -> None:
-    wanted = [("rows of q, k and v", qkv_TC, qkv_TC.shape)]
+    wanted: list[tuple[str, Tensor, tuple[int, ...]]] = [("rows of q, k and v", qkv_TC, tuple(qkv_TC.shape))]
     wanted += [(name, table, (len(cos_LH), head_dim // 2)) for name, table in (("cos", cos_LH), ("sin", sin_LH))]
     norms = (("q_norm", q_norm_H), ("k_norm", k_norm_H))
     wanted += [(name, norm, (head_dim,)) for name, norm in norms if norm is not None]

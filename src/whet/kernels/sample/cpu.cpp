@@ -8,11 +8,11 @@ WHET_EXPORT void whet_sample(const float* logits, int32_t num_rows, int32_t voca
                             const int32_t* top_k, const float* top_p, const float* min_p, const float* uniform,
                             int64_t* ids) {
   using namespace whet;
-  pool().run([&](Team& team) {
-    team.each(num_rows, [&](int row) {
-      static thread_local sampling::Room room;
-      const sampling::Rule rule{temperature[row], top_k[row], top_p[row], min_p[row], uniform[row]};
-      ids[row] = sample_row(logits + static_cast<size_t>(vocab) * row, vocab, rule, room);
-    });
-  });
+  const auto choose = [&](int row) {
+    static thread_local sampling::Room room;
+    const sampling::Rule rule{temperature[row], top_k[row], top_p[row], min_p[row], uniform[row]};
+    ids[row] = sample_row(logits + static_cast<size_t>(vocab) * row, vocab, rule, room);
+  };
+  if (num_rows == 1) return choose(0);  // sooner done than other threads are woken
+  pool().run([&](Team& team) { team.each(num_rows, choose); });
 }

@@ -112,15 +112,27 @@ inline __m256 widen_bf16(const uint16_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
 }
 inline F load_bf16(const uint16_t* p) { return {widen_bf16(p), widen_bf16(p + 8)}; }
-inline void store_bf16(uint16_t* p, F x) {
-  float lanes[LANES];
-  store(lanes, x);
-  for (int i = 0; i < LANES; i++) p[i] = float_to_bf16(lanes[i]);
+// the lower halves of two times 8 int32 that are no more than that, in order
+inline __m256i lower_halves(__m256i a, __m256i b) {
+  return _mm256_permute4x64_epi64(_mm256_packus_epi32(a, b), 0xd8);
 }
+inline __m256i round_to_bf16(__m256 x) {
+  const __m256i bits = _mm256_castps_si256(x), upper = _mm256_srli_epi32(bits, 16);
+  const __m256i half = _mm256_add_epi32(_mm256_set1_epi32(0x7fff), _mm256_and_si256(upper, _mm256_set1_epi32(1)));
+  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  return _mm256_blendv_epi8(rounded, _mm256_or_si256(upper, _mm256_set1_epi32(0x40)), nan);
+}
+inline void store_bf16(uint16_t* p, F x) { store_half(p, lower_halves(round_to_bf16(x.lo), round_to_bf16(x.hi))); }
 inline __m256 widen_s8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 inline F load_s8(const int8_t* p) { return {widen_s8(p), widen_s8(p + 8)}; }
+inline __m256i upper_half(__m256 x) { return _mm256_srli_epi32(_mm256_castps_si256(x), 16); }
+inline void widen_s8(uint16_t* to, const int8_t* p) {
+  for (int i = 0; i < 32; i += 16)
+    store_half(to + i, lower_halves(upper_half(widen_s8(p + i)), upper_half(widen_s8(p + i + 8))));
+}
 inline void store_s8(int8_t* p, F x) {
   float lanes[LANES];
   store(lanes, round(x));

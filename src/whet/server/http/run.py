@@ -28,7 +28,9 @@ def claim(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet: nobody can connect. Raises OptionError where it cannot be had."""
     if not 0 <= port <= 65535:
         raise OptionError(f"port {port} is none: write 0 for any free one, or 1 to 65535")
-    claimed = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named, or asyncio leaves Nagle on: each token would wait for the reply to the one before.
+    claimed = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     claimed.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         claimed.bind((host, port))
