@@ -1,4 +1,4 @@
-"""A thousand requests to a real server: some leave, some ask for the impossible, more come than fit; nothing is left."""
+"""A thousand requests to a real server: some leave, some ask for the impossible, more come than fit; nothing stays."""
 
 import asyncio
 import json
