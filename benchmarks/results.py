@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from serving_peers.section import serving_lines
+
 from whet.files import write_whole
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -29,6 +31,7 @@ def main() -> None:
         "demo": _demo,
         "peers": _peers,
         "peers-torch-only": _peers,
+        "serve_peers": _serving,
         "gate": _gate,
         "overhead": _overhead,
         "trace_reading": _trace_reading,
@@ -103,6 +106,10 @@ def _peers(report: dict[str, Any]) -> str:
             f"| {before / 1e6:.0f} → {after / 1e6:.0f} MB | {row['tuning_s']:.0f} s |"
         )
     return "\n".join([*lines, ""])
+
+
+def _serving(report: dict[str, Any]) -> str:
+    return "\n".join(["## Serving, beside the peers", "", *_where(report), "", *serving_lines(report), ""])
 
 
 def _gate(report: dict[str, Any]) -> str:
