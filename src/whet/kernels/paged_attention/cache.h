@@ -1,11 +1,11 @@
 // Keys and values of one layer, in blocks of 16 tokens that the engine hands out, and the batch that they serve.
 //
-// A block has for each key-value head a tile of keys and a tile of values, H * 16 numbers each. A pack is 1 float, 2
-// bf16 or 4 int8: what one lane of a product takes.
+// A block has for each key-value head a tile of keys and a tile of values, H * 16 numbers each. A pack is 1 float, or 2
+// numbers of bf16 or int8: what one lane of a product takes.
 //
 //   keys    [block][kv head][H / pack][16 tokens][pack]   16 keys side by side: a product gives 16 scores, no sums across
 //   values  [block][kv head][16 tokens / pack][H][pack]   products add up over tokens, 16 dimensions side by side
-//   scales  [block][kv head][16 tokens], float, of int8: x = scale * q; q is kept as q + 128
+//   scales  [block][kv head][16 tokens], float, of int8: x = scale * q
 //
 // Value slots after a sequence's last token hold zeros to the end of the block, so that a weight of 0 makes 0 of them.
 #pragma once
@@ -42,7 +42,7 @@ struct Ragged {
   const int32_t* blocks(int seq) const { return block_tables + static_cast<size_t>(max_blocks) * seq; }
 };
 
-constexpr int pack_of(Kv kind) { return kind == Kv::f32 ? 1 : kind == Kv::bf16 ? 2 : 4; }
+constexpr int pack_of(Kv kind) { return kind == Kv::f32 ? 1 : 2; }
 constexpr int bytes_of(Kv kind) { return kind == Kv::f32 ? 4 : kind == Kv::bf16 ? 2 : 1; }
 
 // Keys and values of one layer, without scales.

@@ -35,27 +35,26 @@ struct Row {
 // Room of one thread, for tiles of `Type`.
 template <typename Type>
 struct Desk {
-  using Number = typename Type::Number;
-  // Not less than what the constructor gives out.
+  using Element = typename Type::Element;
   static size_t lines(int head_dim) {
-    const size_t of_row = sizeof(State) + sizeof(Row) + sizeof(float) + 2 * sizeof(int32_t) + sizeof(float) * head_dim
-                          + sizeof(Number) * Type::PLANES * head_dim;
-    return (sizeof(Room<Type>) + TILE_ROWS * of_row) / sizeof(Line) + 1;
+    const size_t tile = TILE_ROWS * (sizeof(State) + sizeof(Row) + (sizeof(float) + sizeof(Element)) * head_dim);
+    return (sizeof(Room<Type>) + tile + 2 * sizeof(Element) * CHUNK * head_dim) / sizeof(Line);
   }
   Desk(Line* at, int head_dim) {
     room = reinterpret_cast<Room<Type>*>(at);
     states = reinterpret_cast<State*>(room + 1);
-    out = reinterpret_cast<float*>(states + TILE_ROWS);
-    queries = {reinterpret_cast<Number*>(out + TILE_ROWS * head_dim), nullptr, nullptr, head_dim};
-    queries.step = reinterpret_cast<float*>(queries.number + TILE_ROWS * Type::PLANES * head_dim);
-    queries.starts = reinterpret_cast<int32_t(*)[2]>(queries.step + TILE_ROWS);
-    rows = reinterpret_cast<Row*>(queries.starts + TILE_ROWS);
+    rows = reinterpret_cast<Row*>(states + TILE_ROWS);
+    out = reinterpret_cast<float*>(rows + TILE_ROWS);
+    q = reinterpret_cast<Element*>(out + TILE_ROWS * head_dim);
+    keys = q + TILE_ROWS * head_dim;
+    values = keys + CHUNK * head_dim;
   }
   Room<Type>* room;
-  State* states;  // [strip]
-  float* out;     // [TILE_ROWS][head_dim]
-  ReadyRows<Type> queries;
-  Row* rows;      // [TILE_ROWS]
+  State* states;           // [strip]
+  Row* rows;               // [TILE_ROWS]
+  float* out;              // [TILE_ROWS][head_dim]
+  Element* q;              // [TILE_ROWS][head_dim]
+  Element *keys, *values;  // a chunk of int8, unpacked
 };
 
 inline void name_rows(const Call& call, const Tile& tile, int row, int num_rows, Row* rows) {
@@ -72,31 +71,46 @@ inline int first_seen(const Call& call, int position) {
 }
 
 template <typename Type>
-void gather_queries(const Call& call, int num_rows, const Desk<Type>& desk) {
+void gather_queries(const Call& call, const Row* rows, int num_rows, typename Type::Element* q) {
   const int H = call.heads.head_dim;
   for (int r = 0; r < num_rows; r++) {
-    const Row& row = desk.rows[r];
-    const float* from = call.qkv + static_cast<size_t>(call.heads.width()) * row.token + H * row.head;
-    make_ready<Type>(from, 0, H, desk.queries.row(r));
+    const float* from = call.qkv + static_cast<size_t>(call.heads.width()) * rows[r].token + H * rows[r].head;
+    for (int d = 0; d < H; d += LANES) Type::put(q + r * H + d, load(from + d));
   }
 }
 
-// The blocks first..last - 1 of a chunk, out of `num_blocks` of the sequence.
+// A block of int8 as bf16, which holds it exactly.
+inline void unpack(const uint8_t* bytes, int size, uint16_t* to) {
+  for (int i = 0; i < size; i += 32) widen_s8(to + i, reinterpret_cast<const int8_t*>(bytes) + i);
+}
+
+// The blocks first..last - 1 of a chunk.
 template <typename Type>
-void open_chunk(const Call& call, const Tile& tile, int index, int first, int last, int num_blocks,
+void open_chunk(const Call& call, const Tile& tile, int index, int first, int last, const Desk<Type>& desk,
                 Chunk<Type>& chunk) {
   using Element = typename Type::Element;
-  const auto* keys = reinterpret_cast<const Element*>(call.cache.keys);
-  const auto* values = reinterpret_cast<const Element*>(call.cache.values);
-  const int32_t* blocks = call.batch.blocks(tile.seq);
+  const Cache& cache = call.cache;
+  const int32_t* blocks = call.batch.blocks(tile.seq) + index * BLOCKS;
+  const int num_blocks = desk.rows[tile.num_rows - 1].position / BLOCK + 1 - index * BLOCKS;
+  const int size = call.heads.head_dim * BLOCK, bytes = bytes_of(cache.kind);
+  chunk.bytes = bytes, chunk.scaled = cache.kind == Kv::s8;
   for (int b = first; b < last; b++) {
-    const int here = index * BLOCKS + b, next = here + BLOCKS < num_blocks ? here + BLOCKS : here;
-    const size_t at = tile_at(call.heads, blocks[here], tile.kv_head);
-    chunk.keys[b] = keys + at, chunk.values[b] = values + at;
-    chunk.next_keys[b] = keys + tile_at(call.heads, blocks[next], tile.kv_head);
-    if constexpr (Type::PLANES == 2) {
-      const size_t scales = scales_at(call.heads, blocks[here], tile.kv_head);
-      chunk.key_scales[b] = call.cache.key_scales + scales, chunk.value_scales[b] = call.cache.value_scales + scales;
+    const size_t at = tile_at(call.heads, blocks[b], tile.kv_head) * bytes;
+    const size_t next =
+        b + BLOCKS < num_blocks ? tile_at(call.heads, blocks[b + BLOCKS], tile.kv_head) * bytes : at;
+    if (!chunk.scaled) {
+      chunk.keys[b] = reinterpret_cast<const Element*>(cache.keys + at);
+      chunk.values[b] = reinterpret_cast<const Element*>(cache.values + at);
+      chunk.while_scoring[b] = cache.values + at, chunk.while_mixing[b] = cache.keys + next;
+      continue;
+    }
+    const size_t scales = scales_at(call.heads, blocks[b], tile.kv_head);
+    chunk.key_scales[b] = cache.key_scales + scales, chunk.value_scales[b] = cache.value_scales + scales;
+    chunk.keys[b] = desk.keys + b * size, chunk.values[b] = desk.values + b * size;
+    chunk.while_scoring[b] = cache.keys + next, chunk.while_mixing[b] = cache.values + next;
+    if constexpr (Type::PACK == 2) {
+      unpack(cache.keys + at, size, desk.keys + b * size);
+      unpack(cache.values + at, size, desk.values + b * size);
     }
   }
 }
@@ -139,8 +153,7 @@ void do_chunk(const Call& call, const Tile& tile, int index, AttentionScratch& s
   Chunk<Type> chunk;
   int first, last;
   const bool any = overlook(call, desk.rows, tile.num_rows, index, first, last);
-  const int num_blocks = desk.rows[tile.num_rows - 1].position / BLOCK + 1;
-  if (any) open_chunk(call, tile, index, first, last, num_blocks, chunk);
+  if (any) open_chunk(call, tile, index, first, last, desk, chunk);
   for (int strip = 0; strip < tile.num_strips(); strip++) {
     const int row = tile.strip_row(strip), num_rows = tile.strip_row(strip + 1) - row;
     State* state = desk.states + strip;
@@ -154,7 +167,7 @@ void do_chunk(const Call& call, const Tile& tile, int index, AttentionScratch& s
     if (!any || !look(call, desk.rows + row, num_rows, index, seen)) continue;
     // What comes next is fetched once.
     const auto attend = strip == 0 ? attend_rows<Type, true>(num_rows) : attend_rows<Type, false>(num_rows);
-    attend(desk.queries.from(row), chunk, seen, call.scale, alone, *state, out, *desk.room);
+    attend(desk.q + row * H, H, chunk, seen, call.scale, alone, *state, out, *desk.room);
   }
 }
 
@@ -165,7 +178,7 @@ void do_item(const Call& call, const Item& item, AttentionScratch& scratch, int 
   const bool alone = tile.parts >= 0;
   Desk<Type> desk(scratch.room(rank), H);
   name_rows(call, tile, 0, tile.num_rows, desk.rows);
-  gather_queries<Type>(call, tile.num_rows, desk);
+  gather_queries<Type>(call, desk.rows, tile.num_rows, desk.q);
   if (!alone) {
     for (int strip = 0; strip < tile.num_strips(); strip++) desk.states[strip].clear();
     for (int i = 0; i < tile.num_rows * H; i += LANES) store(desk.out + i, set1(0.0f));
@@ -203,12 +216,8 @@ inline void do_join(const Call& call, const Join& join, AttentionScratch& scratc
 }  // namespace attention
 
 inline size_t AttentionScratch::lines_of_room(Kv kind, int head_dim) {
-  using namespace attention;
-  switch (kind) {
-    case Kv::f32: return Desk<Floats>::lines(head_dim);
-    case Kv::bf16: return Desk<Bf16s>::lines(head_dim);
-    default: return Desk<Bytes>::lines(head_dim);
-  }
+  return kind == Kv::f32 ? attention::Desk<attention::Floats>::lines(head_dim)
+                         : attention::Desk<attention::Bf16s>::lines(head_dim);
 }
 
 // out [T][num_heads * head_dim] from q in qkv [T][(num_heads + 2 * num_kv_heads) * head_dim] and the cache, which holds
@@ -220,11 +229,10 @@ inline void paged_attention(Team& team, Heads heads, const float* qkv, float sof
   const Call call{heads, qkv, softmax_scale * 1.44269504088896341f, window, cache, batch, out};
   team.each(static_cast<int>(scratch.items().size()), [&](int i) {
     const Item& item = scratch.items()[i];
-    switch (cache.kind) {
-      case Kv::f32: return do_item<Floats>(call, item, scratch, team.rank());
-      case Kv::bf16: return do_item<Bf16s>(call, item, scratch, team.rank());
-      case Kv::s8: return do_item<Bytes>(call, item, scratch, team.rank());
-    }
+    if (cache.kind == Kv::f32)
+      do_item<Floats>(call, item, scratch, team.rank());
+    else
+      do_item<Bf16s>(call, item, scratch, team.rank());
   });
   if (scratch.joins().empty()) return;
   team.each(static_cast<int>(scratch.joins().size()), [&](int i) { do_join(call, scratch.joins()[i], scratch); });

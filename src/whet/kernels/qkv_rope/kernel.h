@@ -18,8 +18,7 @@ struct Rope {
 
 namespace rope {
 
-constexpr int TOKENS = 8;      // of an item of work
-constexpr uint8_t ZERO = 128;  // in a cache of bytes
+constexpr int TOKENS = 8;  // of an item of work
 
 // x (i, i + H/2) turned by its angle; the products are rounded before they are added, as PyTorch does it.
 inline void rotate(float* x, const float* cos, const float* sin, int head_dim) {
@@ -37,7 +36,7 @@ inline void rotate(float* x, const float* cos, const float* sin, int head_dim) {
   }
 }
 
-// One token's numbers, rounded as the cache keeps them; of bytes the scale comes back.
+// One token's numbers, rounded as the cache keeps them; of int8 the scale comes back.
 template <typename T>
 float rounded(const float* x, int size, T* to) {
   if constexpr (sizeof(T) == 4) {
@@ -48,8 +47,7 @@ float rounded(const float* x, int size, T* to) {
     F most = set1(0.0f);
     for (int i = 0; i < size; i += LANES) most = max(most, abs(load(x + i)));
     const float largest = reduce_max(most), inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-    for (int i = 0; i < size; i += LANES) store_s8(reinterpret_cast<int8_t*>(to) + i, mul(load(x + i), set1(inverse)));
-    for (int i = 0; i < size; i++) to[i] += ZERO;
+    for (int i = 0; i < size; i += LANES) store_s8(to + i, mul(load(x + i), set1(inverse)));
     return largest / 127.0f;
   }
   return 1.0f;
@@ -59,7 +57,7 @@ float rounded(const float* x, int size, T* to) {
 template <typename T, int PACK>
 struct Slot {
   T *keys, *values;
-  float *key_scale, *value_scale;  // of bytes
+  float *key_scale, *value_scale;  // of s8
   int offset, head_dim;
   bool clear_after;
 
@@ -76,11 +74,11 @@ struct Slot {
 
  private:
   void clear() const {
-    constexpr T zero = sizeof(T) == 1 ? ZERO : 0;
-    T* pack = values + offset / PACK * PACK * head_dim;
-    for (int i = offset % PACK + 1; i < PACK; i++)
-      for (int d = 0; d < head_dim; d++) pack[d * PACK + i] = zero;
-    std::fill(pack + PACK * head_dim, values + BLOCK * head_dim, zero);
+    if constexpr (PACK == 2)
+      if (offset % 2 == 0)
+        for (int d = 0; d < head_dim; d++) values[(offset * head_dim) + 2 * d + 1] = 0;
+    T* rest = values + (offset / PACK + 1) * PACK * head_dim;
+    std::memset(static_cast<void*>(rest), 0, (values + BLOCK * head_dim - rest) * sizeof(T));
     if (value_scale != nullptr) std::fill(value_scale + 1, value_scale + BLOCK - offset, 0.0f);
   }
 };
@@ -103,7 +101,7 @@ inline void write(Heads heads, const Cache& cache, const Ragged& batch, int seq,
   switch (cache.kind) {
     case Kv::f32: return slot_of<float, 1>(heads, cache, batch, seq, token, kv_head).write(k, v);
     case Kv::bf16: return slot_of<uint16_t, 2>(heads, cache, batch, seq, token, kv_head).write(k, v);
-    case Kv::s8: return slot_of<uint8_t, 4>(heads, cache, batch, seq, token, kv_head).write(k, v);
+    case Kv::s8: return slot_of<int8_t, 2>(heads, cache, batch, seq, token, kv_head).write(k, v);
   }
 }
 

@@ -128,6 +128,11 @@ inline __m256 widen_s8(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 inline F load_s8(const int8_t* p) { return {widen_s8(p), widen_s8(p + 8)}; }
+inline __m256i upper_half(__m256 x) { return _mm256_srli_epi32(_mm256_castps_si256(x), 16); }
+inline void widen_s8(uint16_t* to, const int8_t* p) {
+  for (int i = 0; i < 32; i += 16)
+    store_half(to + i, lower_halves(upper_half(widen_s8(p + i)), upper_half(widen_s8(p + i + 8))));
+}
 inline void store_s8(int8_t* p, F x) {
   float lanes[LANES];
   store(lanes, round(x));

@@ -85,6 +85,13 @@ inline void store_bf16(uint16_t* p, F x) {
 inline F load_s8(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 }
+// 32 int8 as bf16, which holds them exactly: the upper halves of floats
+inline void widen_s8(uint16_t* to, const int8_t* p) {
+  alignas(64) static constexpr uint16_t kUpper[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                      33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+  const __m512i first = _mm512_castps_si512(load_s8(p)), second = _mm512_castps_si512(load_s8(p + LANES));
+  _mm512_storeu_si512(to, _mm512_permutex2var_epi16(first, _mm512_load_si512(kUpper), second));
+}
 // rounded to the nearest whole number, which must lie within int8
 inline void store_s8(int8_t* p, F x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));

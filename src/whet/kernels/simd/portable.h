@@ -98,6 +98,9 @@ inline void store_bf16(uint16_t* p, F x) {
   for (int i = 0; i < LANES; i++) p[i] = float_to_bf16(x.v[i]);
 }
 inline F load_s8(const int8_t* p) { return each<F>([=](int i) { return static_cast<float>(p[i]); }); }
+inline void widen_s8(uint16_t* to, const int8_t* p) {
+  for (int i = 0; i < 32; i++) to[i] = float_to_bf16(p[i]);
+}
 inline void store_s8(int8_t* p, F x) {
   for (int i = 0; i < LANES; i++) p[i] = static_cast<int8_t>(std::nearbyint(x.v[i]));
 }
