@@ -9,7 +9,8 @@ The peers have environments of their own, because they want other versions of th
     PEERS/bin/pip install transformers accelerate openvino-genai gguf scikit-build-core
     CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" PEERS/bin/pip install --no-binary llama-cpp-python llama-cpp-python
     python -m venv CONVERT
-    CONVERT/bin/pip install "optimum-intel[openvino]"                # converts for OpenVINO, once
+    CONVERT/bin/pip install torch "optimum-intel[openvino]"          # converts for OpenVINO, once; without
+    CONVERT/bin/pip uninstall torchvision                            # this, where it is not built for that torch
 
 llama.cpp is built from source, about five minutes on two cores, so that it uses all that this processor has. The model
 is made with weights at random, then converted and quantised by each peer's own tools, under --work; what is there is
