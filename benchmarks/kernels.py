@@ -64,8 +64,8 @@ def main() -> None:
             if operator in arguments.only:
                 measured += _show(operator, cases(operator), limits, arguments.seconds)
     report = _before(machine.fingerprint)
-    names = {row["operator"] for row in measured}
-    report["cases"] = [row for row in report.get("cases", ()) if row["operator"] not in names] + measured
+    kept = [row for row in report.get("cases", ()) if row["group"] not in arguments.only]
+    report["cases"] = sorted(kept + measured, key=lambda row: OPERATORS.index(row["group"]))
     report |= {
         "command": "python benchmarks/kernels.py",
         "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
@@ -83,7 +83,7 @@ def _show(operator: str, found: Iterator[Case], limits: Limits, seconds: float) 
     table = Table("operator", "what", "rows", "µs", "kernel µs", "GB/s", "GFLOP/s", "of the limit", "torch's ways, µs")
     measured = []
     for case in found:
-        row = _measure(case, limits, seconds)
+        row = {"group": operator, **_measure(case, limits, seconds)}
         theirs = ", ".join(f"{way} {us:,.1f}" for way, us in row["us"].items() if way not in OURS)
         best = min(row["us"][way] for way in OURS if way in row["us"])
         figures = (f"{row['us']['whet']:,.1f}", f"{best:,.1f}", f"{case.num_bytes / best / 1e3:.1f}")
