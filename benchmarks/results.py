@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from operator_tables import operator_lines
 from serving_peers.section import serving_lines
 
 from whet.files import write_whole
@@ -37,6 +38,7 @@ def main() -> None:
         "trace_reading": _trace_reading,
         "audit_speed": _audit_speed,
         "limits": _limits,
+        "operators": _operators,
     }
     parts = {}
     for name, render in renderers.items():
@@ -207,6 +209,10 @@ def _limits(report: dict[str, Any]) -> str:
     lines.append(f"| read bandwidth | {report['read_bandwidth'] / 1e9:.1f} GB/s |")
     lines += [f"| GEMM {dtype} | {rate / 1e9:,.0f} GOP/s |" for dtype, rate in report["gemm"].items()]
     return "\n".join([*lines, ""])
+
+
+def _operators(report: dict[str, Any]) -> str:
+    return "\n".join(["## The operators", "", *_where(report), "", *operator_lines(report), ""])
 
 
 def _where(report: dict[str, Any]) -> list[str]:

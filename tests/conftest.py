@@ -1,5 +1,6 @@
 """What every test runs under: one thread that sleeps while it waits, a fixed seed, no deadline on single examples."""
 
+import gc
 import os
 import signal
 
@@ -7,6 +8,9 @@ import signal
 # one machine many times slower than one after the other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Nothing that is imported or collected goes away: walking it again and again takes a part of the time of all tests.
+gc.disable()
 
 import pytest
 import torch
@@ -17,6 +21,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("whet", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.load_profile("whet")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
-"""Every snippet of the README and the docs runs as it stands; only budgets are cut, and techniques left out.
+"""Every snippet of the README and the docs runs as it stands; only budgets are cut, and all techniques left out.
 
-A document's first `whet tune` tries one technique, so that there is something to load and to replay; later ones, none.
+So the original is what is saved, loaded and replayed; what becomes of techniques is in test_tune.py.
 
 A ```python block is a program. In a ```sh block each line that begins with `whet` or `python` runs; `make` lines are
 what continuous integration itself runs. The blocks of one document run in order, in one directory, so that a later one
@@ -23,21 +23,17 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _BUDGET = re.compile(r"--budget \S+")
 _PROCESSES = re.compile(r"--processes \d+")
 _BUDGET_S = re.compile(r"budget_s=\d+")
-_ALL = list(TABLE)
-_ALL_BUT_ONE = [name for name in TABLE if name != "bf16"]
 
 
 def _commands(document: Path) -> list[list[str]]:
     commands = []
     for language, body in _BLOCK.findall(document.read_text(encoding="utf-8")):
         if language == "python":
-            commands.append([sys.executable, "-c", _BUDGET_S.sub(f"budget_s=5, exclude={_ALL}", body)])
+            commands.append([sys.executable, "-c", _BUDGET_S.sub(f"budget_s=5, exclude={list(TABLE)}", body)])
         elif language == "sh":
             for line in body.splitlines():
                 if line.startswith("whet tune"):
-                    is_first = not any("tune" in command for command in commands)
-                    excluded = ",".join(_ALL_BUT_ONE if is_first else _ALL)
-                    line = _BUDGET.sub(f"--budget 5s --exclude {excluded}", line)
+                    line = _BUDGET.sub(f"--budget 5s --exclude {','.join(TABLE)}", line)
                 line = _PROCESSES.sub("--processes 1", line)
                 if line.startswith("whet audit"):
                     line = _BUDGET.sub("--budget 1s", line)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from whet.monitor.launch import INJECT, environment, name_of
+from whet.monitor.launch import INJECT, Launch, environment, name_of
 
 TRAIN = """
 import sys, torch
@@ -162,6 +162,21 @@ def test_a_signal_sent_to_the_monitor_reaches_the_command(tmp_path: Path) -> Non
     _, err = process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGTERM
     assert "ended by SIGTERM" in err
+
+
+def test_a_signal_before_there_is_a_command_is_handed_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = subprocess.Popen
+
+    def late(*args: Any, **options: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return original(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", late)
+    before = signal.getsignal(signal.SIGTERM)
+    launch = Launch(["sleep", "60"], name=None, interval_s=0.1, address=None)
+    assert launch.wait() == 128 + signal.SIGTERM
+    launch.close()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_another_sitecustomize_still_runs(tmp_path: Path) -> None:

@@ -31,6 +31,10 @@ ANY_VALUE = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.t
         ({"max_tokens": -1}, "max_tokens=-1"),
         ({"max_tokens": 3, "min_tokens": 4}, "min_tokens=4 is above max_tokens=3"),
         ({"stop": ("",)}, "stop"),
+        ({"stop": "end"}, "stop='end': it is a tuple or a list"),
+        ({"stop": None}, "stop=None"),
+        ({"stop_token_ids": 3}, "stop_token_ids=3"),
+        ({"logit_bias": [1]}, "logit_bias=.1.: it maps tokens to numbers"),
         ({"stop": ("x",) * 65}, "up to 64"),
         ({"stop_token_ids": (100,)}, "stop_token_ids: a token=100: it is a whole number from 0 to 99"),
         ({"logprobs": -1}, "logprobs"),
@@ -52,7 +56,7 @@ def test_the_ends_of_the_ranges_are_in() -> None:
     SamplingParams(max_tokens=0, logprobs=0, stop_token_ids=(0, 99), logit_bias={99: -100}, stop=("a", "\n")).check(100)
 
 
-@given(st.dictionaries(st.sampled_from([*SamplingParams.__dataclass_fields__][:12]), ANY_VALUE))
+@given(st.dictionaries(st.sampled_from([*SamplingParams.__dataclass_fields__]), ANY_VALUE))
 def test_nothing_but_a_request_error(values: dict[str, object]) -> None:
     """Whatever comes from outside: fine, or one clear error."""
     try:

@@ -1,11 +1,12 @@
 """Runs artefacts in fresh processes that have none of the code that built them.
 
 Reads one directory a line; answers "ok", or the error on one line. Each artefact is loaded in a fork of this process,
-which has imported torch and whet and done nothing else: as good as new, without importing torch again. DIR holds the
-artefact; DIR.inputs.safetensors its inputs, named by batch and position ("0.1"); the outputs go to
-DIR.outputs.safetensors.
+which has imported torch, whet and the modules that it was called with, and done nothing else: as good as new, without
+importing them again. DIR holds the artefact; DIR.inputs.safetensors its inputs, named by batch and position ("0.1");
+the outputs go to DIR.outputs.safetensors.
 """
 
+import importlib
 import os
 import sys
 import traceback
@@ -17,6 +18,8 @@ import whet.artefact
 
 
 def main() -> None:
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     for line in sys.stdin:
         read_end, write_end = os.pipe()
         if os.fork() == 0:

@@ -86,7 +86,7 @@ class Case:
 @pytest.fixture(scope="module")
 def reload() -> Iterator[Callable[[Path], str]]:
     """Loads an artefact in a fresh process and runs it; "ok", or what went wrong."""
-    command = [sys.executable, str(RELOAD)]
+    command = [sys.executable, str(RELOAD), "torch._dynamo", "torch._export.serde.serialize"]  # for torch.export.load
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
 
         def run(directory: Path) -> str:

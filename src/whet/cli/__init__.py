@@ -1,6 +1,8 @@
 """The command line. Only the command that is called is imported, so that `whet --help` starts at once."""
 
 import importlib
+import os
+import select
 import sys
 from collections.abc import Sequence
 
@@ -24,10 +26,32 @@ COMMANDS = {
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
+NO_READER = 141  # 128 and SIGPIPE, as of any command whose reader has left
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command that the arguments name. Exits with 0, 1 (regression), 2 (wrong use), 3 (inconclusive)."""
+    try:
+        try:
+            _run(arguments)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_unread():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still held back goes there at the end
+        sys.exit(NO_READER)
+
+
+def _is_unread() -> bool:
+    """Whether whoever read standard output has left, as `head` does."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def _run(arguments: Sequence[str] | None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["--version"]:
         print(f"whet {__version__}")

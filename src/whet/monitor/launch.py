@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -38,9 +38,12 @@ class Launch:
         self.run = Run(facts(name or name_of(words), words, 0, interval_s))
         self._server = PageServer(self.run, *address) if address else None
         self._receiver = Receiver(self.run)
+        self._signals = _SignalsToChild()  # before there is a child: one that we leave behind would go on unwatched
         try:
             self._child = subprocess.Popen(words, env=environment(self._receiver.path))
+            self._signals.hand_to(self._child)
         except OSError as error:
+            self._signals.restore()
             self._receiver.finish(timeout_s=0)
             self.close()
             raise TargetError(f"cannot run {words[0]}: {error.strerror or error}") from error
@@ -57,13 +60,15 @@ class Launch:
 
     def wait(self) -> int:
         """Watch until the command ends. Returns its exit code; 128 and the signal's number where a signal ended it."""
-        with _signals_handed_to(self._child):
+        try:
             self._sampler.start()
             if self._server is not None:
                 self._server.start()
             code = self._child.wait()
             self._receiver.finish()
             self._sampler.stop()
+        finally:
+            self._signals.restore()
         self._gpu.close()
         if code >= 0:
             self.run.end(exit_code=code)
@@ -120,21 +125,35 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if known else f"signal {number}"
 
 
-@contextlib.contextmanager
-def _signals_handed_to(child: "subprocess.Popen[bytes]") -> Iterator[None]:
+class _SignalsToChild:
     """What this process is asked is the child's to do, in its own time; we end when it has.
 
-    A Ctrl-C at a terminal reaches the child without us, and must not reach it twice.
+    A Ctrl-C at a terminal reaches the child without us, and must not reach it twice. What comes before there is a
+    child is handed to it as it begins.
     """
 
-    def hand_on(number: int, frame: FrameType | None) -> None:
-        if number != signal.SIGINT or not in_foreground():
-            with contextlib.suppress(ProcessLookupError):
-                child.send_signal(number)
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+        self._before = {number: signal.signal(number, self._hand_on) for number in _SIGNALS}
 
-    before = {number: signal.signal(number, hand_on) for number in _SIGNALS}
-    try:
-        yield
-    finally:
-        for number, former in before.items():
+    def hand_to(self, child: "subprocess.Popen[bytes]") -> None:
+        self._child = child
+        while self._early:
+            self._send(child, self._early.pop(0))
+
+    def restore(self) -> None:
+        """Let signals mean again what they meant before."""
+        for number, former in self._before.items():
             signal.signal(number, former)
+
+    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+        if self._child is None:
+            self._early.append(number)
+        elif number != signal.SIGINT or not in_foreground():
+            self._send(self._child, number)
+
+    @staticmethod
+    def _send(child: "subprocess.Popen[bytes]", number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            child.send_signal(number)

@@ -1,8 +1,9 @@
 """How the tokens of a request are chosen, and when it ends."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from whet.errors import RequestError
 
@@ -81,16 +82,25 @@ class SamplingParams:
             _whole("max_tokens", self.max_tokens, 0)
             if self.min_tokens > self.max_tokens:
                 raise RequestError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
-        if len(self.stop) > MAX_STOP_STRINGS or not all(isinstance(s, str) and s for s in self.stop):
+        strings = _several("stop", self.stop)
+        if len(strings) > MAX_STOP_STRINGS or not all(isinstance(s, str) and s for s in strings):
             raise RequestError(f"stop: up to {MAX_STOP_STRINGS} strings that are not empty")
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None:
                 _whole(name, count, 0, min(MAX_LOGPROBS, vocab_size))
-        for token_id in self.stop_token_ids:
+        for token_id in _several("stop_token_ids", self.stop_token_ids):
             _whole("stop_token_ids: a token", token_id, 0, vocab_size - 1)
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError(f"logit_bias={self.logit_bias!r}: it maps tokens to numbers")
         for token_id, bias in self.logit_bias.items():
             _whole("logit_bias: a token", token_id, 0, vocab_size - 1)
             _number(f"logit_bias of {token_id}", bias, -math.inf, math.inf)
+
+
+def _several(name: str, values: Sequence[Any]) -> Sequence[Any]:
+    if isinstance(values, (tuple, list)):
+        return values
+    raise RequestError(f"{name}={values!r}: it is a tuple or a list")
 
 
 def _number(name: str, value: float, low: float, high: float, *, open_below: bool = False) -> None:

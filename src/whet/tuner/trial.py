@@ -134,6 +134,13 @@ def replay(target: str, steps: list[dict[str, Any]], directory: str) -> dict[str
     }
 
 
+def save_original(target: str, signature: dict[str, Any], directory: str) -> dict[str, Any]:
+    """Save the original as an artefact, once it is known to load and to answer."""
+    subject = reopen(target, signature)
+    folder = build(subject, []).save(Path(directory))
+    return {"agreement": agree(subject, load(folder).run).model_dump()}
+
+
 def reopen(target: str, signature: dict[str, Any]) -> Subject:
     """The subject as `look` saw it, without scoring the original again."""
     subject = examine(open_target(target), with_quality=False)

@@ -287,8 +287,12 @@ def _save_original(bench: Workbench, directory: Path) -> None:
     """The original as an artefact, so that what was tuned can be loaded whatever the verdict. A model that
     torch.export cannot trace has none."""
     scratch = bench.directory / "original"
-    arguments = {"target": bench.target, "steps": [], "directory": str(scratch / "artefact")}
-    if bench.run("replay", arguments, scratch, bench.trial_limit_s).failure is None:
+    arguments = {
+        "target": bench.target,
+        "signature": bench.facts["signature"],
+        "directory": str(scratch / "artefact"),
+    }
+    if bench.run("save_original", arguments, scratch, bench.trial_limit_s).failure is None:
         replace_directory(scratch / "artefact", directory)
 
 

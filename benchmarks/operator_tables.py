@@ -1,4 +1,4 @@
-"""docs/results/kernels.json as lines of docs/results.md."""
+"""docs/results/operators.json as lines of docs/results.md."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ _OURS = ("whet", "kernel")
 _LAYER = ("qkv", "o", "gate+up", "down")
 
 
-def kernel_lines(report: dict[str, Any]) -> list[str]:
+def operator_lines(report: dict[str, Any]) -> list[str]:
     """What follows the heading, and the lines that say on what it was measured."""
     lines = [
         f"On the shapes of a Llama-shaped model of 246 million parameters; build: {report['build']}. *Operator*: as",

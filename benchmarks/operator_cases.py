@@ -1,4 +1,4 @@
-"""What benchmarks/kernels.py times: each operator on the shapes of the 246M model, beside torch's own ways.
+"""What benchmarks/operators.py times: each operator on the shapes of the 246M model, beside torch's own ways.
 
 Weights, keys and values come in several copies taken in turn, so that they are read from memory, as those of a model's
 many layers are. "whet" is the operator as torch calls it, "kernel" the C++ function that it calls.

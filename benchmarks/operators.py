@@ -1,11 +1,11 @@
 """How fast whet's operators are on the shapes of the 246M model, beside torch's own ways and the machine's limits.
 
-    python benchmarks/kernels.py [--only NAME ...] [--seconds 0.05]
+    python benchmarks/operators.py [--only NAME ...] [--seconds 0.05]
 
 Prints, for each operator and number of rows: time, GB/s, GFLOP/s, the share of what this machine can do at best (the
 time that its read bandwidth or its peak of products needs, whichever is longer; both measured as the run begins), and
 torch's ways in the same run, turn by turn. Then one decode step made of the operators, with the kernels and as it is
-without a compiler. Writes docs/results/kernels.json, where figures of operators that were left out by --only stay;
+without a compiler. Writes docs/results/operators.json, where figures of operators that were left out by --only stay;
 benchmarks/results.py makes the tables.
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from kernel_cases import EPS, FFN, HIDDEN, LAYER, OPERATORS, VOCAB, Call, Case, cases
+from operator_cases import EPS, FFN, HIDDEN, LAYER, OPERATORS, VOCAB, Call, Case, cases
 from rich.console import Console
 from rich.table import Table
 
@@ -36,7 +36,7 @@ from whet.kernels.rms_norm import add_rms_norm, rms_norm
 from whet.kernels.sample import sample
 from whet.machine import Limits, describe, measure_limits, versions
 
-RESULT = Path(__file__).parents[1] / "docs" / "results" / "kernels.json"
+RESULT = Path(__file__).parents[1] / "docs" / "results" / "operators.json"
 OURS = ("whet", "kernel")
 # Of glibc: pages of large results stay where they are. Else page faults cost more than what is computed.
 _KEEP_PAGES = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
@@ -67,7 +67,7 @@ def main() -> None:
     kept = [row for row in report.get("cases", ()) if row["group"] not in arguments.only]
     report["cases"] = sorted(kept + measured, key=lambda row: OPERATORS.index(row["group"]))
     report |= {
-        "command": "python benchmarks/kernels.py",
+        "command": "python benchmarks/operators.py",
         "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
         "versions": versions(),
         "build": library().isa,
