@@ -9,12 +9,12 @@ import signal
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# Nothing that is imported or collected goes away: walking it again and again takes a part of the time of all tests.
-gc.disable()
-
 import pytest
 import torch
 from hypothesis import settings
+
+# Nothing that is imported or collected goes away: walking it again and again takes a part of the time of all tests.
+gc.disable()
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and so would every child.
 signal.signal(signal.SIGINT, signal.default_int_handler)
