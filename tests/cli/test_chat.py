@@ -1,6 +1,9 @@
 import io
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -154,6 +157,28 @@ def test_ctrl_c_stops_the_answer_and_not_the_talk(
     assert "2 answers" in capsys.readouterr().err
 
 
+def test_a_second_ctrl_c_leaves(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a row; what is typed in between begins anew."""
+
+    def typed(*lines: str | None) -> int:
+        left = list(lines)
+
+        def read(_: object) -> str:
+            if (line := left.pop(0)) is None:
+                raise KeyboardInterrupt
+            return line
+
+        monkeypatch.setattr("builtins.input", read)
+        return run(monkeypatch, "", typed=True)
+
+    assert typed(None, "hello", None, None, "never") == 130
+    assert capsys.readouterr().err.count("Ctrl-C again leaves") == 2
+    monkeypatch.setattr(FakeEngine, "pieces", ("Well, ", lambda: signal.raise_signal(signal.SIGINT)))
+    assert typed("hello", None, "never") == 130
+    assert "stopped; Ctrl-C again leaves" in capsys.readouterr().err
+    assert [text for text, _ in FakeEngine.made[1].asked] == ["user: hello"]
+
+
 def test_ctrl_c_ends_a_pipe(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(FakeEngine, "pieces", ("Well, ", lambda: signal.raise_signal(signal.SIGINT)))
     assert run(monkeypatch, "hello\nhow\n", "--json") == 130
@@ -172,6 +197,26 @@ def test_what_the_engine_refuses_is_said_and_the_talk_goes_on(
     assert run(monkeypatch, "hello\nhow\n", typed=True) == 0
     assert capsys.readouterr().err.count("error: no block is left") == 2
     assert FakeEngine.made[0].asked[1][0] == "user: how"
+
+
+def test_nobody_reads_on() -> None:
+    """As in `whet chat DIR < FILE | head -1`, with a model that comes with whet."""
+    command = [sys.executable, "-m", "whet", "chat", "docs-gpt", "--max-tokens", "5"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    ended = subprocess.run(command, input="a\nb\n", stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert ended.returncode == 141
+    assert "Error" not in ended.stderr, ended.stderr
+
+
+def test_there_is_nothing_to_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "") == 0
+    monkeypatch.setattr("sys.stdin", None)  # as Python says of one that is closed
+    with pytest.raises(SystemExit) as left:
+        main(["chat", "DIR"])
+    assert left.value.code == 0
+    assert capsys.readouterr().err.count("no answer") == 2
 
 
 def test_a_plain_template_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,7 +240,7 @@ def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) 
     [
         (["--temperature", "-1"], "temperature=-1"),
         (["--system", "x", "--complete"], "--system belongs to a conversation"),
-        ([], "there is no directory DIR"),
+        ([], "DIR is no directory"),
     ],
 )
 def test_wrong_use_is_said_before_anything_is_loaded(

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from whet.cli import main
+from whet.errors import OptionError
 from whet.recipe import Recipe, Step
 
 MODEL = Path(__file__).parents[2] / "src/whet/workloads/weights/docs-gpt"
@@ -62,13 +63,16 @@ def other_tokenizer(path: Path) -> None:
     [
         (lambda model: shutil.rmtree(model), "is no directory"),
         (lambda model: (model / "config.json").unlink(), "config.json"),
-        (lambda model: (model / "config.json").write_text("{"), "config.json"),
+        (lambda model: (model / "config.json").write_text("{"), "config.json cannot be read"),
+        (lambda model: (model / "config.json").write_text("[]"), "config.json cannot be read"),
         (lambda model: edit(model / "config.json", model_type="mamba", architectures=["Mamba"]), "mamba"),
         (lambda model: (model / "model.safetensors").unlink(), "model.safetensors"),
         (lambda model: cut(model / "model.safetensors"), "model.safetensors"),
+        (lambda model: (model / "model.safetensors").write_bytes(b"\xff" * 1000), "model.safetensors cannot be read"),
         (lambda model: edit(model / "config.json", hidden_size=512), "shape"),
         (lambda model: (model / "tokenizer.json").unlink(), "tokenizer.json"),
         (lambda model: (model / "tokenizer.json").write_text("{}"), "tokenizer.json"),
+        (lambda model: edit(model / "config.json", vocab_size=100_000), "belongs to another model"),
         (lambda model: other_tokenizer(model / "tokenizer.json"), "belongs to another model"),
         (lambda model: edit(model / "tokenizer_config.json", chat_template="{% if %}"), "chat template"),
     ],
@@ -100,6 +104,26 @@ def test_a_model_that_cannot_be_served(
 )
 def test_options_that_cannot_be(capsys: pytest.CaptureFixture[str], options: list[str], message: str) -> None:
     assert message in refusal(capsys, str(MODEL), *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"), [([], 512), (["--max-batch-tokens", "99"], 99), (["--max-num-batched-tokens", "98"], 98)]
+)
+def test_a_model_by_its_name_and_an_option_by_its_other_one(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], wanted: int
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def see(directory: Path, **others: object) -> None:
+        asked.update(others, directory=directory)
+        raise OptionError("seen")
+
+    monkeypatch.setattr("whet.cli.serve.Engine", see)
+    with pytest.raises(SystemExit):
+        main(["serve", "docs-gpt", "--port", "0", "--draft", "docs-gpt", *options])
+    assert asked["directory"].samefile(MODEL)
+    assert asked["draft"].samefile(MODEL)
+    assert asked["max_batch_tokens"] == wanted
 
 
 def test_a_port_in_use_is_known_before_the_model_is_loaded(
@@ -138,9 +162,16 @@ def test_a_recipe_gives_what_is_not_said_otherwise(
                 main(["serve", str(MODEL), "--port", "0", "--recipe", str(path), *more])
             wanted = ("bf16", "as-is") if more else ("fp32", "int8")
             assert (asked["dtype"], asked["weights"], torch.get_num_threads()) == (*wanted, 1)
+        said = capsys.readouterr().err
+        assert "fuse_qkv of the recipe is left out" in said
+        assert "nothing in" not in said
+        Recipe(steps=steps[:1]).write(path)
+        with pytest.raises(Seen):
+            main(["serve", str(MODEL), "--port", "0", "--recipe", str(path)])
+        assert (asked["dtype"], asked["weights"]) == ("bf16", "as-is")
+        assert f"nothing in {path} is for the engine" in capsys.readouterr().err
     finally:
         torch.set_num_threads(before)
-    assert "fuse_qkv of the recipe is left out" in capsys.readouterr().err
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +186,7 @@ KEY = "the-key"
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    words = ["serve", str(MODEL), "--port", "0", "--json", "--dtype", "fp32", "--shutdown-timeout", "60s"]
+    words = ["serve", "docs-gpt", "--port", "0", "--json", "--dtype", "fp32", "--shutdown-timeout", "60s"]
     process = subprocess.Popen(
         [sys.executable, "-m", "whet", *words, "--api-key", KEY, "--api-key", "other"],
         stdout=subprocess.PIPE,

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from contrast import CONTRAST
 from fake_server import FakeServer, Reply, live
 from hash_model import HashModel
 from torch import Tensor
@@ -271,10 +272,12 @@ def test_figures_move(page: Page, server: FakeServer) -> None:
     assert "up for 1 min 15 s" in page.locator("#facts").inner_text()
     assert page.locator("#status").inner_text() == "serving"
     server.live = live(
-        phase="draining", tokens_per_s=240.0, num_running=9, kv_cache_usage=0.5, prefix_cache_queries=8100
-    )
+        phase="draining", max_model_len=512, tokens_per_s=240.0, num_running=9, kv_cache_usage=0.5,
+        prefix_cache_queries=8100,
+    )  # fmt: skip
     wait_for_tile(page, "Tokens/s", "240")
     assert page.locator("#status").inner_text() == "about to end"
+    assert "128 tokens" in page.locator("#chosen").inner_text()  # a quarter of what fits, for several turns
     chart = page.locator(".chart", has_text="Requests")
     assert chart.locator(".legend").inner_text().split() == ["running", "9", "waiting", "2"]
     assert "running 9, waiting 2" in (chart.locator("svg").get_attribute("aria-label") or "")
@@ -354,7 +357,8 @@ def test_it_speaks_with_the_server_itself(page: Page) -> None:
             page.get_by_label("Temperature").fill("2")
             page.get_by_label("Max tokens").fill("5000")
             say(page, "too much")
-            page.locator(".failure", has_text="4096").wait_for()
+            page.locator(".failure", has_text="The model takes 4096 tokens").wait_for()
+            page.locator(".failure", has_text="to be made. Begin anew, or ask for fewer tokens").wait_for()
         finally:
             server.stop()
 
@@ -381,25 +385,10 @@ def test_nothing_is_cut_off_and_text_can_be_read(page: Page, server: FakeServer)
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             for selector in _TEXTS:
-                assert page.evaluate(_CONTRAST, selector) >= 4.5, (selector, scheme, width)
+                assert page.evaluate(CONTRAST, selector) >= 4.5, (selector, scheme, width)
 
 
 _TEXTS = (
     ".tile dt", ".tile .value", ".tile .detail", ".legend b", "#status", "#send", ".modes label", ".figures", ".asked",
     ".failure p", "#chosen", "#hint", ".answer h2", "summary", ".fields label",
 )  # fmt: skip
-
-# Contrast as WCAG 2 defines it, of the first element of a selector with what lies behind it.
-_CONTRAST = """selector => {
-  const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
-  const light = (colour) => {
-    const [r, g, b] = numbers(colour).map((v) => v / 255)
-      .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const element = document.querySelector(selector);
-  let behind = element;
-  while (behind && numbers(getComputedStyle(behind).backgroundColor)[3] === 0) behind = behind.parentElement;
-  const pair = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor].map(light).sort();
-  return (pair[1] + 0.05) / (pair[0] + 0.05);
-}"""

@@ -38,13 +38,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if sys.stdout is not None:
                 sys.stdout.flush()
     except BrokenPipeError:
-        if not _is_unread():
+        if not is_unread():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still held back goes there at the end
         sys.exit(NO_READER)
 
 
-def _is_unread() -> bool:
+def is_unread() -> bool:
     """Whether whoever read standard output has left, as `head` does."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)

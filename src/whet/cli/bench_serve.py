@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from whet.cli.model_directory import model_directory
 from whet.cli.units import seconds
 from whet.errors import OptionError
 from whet.traffic.benchmark import Options, run
@@ -24,42 +25,80 @@ from whet.traffic.trace import read_trace
 _FAILED, _INTERRUPTED = 2, 130
 
 
+_Target = Annotated[
+    str,
+    typer.Argument(metavar="URL|DIR|NAME", help="a server's address; or a model directory or built-in model to serve"),
+]
+_ServeOptions = Annotated[
+    list[str] | None, typer.Argument(metavar="[-- SERVE OPTIONS...]", help="of whet serve, for a DIR or NAME")
+]
+_Trace = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="CSV with TIMESTAMP, ContextTokens, GeneratedTokens: Azure's published traces"),
+]
+_Rate = Annotated[
+    float | None, typer.Option(help="in place of --trace: random (Poisson) arrivals, so many requests per second")
+]
+_NumRequests = Annotated[int | None, typer.Option(help="requests to send at most", show_default="no limit")]
+_Duration = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="how long to send", show_default="60s, or what --num-requests take"),
+]
+_Load = Annotated[
+    float | None,
+    typer.Option(help="with --trace: share of what the server can do, which is measured first", show_default="0.7"),
+]
+_TimeScale = Annotated[
+    float | None, typer.Option(help="with --trace, in place of --load: factor of the gaps between requests")
+]
+_LengthScale = Annotated[
+    float | None,
+    typer.Option(help="with --trace: factor of prompts and outputs", show_default="so that the longest fits"),
+]
+_MaxInput = Annotated[int | None, typer.Option(help="tokens that longer prompts are cut to", show_default="none is")]
+_MaxOutput = Annotated[int | None, typer.Option(help="tokens that longer outputs are cut to", show_default="none is")]
+_InputLen = Annotated[str, typer.Option(metavar="RANGE", help="with --rate: tokens of prompts, uniform")]
+_OutputLen = Annotated[str, typer.Option(metavar="RANGE", help="with --rate: tokens of outputs, uniform")]
+_Concurrency = Annotated[
+    int | None, typer.Option(help="requests in flight at most", show_default="no limit, an open loop")
+]
+_Prefix = Annotated[int, typer.Option(help="first tokens that all prompts share")]
+_Seed = Annotated[int, typer.Option(help="of prompts and random arrivals")]
+_Slo = Annotated[
+    str | None, typer.Option(metavar="LIMITS", help="what the goodput must meet, as ttft=500ms,tpot=50ms,e2e=10s")
+]
+_Key = Annotated[str | None, typer.Option(metavar="KEY", help="that the server wants", envvar="WHET_API_KEY")]
+_Out = Annotated[Path | None, typer.Option(metavar="DIR", help="a directory for report.json and requests.csv")]
+_AsJson = Annotated[bool, typer.Option("--json", help="print the report as one JSON object")]
+
+
 def bench_serve(
-    target: Annotated[str, typer.Argument(metavar="URL|DIR", help="a server, or a model directory to serve meanwhile")],
-    serve_options: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- SERVE OPTIONS...]", help="of whet serve, where a DIR is given")
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="CSV with TIMESTAMP, ContextTokens, GeneratedTokens, as Azure's")
-    ] = None,
-    rate: Annotated[float | None, typer.Option(help="instead: random (Poisson) arrivals, requests per second")] = None,
-    num_requests: Annotated[int | None, typer.Option(help="at most so many")] = None,
-    duration: Annotated[str | None, typer.Option(help="send for so long (default 60s, or --num-requests)")] = None,
-    load: Annotated[
-        float | None, typer.Option(help="of a trace: share of what the server can do, measured first (default 0.7)")
-    ] = None,
-    time_scale: Annotated[float | None, typer.Option(help="of a trace, instead of --load: factor of its gaps")] = None,
-    length_scale: Annotated[
-        float | None, typer.Option(help="of a trace: factor of its lengths (default: the longest fits)")
-    ] = None,
-    max_input: Annotated[int | None, typer.Option(help="cut longer prompts, in tokens")] = None,
-    max_output: Annotated[int | None, typer.Option(help="cut longer outputs, in tokens")] = None,
-    input_len: Annotated[str, typer.Option(help="prompts for --rate, uniform")] = "16-255",
-    output_len: Annotated[str, typer.Option(help="outputs for --rate, uniform")] = "32-127",
-    concurrency: Annotated[
-        int | None, typer.Option(help="at most so many in flight (default no limit: an open loop)")
-    ] = None,
-    shared_prefix: Annotated[int, typer.Option(help="so many first tokens are the same in every prompt")] = 0,
-    seed: Annotated[int, typer.Option(help="of prompts and random arrivals")] = 0,
-    slo: Annotated[str | None, typer.Option(help="limits for the goodput, as ttft=500ms,tpot=50ms,e2e=10s")] = None,
-    api_key: Annotated[str | None, typer.Option(help="of the server", envvar="WHET_API_KEY")] = None,
-    out: Annotated[Path | None, typer.Option(help="a directory for report.json and requests.csv")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the report as one JSON object")] = False,
+    target: _Target,
+    serve_options: _ServeOptions = None,
+    trace: _Trace = None,
+    rate: _Rate = None,
+    num_requests: _NumRequests = None,
+    duration: _Duration = None,
+    load: _Load = None,
+    time_scale: _TimeScale = None,
+    length_scale: _LengthScale = None,
+    max_input: _MaxInput = None,
+    max_output: _MaxOutput = None,
+    input_len: _InputLen = "16-255",
+    output_len: _OutputLen = "32-127",
+    concurrency: _Concurrency = None,
+    shared_prefix: _Prefix = 0,
+    seed: _Seed = 0,
+    slo: _Slo = None,
+    api_key: _Key = None,
+    out: _Out = None,
+    as_json: _AsJson = False,
 ) -> None:
     """Replay production traffic, or random arrivals, against a server: latencies, throughput, goodput.
 
-    Requests are sent at their time, whatever the server does. A trace is scaled to the machine: its lengths so that the
-    longest request fits the model, its gaps so that the load is a share of what the server can do.
+    Requests are sent at their time, whatever the server does. A trace is scaled
+    to the machine: its lengths so that the longest request fits the model, its
+    gaps so that the load is a share of what the server can do.
     """
     console = Console(stderr=True)
     options = Options(
@@ -99,13 +138,16 @@ def _measure(
 ) -> tuple[Report, list[Record]]:
     if "://" in target:
         if serve_options:
-            raise OptionError(f"{' '.join(serve_options)}: options of whet serve go with a DIR, not with a URL")
+            raise OptionError(
+                f"{' '.join(serve_options)}: options of whet serve go with a DIR or a NAME, not with a URL"
+            )
         return _run(console, target, options, api_key)
+    directory = model_directory(target)
     # A server of our own has to be ended where this process is asked to end, as on Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
         with console.status("starting whet serve"):
-            url = stack.enter_context(own_server(Path(target), serve_options, api_key=api_key))
+            url = stack.enter_context(own_server(directory, serve_options, api_key=api_key))
         return _run(console, url, options, api_key)
 
 

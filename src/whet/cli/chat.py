@@ -6,13 +6,13 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from whet.errors import OptionError, RequestError, TargetError
+from whet.cli import model_directory
+from whet.errors import OptionError, RequestError
 from whet.figures import DASH, digits, duration
 from whet.server.engine import Engine
 from whet.server.sampling_params import SamplingParams
@@ -22,19 +22,23 @@ _FAILED = 2
 _HELP = """/reset  forget the conversation
 /stats  the last answer's figures, and the engine's
 /quit   leave; so does Ctrl-D
-Ctrl-C stops an answer."""
+Ctrl-C stops an answer; a second one leaves."""
 
 
 def chat(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="a Hugging Face checkpoint")],
+    model: Annotated[str, typer.Argument(metavar=model_directory.METAVAR, help=model_directory.HELP)],
     weights: Annotated[
         Literal["as-is", "int8", "int4"], typer.Option(help="how the weights are kept: fewer bits, faster")
     ] = "as-is",
-    dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="what is computed in")] = "bf16",
-    temperature: Annotated[float, typer.Option(help="0: always the most probable token")] = 0.7,
-    max_tokens: Annotated[int, typer.Option(min=1, help="of one answer")] = 512,
-    seed: Annotated[int | None, typer.Option(help="the same seed, the same answers [default: random]")] = None,
-    system: Annotated[str | None, typer.Option(help="what the model is told before everything else")] = None,
+    dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="number format of what stays as it is")] = "bf16",
+    temperature: Annotated[float, typer.Option(help="0: always the most probable token; higher: more varied")] = 0.7,
+    max_tokens: Annotated[int, typer.Option(min=1, help="tokens of one answer at most")] = 512,
+    seed: Annotated[
+        int | None, typer.Option(help="the same seed gives the same answers", show_default="random")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="what the model is told before everything else")
+    ] = None,
     complete: Annotated[
         bool, typer.Option("--complete", help="go on with each text as it stands, without a chat template: base models")
     ] = False,
@@ -46,8 +50,7 @@ def chat(
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     params.check(vocab_size=1)  # what is wrong with them is wrong for any model: say so before one is loaded
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    if not directory.is_dir():
-        raise TargetError(f"there is no directory {directory}: name one with a checkpoint in it")
+    directory = model_directory.model_directory(model)
     tokenizer = Tokenizer(directory)
     with notes.status("loading the model"):
         engine = Engine(directory, tokenizer=tokenizer, weights=weights, dtype=dtype)
@@ -94,6 +97,7 @@ class _Talk:
     complete: bool
     messages: list[dict[str, str]] = field(default_factory=list)
     answers: list[_Answer] = field(default_factory=list)
+    is_interrupted: bool = False  # by Ctrl-C, and nothing was typed since
 
     def answer(self, prompt: str, show: Callable[[str], None]) -> _Answer:
         """Ask the model; `show` gets the text as it comes. Ctrl-C ends the answer, and what there is of it counts.
@@ -145,13 +149,14 @@ class _Talk:
                     show(delta.text)
             except KeyboardInterrupt:
                 answer.finish_reason = "abort"
+                self.is_interrupted = True
 
 
 def _loop(talk: _Talk, notes: Console, *, as_json: bool) -> bool:
     """Answer what is typed or piped in, to its end. False where a text could not be answered."""
-    is_typed = sys.stdin.isatty()
+    is_typed = sys.stdin is not None and sys.stdin.isatty()
     all_answered = True
-    for line in _lines(notes) if is_typed else _piped():
+    for line in _lines(talk, notes) if is_typed else _piped():
         command = line.strip()
         if command == "/quit":
             break
@@ -167,15 +172,17 @@ def _loop(talk: _Talk, notes: Console, *, as_json: bool) -> bool:
             notes.print(f"error: {error}")
             continue
         print(answer.as_json() if as_json else "", flush=True)
-        if answer.finish_reason == "abort" and not is_typed:
-            notes.print(_summary(talk.answers))
-            raise KeyboardInterrupt  # nobody is there to type the next one
+        if answer.finish_reason == "abort":
+            if not is_typed:
+                notes.print(_summary(talk.answers))
+                raise KeyboardInterrupt  # nobody is there to type the next one
+            notes.print("stopped; Ctrl-C again leaves")
     notes.print(_summary(talk.answers))
     return all_answered or is_typed
 
 
-def _lines(notes: Console) -> Iterator[str]:
-    """What somebody types, to Ctrl-D."""
+def _lines(talk: _Talk, notes: Console) -> Iterator[str]:
+    """What somebody types, to Ctrl-D. Raises KeyboardInterrupt at a second Ctrl-C in a row."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # input() then edits, and remembers what was typed
     notes.print("/help says what there is besides asking; /quit leaves", style="dim")
@@ -188,14 +195,18 @@ def _lines(notes: Console) -> Iterator[str]:
             notes.print()
             return
         except KeyboardInterrupt:
-            notes.print("\n/quit or Ctrl-D leaves")
+            if talk.is_interrupted:
+                raise
+            talk.is_interrupted = True
+            notes.print("\nCtrl-C again leaves, and so does /quit")
             continue
+        talk.is_interrupted = False
         if line.strip():
             yield line
 
 
 def _piped() -> Iterator[str]:
-    for line in sys.stdin:
+    for line in sys.stdin or ():  # closed: nothing is asked
         if line.strip():
             yield line.rstrip("\r\n")
 

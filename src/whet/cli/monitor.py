@@ -22,14 +22,21 @@ DEFAULT_PORT = 8765
 def monitor(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="as: -- python train.py --epochs 3")],
     port: Annotated[
-        int | None, typer.Option(help=f"of the page; 0: any that is free [default: {DEFAULT_PORT}, else a free one]")
+        int | None,
+        typer.Option(
+            help="of the page; 0: any that is free", show_default=f"{DEFAULT_PORT}, or any where that is in use"
+        ),
     ] = None,
-    host: Annotated[str, typer.Option(help="whom to serve: 127.0.0.1 is this machine alone")] = DEFAULT_HOST,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="of the page; 127.0.0.1: this machine alone may look")
+    ] = DEFAULT_HOST,
     page: Annotated[bool, typer.Option("--page/--no-page", help="serve the live page and /metrics")] = True,
     keep: Annotated[bool, typer.Option("--keep", help="serve the page after the end too, until Ctrl-C")] = False,
-    interval: Annotated[str, typer.Option(help="between samples, as 1s or 0.5s")] = "1s",
-    name: Annotated[str | None, typer.Option(help="for titles [default: the script's]")] = None,
-    out: Annotated[Path | None, typer.Option(help="a directory for summary.json and summary.html")] = None,
+    interval: Annotated[str, typer.Option(metavar="DURATION", help="between samples, as 1s or 0.5s")] = "1s",
+    name: Annotated[str | None, typer.Option(help="of the run, in titles", show_default="the script's")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="a directory for summary.json and summary.html")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as one JSON object at the end")] = False,
 ) -> None:
     """Watch a command as it runs: a live page, Prometheus metrics, and a summary at the end. Exits with its code."""

@@ -10,8 +10,8 @@ import torch
 import typer
 from rich.console import Console
 
+from whet.cli import model_directory
 from whet.cli.units import num_bytes, seconds
-from whet.errors import TargetError
 from whet.models.served import Dtype, KvBits, WeightBits
 from whet.recipe import Recipe
 from whet.server.engine import Engine
@@ -25,42 +25,90 @@ from whet.server.text import Tokenizer
 DEFAULT_PORT = 8000
 
 
+_Model = Annotated[str, typer.Argument(metavar=model_directory.METAVAR, help=model_directory.HELP)]
+_Dtype = Annotated[
+    Dtype | None,
+    typer.Option(help="number format of keys, values and weights that stay as they are", show_default="bf16"),
+]
+_Weights = Annotated[
+    WeightBits | None, typer.Option(help="how the weights are kept: fewer bits, faster", show_default="as-is")
+]
+_Kv = Annotated[KvBits, typer.Option(help="how keys and values are kept: int8 takes half the memory of bf16")]
+_Draft = Annotated[
+    str | None,
+    typer.Option(metavar=model_directory.METAVAR, help="a smaller model of the same vocabulary, to guess ahead"),
+]
+_Speculation = Annotated[
+    SpeculationKind,
+    typer.Option(help="auto: guess tokens ahead while that pays; ngram: always, from the text itself; off: never"),
+]
+_MaxSeqs = Annotated[int, typer.Option(help="requests that run at once")]
+_BatchTokens = Annotated[
+    int, typer.Option(help="tokens that one step computes at most; --max-num-batched-tokens is the same")
+]
+_BatchTokensToo = Annotated[int | None, typer.Option("--max-num-batched-tokens", hidden=True)]
+_MaxLen = Annotated[
+    int | None, typer.Option(help="tokens of a prompt and its answer together", show_default="what the model takes")
+]
+_MaxWaiting = Annotated[int, typer.Option(help="requests that may wait for a place; more are refused (429)")]
+_Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE", help="for keys and values, as 512MB or 2GiB", show_default="a quarter of what is free"
+    ),
+]
+_Recipe = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="recipe.toml of whet tune: its precision and threads, where no option says more"),
+]
+_Host = Annotated[
+    str,
+    typer.Option(metavar="ADDRESS", help="to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 for its networks"),
+]
+_Port = Annotated[int, typer.Option(help="to listen on; 0: any that is free")]
+_Keys = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY", envvar="WHET_API_KEY", help="requests must bring this key; may be given several times"),
+]
+_Names = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="what requests may call the model; the first is what answers say; may be given several times",
+        show_default="the directory's name",
+    ),
+]
+_Timeout = Annotated[
+    str, typer.Option(metavar="DURATION", help="after SIGTERM or Ctrl-C, requests that run have so long to end")
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="print address, model and process id as JSON once it serves")]
+
+
 def serve(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="a Hugging Face model directory")],
-    dtype: Annotated[
-        Dtype | None, typer.Option(help="of keys, values and weights that stay as they are [default: bf16]")
-    ] = None,
-    weights: Annotated[WeightBits | None, typer.Option(help="bits of the weights [default: as-is]")] = None,
-    kv: Annotated[KvBits, typer.Option(help="bits of keys and values")] = "as-is",
-    draft: Annotated[Path | None, typer.Option(help="a smaller model of the same vocabulary, to guess ahead")] = None,
-    speculation: Annotated[
-        SpeculationKind, typer.Option(help="auto: guess ahead while that pays; ngram: always, from the text itself")
-    ] = "auto",
-    max_num_seqs: Annotated[int, typer.Option(help="requests that run at once")] = 64,
-    max_batch_tokens: Annotated[
-        int, typer.Option("--max-batch-tokens", "--max-num-batched-tokens", help="tokens in a step")
-    ] = 512,
-    max_model_len: Annotated[int | None, typer.Option(help="tokens of prompt and answer [default: all]")] = None,
-    max_waiting: Annotated[int, typer.Option(help="requests that may wait; more are told to come again (429)")] = 256,
-    memory: Annotated[
-        str | None, typer.Option(help="for keys and values, as 2GiB [default: a quarter of what is free]")
-    ] = None,
-    recipe: Annotated[Path | None, typer.Option(help="a recipe.toml of whet tune: its precision and threads")] = None,
-    host: Annotated[str, typer.Option(help="whom to serve: 127.0.0.1 is this machine alone")] = DEFAULT_HOST,
-    port: Annotated[int, typer.Option(help="0: any that is free")] = DEFAULT_PORT,
-    api_key: Annotated[
-        list[str] | None, typer.Option(envvar="WHET_API_KEY", help="that a request must bring; may be repeated")
-    ] = None,
-    served_model_name: Annotated[
-        list[str] | None, typer.Option(help="in requests and answers; may be repeated [default: the directory's]")
-    ] = None,
-    shutdown_timeout: Annotated[str, typer.Option(help="for running requests after SIGTERM or Ctrl-C")] = "30s",
-    as_json: Annotated[bool, typer.Option("--json", help="print the address as JSON once it serves")] = False,
+    model: _Model,
+    dtype: _Dtype = None,
+    weights: _Weights = None,
+    kv: _Kv = "as-is",
+    draft: _Draft = None,
+    speculation: _Speculation = "auto",
+    max_num_seqs: _MaxSeqs = 64,
+    max_batch_tokens: _BatchTokens = 512,
+    max_num_batched_tokens: _BatchTokensToo = None,
+    max_model_len: _MaxLen = None,
+    max_waiting: _MaxWaiting = 256,
+    memory: _Memory = None,
+    recipe: _Recipe = None,
+    host: _Host = DEFAULT_HOST,
+    port: _Port = DEFAULT_PORT,
+    api_key: _Keys = None,
+    served_model_name: _Names = None,
+    shutdown_timeout: _Timeout = "30s",
+    as_json: _AsJson = False,
 ) -> None:
     """Serve a language model over HTTP as OpenAI does: completions, chat, streams, metrics, and a page to try it on."""
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    _check_directory(directory)
+    directory = model_directory.model_directory(model)
     settings = Settings(
         served_names=tuple(served_model_name or (directory.resolve().name,)),
         api_keys=tuple(api_key or ()),
@@ -76,10 +124,10 @@ def serve(
             dtype=dtype or found.dtype or "bf16",
             weights=weights or found.weights or "as-is",
             kv=kv,
-            draft=draft,
+            draft=None if draft is None else model_directory.model_directory(draft),
             speculation=speculation,
             max_num_seqs=max_num_seqs,
-            max_batch_tokens=max_batch_tokens,
+            max_batch_tokens=max_batch_tokens if max_num_batched_tokens is None else max_num_batched_tokens,
             max_model_len=max_model_len,
             max_waiting=max_waiting,
             memory=memory_bytes,
@@ -90,11 +138,6 @@ def serve(
     console.print("whet serve: ended")
 
 
-def _check_directory(directory: Path) -> None:
-    if not directory.is_dir():
-        raise TargetError(f"{directory} is no directory; give one with config.json, tokenizer.json and safetensors")
-
-
 def _read_recipe(path: Path | None, console: Console) -> RecipeOptions:
     """What of it is followed; the rest is said. Threads hold for the whole process from here on."""
     if path is None:
@@ -102,6 +145,8 @@ def _read_recipe(path: Path | None, console: Console) -> RecipeOptions:
     found = from_recipe(Recipe.read(path))
     for line in found.left_out:
         console.print(line)
+    if (found.dtype, found.weights, found.num_threads) == (None, None, None):
+        console.print(f"nothing in {path} is for the engine; --weights int8 or int4 is its own way to be faster")
     if found.num_threads is not None:
         torch.set_num_threads(found.num_threads)
     return found

@@ -29,7 +29,7 @@ def tune(
     max_drop: Annotated[float, typer.Option(help="of the quality, as a fraction: 0.01 allows one percent")] = 0.01,
     max_memory: Annotated[str | None, typer.Option(help="peak resident memory of the process, as 800MB")] = None,
     budget: Annotated[str, typer.Option(help="time for each target, as 5m or 90s")] = "5m",
-    out: Annotated[Path | None, typer.Option(help="a new directory [default: whet-out/TARGET]")] = None,
+    out: Annotated[Path | None, typer.Option(help="a new directory", show_default="whet-out/TARGET")] = None,
     storage: Annotated[str | None, typer.Option(help="an Optuna storage URL, shared by machines of one kind")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the search that --out holds")] = False,
     exclude: Annotated[str, typer.Option(help="techniques not to be tried, separated by commas")] = "",

@@ -1,12 +1,31 @@
 """Commands whose options are the typed parameters of a function. Apart, since typer takes a while to import."""
 
+import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import typer
+
+from whet.cli import NO_READER, is_unread
 
 
 def run(command: Callable[..., None], name: str, text: str, arguments: Sequence[str]) -> None:
     """Parse the arguments, call the command and exit. text: help for a command without a docstring."""
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name=name, help=command.__doc__ or text)(command)
+    app.command(name=name, help=command.__doc__ or text)(_quiet(command))
     app(list(arguments), prog_name=f"whet {name}")
+
+
+def _quiet(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, which leaves as any other does where nobody reads what it writes: typer would leave with 1."""
+
+    @functools.wraps(command)
+    def called(*args: Any, **options: Any) -> None:
+        try:
+            command(*args, **options)
+        except BrokenPipeError:
+            if not is_unread():
+                raise
+            raise typer.Exit(NO_READER) from None
+
+    return called

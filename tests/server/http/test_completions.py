@@ -222,6 +222,16 @@ def test_a_streamed_chat(server: HttpServer) -> None:
         assert (parts[-1]["delta"], parts[-1]["finish_reason"]) == ({}, "length")
 
 
+def test_a_token_without_text_is_a_chunk_too(server: HttpServer) -> None:
+    """Who times chunks sees when each token came; a token of a character that is not whole yet has no text."""
+    body: dict[str, Any] = {"prompt": "Once", "messages": CHAT, "max_tokens": len(WORD_IDS)}
+    texts = [event["choices"][0]["text"] for event in stream(server, "/v1/completions", **body)]
+    assert (len(texts), "" in texts[:-1], "".join(texts)) == (len(WORD_IDS), True, WORDS)
+    role, *parts, end = stream(server, "/v1/chat/completions", **body)
+    assert (role["choices"][0]["delta"]["role"], end["choices"][0]["delta"]) == ("assistant", {})
+    assert [part["choices"][0]["delta"] for part in parts] == [{"content": text} for text in texts]
+
+
 def test_long_prompts_are_tokenised_too(server: HttpServer, engine: FakeEngine) -> None:
     engine.max_model_len = 10_000
     text = "a word " * 1000

@@ -1,6 +1,5 @@
 """Whatever is wrong with a request, the answer is a 4xx in OpenAI's shape, and the engine hears nothing of it."""
 
-import http.client
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -14,12 +13,11 @@ from whet.server.http.run import HttpServer
 
 ENGINE = FakeEngine()
 CHAT = [{"role": "user", "content": "Hi"}]
-LIMIT = 200_000
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[HttpServer]:
-    with serving(ENGINE, max_body_bytes=LIMIT) as server:
+    with serving(ENGINE) as server:
         yield server
 
 
@@ -172,31 +170,6 @@ def test_paths_and_methods_that_are_not_there(server: HttpServer) -> None:
     assert answer.error["message"] == "/v1/completions does not take GET"
     assert ask(server, "/v1/models/other").status == 404
     assert ask(server, "/docs").status == 404
-
-
-def test_a_large_body(server: HttpServer) -> None:
-    error = refused(server, "/v1/completions", {"prompt": "x" * LIMIT}, 413)
-    assert (error["code"], str(LIMIT) in error["message"]) == ("body_too_large", True)
-
-
-def test_a_large_body_that_does_not_say_so(server: HttpServer) -> None:
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=20)
-    parts = iter([b'{"prompt": "', *[b"x" * 10_000] * 30, b'"}'])
-    connection.request("POST", "/v1/completions", parts, {"Content-Type": "application/json"}, encode_chunked=True)
-    response = connection.getresponse()
-    assert (response.status, json.loads(response.read())["error"]["code"]) == (413, "body_too_large")
-    connection.close()
-
-
-@pytest.mark.parametrize("length", ["-1", "many", "99999999999999999999"])
-def test_a_length_that_is_none(server: HttpServer, length: str) -> None:
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=20)
-    connection.putrequest("POST", "/v1/completions")
-    connection.putheader("Content-Type", "application/json")
-    connection.putheader("Content-Length", length)
-    connection.endheaders()
-    assert connection.getresponse().status in (400, 413)
-    connection.close()
 
 
 def test_a_foreign_name_for_this_address(server: HttpServer) -> None:

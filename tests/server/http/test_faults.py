@@ -21,17 +21,21 @@ PATH = "/v1/completions"
 BODY = {"prompt": "Once", "max_tokens": 10}
 
 
-@pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
+ENGINE = FakeEngine()
 
 
-@pytest.fixture
-def server(engine: FakeEngine) -> Iterator[HttpServer]:
-    engine.held = True
-    with serving(engine) as server:
+@pytest.fixture(scope="module")
+def server() -> Iterator[HttpServer]:
+    with serving(ENGINE) as server:
         yield server
-        engine.let_go()
+
+
+@pytest.fixture(autouse=True)
+def engine() -> Iterator[FakeEngine]:
+    ENGINE.reset()
+    ENGINE.held = True
+    yield ENGINE
+    ENGINE.let_go()
 
 
 @pytest.fixture
@@ -148,7 +152,8 @@ def end(server: HttpServer) -> None:
         pass
 
 
-def test_the_end_waits_for_what_runs_and_takes_nothing_new(engine: FakeEngine, others: ThreadPoolExecutor) -> None:
+def test_the_end_waits_for_what_runs_and_takes_nothing_new(others: ThreadPoolExecutor) -> None:
+    engine = FakeEngine()
     engine.held = True
     with serving(engine, shutdown_timeout_s=20) as server:
         running = [others.submit(ask, server, PATH, {**BODY, "stream": streams}) for streams in (False, True)]
@@ -166,7 +171,8 @@ def test_the_end_waits_for_what_runs_and_takes_nothing_new(engine: FakeEngine, o
         socket.create_connection((server.host, server.port), timeout=2)
 
 
-def test_the_end_cuts_what_takes_too_long(engine: FakeEngine, others: ThreadPoolExecutor) -> None:
+def test_the_end_cuts_what_takes_too_long(others: ThreadPoolExecutor) -> None:
+    engine = FakeEngine()
     engine.held = True
     with serving(engine, shutdown_timeout_s=0.05) as server:
         running = [others.submit(ask, server, PATH, {**BODY, "stream": streams}) for streams in (False, True)]

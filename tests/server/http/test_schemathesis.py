@@ -43,13 +43,19 @@ def test_any_body(schema: Any, path: str, mode: str) -> None:
     assert ENGINE.num_reserved == 0
 
 
+@pytest.mark.parametrize("path", WITH_BODY[:2])
+def test_streams(schema: Any, path: str) -> None:
+    assert 200 in check(schema, path, "POSITIVE", num_examples=10, stream=True)
+    ENGINE.wait_running(0)
+
+
 @pytest.mark.parametrize("path", WITHOUT)
 def test_any_request_without_one(schema: Any, path: str) -> None:
     assert check(schema, path, "POSITIVE", num_examples=5) <= {200, 404}
 
 
-def check(schema: Any, path: str, mode: str, *, num_examples: int) -> set[int]:
-    """The statuses there were."""
+def check(schema: Any, path: str, mode: str, *, num_examples: int, **fields: object) -> set[int]:
+    """The statuses there were. fields: what all bodies have."""
     [(_, operation)] = schema[path].items()
     cases = operation.as_strategy(generation_mode=getattr(schemathesis.GenerationMode, mode))
 
@@ -60,7 +66,7 @@ def check(schema: Any, path: str, mode: str, *, num_examples: int) -> set[int]:
     def ask(data: st.DataObject) -> None:
         case = data.draw(cases)
         if mode == "POSITIVE" and isinstance(case.body, dict):
-            case.body["model"] = "fake"  # another one is refused, whatever else there is
+            case.body |= {"model": "fake", **fields}  # another model is refused, whatever else there is
         statuses.add(case.call_and_validate(checks=CHECKS).status_code)
 
     ask()

@@ -71,12 +71,15 @@ class ChatWriter:
     def _chunks(
         self, index: int, state: _Choice, delta: Delta, logprobs: dict[str, Any] | None
     ) -> list[dict[str, Any]]:
-        """The role comes first, then text, and at the very end why it ended."""
+        """The role comes first, then text, and at the very end why it ended.
+
+        A token without text (half a character, what may begin a stop string) is sent too: its time can be seen.
+        """
         contents: list[tuple[dict[str, Any], dict[str, Any] | None, FinishReason | None]] = []
         if not state.has_started:
             state.has_started = True
             contents.append(({"role": "assistant", "content": ""}, None, None))
-        if delta.text or logprobs:
+        if delta.text or logprobs or (delta.token_ids and delta.finish_reason is None):
             contents.append(({"content": delta.text}, logprobs, None))
         if delta.finish_reason is not None:
             contents.append(({}, None, delta.finish_reason))

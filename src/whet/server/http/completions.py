@@ -62,7 +62,8 @@ class CompletionWriter:
         logprobs = self._of_tokens(state, delta)
         state.finish_reason = delta.finish_reason
         if self._body.stream:
-            if not (text or logprobs or delta.finish_reason):
+            # A token without text (half a character, what may begin a stop string) is sent too: its time can be seen.
+            if not (text or logprobs or delta.token_ids or delta.finish_reason):
                 return []
             return [self._chunk(choice, text, logprobs, delta.finish_reason)]
         state.text.append(text)

@@ -148,9 +148,13 @@ Responses = dict[int | str, dict[str, Any]]
 ERRORS: Responses = {status: {"model": Failed} for status in (400, 401, 404, 413, 421, 429, 500, 503)}
 
 
+# of OpenAPI 3.2; before, `schema` is of the whole stream, and says nothing
+_EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+
+
 def answers(model: type[BaseModel], *, streams: bool = False) -> Responses:
     """A 200 of that shape, or as events where it streams."""
     success: dict[str, Any] = {"model": model}
     if streams:
-        success["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        success["content"] = {"text/event-stream": {"itemSchema": _EVENT}}
     return {200: success}

@@ -7,9 +7,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from whet.server.http.errors import ApiError, invalid
+from whet.server.http.body import Body
+from whet.server.http.errors import ApiError
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.settings import Settings
 
@@ -18,7 +19,7 @@ KEY = "whet.key"  # where in a request's scope the key is
 
 
 class Guard:
-    """ASGI middleware. It reads no body, so what it refuses costs nothing."""
+    """ASGI middleware. It decides before any of the body is read."""
 
     def __init__(self, app: ASGIApp, settings: Settings, lifecycle: Lifecycle) -> None:
         self._app = app
@@ -29,22 +30,29 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        body = Body(Headers(scope=scope), receive, send, self._settings.max_body_bytes)
+        self._lifecycle.started(body)
+        try:
+            await self._answer(scope, body)
+        finally:
+            self._lifecycle.ended(body)
+
+    async def _answer(self, scope: Scope, body: Body) -> None:
         headers = Headers(scope=scope)
         try:
             self._check_host(headers)
             self._check_key(scope, headers)
             if scope["method"] == "POST":
                 self._lifecycle.check_ready()
-            self._check_size(headers)
+            body.check_length()
         except ApiError as error:
-            await error.response()(scope, receive, send)
+            await error.response()(scope, body.receive, body.send)
             return
-        counted = _Counted(receive, self._settings.max_body_bytes)
         if scope["method"] != "POST":
-            await self._app(scope, counted, send)
+            await self._app(scope, body.receive, body.send)
             return
         with self._lifecycle.open():
-            await self._app(scope, counted, send)
+            await self._app(scope, body.receive, body.send)
 
     def _check_host(self, headers: Headers) -> None:
         # A foreign site can point a name of its own at 127.0.0.1 and have a browser ask here; it has no key, though.
@@ -69,29 +77,6 @@ class Guard:
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         scope[KEY] = key
 
-    def _check_size(self, headers: Headers) -> None:
-        stated = headers.get("content-length", "0")
-        if not stated.isdecimal():
-            raise invalid("Content-Length is no number")
-        if int(stated) > self._settings.max_body_bytes:
-            raise _too_large(self._settings.max_body_bytes)
-
-
-class _Counted:
-    """A body that may not say how long it is."""
-
-    def __init__(self, receive: Receive, most: int) -> None:
-        self._receive = receive
-        self._left = self._most = most
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        if message["type"] == "http.request":
-            self._left -= len(message.get("body", b""))
-            if self._left < 0:
-                raise _too_large(self._most)
-        return message
-
 
 def is_loopback(host: str) -> bool:
     """Whether a name or an address means this machine alone."""
@@ -100,7 +85,3 @@ def is_loopback(host: str) -> bool:
     with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return False
-
-
-def _too_large(most: int) -> ApiError:
-    return ApiError(413, f"the body is larger than the {most} bytes that this server reads", code="body_too_large")

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal, Protocol
 
 from whet.server.http.errors import unavailable
@@ -24,6 +24,7 @@ class Lifecycle:
         self.phase: Phase = "loading"
         self._running: set[Running] = set()
         self._num_open = 0
+        self._is_over = False
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -54,6 +55,8 @@ class Lifecycle:
     def started(self, running: Running) -> None:
         """To be cut if it is not done in time."""
         self._running.add(running)
+        if self._is_over:
+            running.cut()
 
     def ended(self, running: Running) -> None:
         """Whether or not it had started."""
@@ -62,8 +65,8 @@ class Lifecycle:
     async def drain(self, timeout_s: float) -> None:
         """Take no new work, and return once the last request is answered: at the end of its own, or cut."""
         self.phase = "draining"
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
-        except TimeoutError:
-            for running in list(self._running):
-                running.cut()
+        self._is_over = True
+        for running in list(self._running):  # those too that nobody waits for: bodies that come to nothing
+            running.cut()

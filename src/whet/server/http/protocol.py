@@ -17,6 +17,9 @@ MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 _MAX_STOPS = 64
 _MAX_BIASES = 1024
+_MAX_PARTS = 1024
+_MAX_MESSAGES = 16_384
+_MAX_PROMPTS = 65_536
 _MAX_INT = 2**31 - 1
 
 
@@ -25,12 +28,23 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _few(value: object) -> object:
+    """pydantic counts a dict's entries only after it has looked at each."""
+    if isinstance(value, dict) and len(value) > _MAX_BIASES:
+        raise PydanticCustomError("too_long", f"at most {_MAX_BIASES} entries")
+    return value
+
+
+# The first wrong item is enough: an error for each of some millions takes gigabytes, and seconds that others wait.
+Each = Field(fail_fast=True)
 Int = Annotated[int, BeforeValidator(_whole)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Stop = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
-Prompt = str | list[str] | list[TokenId] | list[list[TokenId]]
+TokenIds = Annotated[list[TokenId], Each]
+Texts = Annotated[list[str], Field(max_length=_MAX_PROMPTS), Each]
+Prompt = str | Texts | TokenIds | Annotated[list[TokenIds], Field(max_length=_MAX_PROMPTS), Each]
 Count = Annotated[Int, Field(ge=0, le=_MAX_INT)]
 
 
@@ -59,12 +73,12 @@ class Sampling(_Request):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    logit_bias: Annotated[dict[str, Bias], Field(max_length=_MAX_BIASES)] | None = None
+    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few)] | None = None
     seed: Annotated[Int, Field(ge=-(2**63), lt=2**64)] | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=_MAX_BIASES)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS), Each] | None = None
+    stop_token_ids: Annotated[TokenIds, Field(max_length=_MAX_BIASES)] | None = None
     ignore_eos: bool | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
@@ -144,6 +158,11 @@ class CompletionRequest(Sampling):
         return self
 
     @property
+    def needs_text(self) -> bool:
+        """Whether the answer has the prompt's text in it, or counts from its beginning."""
+        return bool(self.echo) or self.logprobs is not None
+
+    @property
     def prompts(self) -> Sequence[str | list[int]]:
         """One or several. A list of numbers is one prompt."""
         if isinstance(self.prompt, str):
@@ -165,7 +184,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: str | list[TextPart] | None = None
+    content: str | Annotated[list[TextPart], Field(max_length=_MAX_PARTS), Each] | None = None
 
     def as_template_reads(self) -> dict[str, Any]:
         """With the parts of its content put together, one a line."""
@@ -183,6 +202,9 @@ class Message(BaseModel):
         return content
 
 
+Messages = Annotated[list[Message], Field(min_length=1, max_length=_MAX_MESSAGES), Each]
+
+
 class Kind(_Request):
     """An object of which only the type matters here."""
 
@@ -192,7 +214,7 @@ class Kind(_Request):
 class ChatRequest(Sampling):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -222,7 +244,7 @@ class TokenizeRequest(_Request):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
@@ -238,7 +260,7 @@ class DetokenizeRequest(_Request):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds
 
 
 def _or(value: T | None, otherwise: T) -> T:

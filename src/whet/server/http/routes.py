@@ -36,7 +36,7 @@ def completion_routes(service: Service) -> APIRouter:
             for ids in prompt_ids:
                 service.check_length(len(ids), body.max_tokens)
             generation = service.start(request, body, prompt_ids, partial(completion_params, body), slots)
-        texts = [p if isinstance(p, str) else service.tokenizer.decode(p, skip_special=False) for p in prompts]
+        texts = [service.text(prompt) if body.needs_text else "" for prompt in prompts]
         writer = CompletionWriter(body, prompt_ids, texts, service.tokenizer, service.model_name)
         return await _answer(request, generation, writer, streams=bool(body.stream))
 

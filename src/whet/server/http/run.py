@@ -13,6 +13,7 @@ import uvicorn
 from whet.errors import OptionError
 from whet.server.engine import Engine
 from whet.server.http.app import make_app
+from whet.server.http.connection import Connection
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.settings import Settings
 
@@ -53,6 +54,7 @@ class HttpServer:
         self.host, self.port = claimed.getsockname()[:2]
         config = uvicorn.Config(
             make_app(engine, settings, self._lifecycle),
+            http=Connection,
             log_level="warning",
             access_log=False,
             server_header=False,

@@ -87,6 +87,10 @@ class Service:
             raise invalid("the prompt is empty, and this model has no token to begin with", "prompt")
         return ids
 
+    def text(self, prompt: str | Sequence[int]) -> str:
+        """A prompt as it reads, special tokens included."""
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt, skip_special=False)
+
     async def encode(self, text: str, *, add_special: bool) -> list[int]:
         """Raises RequestError for text that is not Unicode."""
         if len(text) <= _SHORT:

@@ -21,10 +21,10 @@ export function sampling() {
 
 export const system = () => get("system").value.trim();
 
-/* A short context has no room for the usual number of tokens beside a prompt. */
+/* A short context has no room for the usual number of tokens, again and again as a conversation grows. */
 export function fitTokens(maxModelLen) {
   if (isTokensChosen || !maxModelLen) return;
-  get("max-tokens").value = Math.max(1, Math.min(TOKENS, Math.floor(maxModelLen / 2)));
+  get("max-tokens").value = Math.max(1, Math.min(TOKENS, Math.floor(maxModelLen / 4)));
   tell();
 }
 

@@ -8,6 +8,7 @@ const WORDS = {
   429: "The server is full: too many requests wait already.",
   503: "The server takes no requests now: it is starting, or about to stop.",
 };
+const ADVICE = { context_length_exceeded: "Begin anew, or ask for fewer tokens under Settings." };
 
 /* What went wrong, in words for the page. retry_s: seconds until it is worth asking again by itself, or null. */
 export class Failure extends Error {
@@ -28,17 +29,26 @@ function retryAfter(response) {
   return Number.isNaN(seconds) ? null : Math.min(MAX_RETRY_S, Math.max(1, Math.ceil(seconds)));
 }
 
+/* As a sentence of its own, and what to do after it. */
+function sentences(said, advice) {
+  const first = said.charAt(0).toUpperCase() + said.slice(1);
+  return advice ? `${first.replace(/\.?$/, ".")} ${advice}` : first;
+}
+
 /* What a response that is no answer says: our words for what is known, and the server's own. */
 export async function failureOf(response) {
   let said = "";
+  let advice = "";
   try {
-    said = String((await response.json()).error.message);
+    const { error } = await response.json();
+    said = String(error.message);
+    advice = ADVICE[error.code] || "";
   } catch {
     // no JSON, or of another shape: the status has to do
   }
   const words = WORDS[response.status];
   const known = said && words ? `${words} It says: ${said}` : words || said;
-  const message = known || `The server answered ${response.status}.`;
+  const message = known ? sentences(known, advice) : `The server answered ${response.status}.`;
   const retry_s = response.status === 429 || response.status === 503 ? retryAfter(response) : null;
   return new Failure(message, response.status, retry_s);
 }
