@@ -130,8 +130,8 @@ def main() -> None:
             ("greedy", GREEDY, False),
             ("greedy, text", GREEDY, True),
             ("sampled", SAMPLED, False),
-            ("sampled, top-k", TOP_K, False),
-            ("sampled, penalties", PENALISED, False),
+            ("top-k", TOP_K, False),
+            ("penalties", PENALISED, False),
         ):
             found = measure(num_seqs, params, args.vocab, args.steps, has_text)
             share = f"{found['step'] / STEP_MS / 10:.2f} %"

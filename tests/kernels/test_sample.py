@@ -77,6 +77,24 @@ def test_is_the_sorted_row_over_large_vocabularies(kernels: Library, V: int) -> 
     assert check(logits_RV, Rule(top_k=min(V, 2000), top_p=0.99, uniform=torch.rand(12).tolist()).of(12)) >= 9
 
 
+def test_is_the_sorted_row_wherever_its_weight_lies(kernels: Library) -> None:
+    V, few = 20_000, torch.arange(7) * 2800
+    falling_V = -torch.arange(V) / 2000.0
+    far_V = torch.full((V,), -9.0) + 0.1 * torch.randn(V)  # together more than the one that is far above
+    far_V[few[3]] = 0.0
+    spread_V = torch.randn(V) * 300
+    spread_V[few] = torch.tensor([-1e30, 400.0, -INF, 1e-30, -1e-30, 2.0**-149, 1e5])
+    near_V = 60 + 1e-5 * torch.randn(V)
+    masked_V = torch.full((V,), torch.finfo(torch.float32).min)
+    masked_V[few] = torch.tensor([0.0, 1.0, 1.0, -3.0, 1.0, 0.5, 2.0])
+    logits_RV = torch.stack([falling_V, far_V, spread_V, near_V, masked_V]).repeat(6, 1)
+    uniform = torch.rand(30)
+    for rule in ({}, {"top_p": 0.9}, {"top_p": 0.999}, {"top_k": 3}, {"top_k": 3000, "top_p": 0.7}, {"min_p": 1e-4}):
+        for temperature in (0.25, 1.0, 40.0):
+            columns = Rule(temperature=temperature, uniform=uniform.tolist(), **rule).of(30)
+            assert check(logits_RV, columns) >= 20, (rule, temperature)
+
+
 def test_is_the_sorted_row_over_a_vocabulary_of_qwens_size(kernels: Library) -> None:
     logits_RV = torch.randn(2, 151936) * 2
     rules = [Rule(uniform=0.3), Rule(top_p=0.9, uniform=0.8), Rule(top_k=50, uniform=0.8), Rule(temperature=0)]

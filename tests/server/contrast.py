@@ -11,6 +11,7 @@ CONTRAST = """selector => {
   const element = document.querySelector(selector);
   let behind = element;
   while (behind && numbers(getComputedStyle(behind).backgroundColor)[3] === 0) behind = behind.parentElement;
-  const pair = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor].map(light).sort((a, b) => a - b);
+  const colours = [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor];
+  const pair = colours.map(light).sort((a, b) => a - b);
   return (pair[1] + 0.05) / (pair[0] + 0.05);
 }"""

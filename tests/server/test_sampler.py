@@ -8,7 +8,7 @@ from naive import drawn, processed
 
 from whet.server.randomness import SAMPLE, uniform
 from whet.server.request import Request
-from whet.server.sampler import UNUSABLE, Row, probabilities, sample
+from whet.server.sampler import UNUSABLE, Row, Sampler, probabilities, sample
 from whet.server.sampling_params import SamplingParams
 
 KINDS = [
@@ -85,3 +85,17 @@ def test_the_same_whoever_shares_the_batch() -> None:
     together = sample(logits, [Row(request) for request in requests()])
     alone = [sample(logits[i : i + 1], [Row(request)])[0] for i, request in enumerate(requests())]
     np.testing.assert_array_equal(together, alone)
+
+
+def test_the_same_step_after_step_with_the_same_rows_or_others() -> None:
+    sampler, made = Sampler(), requests()
+    rows = [Row(request) for request in made]
+    for step in range(9):
+        if step in (3, 6):  # one goes, and what comes in its place has the same name
+            made[step % 5] = make_request([9, 2], SamplingParams(presence_penalty=1.0, seed=8), id=made[step % 5].id)
+            rows = [Row(request) for request in made]
+        logits = torch.randn(len(KINDS), 30)
+        found = sampler.sample(logits, rows)
+        np.testing.assert_array_equal(found, sample(logits, [Row(request) for request in made]))
+        for request, token_id in zip(made, found.tolist(), strict=True):
+            request.take([token_id])

@@ -1,7 +1,6 @@
 """One request: what was asked, what there is so far, and where its state lies."""
 
 import sys
-from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
@@ -69,8 +68,6 @@ class Request:
     num_published: int = field(init=False, default=0)  # blocks that others may use too
 
     prompt_logprobs: list[TokenLogprobs | None] | None = field(init=False, default=None)
-    counts: Counter[int] | None = field(init=False, default=None)  # of the output's tokens, where a penalty wants them
-    seen: set[int] = field(init=False, default_factory=set)  # tokens of prompt and output, likewise
     admitted_s: float | None = field(init=False, default=None)
     first_token_s: float | None = field(init=False, default=None)
     last_token_s: float | None = field(init=False, default=None)  # where somebody watches
@@ -82,8 +79,6 @@ class Request:
         self.is_plain = self.params.is_plain
         if self.params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]  # nothing comes before the first token
-        if self.params.is_penalised:
-            self.counts, self.seen = Counter(), set(self.prompt_ids)
 
     @property
     def num_output(self) -> int:
@@ -107,9 +102,6 @@ class Request:
         text, min_len = "", self.num_prompt + self.params.min_tokens
         for count, token_id in enumerate(token_ids, start=1):
             self.token_ids.append(token_id)
-            if self.counts is not None:
-                self.counts[token_id] += 1
-                self.seen.add(token_id)
             num_tokens = len(self.token_ids)
             if token_id in self.stop_ids and num_tokens >= min_len:
                 self.finish_reason = "stop"

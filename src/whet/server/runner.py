@@ -44,33 +44,44 @@ class Runner:
         self._query_start = np.zeros(blocks.num_rows + 1, np.int32)
         self._context_len = np.zeros(blocks.num_rows, np.int32)
         self._state_rows = np.zeros(blocks.num_rows, np.int32)
-        self._ascending = np.arange(blocks.max_len, dtype=np.int32)
+        self._ascending = np.arange(blocks.max_len + 1, dtype=np.int32)
+        self._requests: list[Request] = []  # of the last step in which each went on by one token, and their rows
+        self._samples: list[Row] = []
 
     def build(self, plan: Plan, *, only_last: bool = False) -> Work:
         """The step of a plan. only_last: one row a sequence even with drafts, as when these are still being made."""
         requests = plan.requests
         num_seqs = len(requests)
         starts = [request.num_computed for request in requests]
-        is_plain = plan.total_tokens == num_seqs and all(
-            start + 1 == len(request.token_ids) for start, request in zip(starts, requests, strict=True)
-        )
         prompts: list[PromptRows] = []
-        if is_plain:  # each goes on by one token, as in most steps
-            samples, sample_rows = [Row(request) for request in requests], list(range(num_seqs))
-            self._token_ids[:num_seqs] = [request.token_ids[-1] for request in requests]
-            self._positions[:num_seqs] = starts
-            logit_rows = self._ascending[:num_seqs]
-        else:
-            samples, sample_rows = [], []
-            wanted: list[int] = []
-            offset = 0
-            for request, start, count in zip(requests, starts, plan.num_tokens, strict=True):
-                self._enter(request, start, count, offset)
-                _want_prompt(request, start, count, offset, wanted, prompts)
-                _want_samples(request, start, count, offset, only_last, wanted, samples, sample_rows)
-                offset += count
-            logit_rows = np.array(wanted, np.int32)
-        return Work(self._batch(plan, starts, logit_rows), samples, sample_rows, prompts)
+        if plan.total_tokens == num_seqs and [len(request.token_ids) - 1 for request in requests] == starts:
+            if requests != self._requests:
+                self._requests, self._samples = requests, [Row(request) for request in requests]
+            batch = self._batch_of_ones(requests, starts)
+            return Work(batch, self._samples, list(range(num_seqs)), prompts)
+        samples: list[Row] = []
+        sample_rows: list[int] = []
+        wanted: list[int] = []
+        offset = 0
+        for request, start, count in zip(requests, starts, plan.num_tokens, strict=True):
+            self._enter(request, start, count, offset)
+            _want_prompt(request, start, count, offset, wanted, prompts)
+            _want_samples(request, start, count, offset, only_last, wanted, samples, sample_rows)
+            offset += count
+        query_start, context_len = self._query_start[: num_seqs + 1], self._context_len[:num_seqs]
+        np.cumsum(plan.num_tokens, out=query_start[1:])
+        context_len[:] = starts
+        context_len += query_start[1:] - query_start[:-1]
+        batch = self._batch(requests, offset, query_start, np.array(wanted, np.int32))
+        return Work(batch, samples, sample_rows, prompts)
+
+    def _batch_of_ones(self, requests: list[Request], starts: list[int]) -> StepBatch:
+        """Each request goes on by one token, as in most steps."""
+        num_seqs = len(requests)
+        self._token_ids[:num_seqs] = [request.token_ids[-1] for request in requests]
+        self._positions[:num_seqs] = starts
+        np.add(self._positions[:num_seqs], 1, out=self._context_len[:num_seqs])
+        return self._batch(requests, num_seqs, self._ascending[: num_seqs + 1], self._ascending[:num_seqs])
 
     def _enter(self, request: Request, start: int, count: int, offset: int) -> None:
         """Tokens and positions of one sequence."""
@@ -81,20 +92,18 @@ class Runner:
         self._token_ids[offset : offset + count] = token_ids
         self._positions[offset : offset + count] = range(start, end)
 
-    def _batch(self, plan: Plan, starts: list[int], logit_rows: NDArray[np.int32]) -> StepBatch:
-        num_seqs, num_tokens = len(starts), plan.total_tokens
-        query_start, context_len = self._query_start[: num_seqs + 1], self._context_len[:num_seqs]
-        np.cumsum(plan.num_tokens, out=query_start[1:])
-        context_len[:] = starts
-        context_len += query_start[1:] - query_start[:-1]
+    def _batch(
+        self, requests: list[Request], num_tokens: int, query_start: NDArray[np.int32], logit_rows: NDArray[np.int32]
+    ) -> StepBatch:
+        num_seqs = len(requests)
         state_rows = self._state_rows[:num_seqs]
-        state_rows[:] = [request.row for request in plan.requests]
-        width = max(len(request.blocks) for request in plan.requests)
+        state_rows[:] = [request.row for request in requests]
+        width = max([len(request.blocks) for request in requests])
         return StepBatch(
             token_ids=self._token_ids[:num_tokens],
             positions=self._positions[:num_tokens],
             query_start=query_start,
-            context_len=context_len,
+            context_len=self._context_len[:num_seqs],
             block_tables=self._blocks.tables[state_rows, :width],
             state_rows=state_rows,
             logit_rows=logit_rows,

@@ -1,18 +1,13 @@
 """From logits to tokens, for all rows of a step at once.
 
-A row is a request and how many of its drafts lie before the token that the row chooses. Before drawing, in this order:
-logit_bias, no end before min_tokens, repetition, frequency and presence penalties. Rows are processed on a copy; the
-model's logits stay as they are.
-
-Source of the penalties: Keskar et al., 2019, arXiv:1909.05858 (repetition, over prompt and output); OpenAI's API
-reference (frequency and presence, over the output).
+A row is a request and how many of its drafts lie before the token that the row chooses. What requests change about the
+model's logits (penalties) is applied to them for as long as tokens are chosen, and taken back.
 
 Suffixes: R rows, V vocabulary.
 """
 
 import ctypes
 import functools
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -25,9 +20,10 @@ from whet.kernels.dispatch import kernels_for, pointer
 from whet.kernels.sample import UNUSABLE
 from whet.server import randomness
 from whet.server.draw import Truncation, distribution, draw
+from whet.server.penalties import Penalties
 from whet.server.request import Request
 
-__all__ = ["UNUSABLE", "Row", "probabilities", "sample", "uniforms"]
+__all__ = ["UNUSABLE", "Row", "Sampler", "probabilities", "sample", "uniforms"]
 
 
 class Row(NamedTuple):
@@ -37,29 +33,67 @@ class Row(NamedTuple):
     num_drafts: int = 0
 
 
+class Sampler:
+    """Chooses tokens step after step. Given the very list of rows of the step before, it does not look at it anew."""
+
+    def __init__(self) -> None:
+        self._rows: Sequence[Row] = ()
+        self._is_plain = True
+        self._is_changed = False
+        self._rule: Truncation
+        self._seeds: NDArray[np.uint64]
+        self._penalties = Penalties()
+
+    def sample(self, logits_RV: Tensor, rows: Sequence[Row]) -> NDArray[np.int64]:
+        """A token for each row: int64 [R]; UNUSABLE where the model gave no numbers. logits_RV: float32."""
+        if rows is not self._rows:
+            self._look_at(rows)
+        if self._is_plain:
+            return _choose(logits_RV, *_greedy(len(rows)))
+        uniform_R = torch.from_numpy(randomness.uniforms(self._seeds, _indices(rows), randomness.SAMPLE))
+        if not self._is_changed:
+            return _choose(logits_RV, self._rule, uniform_R)
+        logits_RV = logits_RV.contiguous()
+        with self._penalties.applied(logits_RV, rows):
+            return _choose(logits_RV, self._rule, uniform_R)
+
+    def _look_at(self, rows: Sequence[Row]) -> None:
+        """What stays the same for as long as the rows do."""
+        self._rows = rows
+        self._is_plain = all(row.request.is_plain for row in rows)
+        if self._is_plain:
+            return
+        self._rule, self._seeds = _truncation(rows), _seeds(rows)
+        self._is_changed = any(_is_changed(row.request) for row in rows)
+        self._penalties.forget_all_but(rows)
+
+
 def sample(logits_RV: Tensor, rows: Sequence[Row]) -> NDArray[np.int64]:
-    """A token for each row: int64 [R]; UNUSABLE where the model gave no numbers. logits_RV: float32."""
-    if all(row.request.is_plain for row in rows):
-        return _choose(logits_RV, *_greedy(len(rows)))
-    ids_R = _choose(logits_RV, _truncation(rows), torch.from_numpy(uniforms(rows, randomness.SAMPLE)))
-    changed = [i for i, row in enumerate(rows) if _is_changed(row.request) and ids_R[i] != UNUSABLE]
-    if changed:  # few as a rule: copying them, and choosing again, costs less than copying all
-        some = [rows[i] for i in changed]
-        uniform_R = torch.from_numpy(uniforms(some, randomness.SAMPLE))
-        ids_R[changed] = _choose(_processed(logits_RV[changed], some), _truncation(some), uniform_R)
-    return ids_R
+    """As Sampler.sample, once."""
+    return Sampler().sample(logits_RV, rows)
 
 
 def probabilities(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
     """The distributions that the rows' tokens are drawn from: float64 [R, V]."""
-    return distribution(_processed(logits_RV.clone(), rows), _truncation(rows))
+    logits_RV = logits_RV.clone(memory_format=torch.contiguous_format)
+    Penalties().apply(logits_RV, rows)
+    return distribution(logits_RV, _truncation(rows))
 
 
 def uniforms(rows: Sequence[Row], purpose: int) -> NDArray[np.float32]:
     """A random number for each row's token."""
-    seeds = np.array([row.request.seed for row in rows], np.uint64)
-    indices = np.array([row.request.num_output + row.num_drafts for row in rows], np.uint64)
-    return randomness.uniforms(seeds, indices, purpose)
+    return randomness.uniforms(_seeds(rows), _indices(rows), purpose)
+
+
+def _seeds(rows: Sequence[Row]) -> NDArray[np.uint64]:
+    return np.array([row.request.seed for row in rows], np.uint64)
+
+
+def _indices(rows: Sequence[Row]) -> NDArray[np.uint64]:
+    """Of the rows' tokens in the outputs."""
+    return np.array(
+        [len(request.token_ids) - request.num_prompt + num_drafts for request, num_drafts in rows], np.uint64
+    )
 
 
 def _choose(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> NDArray[np.int64]:
@@ -96,38 +130,7 @@ def _truncation(rows: Sequence[Row]) -> Truncation:
     )
 
 
-def _processed(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
-    """The logits with biases and penalties, changed in place."""
-    for logits_V, row in zip(logits_RV, rows, strict=True):
-        if _is_changed(row.request):
-            _process(logits_V.numpy(), row)
-    return logits_RV
-
-
 def _is_changed(request: Request) -> bool:
+    """Whether the token is not always chosen from the model's own logits."""
     params = request.params
-    return bool(params.logit_bias or params.min_tokens or request.counts is not None)
-
-
-def _process(logits_V: NDArray[np.float32], row: Row) -> None:
-    """Change one row's logits in place."""
-    request, params = row.request, row.request.params
-    for token_id, bias in params.logit_bias.items():
-        logits_V[token_id] += bias
-    if request.num_output + row.num_drafts < params.min_tokens:
-        logits_V[list(request.stop_ids)] = -np.inf
-    if request.counts is None:
-        return
-    counts: Counter[int] = request.counts
-    drafts = request.drafts[: row.num_drafts]
-    if drafts:
-        counts = counts + Counter(drafts)
-    if params.repetition_penalty != 1:
-        seen = request.seen.union(drafts)
-        ids = np.fromiter(seen, np.int64, len(seen))
-        old, penalty = logits_V[ids], params.repetition_penalty
-        logits_V[ids] = np.where(old > 0, old / penalty, old * penalty)
-    if counts and (params.frequency_penalty or params.presence_penalty):
-        ids = np.fromiter(counts.keys(), np.int64, len(counts))
-        times = np.fromiter(counts.values(), np.float32, len(counts))
-        logits_V[ids] -= params.frequency_penalty * times + params.presence_penalty
+    return bool(params.logit_bias or params.min_tokens or params.is_penalised)

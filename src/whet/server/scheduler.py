@@ -65,8 +65,11 @@ class Scheduler:
     def schedule(self) -> Plan:
         """Plan the next step. Requests in it must be computed, or finished, before the next call."""
         plan = Plan()
-        chunk_limit = self._chunk_limit()
-        chunk_limit = self._continue(plan, chunk_limit)
+        if self._go_on(plan):
+            if self.waiting:
+                self._admit(plan, self._chunk_limit())
+            return plan
+        chunk_limit = self._continue(plan, self._chunk_limit())
         if not plan.preempted:
             self._admit(plan, chunk_limit)
         return plan
@@ -116,6 +119,18 @@ class Scheduler:
         num_decoding = sum(_is_decoding(request) for request in self.running)
         limit = self.cost.max_prompt_tokens(num_decoding) if num_decoding else None
         return self.max_batch_tokens if limit is None else limit
+
+    def _go_on(self, plan: Plan) -> bool:
+        """Plan one token for each running request, where no one needs more and all have room, as in most steps."""
+        running = self.running
+        for request in running:
+            start = request.num_computed
+            if len(request.token_ids) - start != 1 or request.drafts:
+                return False
+            if start >= request.capacity and not self.blocks.grow(request, start + 1):
+                return False
+        plan.requests, plan.num_tokens, plan.total_tokens = running.copy(), [1] * len(running), len(running)
+        return True
 
     def _continue(self, plan: Plan, chunk_limit: int) -> int:
         """Plan the running requests. Returns what is left of the limit on prompt tokens."""

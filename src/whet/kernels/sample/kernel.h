@@ -1,26 +1,19 @@
 // From a row of logits to a token: temperature, min-p, top-k, top-p and one uniform number (reference.py has the rule),
 // without sorting the row.
 //
-// Tokens stand in order of their logits, the largest first, of equal ones the lower id. Top-p and the draw both ask for
-// the first token at which the sum of weights reaches something: a histogram over the logits says in which bucket that
-// is, and only that bucket is put in order. Top-k begins at a bound that k logits surely reach: the k-th largest of many
-// maxima, each of logits of its own.
+// Top-p and the draw both ask for the first token, in order, at which the sum of weights reaches something: order.h
+// finds it. One pass over the row adds up the weights, at eight bounds; the places are then looked for between two of
+// them. Top-k begins at a bound that k logits surely reach: the k-th largest of many maxima, each of logits of its own.
 #pragma once
 
-#include <algorithm>
-#include <cfloat>
-#include <functional>
-#include <vector>
-
-#include "../simd/lanes.h"
+#include "order.h"
 
 namespace whet {
 namespace sampling {
 
-constexpr int CHUNK = 512;  // logits that share 16 maxima
-constexpr int BUCKETS = 2048;
-constexpr int BELOW = 16;     // more buckets, for what lies below all: sums into one would wait for each other
+constexpr int CHUNK = 512;    // logits that share 16 maxima
 constexpr int UNUSABLE = -1;  // NaN or +inf among the logits, or nothing above -inf
+constexpr double STEP = 0.9;  // from bound to bound of the first pass, in temperatures: most weight lies within a few
 
 struct Rule {
   float temperature;
@@ -28,34 +21,18 @@ struct Rule {
   float top_p, min_p, uniform;
 };
 
-struct Token {
-  float x, weight;
-  int32_t id;
-};
-inline bool before(const Token& a, const Token& b) { return a.x > b.x || (a.x == b.x && a.id < b.id); }
-
 // Room of one thread.
 struct Room {
-  std::vector<float> maxima, sorted, x, weight;
-  std::vector<int32_t> ids, bucket;
-  std::vector<Token> tokens;
-  double mass[BUCKETS + BELOW];
+  std::vector<float> maxima;
+  Gathered kept, searched;
 };
 
-// Up to sixteen lanes; `other` in those beyond `count`.
-inline F load_part(const float* x, int count, float other) {
-  if (count >= LANES) return load(x);
-  float lanes[LANES];
-  for (int i = 0; i < LANES; i++) lanes[i] = i < count ? x[i] : other;
-  return load(lanes);
-}
-
-// The largest logit, and the maxima of every chunk's 16 lanes. False where the row is unusable.
-inline bool scan(const float* x, int n, Room& room, float& largest) {
+// The largest logit; the maxima of every chunk's 16 lanes, and the smallest of them. False where the row is unusable.
+inline bool scan(const float* x, int n, Room& room, float& largest, float& smallest) {
   const int chunks = (n + CHUNK - 1) / CHUNK;
   room.maxima.resize(static_cast<size_t>(chunks) * LANES);
   const F least = set1(-FLT_MAX);
-  F most = least, odd = set1(0.0f);
+  F most = least, fewest = set1(FLT_MAX), odd = set1(0.0f);
   for (int c = 0; c < chunks; c++) {
     F top = least;
     const int end = std::min(n, (c + 1) * CHUNK);
@@ -66,194 +43,139 @@ inline bool scan(const float* x, int n, Room& room, float& largest) {
     }
     store(room.maxima.data() + LANES * c, top);
     most = max(most, top);
+    fewest = min(fewest, top);
   }
   largest = reduce_max(most);
+  smallest = -reduce_max(sub(set1(0.0f), fewest));
   if (!(reduce_add(odd) == 0.0f)) return false;
   return largest > -FLT_MAX || std::any_of(x, x + n, [](float value) { return value >= -FLT_MAX; });
 }
 
-inline bool chunk_reaches(const Room& room, int chunk, float bound) {
-  return reduce_max(load(room.maxima.data() + LANES * chunk)) >= bound;
-}
-
-inline int first_of(const float* x, int n, float value, const Room& room) {
-  for (int c = 0;; c++) {
-    if (!chunk_reaches(room, c, value)) continue;
-    const float* at = std::find(x + c * CHUNK, x + std::min(n, (c + 1) * CHUNK), value);
-    if (at != x + std::min(n, (c + 1) * CHUNK)) return static_cast<int>(at - x);
-  }
-}
-
-// What is drawn from: weight e^((x - largest) / temperature); ids null where they count from 0.
-struct Candidates {
-  const float *x, *weight;
-  const int32_t* ids;
-  int n;
-  int id(int i) const { return ids == nullptr ? i : ids[i]; }
-};
-
-// The logits of at least `bound` and their ids, into the room.
-inline int gather(const float* x, int n, float bound, Room& room) {
-  room.x.resize(n + LANES);
-  room.ids.resize(n + LANES);
-  int count = 0;
+// The place of a logit that has so many equal ones before it.
+inline int place_of(const float* x, int n, float wanted, int num_equal, const Room& room) {
+  const F value = set1(wanted);
   for (int c = 0; c * CHUNK < n; c++) {
-    if (!chunk_reaches(room, c, bound)) continue;
-    for (int i = c * CHUNK; i < std::min(n, (c + 1) * CHUNK); i++) {
-      room.x[count] = x[i];
-      room.ids[count] = i;
-      count += x[i] >= bound;
+    if (reduce_max(load(room.maxima.data() + LANES * c)) < wanted) continue;
+    for (int i = c * CHUNK; i < std::min(n, (c + 1) * CHUNK); i += LANES) {
+      const F one = load_part(x + i, n - i, -INFINITY);
+      uint32_t equal = at_least(one, value) & at_least(value, one);
+      if (equal == 0) continue;
+      for (; equal != 0; equal &= equal - 1)
+        if (num_equal-- == 0) return i + __builtin_ctz(equal);
     }
   }
-  return count;
-}
-
-// The first k of the gathered ones, in any order.
-inline void keep_first(int k, int count, Room& room) {
-  room.tokens.resize(count);
-  for (int i = 0; i < count; i++) room.tokens[i] = {room.x[i], 0.0f, room.ids[i]};
-  std::nth_element(room.tokens.begin(), room.tokens.begin() + k, room.tokens.end(), before);
-  for (int i = 0; i < k; i++) room.x[i] = room.tokens[i].x, room.ids[i] = room.tokens[i].id;
-}
-
-// At least k logits are this large.
-inline float reached_by(int k, Room& room) {
-  if (k > static_cast<int>(room.maxima.size())) return -FLT_MAX;
-  room.sorted = room.maxima;
-  std::nth_element(room.sorted.begin(), room.sorted.begin() + (k - 1), room.sorted.end(), std::greater<float>());
-  return room.sorted[k - 1];
+  return UNUSABLE;  // never: the row has it
 }
 
 // The smallest float that is at least `value`.
-inline float at_least(double value) {
+inline float round_up(double value) {
   const float near = static_cast<float>(value);
   return near < value ? std::nextafter(near, INFINITY) : near;
 }
 
-// Weights of n logits; their sum. 1 / temperature is in two parts: its rounding would change all weights one way.
-inline double weigh(const float* x, int n, float largest, float temperature, std::vector<float>& weight) {
-  weight.resize(n + LANES);
-  const double inverse = 1.0 / temperature;
-  const F high = set1(static_cast<float>(inverse)), low = set1(static_cast<float>(inverse - static_cast<float>(inverse)));
-  double total = 0;
-  for (int begin = 0; begin < n; begin += CHUNK) {
-    F sum = set1(0.0f);
-    for (int i = begin; i < std::min(n, begin + CHUNK); i += LANES) {
-      const F below = sub(load_part(x + i, n - i, -INFINITY), set1(largest));
-      const F value = exp(fma(below, high, mul(max(below, set1(-1e4f)), low)));  // -inf * low may be +inf
-      store(weight.data() + i, value);
-      sum = add(sum, value);
-    }
-    total += reduce_add(sum);
+// The first k of what is kept.
+inline void keep_first(int k, Room& room) {
+  Gathered& kept = room.kept;
+  float most, least;
+  find_ends(kept, most, least);
+  const Found last = reach_kth(k, kept.list(), most, least, room.searched);
+  gather(kept.list(), last.x, INFINITY, kept);
+  int count = 0, num_equal = 0;
+  for (int i = 0; i < kept.n; i++) {  // of those equal to the last one, the first
+    kept.x[count] = kept.x[i];
+    num_equal += kept.x[i] == last.x;
+    count += kept.x[i] > last.x || num_equal <= last.num_equal + 1;
   }
-  return total;
+  store(kept.x.data() + count, set1(-INFINITY));
+  kept.n = count;
 }
 
-// Weights summed by logit, from the largest down to `bound`.
-class Histogram {
- public:
-  Histogram(const Candidates& from, float largest, float bound, Room& room)
-      : from_(from), room_(room) {
-    const float scale = BUCKETS / std::max(largest - bound, 1e-30f);
-    room.bucket.resize(from.n);
-    int32_t* bucket = room.bucket.data();
-    for (int i = 0; i < from.n; i++) {
-      const float place = (largest - from.x[i]) * scale;  // NaN where numbers lie too far apart; it is below
-      const int32_t below = BUCKETS + i % BELOW;
-      bucket[i] = place < BUCKETS ? static_cast<int32_t>(place) : below;
-    }
-    std::fill(room.mass, room.mass + BUCKETS + BELOW, 0.0);
-    for (int i = 0; i < from.n; i++) room.mass[bucket[i]] += from.weight[i];
+// What min-p and top-k leave.
+inline void truncate(const float* x, int n, const Rule& rule, float temperature, float largest, float smallest,
+                     Room& room) {
+  float bound = -FLT_MAX;
+  if (rule.min_p > 0.0f) {
+    bound = round_up(largest + temperature * std::log(static_cast<double>(std::min(rule.min_p, 1.0f))));
   }
-
-  // The first token at which the sum of weights reaches `wanted`, or is above it; `sum` up to there, itself included.
-  // Where rounding leaves the whole sum below, the last.
-  int reach(double wanted, bool above, double& sum) const {
-    const auto reached = [=](double so_far) { return above ? so_far > wanted : so_far >= wanted; };
-    int at = 0;
-    double before_bucket = 0;
-    sum = 0;
-    for (int b = 0; b < BUCKETS; b++) {
-      if (room_.mass[b] == 0) continue;
-      at = b;
-      before_bucket = sum;
-      sum += room_.mass[b];
-      if (reached(sum)) break;
-    }
-    collect(at);
-    sum = before_bucket;
-    return select(reached, sum);
+  const List maxima{room.maxima.data(), static_cast<int>(room.maxima.size())};
+  const bool top_k = rule.top_k > 0 && rule.top_k < n;
+  if (top_k && rule.top_k <= maxima.n) {
+    bound = std::max(bound, reach_kth(rule.top_k, maxima, largest, smallest, room.searched).x);
   }
+  gather({x, n}, bound, INFINITY, room.kept);
+  if (top_k && room.kept.n > rule.top_k) keep_first(rule.top_k, room);
+}
 
- private:
-  void collect(int wanted) const {
-    room_.tokens.clear();
-    const int32_t* bucket = room_.bucket.data();
-    for (int i = 0; i < from_.n; i++)
-      if (bucket[i] == wanted && from_.weight[i] > 0)
-        room_.tokens.push_back({from_.x[i], from_.weight[i], from_.id(i)});
+// e^((x - largest) / temperature), as a power of 2. What scales is in two parts: its rounding would change all weights
+// one way. The polynomial is the best of degree 5 for 2^r, r within +-0.5: off by 8e-8 at most.
+struct Softmax {
+  F largest, high, low;
+  Softmax(float most, float temperature) : largest(set1(most)) {
+    const double scale = 1.4426950408889634 / temperature;
+    high = set1(static_cast<float>(scale));
+    low = set1(static_cast<float>(scale - static_cast<float>(scale)));
   }
-
-  // Halves what is in question until one is left.
-  template <typename Reached>
-  int select(Reached reached, double& sum) const {
-    auto low = room_.tokens.begin(), high = room_.tokens.end();
-    while (high - low > 1) {
-      const auto middle = low + (high - low) / 2;
-      std::nth_element(low, middle, high, before);
-      double half = 0;
-      for (auto token = low; token < middle; ++token) half += token->weight;
-      if (reached(sum + half)) {
-        high = middle;
-      } else {
-        sum += half;
-        low = middle;
-      }
-    }
-    sum += low->weight;
-    return low->id;
+  F operator()(F x) const {
+    const F below = sub(x, largest), n = round(mul(below, high));
+    const F r = fma(below, low, fma(below, high, sub(set1(0.0f), n)));
+    F p = set1(1.3276472e-3f);
+    p = fma(p, r, set1(9.6755413e-3f));
+    p = fma(p, r, set1(5.5507133e-2f));
+    p = fma(p, r, set1(2.4022120e-1f));
+    p = fma(p, r, set1(6.9314697e-1f));
+    p = fma(p, r, set1(1.0000001f));
+    return scale_down(p, n);
   }
-
-  const Candidates& from_;
-  Room& room_;
 };
 
-// Top-p and the draw.
-inline int draw(const Candidates& from, const Rule& rule, float largest, float temperature, double total, Room& room) {
-  const double uniform = std::min(std::max(rule.uniform, 0.0f), 1 - FLT_EPSILON / 2);
-  const bool nucleus = rule.top_p < 1.0f;
-  const double share = nucleus ? std::max(rule.top_p, 0.0f) : uniform;
-  // Tokens below this have together less than half of what may be left out.
-  const double smallest = 0.5 * (1.0 - share) * total / from.n;
-  const double bound = largest + static_cast<double>(temperature) * std::log(smallest);
-  const Histogram histogram(from, largest, static_cast<float>(std::max<double>(bound, -FLT_MAX)), room);
-  double sum = total;
-  if (nucleus) histogram.reach(share * total, false, sum);
-  return histogram.reach(uniform * sum, true, sum);
+// Where the sum reaches a share of the total. The rest is 1 - share of it, and no weight there is above that of the
+// token found: so that one cannot be too light, while most tokens may be.
+template <typename Reached>
+Found reach_share(double share, double total, const List& from, Rungs rungs, const Softmax& weigh, Reached reached,
+                  float largest, float temperature, Room& room) {
+  if (share < 0.999) {  // beyond, rounding of the sums may count
+    const double lightest = 0.5 * (1 - share) * total / from.n;
+    const float bound = static_cast<float>(largest + temperature * std::log(lightest));
+    rungs.bound[BOUNDS - 1] = std::min(rungs.bound[BOUNDS - 2], std::max(rungs.bound[BOUNDS - 1], bound));
+  }
+  return reach(from, rungs, weigh, reached, room.searched);
+}
+
+// Top-p and the draw. What lies below the last bound weighs together less than 2^-26 of the sum, and would come after
+// the largest `uniform` there is, 1 - 2^-24.
+inline Found draw(const List& from, const Rule& rule, float largest, float smallest, float temperature, Room& room) {
+  const Softmax weigh(largest, temperature);
+  const double span = temperature * (26 * std::log(2.0) + std::log(static_cast<double>(from.n)));
+  const double step = std::min(STEP * temperature, 2 * (static_cast<double>(largest) - smallest) / BOUNDS);
+  Rungs rungs;
+  for (int b = 0; b < BOUNDS - 1; b++) rungs.bound[b] = static_cast<float>(largest - std::min((b + 1) * step, span));
+  rungs.bound[BOUNDS - 1] = static_cast<float>(std::max<double>(largest - span, -FLT_MAX));
+  rungs.add_up(from, weigh);
+  const double whole = rungs.sum[BOUNDS - 1];
+  double total = whole;
+  if (rule.top_p < 1.0f) {
+    const double share = std::max(rule.top_p, 0.0f), wanted = share * whole;
+    const auto reached = [=](double sum) { return sum >= wanted; };
+    total = reach_share(share, whole, from, rungs, weigh, reached, largest, temperature, room).sum;
+  }
+  const double wanted = std::min(std::max(rule.uniform, 0.0f), 1 - FLT_EPSILON / 2) * total;
+  const auto reached = [=](double sum) { return sum > wanted; };
+  return reach_share(wanted / whole, whole, from, rungs, weigh, reached, largest, temperature, room);
 }
 
 }  // namespace sampling
 
 inline int sample_row(const float* x, int n, const sampling::Rule& rule, sampling::Room& room) {
   using namespace sampling;
-  float largest;
-  if (!scan(x, n, room, largest)) return UNUSABLE;
-  if (!(rule.temperature > 0.0f)) return first_of(x, n, largest, room);
+  float largest, smallest;
+  if (!scan(x, n, room, largest, smallest)) return UNUSABLE;
+  if (!(rule.temperature > 0.0f)) return place_of(x, n, largest, 0, room);
   const float temperature = std::min(std::max(rule.temperature, 1e-30f), 1e30f);
-  const bool top_k = rule.top_k > 0 && rule.top_k < n, min_p = rule.min_p > 0.0f;
-  Candidates from{x, nullptr, nullptr, n};
-  if (top_k || min_p) {
-    float bound = -FLT_MAX;
-    if (min_p) bound = at_least(largest + temperature * std::log(static_cast<double>(std::min(rule.min_p, 1.0f))));
-    if (top_k) bound = std::max(bound, reached_by(rule.top_k, room));
-    from.n = gather(x, n, bound, room);
-    if (top_k && from.n > rule.top_k) keep_first(rule.top_k, from.n, room), from.n = rule.top_k;
-    from.x = room.x.data();
-    from.ids = room.ids.data();
-  }
-  const double total = weigh(from.x, from.n, largest, temperature, room.weight);
-  from.weight = room.weight.data();
-  return draw(from, rule, largest, temperature, total, room);
+  const bool is_cut = rule.min_p > 0.0f || (rule.top_k > 0 && rule.top_k < n);
+  if (is_cut) truncate(x, n, rule, temperature, largest, smallest, room);
+  const List from = is_cut ? room.kept.list() : List{x, n};
+  const Found drawn = draw(from, rule, largest, smallest, temperature, room);
+  return place_of(x, n, drawn.x, drawn.num_equal, room);
 }
 
 }  // namespace whet

@@ -140,6 +140,43 @@ inline void store_s8(int8_t* p, F x) {
 }
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_to_write(const void* p) { asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(p))); }
 inline void pause() { _mm_pause(); }
+
+inline uint32_t at_least(F a, F b) {
+  const int lo = _mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_GE_OQ));
+  const int hi = _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_GE_OQ));
+  return static_cast<uint32_t>(lo | hi << 8);
+}
+inline __m256 add_at_least(__m256 sum, __m256 y, __m256 x, __m256 bound) {
+  return _mm256_add_ps(sum, _mm256_and_ps(y, _mm256_cmp_ps(x, bound, _CMP_GE_OQ)));
+}
+inline F add_at_least(F sum, F y, F x, F bound) {
+  return {add_at_least(sum.lo, y.lo, x.lo, bound.lo), add_at_least(sum.hi, y.hi, x.hi, bound.hi)};
+}
+// For every eight bits, the places of those that are set.
+struct ChosenPlaces {
+  uint8_t of[256][8];
+};
+constexpr ChosenPlaces chosen_places() {
+  ChosenPlaces places{};
+  for (int bits = 0; bits < 256; bits++)
+    for (int lane = 0, count = 0; lane < 8; lane++)
+      if (bits >> lane & 1) places.of[bits][count++] = static_cast<uint8_t>(lane);
+  return places;
+}
+inline constexpr ChosenPlaces kChosenPlaces = chosen_places();
+inline __m256i chosen_half(__m256i x, uint32_t chosen) {
+  const auto places = reinterpret_cast<const __m128i*>(kChosenPlaces.of[chosen]);
+  return _mm256_permutevar8x32_epi32(x, _mm256_cvtepu8_epi32(_mm_loadl_epi64(places)));
+}
+inline void store_chosen_i(int32_t* p, I x, uint32_t chosen) {
+  store_half(p, chosen_half(x.lo, chosen & 255));
+  store_half(p + __builtin_popcount(chosen & 255), chosen_half(x.hi, chosen >> 8));
+}
+inline void store_chosen(float* p, F x, uint32_t chosen) {
+  store_half(p, chosen_half(_mm256_castps_si256(x.lo), chosen & 255));
+  store_half(p + __builtin_popcount(chosen & 255), chosen_half(_mm256_castps_si256(x.hi), chosen >> 8));
+}
 
 }  // namespace whet

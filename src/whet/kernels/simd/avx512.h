@@ -98,6 +98,22 @@ inline void store_s8(int8_t* p, F x) {
 }
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+// in a state that it can be written in; written as assembly, since compilers have it behind a flag of its own
+inline void prefetch_to_write(const void* p) { asm volatile("prefetchw %0" : : "m"(*static_cast<const char*>(p))); }
 inline void pause() { _mm_pause(); }
+
+// a bit a lane: a >= b
+inline uint32_t at_least(F a, F b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+// sum + y in the lanes where x >= bound
+inline F add_at_least(F sum, F y, F x, F bound) {
+  return _mm512_mask_add_ps(sum, _mm512_cmp_ps_mask(x, bound, _CMP_GE_OQ), sum, y);
+}
+// The lanes whose bit is set, side by side at p; sixteen places may be written.
+inline void store_chosen(float* p, F x, uint32_t chosen) {
+  _mm512_storeu_ps(p, _mm512_maskz_compress_ps(static_cast<__mmask16>(chosen), x));
+}
+inline void store_chosen_i(int32_t* p, I x, uint32_t chosen) {
+  _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(chosen), x));
+}
 
 }  // namespace whet

@@ -106,6 +106,24 @@ inline void store_s8(int8_t* p, F x) {
 }
 
 inline void prefetch(const void*) {}
+inline void prefetch_to_write(const void*) {}
 inline void pause() {}
+
+inline uint32_t at_least(F a, F b) {
+  uint32_t bits = 0;
+  for (int i = 0; i < LANES; i++) bits |= static_cast<uint32_t>(a.v[i] >= b.v[i]) << i;
+  return bits;
+}
+inline F add_at_least(F sum, F y, F x, F bound) {
+  return each<F>([&](int i) { return sum.v[i] + (x.v[i] >= bound.v[i] ? y.v[i] : 0.0f); });
+}
+inline void store_chosen(float* p, F x, uint32_t chosen) {
+  for (int i = 0; i < LANES; i++)
+    if (chosen >> i & 1) *p++ = x.v[i];
+}
+inline void store_chosen_i(int32_t* p, I x, uint32_t chosen) {
+  for (int i = 0; i < LANES; i++)
+    if (chosen >> i & 1) *p++ = x.v[i];
+}
 
 }  // namespace whet
