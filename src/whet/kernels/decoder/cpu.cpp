@@ -25,8 +25,7 @@ WHET_EXPORT int whet_decoder_step(void* handle, const whet::Ragged* batch, const
                                  const int32_t* logit_rows, int32_t num_logits, float* logits) {
   auto& [decoder, layers, workspace] = *static_cast<Handle*>(handle);
   try {
-    workspace.fit(decoder, std::max(batch->num_tokens, num_logits));
-    workspace.scratch.plan(decoder.heads, layers[0].cache.kind, *batch, whet::pool().size());
+    workspace.fit(decoder, *batch, num_logits, whet::pool().size());
   } catch (const std::bad_alloc&) {
     return 1;
   }

@@ -4,6 +4,8 @@
 // The residual stream, norms, softmax and everything between matrices are float32 whatever the weights are.
 #pragma once
 
+#include <algorithm>
+
 #include "../gated_mlp/kernel.h"
 #include "../linear/store.h"
 #include "../paged_attention/kernel.h"
@@ -32,23 +34,61 @@ struct Decoder {
   Weights head;
 };
 
-// Room for T tokens and R logits.
+// Tokens that go through a layer together. What lies between its matrices then stays in the caches; the layer's weights
+// come from the last of them for all parts but the first.
+constexpr int PART_TOKENS = 192;
+
+// Some of a step's tokens as a step of their own: attention is the same, bit for bit, however tokens are spread.
+struct Part {
+  int first;
+  std::vector<int32_t> query_start, context_len;
+  Ragged batch;
+  AttentionScratch scratch;
+
+  // The tokens first..last - 1 of the step. Raises std::bad_alloc.
+  void cut(const Ragged& step, int from, int to) {
+    const int32_t* starts = step.query_start;
+    int seq = static_cast<int>(std::upper_bound(starts, starts + step.num_seqs + 1, from) - starts) - 1;
+    first = from;
+    query_start.assign(1, 0), context_len.clear();
+    batch = step;
+    batch.num_tokens = to - from, batch.positions += first, batch.block_tables = step.blocks(seq);
+    for (; seq < step.num_seqs && starts[seq] < to; seq++) {
+      const int end = std::min(starts[seq + 1], to);
+      query_start.push_back(end - first);
+      context_len.push_back(step.first_position(seq) + end - starts[seq]);
+    }
+    batch.num_seqs = static_cast<int>(context_len.size());
+    batch.query_start = query_start.data(), batch.context_len = context_len.data();
+  }
+};
+
+// Room for a step.
 struct Workspace {
   std::vector<float> x, qkv, attention, gated, scales;
   std::vector<int32_t> sums;
   std::vector<uint8_t> rows;
-  AttentionScratch scratch;
+  std::vector<Part> parts;  // the first num_parts
+  int num_parts = 0;
 
-  void fit(const Decoder& d, int num_tokens) {
-    const size_t tokens = num_tokens, width = d.heads.head_dim;
+  // Raises std::bad_alloc.
+  void fit(const Decoder& d, const Ragged& batch, int num_logits, int num_threads) {
+    const int T = batch.num_tokens, size = part_size(T);
+    num_parts = (T + size - 1) / size;
+    if (parts.size() < static_cast<size_t>(num_parts)) parts.resize(num_parts);
+    for (int i = 0; i < num_parts; i++) {
+      parts[i].cut(batch, size * i, std::min(size * (i + 1), T));
+      parts[i].scratch.plan(d.heads, d.layers[0].cache.kind, parts[i].batch, num_threads);
+    }
+    const size_t width = d.heads.head_dim, tokens = size, rows_at_once = std::max(size, num_logits);
     const size_t widest = std::max({size_t(d.hidden), d.heads.num_heads * width, gated_stride(d)}) + 64;
-    grow(x, tokens * d.hidden);
-    grow(qkv, tokens * (d.heads.num_heads + 2 * d.heads.num_kv_heads) * width);
+    grow(x, size_t(T) * d.hidden);
+    grow(qkv, tokens * d.heads.width());
     grow(attention, tokens * d.heads.num_heads * width);
     grow(gated, tokens * gated_stride(d));
-    grow(scales, tokens);
-    grow(sums, tokens);
-    grow(rows, tokens * row_bytes(Kind::f32, widest) + 64);
+    grow(scales, rows_at_once);
+    grow(sums, rows_at_once);
+    grow(rows, rows_at_once * row_bytes(Kind::f32, widest) + 64);
   }
   static size_t gated_stride(const Decoder& d) { return (d.intermediate + LANES - 1) / LANES * LANES; }
   Rows rows_for(const Weights& weights) const {
@@ -58,6 +98,12 @@ struct Workspace {
   }
 
  private:
+  // Even, and whole tiles of matrices and of attention (but for a last one).
+  static int part_size(int num_tokens) {
+    constexpr int TILES = 12;
+    const int num_parts = std::max(1, (num_tokens + PART_TOKENS - 1) / PART_TOKENS);
+    return (num_tokens + num_parts * TILES - 1) / (num_parts * TILES) * TILES;
+  }
   template <typename T>
   static void grow(std::vector<T>& buffer, size_t size) {
     if (buffer.size() < size) buffer.resize(size);
@@ -90,46 +136,47 @@ void prepare(Team& team, const Weights& weights, const float* x, int stride, int
   });
 }
 
-inline void attend(Team& team, const Decoder& d, const Layer& layer, const Ragged& batch, Workspace& ws) {
+// x [T][hidden] of a part gets what attention adds.
+inline void attend(Team& team, const Decoder& d, const Layer& layer, Part& part, float* x, Workspace& ws) {
   const auto same = [](int row) { return row; };
-  const int T = batch.num_tokens, H = d.heads.head_dim;
-  const int qkv_width = (d.heads.num_heads + 2 * d.heads.num_kv_heads) * H, mixed_width = d.heads.num_heads * H;
+  const int T = part.batch.num_tokens, qkv_width = d.heads.width(), mixed_width = d.heads.num_heads * d.heads.head_dim;
   Rows rows = ws.rows_for(layer.qkv);
-  prepare(team, layer.qkv, ws.x.data(), d.hidden, d.hidden, layer.attention_norm, d.eps, T, rows, same);
-  linear(team, layer.qkv, rows, T, [&](const Finished& tile) { store_tile<false>(tile, ws.qkv.data(), qkv_width); });
-  write_qkv(team, d.heads, ws.qkv.data(), d.rope, layer.q_norm, layer.k_norm, d.eps, layer.cache, batch);
-  paged_attention(team, d.heads, ws.qkv.data(), d.softmax_scale, layer.window, layer.cache, batch,
-                  ws.attention.data(), ws.scratch);
+  prepare(team, layer.qkv, x, d.hidden, d.hidden, layer.attention_norm, d.eps, T, rows, same);
+  linear(team, layer.qkv, rows, T, Store<false>{ws.qkv.data(), qkv_width});
+  write_qkv(team, d.heads, ws.qkv.data(), d.rope, layer.q_norm, layer.k_norm, d.eps, layer.cache, part.batch);
+  paged_attention(team, d.heads, ws.qkv.data(), d.softmax_scale, layer.window, layer.cache, part.batch,
+                  ws.attention.data(), part.scratch);
   rows = ws.rows_for(layer.o);
   prepare(team, layer.o, ws.attention.data(), mixed_width, mixed_width, nullptr, 0.0f, T, rows, same);
-  linear(team, layer.o, rows, T, [&](const Finished& tile) { store_tile<true>(tile, ws.x.data(), d.hidden); });
+  linear(team, layer.o, rows, T, Store<true>{x, d.hidden});
 }
 
-inline void mlp(Team& team, const Decoder& d, const Layer& layer, int num_tokens, Workspace& ws) {
+inline void mlp(Team& team, const Decoder& d, const Layer& layer, int num_tokens, float* x, Workspace& ws) {
   const auto same = [](int row) { return row; };
   const int stride = static_cast<int>(Workspace::gated_stride(d));
   Rows rows = ws.rows_for(layer.gate_up);
-  prepare(team, layer.gate_up, ws.x.data(), d.hidden, d.hidden, layer.mlp_norm, d.eps, num_tokens, rows, same);
-  linear(team, layer.gate_up, rows, num_tokens,
-         [&](const Finished& tile) { store_gated(tile, ws.gated.data(), stride); });
+  prepare(team, layer.gate_up, x, d.hidden, d.hidden, layer.mlp_norm, d.eps, num_tokens, rows, same);
+  linear(team, layer.gate_up, rows, num_tokens, Gate{ws.gated.data(), stride});
   rows = ws.rows_for(layer.down);
   prepare(team, layer.down, ws.gated.data(), stride, d.intermediate, nullptr, 0.0f, num_tokens, rows, same);
-  linear(team, layer.down, rows, num_tokens,
-         [&](const Finished& tile) { store_tile<true>(tile, ws.x.data(), d.hidden); });
+  linear(team, layer.down, rows, num_tokens, Store<true>{x, d.hidden});
 }
 
 // logits [R][vocab] of the tokens `logit_rows`.
 inline void decode_step(Team& team, const Decoder& d, const Ragged& batch, const int32_t* token_ids,
                         const int32_t* logit_rows, int num_logits, Workspace& ws, float* logits) {
   team.each(batch.num_tokens, [&](int t) { embed(d, token_ids[t], ws.x.data() + size_t(d.hidden) * t); });
-  for (int i = 0; i < d.num_layers; i++) {
-    attend(team, d, d.layers[i], batch, ws);
-    mlp(team, d, d.layers[i], batch.num_tokens, ws);
-  }
+  for (int i = 0; i < d.num_layers; i++)
+    for (int j = 0; j < ws.num_parts; j++) {
+      Part& part = ws.parts[j];
+      float* x = ws.x.data() + size_t(d.hidden) * part.first;
+      attend(team, d, d.layers[i], part, x, ws);
+      mlp(team, d, d.layers[i], part.batch.num_tokens, x, ws);
+    }
   const Rows rows = ws.rows_for(d.head);
   prepare(team, d.head, ws.x.data(), d.hidden, d.hidden, d.final_norm, d.eps, num_logits, rows,
           [&](int i) { return logit_rows[i]; });
-  linear(team, d.head, rows, num_logits, [&](const Finished& tile) { store_tile<false>(tile, logits, d.vocab); });
+  linear(team, d.head, rows, num_logits, Store<false>{logits, d.vocab});
 }
 
 }  // namespace whet

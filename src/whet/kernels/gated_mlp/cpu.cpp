@@ -34,10 +34,10 @@ WHET_EXPORT void whet_gated_mlp(const whet::Weights* gate_up, const whet::Weight
     team.each(num_rows, [&](int m) {
       prepare_row(gate_up->kind, x + static_cast<size_t>(k) * m, k, gate_up->k, first, m);
     });
-    linear(team, *gate_up, first, num_rows, [&](const Finished& tile) { store_gated(tile, gated, stride); });
+    linear(team, *gate_up, first, num_rows, Gate{gated, stride});
     team.each(num_rows, [&](int m) {
       prepare_row(down->kind, gated + static_cast<size_t>(stride) * m, intermediate, down->k, second, m);
     });
-    linear(team, *down, second, num_rows, [&](const Finished& tile) { store_tile<false>(tile, out, num_outputs); });
+    linear(team, *down, second, num_rows, Store<false>{out, num_outputs});
   });
 }

@@ -8,13 +8,24 @@
 namespace whet {
 
 // h[row][j] = silu(gate_j) * up_j of a finished tile; h has 16 * ceil(intermediate / 16) floats a row.
-inline void store_gated(const Finished& tile, float* h, int stride) {
-  for (int m = 0; m < tile.num_rows; m++) {
-    const float* y = tile.y + tile.stride * m;
-    float* to = h + static_cast<size_t>(stride) * (tile.row + m) + tile.column / 2;
-    for (int pair = 0; pair < tile.num_columns / (2 * LANES); pair++)
-      store(to + LANES * pair, mul(silu(load(y + 2 * LANES * pair)), load(y + 2 * LANES * pair + LANES)));
+struct Gate {
+  float* h;
+  int stride;
+
+  // Fetch what will be written to: by the time that the tile is done it is there.
+  void expect(int row, int num_rows, int column) const {
+    for (int m = 0; m < num_rows; m++)
+      for (int c = 0; c < PANEL / 2; c += LANES)
+        prefetch_to_write(h + static_cast<size_t>(stride) * (row + m) + column / 2 + c);
   }
-}
+  void operator()(const Finished& tile) const {
+    for (int m = 0; m < tile.num_rows; m++) {
+      const float* y = tile.y + tile.stride * m;
+      float* to = h + static_cast<size_t>(stride) * (tile.row + m) + tile.column / 2;
+      for (int pair = 0; pair < tile.num_columns / (2 * LANES); pair++)
+        store(to + LANES * pair, mul(silu(load(y + 2 * LANES * pair)), load(y + 2 * LANES * pair + LANES)));
+    }
+  }
+};
 
 }  // namespace whet

@@ -83,6 +83,6 @@ WHET_EXPORT void whet_linear(const whet::Weights* weights, const float* x, int32
     team.each(num_rows, [&](int m) {
       prepare_row(weights->kind, x + static_cast<size_t>(k) * m, k, weights->k, prepared, m);
     });
-    linear(team, *weights, prepared, num_rows, [&](const Finished& tile) { store_tile<false>(tile, out, num_outputs); });
+    linear(team, *weights, prepared, num_rows, Store<false>{out, num_outputs});
   });
 }

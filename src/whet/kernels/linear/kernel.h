@@ -19,11 +19,12 @@ namespace detail {
 
 template <int MR, int NR>
 void scaled(const Weights& weights, const Rows& rows, int row, int column, const I (&sum)[MR][NR], float* y) {
-  for (int n = 0; n < NR; n++) {
-    const F scale = load(weights.scale + column + LANES * n);
-    for (int m = 0; m < MR; m++)
-      store(y + PANEL * m + LANES * n, mul(to_float(sum[m][n]), mul(scale, set1(rows.scale[row + m]))));
-  }
+  F scale[NR];
+  unrolled<NR>([&](auto n) { scale[n] = load(weights.scale + column + LANES * n); });
+  unrolled<MR>([&](auto m) {
+    const F of_row = set1(rows.scale[row + m]);
+    unrolled<NR>([&](auto n) { store(y + PANEL * m + LANES * n, mul(to_float(sum[m][n]), mul(scale[n], of_row))); });
+  });
 }
 
 template <Kind KIND, int MR, int NR>
@@ -93,14 +94,20 @@ inline void unpack_panel(int num_strips, const uint8_t* w, int k, uint8_t* to) {
 
 // Rows from which a panel of s4 is unpacked once for all.
 constexpr int UNPACK_FROM = max_rows(Kind::s4) + 1;
-// Tiles from which arithmetic takes so long that the hardware's prefetchers do as well, and lines fetched early are in
-// the way.
-constexpr int MANY_PASSES = 16;
+// Tiles from which the next panel is fetched slowly: arithmetic takes so long that lines fetched at once would only be
+// in the way.
+constexpr int MANY_PASSES = 8;
 // Rows that share a panel while it lies in the second-level cache; beside it lie their activations.
 constexpr int ROW_BLOCK = 192;
 
-// One panel times the rows row0..row1: `done(Finished)` is called for every tile, by the thread that made it. `next`: the
-// panel that the thread reads after this one, or null.
+// Rows of the next tile, of those that are left. A last tile of one or two would wait for its weights, so the last two
+// share.
+inline int tile_rows(int num_left, int most) {
+  return num_left <= most ? num_left : num_left < most + most / 2 ? (num_left + 1) / 2 : most;
+}
+
+// One panel times the rows row0..row1: `done(Finished)` is called for every tile, by the thread that made it, and
+// before that `done.expect(row, num_rows, column)`. `next`: the panel that the thread reads after this one, or null.
 template <typename Done>
 void panel_times_rows(const Weights& weights, int panel, const uint8_t* next, const Rows& rows, int row0, int row1,
                       Done done) {
@@ -116,13 +123,18 @@ void panel_times_rows(const Weights& weights, int panel, const uint8_t* next, co
     kind = Kind::s8;
   }
   const int most = max_rows(kind), passes = (row1 - row0 + most - 1) / most;
-  for (int pass = 0; pass < passes; pass++) {
-    const int row = row0 + pass * most, num_rows = row1 - row < most ? row1 - row : most;
-    const bool is_ahead = passes > 1 && passes < MANY_PASSES && next != nullptr && pass < STRIPS;
-    const Ahead ahead = is_ahead ? Ahead::of_next(next, weights.strip_bytes() * STRIPS, steps(kind, weights.k), pass, passes)
-                                 : Ahead::of_panel(w, strips);
+  const size_t bytes = weights.strip_bytes() * STRIPS;
+  for (int pass = 0, row = row0; row < row1; pass++) {
+    const int num_rows = tile_rows(row1 - row, most);
+    Ahead ahead = Ahead::of_panel(w, strips);
+    if (next != nullptr && passes >= MANY_PASSES && row0 == 0)  // later blocks find the weights in the last cache
+      ahead = Ahead::spread(next, bytes, steps(kind, weights.k), pass, passes);
+    else if (next != nullptr && passes > 1 && passes < MANY_PASSES && pass < STRIPS)
+      ahead = Ahead::of_next(next, bytes, steps(kind, weights.k), pass, passes);
+    if (passes > 1) done.expect(row, num_rows, column);
     detail::tile_function(kind, num_rows, strips)(w, ahead, weights, rows, row, column, y);
     done(Finished{y, PANEL, row, num_rows, column, strips * LANES});
+    row += num_rows;
   }
 }
 

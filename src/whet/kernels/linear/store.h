@@ -6,15 +6,26 @@
 namespace whet {
 
 template <bool ADDED>
-inline void store_tile(const Finished& tile, float* out, int num_outputs) {
-  for (int m = 0; m < tile.num_rows; m++) {
-    const float* y = tile.y + tile.stride * m;
-    float* to = out + static_cast<size_t>(num_outputs) * (tile.row + m) + tile.column;
-    const int width = num_outputs - tile.column < tile.num_columns ? num_outputs - tile.column : tile.num_columns;
-    int c = 0;
-    for (; c + LANES <= width; c += LANES) store(to + c, ADDED ? add(load(to + c), load(y + c)) : load(y + c));
-    for (; c < width; c++) to[c] = ADDED ? to[c] + y[c] : y[c];
+struct Store {
+  float* out;
+  int num_outputs;
+
+  // Fetch what will be written to: by the time that the tile is done it is there.
+  void expect(int row, int num_rows, int column) const {
+    for (int m = 0; m < num_rows; m++)
+      for (int c = 0; c < PANEL; c += LANES)
+        prefetch_to_write(out + static_cast<size_t>(num_outputs) * (row + m) + column + c);
   }
-}
+  void operator()(const Finished& tile) const {
+    for (int m = 0; m < tile.num_rows; m++) {
+      const float* y = tile.y + tile.stride * m;
+      float* to = out + static_cast<size_t>(num_outputs) * (tile.row + m) + tile.column;
+      const int width = num_outputs - tile.column < tile.num_columns ? num_outputs - tile.column : tile.num_columns;
+      int c = 0;
+      for (; c + LANES <= width; c += LANES) store(to + c, ADDED ? add(load(to + c), load(y + c)) : load(y + c));
+      for (; c < width; c++) to[c] = ADDED ? to[c] + y[c] : y[c];
+    }
+  }
+};
 
 }  // namespace whet

@@ -1,6 +1,8 @@
 // A tile: MR rows times one panel of NR strips, all of k in registers.
 #pragma once
 
+#include <utility>
+
 #include "weights.h"
 
 namespace whet {
@@ -15,6 +17,7 @@ struct Ahead {
   const uint8_t* at;
   size_t stride;
   size_t offset[STRIPS];
+  bool is_spread = false;  // one line a step at the most, whatever the strips
 
   // What comes next of the panel itself.
   static Ahead of_panel(const uint8_t* w, int num_strips) {
@@ -31,7 +34,24 @@ struct Ahead {
     }
     return ahead;
   }
+  // With many tiles each fetches an equal share, a line every few steps: more at once would be in the way of what the
+  // tile itself waits for.
+  static Ahead spread(const uint8_t* next, size_t bytes, int steps, int pass, int passes) {
+    const size_t share = (bytes + passes - 1) / passes;
+    return {next + share * pass, (share + steps - 1) / steps, {}, true};
+  }
 };
+
+// What is written as loops over an array of registers goes through memory at the loops' ends: the compiler unrolls them
+// too late to see that each index is a constant.
+template <typename Function, int... INDEX>
+inline __attribute__((always_inline)) void unrolled(Function function, std::integer_sequence<int, INDEX...>) {
+  (function(std::integral_constant<int, INDEX>()), ...);
+}
+template <int N, typename Function>
+inline __attribute__((always_inline)) void unrolled(Function function) {
+  unrolled(function, std::make_integer_sequence<int, N>());
+}
 
 template <int MR, int NR>
 struct Product {
@@ -69,16 +89,11 @@ struct Product {
     }
   }
 
-  static void s8(const uint8_t* w, Ahead ahead, const Rows& rows, int row, int k, I (&sum)[MR][NR]) {
-    const uint8_t* a = rows.data + rows.stride * row;
-    start(rows, row, sum);
-    for (int i = 0; i < k; i += 4, w += 64 * NR) {
-      B b[NR];
-      for (int n = 0; n < NR; n++) b[n] = load_bytes(w + 64 * n);
-      for (int n = 0; n < NR; n++) prefetch(ahead.at + ahead.offset[n]);
-      ahead.at += ahead.stride;
-      step(b, a, rows.stride, i, sum);
-    }
+  static void s8(const uint8_t* w, const Ahead& ahead, const Rows& rows, int row, int k, I (&sum)[MR][NR]) {
+    if (ahead.is_spread)
+      s8_fetching<1>(w, ahead, rows, row, k, sum);
+    else
+      s8_fetching<NR>(w, ahead, rows, row, k, sum);
   }
 
   static void s4(const uint8_t* w, const Rows& rows, int row, int k, I (&sum)[MR][NR]) {
@@ -106,16 +121,30 @@ struct Product {
   }
 
  private:
+  template <int LINES>
+  static void s8_fetching(const uint8_t* w, Ahead ahead, const Rows& rows, int row, int k, I (&sum)[MR][NR]) {
+    const uint8_t* a = rows.data + rows.stride * row;
+    start(rows, row, sum);
+    for (int i = 0; i < k; i += 4, w += 64 * NR) {
+      B b[NR];
+      unrolled<NR>([&](auto n) { b[n] = load_bytes(w + 64 * n); });
+      for (int n = 0; n < LINES; n++) prefetch(ahead.at + ahead.offset[n]);
+      ahead.at += ahead.stride;
+      step(b, a, rows.stride, i, sum);
+    }
+  }
   // Weights are kept as q + 128, so 128 times the sum of the activations is too much.
   static void start(const Rows& rows, int row, I (&sum)[MR][NR]) {
-    for (int m = 0; m < MR; m++)
-      for (int n = 0; n < NR; n++) sum[m][n] = set1_i(-128 * rows.sum[row + m]);
+    unrolled<MR>([&](auto m) {
+      const I first = set1_i(-128 * rows.sum[row + m]);
+      unrolled<NR>([&](auto n) { sum[m][n] = first; });
+    });
   }
   static void step(const B (&b)[NR], const uint8_t* a, size_t stride, int i, I (&sum)[MR][NR]) {
-    for (int m = 0; m < MR; m++) {
+    unrolled<MR>([&](auto m) {
       const B x = set1_bytes(load_i32(a + stride * m + i));
-      for (int n = 0; n < NR; n++) sum[m][n] = dot_u8s8(sum[m][n], b[n], x);
-    }
+      unrolled<NR>([&](auto n) { sum[m][n] = dot_u8s8(sum[m][n], b[n], x); });
+    });
   }
 };
 
