@@ -74,7 +74,8 @@ def test_what_a_function_may_return(folder):
     assert not triple.model.training
 
 
-def test_file_is_read_anew_and_gives_way_to_another_of_its_name(folder):
+def test_file_is_read_anew_and_gives_way_to_another_of_its_name(folder, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)  # which goes by the second and the size of the source
     first = resolve("mymodel.py:workload")
     (folder / "mymodel.py").write_text(GOOD.replace("zeros(1,", "zeros(7,"))
     assert resolve("mymodel.py:workload").num_samples == 7

@@ -7,9 +7,10 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -54,8 +55,8 @@ def _load_file(name: str) -> ModuleType:
     taken = sys.modules.get(path.stem)
     if taken is not None and not _is_file_of_users(taken):
         raise TargetError(f"{name} has the name of a module in use, {path.stem!r}; rename the file")
-    spec = spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None  # the name ends in .py
+    spec = spec_from_file_location(path.stem, path, loader=_SourceLoader(path.stem, str(path)))
+    assert spec is not None and spec.loader is not None  # it was given one
     module = module_from_spec(spec)
     module.__dict__["__whet_target__"] = True
     _prefer(path.parent)
@@ -66,6 +67,14 @@ def _load_file(name: str) -> ModuleType:
         del sys.modules[path.stem]
         raise TargetError(f"importing {name} failed: {what_and_where(error)}") from error
     return module
+
+
+class _SourceLoader(SourceFileLoader):
+    """Without bytecode, which would be taken for that of a file written again within a second at the same size."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
 
 
 def _load_module(name: str) -> ModuleType:
