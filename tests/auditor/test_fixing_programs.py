@@ -90,7 +90,7 @@ def set_in_tree(node: ast.Call, name: str, value: str) -> None:
 
 
 @given(source=programs(), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_keywords_in_any_program(source: str, data: st.DataObject) -> None:
     tree = ast.parse(source)
     calls = calls_of(tree)
@@ -113,7 +113,7 @@ STATEMENT_EDITS = ["before", "after", "replace", "split", "remove", "wrap"]
 
 
 @given(source=programs(), kind=st.sampled_from(STATEMENT_EDITS), data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_statements_in_any_program(source: str, kind: str, data: st.DataObject) -> None:
     tree = ast.parse(source)
     blocks = [
@@ -158,7 +158,7 @@ def _statement_edit(kind: str, source: str, chosen: list[ast.stmt]) -> tuple[Edi
 
 
 @given(source=programs(), data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_expressions_in_any_program(source: str, data: st.DataObject) -> None:
     tree = ast.parse(source)
     calls = calls_of(tree)

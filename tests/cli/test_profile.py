@@ -60,8 +60,8 @@ def targets(tmp_path: Path) -> str:
     return str(path)
 
 
-def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "COLUMNS": "80", "WHET_CACHE": str(cache)}
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "80"}
     return subprocess.run(
         [sys.executable, "-m", "whet", "profile", *arguments], capture_output=True, text=True, env=environment
     )
@@ -69,8 +69,7 @@ def run(*arguments: str, cache: Path) -> subprocess.CompletedProcess[str]:
 
 def test_a_target_from_end_to_end(targets: str, tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
-    cache = tmp_path / "cache"
-    done = run(f"{targets}:fine", "--json", "--depth", "2", "--out", str(out), cache=cache)
+    done = run(f"{targets}:fine", "--json", "--depth", "2", "--out", str(out))
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout.splitlines()[-1])
     assert data["target"] == f"{targets}:fine" and data["out"] == str(out)
@@ -83,18 +82,18 @@ def test_a_target_from_end_to_end(targets: str, tmp_path: Path) -> None:
     assert sorted(p.name for p in out.iterdir()) == ["profile.json", "trace.json.gz"]
     assert json.loads((out / "profile.json").read_text())["total_flops"] == data["total_flops"]
     assert json.loads(gzip.decompress((out / "trace.json.gz").read_bytes()))["traceEvents"]
-    again = run(f"{targets}:fine", "--out", str(out), cache=cache)
+    again = run(f"{targets}:fine", "--out", str(out))
     assert again.returncode == 2
     assert again.stderr.startswith("error: ") and "exists already" in again.stderr
 
 
 def test_a_target_that_raises_or_is_killed_is_one_message(targets: str, tmp_path: Path) -> None:
-    raised = run(f"{targets}:raises", "--out", str(tmp_path / "part"), cache=tmp_path)
+    raised = run(f"{targets}:raises", "--out", str(tmp_path / "part"))
     assert raised.returncode == 2
     assert "PARTIAL" in raised.stdout and "one call" in raised.stdout
     assert raised.stderr.count("the wheel came off") == 1 and "Traceback" not in raised.stderr
     assert json.loads((tmp_path / "part" / "profile.json").read_text())["partial"]
-    killed = run(f"{targets}:killed", "--out", str(tmp_path / "none"), cache=tmp_path)
+    killed = run(f"{targets}:killed", "--out", str(tmp_path / "none"))
     assert killed.returncode == 2
     assert killed.stderr.splitlines()[-1].startswith("error: ") and "SIGKILL" in killed.stderr
     assert not (tmp_path / "none").exists()

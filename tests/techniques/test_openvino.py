@@ -94,8 +94,8 @@ def test_after_structure_techniques(subjects) -> None:
     [
         Options(smooth_quant=True),
         Options(ranges="extreme", rest="f32"),
-        Options(ranges="quantile", preset="mixed"),
-        Options(ranges="histogram"),
+        pytest.param(Options(ranges="quantile", preset="mixed"), marks=pytest.mark.slow),
+        pytest.param(Options(ranges="histogram"), marks=pytest.mark.slow),
     ],
     ids=str,
 )

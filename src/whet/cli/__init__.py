@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from whet import __version__
 from whet.errors import WhetError
+from whet.imports import import_large
 
 # command -> (module, one line of help); each module has a function of the command's name (with _ for -), for typer, or
 # a function `main` that takes the arguments and returns the exit code: typer takes longer to start than a small audit
@@ -64,7 +65,7 @@ def _run(arguments: Sequence[str] | None) -> None:
         sys.exit(USAGE_ERROR)
     module, text = COMMANDS[given[0]]
     try:
-        command = importlib.import_module(module)
+        command = import_large(module)
         if hasattr(command, "main"):
             sys.exit(command.main(given[1:]))
         function = getattr(command, given[0].replace("-", "_"))

@@ -1,18 +1,16 @@
 """The other end of `isolate`: call one function with arguments from a file, write its result to a file."""
 
 import ctypes
-import gc
-import importlib
 import json
 import os
 import signal
 import sys
 import traceback
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from whet.errors import WhetError, reason
+from whet.imports import import_large
 from whet.measure.isolate import ARGUMENTS, RESULT
 
 _PR_SET_PDEATHSIG = 1
@@ -35,7 +33,7 @@ def _call(function: str, arguments: dict[str, Any]) -> str:
     """The function's value, or what it raised, as JSON."""
     module, _, name = function.partition(":")
     try:
-        value = getattr(_imported(module), name)(**arguments)
+        value = getattr(import_large(module), name)(**arguments)
         if not isinstance(value, dict):
             raise TypeError(f"{function} must return a dict, not {type(value).__name__}")
         return json.dumps({"value": value})
@@ -47,19 +45,6 @@ def _call(function: str, arguments: dict[str, Any]) -> str:
         message = f"{type(error).__name__}: {reason(error)[:400]}"
         failure = {"kind": kind, "type": type(error).__name__, "message": message}
     return json.dumps(failure)
-
-
-def _imported(module: str) -> ModuleType:
-    """The module, imported without the garbage collector, which would walk all that torch makes again and again.
-
-    What was made is left out of later walks as well: that is a sixth of the time that a process takes to start.
-    """
-    gc.disable()
-    try:
-        return importlib.import_module(module)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _is_out_of_memory(error: Exception) -> bool:
