@@ -1,7 +1,7 @@
 """What whet's instruments cost, beside torch.profiler, TraceML and PyTorch Lightning's simple profiler, in one run.
 
     pip install lightning traceml-ai      # for the peers; where one is missing, its row says so
-    python benchmarks/overhead.py [--rounds 40]      # about ten minutes; writes docs/results/overhead.json
+    python benchmarks/overhead.py [--rounds 100]      # about six minutes; writes docs/results/overhead.json
 
 Three questions:
 
@@ -9,7 +9,7 @@ Three questions:
 - what a training step of about 10 ms becomes: the same loop with and without, in short blocks, in random order in each
   round. What counts is the mean over a block, as a sampler's work falls on few steps; steps of twice the block's
   median, which are the machine's doing, are left out of all. Then the same on a model that does next to nothing, which
-  shows the microseconds that are added to a step. The monitor samples as by default: once a second, about once a block;
+  shows the microseconds that are added to a step. The monitor samples four times as often as it does by default;
 - whether the figures are right: layers against the whole call, FLOPs against FlopCounterMode, memory against what
   another process saw.
 
@@ -60,7 +60,7 @@ _USES = 20_000
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=100)
     rounds = parser.parse_args().rounds
     if not KEEP_PAGES.items() <= os.environ.items():
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_PAGES})

@@ -19,9 +19,8 @@ from torch.utils.data import DataLoader
 import whet
 from whet.steps.watch import watch_everything
 
-# A block lasts about one of the monitor's intervals, as it is by default, so that each holds a sample. The warm-up is
-# longer than the looks at memory that a run begins with, at any cost: what counts is a run, and not its first second.
-WARM_UP, STEPS_PER_BLOCK = 24, 96
+WARM_UP, STEPS_PER_BLOCK = 3, 12
+INTERVAL_S = 0.25  # of the monitor's samples
 NUM_CLASSES = 10
 
 Variant = Callable[[], float]
@@ -125,11 +124,11 @@ def variants(loop: Loop) -> Iterator[tuple[str, Variant]]:
             return loop.run_in_parts(profile.section)
 
     def monitored_by_step() -> float:
-        with whet.Monitor(port=0, show=False, watch=False) as monitor:
+        with whet.Monitor(port=0, show=False, interval_s=INTERVAL_S, watch=False) as monitor:
             return loop.run(monitor.batches(loop.loader), ended=lambda: monitor.step(num_samples=8))
 
     def monitored() -> float:
-        with whet.Monitor(port=0, show=False):
+        with whet.Monitor(port=0, show=False, interval_s=INTERVAL_S):
             return loop.run()
 
     def torch_profiler() -> float:
