@@ -1,63 +1,21 @@
-"""whet.Engine: a plain call, a loop, asyncio; ends of every kind; and what happens when something fails."""
+"""whet.Engine: a plain call, a loop, asyncio; requests that end early or never begin."""
 
 import asyncio
-import gc
 import logging
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from gated_model import ENDLESS, GREEDY, LONG, GatedModel, eventually, expected, is_idle
 from hash_model import HashModel
 from letters import EOS, Letters
 from naive import naive_output
-from torch import Tensor
 
 import whet
-from whet.errors import EngineClosed, OptionError, QueueFull, RequestError
-from whet.models.step import StepBatch
+from whet.errors import OptionError, QueueFull, RequestError
 from whet.server.completion import Delta, join
 from whet.server.engine import Engine
 from whet.server.sampling_params import SamplingParams
-
-GREEDY = SamplingParams(temperature=0, max_tokens=12)
-LONG = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
-
-ENDLESS = SamplingParams(temperature=0, max_tokens=50_000)
-
-
-class GatedModel(HashModel):
-    """Steps only while the gate is open; says when one waits before it."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.gate, self.is_waiting = threading.Event(), threading.Event()
-        self.num_let_pass = 0  # steps that don't ask
-
-    def step(self, batch: StepBatch) -> Tensor:
-        if self.num_let_pass:
-            self.num_let_pass -= 1
-            return super().step(batch)
-        self.is_waiting.set()
-        assert self.gate.wait(20)
-        return super().step(batch)
-
-
-def eventually(is_so: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 10
-    while not is_so() and time.monotonic() < end:
-        time.sleep(0.002)
-    return is_so()
-
-
-def is_idle(engine: Engine) -> bool:
-    stats = engine.stats()
-    return (stats.num_running, stats.num_waiting, stats.kv_cache_usage) == (0, 0, 0.0)
-
-
-def expected(prompt: str, params: SamplingParams = GREEDY) -> list[int]:
-    return naive_output(HashModel().logits_after, Letters().encode(prompt), params, eos_ids=[EOS])
 
 
 @pytest.fixture
@@ -223,58 +181,6 @@ def test_an_id_of_its_own(gated: tuple[Engine, GatedModel]) -> None:
         engine.submit([1], GREEDY, on_delta=print, request_id="mine")
 
 
-def test_close_ends_what_runs_and_waits() -> None:
-    model = GatedModel()
-    engine = Engine(model, max_num_seqs=1)
-    streams = [engine.stream([i], LONG) for i in range(3)]
-    assert model.is_waiting.wait(10)
-    threading.Timer(0.05, model.gate.set).start()
-    engine.close()
-    assert [join(stream).finish_reason for stream in streams] == ["abort"] * 3
-    assert not engine.is_open
-    with pytest.raises(EngineClosed):
-        engine.generate([1])
-    with pytest.raises(EngineClosed):
-        engine.reserve()
-    engine.close()
-
-
-def test_an_engine_that_is_dropped_ends_its_thread() -> None:
-    def num_threads() -> int:
-        return sum(thread.name == "whet-engine" for thread in threading.enumerate())
-
-    before = num_threads()
-    engine = Engine(HashModel())
-    engine.generate([1], GREEDY)
-    assert num_threads() == before + 1
-    del engine
-    gc.collect()
-    assert eventually(lambda: num_threads() == before)
-
-
-def test_drain() -> None:
-    model = GatedModel()
-    with Engine(model, max_num_seqs=1) as engine:
-        streams = [engine.stream([i], GREEDY) for i in range(3)]
-        drain = threading.Thread(target=engine.drain, args=(20,))
-        drain.start()
-        assert eventually(lambda: not engine.is_open)
-        with pytest.raises(EngineClosed, match="shutting down"):
-            engine.submit([1], GREEDY, on_delta=print)
-        model.gate.set()
-        drain.join(20)
-        assert [join(stream).finish_reason for stream in streams] == ["length"] * 3
-
-
-def test_drain_aborts_what_takes_too_long() -> None:
-    model = GatedModel()
-    with Engine(model, max_num_seqs=1) as engine:
-        streams = [engine.stream([i], LONG) for i in range(2)]
-        threading.Timer(0.1, model.gate.set).start()
-        engine.drain(0.01)
-        assert [join(stream).finish_reason for stream in streams] == ["abort"] * 2
-
-
 @pytest.mark.parametrize(
     ("prompt", "params", "said"),
     [
@@ -330,32 +236,6 @@ def test_ends(engine: Engine) -> None:
     done = engine.generate("hello", SamplingParams(**biased, min_tokens=4))
     assert len(done.token_ids) == 5
     assert EOS not in done.token_ids[:4]
-
-
-def test_a_model_that_raises(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.CRITICAL), Engine(HashModel(fail_at=[3])) as engine:
-        done = engine.generate([1, 2], GREEDY)
-        assert (done.finish_reason, done.error) == ("error", "the step failed: RuntimeError: the model broke")
-        assert len(done.token_ids) == 2
-        assert engine.generate([1, 2], GREEDY).token_ids == naive_output(HashModel().logits_after, [1, 2], GREEDY)
-        assert engine.stats().request_success == {"stop": 0, "length": 1, "abort": 0, "error": 1}
-
-
-def test_a_failure_of_the_engine_itself(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = GatedModel()
-    with caplog.at_level(logging.CRITICAL), Engine(model, max_num_seqs=2) as engine:
-        streams = [engine.stream([i], LONG) for i in range(4)]
-        assert model.is_waiting.wait(10)
-        blocks = engine._loop.stepper.scheduler.blocks
-        with monkeypatch.context() as patch:
-            patch.setattr(blocks, "publish", lambda request: blocks.no_such_thing)
-            patch.setattr(blocks, "release", lambda request: blocks.no_such_thing)
-            model.gate.set()
-            done = [join(stream) for stream in streams]
-        assert [one.finish_reason for one in done] == ["error"] * 4
-        assert "the engine failed: AttributeError" in (done[0].error or "")
-        assert engine.generate([1, 2], GREEDY).token_ids == naive_output(HashModel().logits_after, [1, 2], GREEDY)
-        assert is_idle(engine)
 
 
 def test_a_reader_that_raises_loses_its_own_request(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
