@@ -22,6 +22,9 @@ from whet.machine import describe
 _BASELINE_PROCESSES = 5  # how processes scatter can be told from so many
 _ENDED_BADLY = 2
 
+_Processes = Annotated[int | None, typer.Option(help="per point", show_default="1; 5 with --save or --compare")]
+_Budget = Annotated[str | None, typer.Option(help="timing in each process", show_default="1s; 0.5s with --against")]
+
 
 def bench(
     targets: Annotated[
@@ -34,12 +37,8 @@ def bench(
     compare: Annotated[Path | None, typer.Option(help="judge against such a baseline, of the same machine")] = None,
     against: Annotated[str | None, typer.Option(help="judge against a git reference, in process pairs")] = None,
     tolerance: Annotated[float, typer.Option(help="slowdown that passes: 0.02 is two percent")] = TOLERANCE,
-    processes: Annotated[
-        int | None, typer.Option(help="per point", show_default="1; 5 with --save or --compare")
-    ] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="timing in each process", show_default="1s; 0.5s with --against")
-    ] = None,
+    processes: _Processes = None,
+    budget: _Budget = None,
     limit: Annotated[str, typer.Option(help="time limit of each process")] = "5m",
     memory: Annotated[bool, typer.Option("--memory", help="also working memory and live tensors")] = False,
     memory_limit: Annotated[str | None, typer.Option(help="of each process, as 8GB")] = None,

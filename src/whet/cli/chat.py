@@ -6,7 +6,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.console import Console
 from whet.cli import model_directory
 from whet.errors import OptionError, RequestError
 from whet.figures import DASH, digits, duration
+from whet.models.served import Dtype, WeightBits
 from whet.server.engine import Engine
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
@@ -27,10 +28,8 @@ Ctrl-C stops an answer; a second one leaves."""
 
 def chat(
     model: Annotated[str, typer.Argument(metavar=model_directory.METAVAR, help=model_directory.HELP)],
-    weights: Annotated[
-        Literal["as-is", "int8", "int4"], typer.Option(help="how the weights are kept: fewer bits, faster")
-    ] = "as-is",
-    dtype: Annotated[Literal["bf16", "fp32"], typer.Option(help="number format of what stays as it is")] = "bf16",
+    weights: Annotated[WeightBits, typer.Option(help="how the weights are kept: fewer bits, faster")] = "as-is",
+    dtype: Annotated[Dtype, typer.Option(help="number format of what stays as it is")] = "bf16",
     temperature: Annotated[float, typer.Option(help="0: always the most probable token; higher: more varied")] = 0.7,
     max_tokens: Annotated[int, typer.Option(min=1, help="tokens of one answer at most")] = 512,
     seed: Annotated[

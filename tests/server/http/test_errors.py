@@ -138,7 +138,8 @@ def test_fields_of_a_chat(server: HttpServer, fields: dict[str, Any], param: str
     ],
 )
 def test_bodies_that_are_no_request(server: HttpServer, path: str, body: bytes) -> None:
-    refused(server, path, body)
+    error = refused(server, path, body)
+    assert (error["type"], bool(error["message"])) == ("invalid_request_error", True), error
 
 
 def test_where_json_ends(server: HttpServer) -> None:

@@ -12,12 +12,7 @@ struct Gate {
   float* h;
   int stride;
 
-  // Fetch what will be written to: by the time that the tile is done it is there.
-  void expect(int row, int num_rows, int column) const {
-    for (int m = 0; m < num_rows; m++)
-      for (int c = 0; c < PANEL / 2; c += LANES)
-        prefetch_to_write(h + static_cast<size_t>(stride) * (row + m) + column / 2 + c);
-  }
+  void expect(int row, int num_rows, int column) const { expect_writes(h, stride, row, num_rows, column / 2, PANEL / 2); }
   void operator()(const Finished& tile) const {
     for (int m = 0; m < tile.num_rows; m++) {
       const float* y = tile.y + tile.stride * m;

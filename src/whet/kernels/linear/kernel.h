@@ -15,6 +15,13 @@ struct Finished {
   int stride, row, num_rows, column, num_columns;
 };
 
+// Fetch the part of rows of `stride` floats that a tile will be written to: by the time that it is done it is there.
+inline void expect_writes(const float* rows, int stride, int row, int num_rows, int column, int num_columns) {
+  for (int m = 0; m < num_rows; m++)
+    for (int c = 0; c < num_columns; c += LANES)
+      prefetch_to_write(rows + static_cast<size_t>(stride) * (row + m) + column + c);
+}
+
 namespace detail {
 
 template <int MR, int NR>

@@ -10,11 +10,8 @@ struct Store {
   float* out;
   int num_outputs;
 
-  // Fetch what will be written to: by the time that the tile is done it is there.
   void expect(int row, int num_rows, int column) const {
-    for (int m = 0; m < num_rows; m++)
-      for (int c = 0; c < PANEL; c += LANES)
-        prefetch_to_write(out + static_cast<size_t>(num_outputs) * (row + m) + column + c);
+    expect_writes(out, num_outputs, row, num_rows, column, PANEL);
   }
   void operator()(const Finished& tile) const {
     for (int m = 0; m < tile.num_rows; m++) {
