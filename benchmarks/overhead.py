@@ -1,15 +1,16 @@
 """What whet's instruments cost, beside torch.profiler, TraceML and PyTorch Lightning's simple profiler, in one run.
 
     pip install lightning traceml-ai      # for the peers; where one is missing, its row says so
-    python benchmarks/overhead.py [--rounds 100]      # about six minutes; writes docs/results/overhead.json
+    python benchmarks/overhead.py [--rounds 120]      # about a quarter of an hour; writes docs/results/overhead.json
 
 Three questions:
 
 - what one use costs: an empty `with` block again and again, less the loop around it;
-- what a training step of about 10 ms becomes: the same loop with and without, in short blocks, in random order in each
-  round. What counts is the mean over a block, as a sampler's work falls on few steps; steps of twice the block's
-  median, which are the machine's doing, are left out of all. Then the same on a model that does next to nothing, which
-  shows the microseconds that are added to a step. The monitor samples four times as often as it does by default;
+- what a training step of about 10 ms becomes: a block of the same loop with and a block without, one after the other,
+  in random order. What counts is the mean over a block; steps of twice its median, which are the machine's doing, are
+  left out of both. Then the same on a model that does next to nothing, which shows the microseconds that are added to
+  a step: with the caches as they are, and with caches that each step empties, as large models do. What the monitor's
+  thread does once a second is measured by itself;
 - whether the figures are right: layers against the whole call, FLOPs against FlopCounterMode, memory against what
   another process saw.
 
@@ -23,18 +24,20 @@ last, and its own "without" is a loop outside its trace_step.
 import argparse
 import gc
 import json
+import math
 import os
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from overhead_accuracy import accuracies
 from overhead_variants import (
+    EMPTYING_BYTES,
     MISSING,
     STEPS_PER_BLOCK,
     Loop,
@@ -48,6 +51,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+import whet
 from whet.files import write_whole
 from whet.machine import describe, versions
 from whet.measure import compare, measure_calls
@@ -56,11 +60,12 @@ RESULT = Path(__file__).parents[1] / "docs" / "results" / "overhead.json"
 KEEP_PAGES = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**32)}  # of glibc
 WITHOUT = "without"
 _USES = 20_000
+_ROUNDS_OF_ADDED = 60
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=120)
     rounds = parser.parse_args().rounds
     if not KEEP_PAGES.items() <= os.environ.items():
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_PAGES})
@@ -70,12 +75,11 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # what was imported is not the loop's: collections, which go on, need not go through it
     uses = {"whet: a measured call": measured_call_us(), **{name: cost_us(use) for name, use in per_use()}}
-    loop, tiny = Loop.of_about(10.0), Loop(width=1, batch=1)
-    steps = compared(variants, loop, tiny, rounds)
-    step_ms = steps.pop(WITHOUT)["step_ms"]
+    uses["whet.Monitor: a sample, once a second"] = sample_us()
+    loops = Loop.of_about(10.0), Loop(width=1, batch=1), Loop(width=1, batch=1, empties_caches=True)
+    steps, step_ms = compared(variants, *loops, rounds)
     with traceml_running():
-        steps |= compared(traceml_variants, loop, tiny, rounds)
-        steps.pop(WITHOUT, None)
+        steps |= compared(traceml_variants, *loops, rounds)[0]
     machine = describe()
     report = {
         "command": "python benchmarks/overhead.py",
@@ -122,34 +126,55 @@ def measured_call_us() -> float:
     return statistics.median(run(3 * _USES) - run(_USES) for _ in range(7)) / (2 * _USES) * 1e6 - cost_us(nothing)
 
 
-def compared(make: Callable[[Loop], Iterator[tuple[str, Variant]]], loop: Loop, tiny: Loop, rounds: int) -> Any:
-    """Each variant's overhead over the loop without it; that loop's own time under `WITHOUT`."""
-    times, added = blocks(dict(make(loop)), rounds), blocks(dict(make(tiny)), rounds)
-    if not times:
-        return {}
-    found: dict[str, Any] = {WITHOUT: {"step_ms": statistics.median(times[WITHOUT])}}
-    for name in times:
-        if name == WITHOUT:
-            continue
-        ratio = compare(times[WITHOUT], times[name])  # above 1 where the variant is faster
-        more_us = [(b - a) * 1e3 for a, b in zip(added[WITHOUT], added[name], strict=True)]
+def sample_us() -> float:
+    """Microseconds of CPU that the monitor's thread takes for one sample, the first after its caches were emptied."""
+    taken = []
+    with whet.Monitor(port=0, show=False, interval_s=3600.0, watch=False) as monitor:
+        for _ in range(100):
+            torch.ones(EMPTYING_BYTES // 4).add_(1.0)
+            began = time.thread_time()
+            monitor._sampler.sample()
+            taken.append((time.thread_time() - began) * 1e6)
+    return statistics.median(taken)
+
+
+Make = Callable[[Loop], Iterator[tuple[str, Variant]]]
+
+
+def compared(make: Make, loop: Loop, tiny: Loop, cold: Loop, rounds: int) -> tuple[dict[str, Any], float]:
+    """Each variant's overhead over the loop without it, and that loop's own milliseconds a step."""
+    times = pairs(dict(make(loop)), rounds)
+    added, added_cold = (pairs(dict(make(one)), min(rounds, _ROUNDS_OF_ADDED)) for one in (tiny, cold))
+    found: dict[str, Any] = {}
+    for name, (without, with_it) in times.items():
+        ratio = compare(without, with_it)  # above 1 where the variant is faster
         found[name] = {
             "overhead": 1 / ratio.ratio - 1,
             "ci95": [1 / ratio.ci95[1] - 1, 1 / ratio.ci95[0] - 1],
-            "added_us": statistics.median(more_us),
+            "added_us": _added_us(*added[name]),
+            "added_cold_us": _added_us(*added_cold[name]),
         }
-    return found
+    alone = [ms for without, _ in times.values() for ms in without]
+    return found, statistics.median(alone) if alone else math.nan
 
 
-def blocks(run: dict[str, Variant], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds a step by variant; what was measured in one round has one index."""
+def _added_us(without_ms: Sequence[float], with_ms: Sequence[float]) -> float:
+    return statistics.median((b - a) * 1e3 for a, b in zip(without_ms, with_ms, strict=True))
+
+
+def pairs(run: dict[str, Variant], rounds: int) -> dict[str, tuple[list[float], list[float]]]:
+    """Milliseconds a step by variant: of blocks without it, and of the blocks with it that ran beside those."""
     order = random.Random(0)
     for variant in run.values():
         variant()
-    times: dict[str, list[float]] = {name: [] for name in run}
-    for _ in range(rounds):
+    without = run.pop(WITHOUT, None)
+    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in run}
+    for _ in range(rounds if without else 0):
         for name in order.sample(list(run), len(run)):
-            times[name].append(run[name]())
+            two = [(without, times[name][0]), (run[name], times[name][1])]
+            for variant, kept in order.sample(two, 2):
+                assert variant is not None
+                kept.append(variant())
     return times
 
 
@@ -163,11 +188,12 @@ def show(report: dict[str, Any]) -> None:
     console.print(table)
     title = f"a step of {report['step_ms']:.1f} ms, {report['num_pairs']} pairs"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("", "overhead", "95 %", "µs a step"):
+    for name in ("", "overhead", "95 %", "µs a step", "caches emptied"):
         table.add_column(name, justify="left" if not name else "right")
     for name, row in report["steps"].items():
         low, high = row["ci95"]
-        table.add_row(name, f"{row['overhead']:+.2%}", f"{low:+.2%} to {high:+.2%}", f"{row['added_us']:.0f}")
+        added = f"{row['added_us']:.0f}", f"{row['added_cold_us']:.0f}"
+        table.add_row(name, f"{row['overhead']:+.2%}", f"{low:+.2%} to {high:+.2%}", *added)
     console.print(table)
     for name, version in MISSING.items():
         if version is None:

@@ -8,8 +8,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from whet.monitor.torch_loop import TorchLoop, size_of
+from whet.steps.log import StepRecord
 
-Step = tuple[float, dict[str, float], int | None, int | None]
+Step = tuple[StepRecord, int | None, int | None]
 
 
 @pytest.mark.parametrize(
@@ -50,14 +51,14 @@ def steps_of(num_accumulated: int, num_batches: int = 12, batch_size: int = 4) -
 def test_samples_and_tokens_of_every_step() -> None:
     steps = steps_of(1)
     assert len(steps) == 11
-    assert {(samples, tokens) for _, _, samples, tokens in steps} == {(4, 24)}
+    assert {(samples, tokens) for _, samples, tokens in steps} == {(4, 24)}
 
 
 def test_with_gradient_accumulation_a_step_has_several_batches() -> None:
     steps = steps_of(3)
-    assert {(samples, tokens) for _, _, samples, tokens in steps} == {(12, 72)}
+    assert {(samples, tokens) for _, samples, tokens in steps} == {(12, 72)}
 
 
 def test_phases_add_up_to_the_step() -> None:
-    for latency_s, phases_s, *_ in steps_of(1):
-        assert sum(phases_s.values()) == pytest.approx(latency_s, rel=1e-6)
+    for step, *_ in steps_of(1):
+        assert sum(step.phases_s().values()) == pytest.approx(step.seconds, rel=1e-6)

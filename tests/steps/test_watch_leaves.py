@@ -107,6 +107,7 @@ def test_pytorch_is_as_it_was_after_an_exception_anywhere(place: str, error: Bas
             optimizer.step()
     assert changed(before) == []
     assert (len(model._forward_hooks), len(model._forward_pre_hooks)) == hooks
+    assert "_compiled_call_impl" not in vars(type(model))
     assert not {"step", "zero_grad"} & vars(optimizer).keys()
 
     model, optimizer, loader, on_step = planted(place, error)
@@ -115,15 +116,26 @@ def test_pytorch_is_as_it_was_after_an_exception_anywhere(place: str, error: Bas
     assert changed(before) == []
 
 
-def test_pytorch_is_as_it_was_where_a_model_cannot_be_watched() -> None:
-    class Unhookable(nn.Linear):
-        def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
-            raise TypeError("no hooks here")
+@pytest.fixture(params=["by class", "by hooks"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process in which nothing was compiled, and one in which something was."""
+    monkeypatch.setattr("whet.steps.forward._has_compiled", lambda: request.param == "by hooks")
 
-    model = Unhookable(NUM_FEATURES, 1)
+
+@pytest.mark.usefixtures("both_ways")
+def test_pytorch_is_as_it_was_where_a_model_cannot_be_watched() -> None:
+    class Closed(type):
+        def __setattr__(cls, name: str, value: object) -> None:
+            raise TypeError("nothing to be set here")
+
+    class Unwatchable(nn.Linear, metaclass=Closed):
+        def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
+            raise TypeError("nothing to be set here")
+
+    model = Unwatchable(NUM_FEATURES, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = state_of_torch()
-    with pytest.raises(TypeError, match="no hooks here"), watch(model, optimizer, parts(3)[2]):
+    with pytest.raises(TypeError, match="nothing to be set here"), watch(model, optimizer, parts(3)[2]):
         pass
     assert changed(before) == []
     assert not model._forward_pre_hooks
@@ -226,21 +238,44 @@ def test_training_is_the_same_with_and_without() -> None:
     assert losses[0] == losses[1]
 
 
+@pytest.mark.usefixtures("both_ways")
 def test_copies_and_pickles_of_the_model_made_meanwhile_are_their_own() -> None:
     model, optimizer, loader = parts(8)
     steps = watch(model, optimizer, loader)
-    copied = None
+    copied = replica = None
+    x = torch.randn(2, NUM_FEATURES)
     for index, _ in enumerate(train(model, optimizer, steps)):
         if index == 3:
             copied = copy.deepcopy(model)
             torch.save(model, io.BytesIO())
             torch.save(optimizer.state_dict(), io.BytesIO())
-    assert copied is not None
-    x = torch.randn(2, NUM_FEATURES)
+            replica = copy.copy(model)  # as data parallelism makes them: the same attributes, other parameters
+            replica._modules = {"linear": copy.deepcopy(model.linear)}
+            torch.testing.assert_close(replica(x), model(x))
+    assert copied is not None and replica is not None
     with torch.no_grad():
         model.linear.weight.zero_()
         model.linear.bias.zero_()
-    assert not torch.equal(copied(x), model(x))
+    for other in (copied, replica):
+        assert not torch.equal(other(x), model(x))
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_of_two_models_of_a_class_each_watch_times_its_own() -> None:
+    model, optimizer, loader = parts(8)
+    other = copy.deepcopy(model)
+    steps = watch(model, optimizer, loader)
+    with watch(other, torch.optim.SGD(other.parameters(), lr=0.1), loader) as outer:
+        for x, y in steps:
+            other(x)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            other(x)
+    (forward,) = [phase for phase in steps.report().phases if phase.name == "forward"]
+    assert forward.calls == pytest.approx(1)
+    assert outer.report().num_steps == 0
+    assert "_compiled_call_impl" not in vars(type(model))
 
 
 def test_schedulers_do_not_complain() -> None:

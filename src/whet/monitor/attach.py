@@ -14,7 +14,7 @@ import torch
 
 from whet.monitor.allocator import AllocatorCollector
 from whet.monitor.messages import INTERVAL_S
-from whet.monitor.steps import StepCounter, StepTotals
+from whet.monitor.steps import Step, StepCounter, StepTotals
 from whet.monitor.torch_loop import HOST_PHASES, TorchLoop
 
 _SEND_S = 2.0
@@ -50,10 +50,8 @@ class Reporter:
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
 
-    def _add(
-        self, latency_s: float, phases_s: dict[str, float], num_samples: int | None, num_tokens: int | None
-    ) -> None:
-        self._counter.add(latency_s, phases_s, num_samples, num_tokens)
+    def _add(self, step: Step, num_samples: int | None, num_tokens: int | None) -> None:
+        self._counter.add_step(step, num_samples, num_tokens)
         if self._thread is None:
             self._thread = threading.Thread(target=self._report, name="whet-monitor", daemon=True)
             self._thread.start()

@@ -25,7 +25,7 @@ from whet.monitor.process import ProcessCollector, usable_cores
 from whet.monitor.run import Facts, Run
 from whet.monitor.sampler import Sampler
 from whet.monitor.server import DEFAULT_HOST, PageServer
-from whet.monitor.steps import StepCounter
+from whet.monitor.steps import Step, StepCounter, phases_of
 from whet.monitor.summary import Summary, summarise
 from whet.monitor.summary_page import render
 from whet.monitor.terminal import show_summary
@@ -166,14 +166,15 @@ class Monitor:
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         self.close("" if error is None else _said(error))
 
-    def _torch_stepped(
-        self, latency_s: float, phases_s: dict[str, float], num_samples: int | None, num_tokens: int | None
-    ) -> None:
+    def _torch_stepped(self, step: Step, num_samples: int | None, num_tokens: int | None) -> None:
         """A step as torch shows it: counted, or only its phases where the loop says itself where its steps end."""
+        if not self._has_own_steps and not self._waiting.was_used:
+            self._counter.add_step(step, num_samples, num_tokens)
+            return
+        phases_s = phases_of(step)
         if not self._has_own_steps:
-            if self._waiting.was_used:
-                phases_s = _with_wait(phases_s, self._waiting.take(), latency_s)
-            self._counter.add(latency_s, phases_s, num_samples, num_tokens)
+            phases_s = _with_wait(phases_s, self._waiting.take(), step.seconds)
+            self._counter.add(step.seconds, phases_s, num_samples, num_tokens)
             return
         # What is left of the loop's own step is the rest of that; here it may hold the loop's own wait for data.
         for name, seconds in phases_s.items():

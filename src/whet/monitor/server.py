@@ -61,7 +61,7 @@ class PageServer:
             return
         self._waiting.let_pages_hear()
         self._waiting.stop()
-        self._server.should_exit = True
+        self._server.end()
         self._thread.join(timeout=_START_S)
         self._socket.close()
 
@@ -142,10 +142,35 @@ def _uvicorn(app: Any) -> Any:
         import uvicorn
     except ImportError as error:
         raise MissingExtra("uvicorn", "monitor", "the page of whet monitor") from error
+
+    class Server(uvicorn.Server):
+        """Wakes for requests and for its end. uvicorn's own looks at its flags ten times a second, on the watched
+        process's time."""
+
+        _loop: asyncio.AbstractEventLoop | None = None
+
+        async def main_loop(self) -> None:
+            self._ended = asyncio.Event()
+            self._loop = asyncio.get_running_loop()
+            if not self.should_exit:
+                await self._ended.wait()
+
+        def end(self) -> None:
+            self.should_exit = True
+            if self._loop is not None:
+                with contextlib.suppress(RuntimeError):  # it has ended
+                    self._loop.call_soon_threadsafe(self._ended.set)
+
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=2
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        date_header=False,
+        timeout_graceful_shutdown=2,
     )
-    return uvicorn.Server(config)
+    return Server(config)
 
 
 def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:

@@ -1,12 +1,16 @@
 """Steps as they are counted: cheap to add from the training loop, taken away at every sample by another thread."""
 
 import threading
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from whet.monitor import metrics
 from whet.monitor.histogram import LatencyHistogram
 from whet.monitor.series import Cell
+
+_MOST_PENDING = 1024
 
 
 @dataclass
@@ -81,10 +85,24 @@ class StepTotals:
             self.num_tokens = (self.num_tokens or 0) + num_tokens
 
 
+class Step(Protocol):
+    """A step as `whet.steps` records it."""
+
+    @property
+    def seconds(self) -> float: ...
+
+    def phases_s(self) -> dict[str, float]: ...
+
+
 class StepCounter:
-    """Where the loop's thread adds steps and the sampler's thread takes them away."""
+    """Where the loop's thread adds steps and the sampler's thread takes them away.
+
+    The loop only puts a step down, at the price of a deque's append; what it comes to is worked out by who takes it,
+    or after `_MOST_PENDING` steps. The caches that a step's own work has emptied make each line run there dear.
+    """
 
     def __init__(self) -> None:
+        self._pending: deque[tuple[float | Step, Mapping[str, float] | None, int | None, int | None]] = deque()
         self._lock = threading.Lock()
         self._totals = StepTotals()
 
@@ -95,12 +113,35 @@ class StepCounter:
         num_samples: int | None = None,
         num_tokens: int | None = None,
     ) -> None:
-        """Count one step that ended."""
-        with self._lock:
-            self._totals.add(latency_s, phases_s, num_samples, num_tokens)
+        """Count one step that ended. phases_s: is kept for a while."""
+        self._put((latency_s, phases_s, num_samples, num_tokens))
+
+    def add_step(self, step: Step, num_samples: int | None = None, num_tokens: int | None = None) -> None:
+        """Count one step that ended, as it was recorded."""
+        self._put((step, None, num_samples, num_tokens))
 
     def take(self) -> StepTotals:
         """What was counted since the last call."""
         with self._lock:
+            self._add_up()
             taken, self._totals = self._totals, StepTotals()
         return taken
+
+    def _put(self, step: tuple[float | Step, Mapping[str, float] | None, int | None, int | None]) -> None:
+        self._pending.append(step)
+        if len(self._pending) >= _MOST_PENDING:
+            with self._lock:
+                self._add_up()
+
+    def _add_up(self) -> None:
+        while self._pending:
+            step, phases_s, num_samples, num_tokens = self._pending.popleft()
+            if isinstance(step, float):
+                self._totals.add(step, phases_s or {}, num_samples, num_tokens)
+            else:
+                self._totals.add(step.seconds, phases_of(step), num_samples, num_tokens)
+
+
+def phases_of(step: Step) -> dict[str, float]:
+    """Seconds by the phase's name as metrics are named."""
+    return {name.replace(" ", "_"): seconds for name, seconds in step.phases_s().items()}

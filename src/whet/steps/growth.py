@@ -23,7 +23,7 @@ _MOST_POINTS = 512
 # Looking at memory may take one part in so many of the run's time: mallinfo2 goes through all that is free, which takes
 # 2 µs, 100 µs where the step has emptied the caches, half a millisecond in a process that has loaded much. The first
 # looks are free, as many as a trend needs, so that a loop of a hundred short steps gets one; cheap ones for longer.
-_SHARE = 500
+_SHARE, _EARLY_SHARE, _EARLY = 2000, 500, 48
 _FREE_AT_ANY_COST, _FREE, _FREE_NS = 20, 128, 20_000
 _WARM_UP = 0.2  # of the run: caches, the optimiser's state, lazily made buffers
 _BLOCKS = 8
@@ -79,7 +79,7 @@ class MemorySeries:
         ended = self._now()
         taken = ended - began
         if self._num_looks > (_FREE if taken <= _FREE_NS else _FREE_AT_ANY_COST):
-            self._due_ns = ended + _SHARE * taken
+            self._due_ns = ended + (_EARLY_SHARE if self._num_looks < _EARLY else _SHARE) * taken
 
 
 def growth(source: str, points: Sequence[tuple[int, int]]) -> Growth | None:

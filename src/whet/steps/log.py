@@ -20,6 +20,7 @@ from whet.steps.growth import MemorySeries, memory_series
 from whet.steps.phases import Phase, PhaseClock, Taken
 
 NUM_WARM_UP = 2  # steps that make buffers, compile and start workers: kept apart
+_LABELS, _REST = tuple(phase.label for phase in Phase), Phase.REST.label
 _SAMPLE = 1024
 _RECENT = 256
 
@@ -45,7 +46,12 @@ class StepRecord(NamedTuple):
 
     def phases_s(self) -> dict[str, float]:
         """Seconds by the phase's name, for those phases that were seen in this step, and the rest."""
-        return {phase.label: self.ns[phase] / 1e9 for phase in Phase if self.calls[phase] or phase is Phase.REST}
+        # By zip and labels, not by the enum's members: a monitor asks this of every step.
+        return {
+            label: ns / 1e9
+            for label, ns, calls in zip(_LABELS, self.ns, self.calls, strict=True)
+            if calls or label == _REST
+        }
 
 
 class Sums:
@@ -78,6 +84,7 @@ class StepLog:
     """Told of batches and optimiser steps by the patches; tells steps apart and keeps what matters of them.
 
     on_step: called with each StepRecord as the step ends, in the loop's thread; what it raises goes on into the loop.
+    on_batch: called with each batch that any DataLoader gives the loop.
     with_memory: look at memory as steps end.
     """
 
@@ -86,8 +93,10 @@ class StepLog:
         on_step: Callable[[StepRecord], None] | None = None,
         device: str | None = None,
         *,
+        on_batch: Callable[[object], None] | None = None,
         with_memory: bool = True,
     ) -> None:
+        self.on_batch = on_batch
         self.clock = PhaseClock()
         self.warm_up: list[StepRecord] = []
         self._sums = Sums()
@@ -129,9 +138,7 @@ class StepLog:
         self._marks = DeviceMarks() if device == "cuda" else None
 
     def batch_asked(self) -> None:
-        """The loop asks for a batch. Called before the clock enters the data phase."""
-        if not self.clock.is_mine():
-            return
+        """The loop, no other thread, asks for a batch. Called before the clock enters the data phase."""
         if self._steps_since_data == 1:
             self._ends_with_optimizer = False
         self._steps_since_data = 0

@@ -28,7 +28,7 @@ _COLLECTIVES = (
 )
 _DATA, _FORWARD, _OPTIMIZER, _SYNC = (int(p) for p in (Phase.DATA, Phase.FORWARD, Phase.OPTIMIZER, Phase.SYNC))
 _ABSENT = object()
-_NOTED_NS = 10_000  # a read of a tensor on the CPU takes less, and looking up its line more
+_NOTED_NS = 50_000  # a read of a number on the CPU takes less, even with cold caches, and looking up its line as much
 _GONE = "_whet_gone"
 
 Call = Callable[..., Any]
@@ -140,27 +140,28 @@ def patch_optimizer(patches: Patches, log: StepLog, optimizer: Optimizer) -> Non
     patches.set(optimizer, "zero_grad", timed(optimizer.zero_grad, log.clock, Phase.OPTIMIZER))
 
 
-def patch_model(patches: Patches, clock: PhaseClock, model: nn.Module) -> None:
-    """Time the calls of one module: by hooks, as those survive copies of the model made meanwhile (an EMA, a replica).
-
-    Where it was compiled in place, hooks would be compiled with it; there what was compiled is wrapped.
-    """
-    compiled = vars(model).get("_compiled_call_impl")
-    if compiled is not None:
-        patches.set(model, "_compiled_call_impl", timed(compiled, clock, Phase.FORWARD))
-        return
-    running: list[bool] = []  # for each call that runs, whether it is timed
-    patches.add_handle(model.register_forward_pre_hook(_BeforeForward(clock, running), prepend=True))
-    patches.add_handle(model.register_forward_hook(_AfterForward(clock, running), always_call=True))
-
-
 def patch_all_loops(patches: Patches, log: StepLog) -> None:
     """Time every DataLoader, every outermost module and every optimiser's zero_grad; steps come from hooks."""
     clock = log.clock
     patches.set(_BaseDataLoaderIter, "__next__", _loader_next(_BaseDataLoaderIter.__next__, log))
     patches.set(DataLoader, "__iter__", _loader_iter(DataLoader.__iter__, log))
-    patches.set(nn.Module, "__call__", timed(nn.Module.__call__, clock, Phase.FORWARD))
+    patches.set(nn.Module, "__call__", _module_call(nn.Module.__call__, clock))
     patches.set(Optimizer, "zero_grad", timed(Optimizer.zero_grad, clock, Phase.OPTIMIZER))
+
+
+def _module_call(call: Call, clock: PhaseClock) -> Call:
+    """A module's call: the outermost is timed, those within it, of which there may be hundreds, pass at once."""
+
+    @functools.wraps(call)
+    def calling(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or clock.top == _FORWARD or not clock.enter(_FORWARD):
+            return call(*args, **kwargs)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            clock.leave()
+
+    return calling
 
 
 def hook_all_optimizers(patches: Patches, log: StepLog, on_first_step: Callable[[], None]) -> None:
@@ -171,7 +172,7 @@ def hook_all_optimizers(patches: Patches, log: StepLog, on_first_step: Callable[
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_compiling() or not (clock.is_mine() or clock.thread is None):
             return
-        if clock.top != Phase.OPTIMIZER:
+        if running and clock.top != _OPTIMIZER:
             running.clear()  # what raised has left something there
         running.append((id(optimizer), clock.enter(_OPTIMIZER)))
 
@@ -180,7 +181,7 @@ def hook_all_optimizers(patches: Patches, log: StepLog, on_first_step: Callable[
             return
         if running and running.pop()[1]:
             clock.leave()
-        if any(ran == id(optimizer) for ran, _ in running):
+        if running and any(ran == id(optimizer) for ran, _ in running):
             return
         if clock.thread is None:
             clock.thread = threading.get_ident()
@@ -190,40 +191,6 @@ def hook_all_optimizers(patches: Patches, log: StepLog, on_first_step: Callable[
 
     patches.add_handle(register_optimizer_step_pre_hook(before))
     patches.add_handle(register_optimizer_step_post_hook(after))
-
-
-class _BeforeForward:
-    """A hook that copies and pickles of the model do not take along. Calls nest where a module calls itself."""
-
-    def __init__(self, clock: PhaseClock, running: list[bool]) -> None:
-        self._clock = clock
-        self._running = running
-
-    def __call__(self, *args: Any) -> None:
-        clock = self._clock
-        if is_compiling() or not clock.is_mine():
-            return
-        self._running.append(clock.enter(_FORWARD))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _nothing, ()
-
-
-class _AfterForward(_BeforeForward):
-    def __call__(self, *args: Any) -> None:
-        if is_compiling() or not self._clock.is_mine():
-            return
-        if self._running and self._running.pop():
-            self._clock.leave()
-
-
-def _nothing() -> Call:
-    """A hook that does nothing."""
-    return _ignore
-
-
-def _ignore(*args: Any) -> None:
-    return None
 
 
 def _waiting(call: Call, what: str, clock: PhaseClock) -> Call:
@@ -340,8 +307,11 @@ def _loader_next(call: Call, log: StepLog) -> Call:
         is_nested = not log.clock.accepts(Phase.DATA)
         batch = wait_for(log, call, self)
         if not is_nested:
-            log.loader_facts = log.loader_facts or _in_words(self)  # it may have begun before all was patched
+            if not log.loader_facts:
+                log.loader_facts = _in_words(self)  # it may have begun before all was patched
             log.batch_given()
+            if log.on_batch is not None:
+                log.on_batch(batch)
         return batch
 
     return next_batch

@@ -15,13 +15,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from whet.errors import TargetError, reason
+from whet.steps.forward import patch_models
 from whet.steps.log import StepLog, StepRecord
 from whet.steps.patches import (
     Patches,
     describe_loader,
     hook_all_optimizers,
     patch_all_loops,
-    patch_model,
     patch_optimizer,
     patch_torch,
     patched,
@@ -131,8 +131,7 @@ class Watch:
         patch_torch(patches, self._log, frozenset(map(id, self._optimizers)))
         for optimizer in self._optimizers:
             patch_optimizer(patches, self._log, optimizer)
-        for model in self._models:
-            patch_model(patches, self._log.clock, model)
+        patch_models(patches, self._log.clock, self._models)
 
 
 def watch(
@@ -162,16 +161,19 @@ def watch(
 
 
 @contextmanager
-def watch_everything(on_step: OnStep | None = None, *, with_memory: bool = True) -> Iterator["Everything"]:
+def watch_everything(
+    on_step: OnStep | None = None, *, on_batch: Callable[[object], None] | None = None, with_memory: bool = True
+) -> Iterator["Everything"]:
     """Watch every training loop of this process, whatever runs it, without being told its model or loader.
 
     Steps are known from any optimiser's step, data wait from any DataLoader, forward from the outermost module that is
     called. The loop's thread is the one whose optimiser steps first. That first step is not recorded: only when it has
     ended is PyTorch patched, so that code imported before it finds PyTorch as it is.
 
+    on_batch: called with each batch that a DataLoader gives the loop, before the loop has it; it must not keep it.
     with_memory: look for growth. Without, steps have no such looks in between.
     """
-    log = StepLog(on_step, with_memory=with_memory)
+    log = StepLog(on_step, on_batch=on_batch, with_memory=with_memory)
     log.clock.thread = None
     with ExitStack() as stack:
         stack.enter_context(_on(log))
