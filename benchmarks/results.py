@@ -143,8 +143,8 @@ def _overhead(report: dict[str, Any]) -> str:
     lines += [
         "",
         f"A training step of {report['step_ms']:.1f} ms on one core, {report['num_pairs']} interleaved pairs of blocks "
-        f"of {report['steps_per_block']} steps; beside it what is added to a step that does next to nothing, with the caches "
-        "as they are, and with caches that each step empties:",
+        f"of {report['steps_per_block']} steps; beside it what is added to a step that does next to nothing, "
+        "with the caches as they are, and with caches that each step empties:",
         "",
         "| watched by | overhead (95%) | µs a step | caches emptied |",
         "|---|---|---|---|",

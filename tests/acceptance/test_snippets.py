@@ -29,11 +29,11 @@ def _commands(document: Path) -> list[list[str]]:
     commands = []
     for language, body in _BLOCK.findall(document.read_text(encoding="utf-8")):
         if language == "python":
-            commands.append([sys.executable, "-c", _BUDGET_S.sub(f"budget_s=5, exclude={list(TABLE)}", body)])
+            commands.append([sys.executable, "-c", _BUDGET_S.sub(f"budget_s=1, exclude={list(TABLE)}", body)])
         elif language == "sh":
             for line in body.splitlines():
                 if line.startswith("whet tune"):
-                    line = _BUDGET.sub(f"--budget 5s --exclude {','.join(TABLE)}", line)
+                    line = _BUDGET.sub(f"--budget 1s --exclude {','.join(TABLE)}", line)
                 line = _PROCESSES.sub("--processes 1", line)
                 if line.startswith("whet audit"):
                     line = _BUDGET.sub("--budget 1s", line)

@@ -87,12 +87,12 @@ def test_is_the_sorted_row_wherever_its_weight_lies(kernels: Library) -> None:
     near_V = 60 + 1e-5 * torch.randn(V)
     masked_V = torch.full((V,), torch.finfo(torch.float32).min)
     masked_V[few] = torch.tensor([0.0, 1.0, 1.0, -3.0, 1.0, 0.5, 2.0])
-    logits_RV = torch.stack([falling_V, far_V, spread_V, near_V, masked_V]).repeat(6, 1)
-    uniform = torch.rand(30)
+    logits_RV = torch.stack([falling_V, far_V, spread_V, near_V, masked_V]).repeat(3, 1)
+    uniform = torch.rand(15)
     for rule in ({}, {"top_p": 0.9}, {"top_p": 0.999}, {"top_k": 3}, {"top_k": 3000, "top_p": 0.7}, {"min_p": 1e-4}):
         for temperature in (0.25, 1.0, 40.0):
-            columns = Rule(temperature=temperature, uniform=uniform.tolist(), **rule).of(30)
-            assert check(logits_RV, columns) >= 20, (rule, temperature)
+            columns = Rule(temperature=temperature, uniform=uniform.tolist(), **rule).of(15)
+            assert check(logits_RV, columns) >= 10, (rule, temperature)
 
 
 def test_is_the_sorted_row_over_a_vocabulary_of_qwens_size(kernels: Library) -> None:

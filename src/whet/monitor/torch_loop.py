@@ -49,19 +49,22 @@ class TorchLoop:
 
 def size_of(batch: object) -> tuple[int | None, int | None]:
     """Samples and tokens of a batch; None for what it does not say."""
-    num_tokens = None
-    if not isinstance(batch, list | tuple | torch.Tensor) and isinstance(batch, Mapping):  # the last is slow to ask
-        named = next((batch[key] for key in _TOKEN_KEYS if isinstance(batch.get(key), torch.Tensor)), None)
-        num_tokens = named.numel() if named is not None else None
-    return _num_samples(batch), num_tokens
+    if isinstance(batch, list | tuple | torch.Tensor) or not isinstance(batch, Mapping):
+        return _num_samples(batch), None
+    named = next((batch[key] for key in _TOKEN_KEYS if isinstance(batch.get(key), torch.Tensor)), None)
+    return _num_samples(batch), named.numel() if named is not None else None
 
 
 def _num_samples(batch: object) -> int | None:
     """The first dimension of the first tensor that has one."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else None
-    parts = batch if isinstance(batch, list | tuple) else batch.values() if isinstance(batch, Mapping) else ()
-    return next((size for part in parts if (size := _num_samples(part)) is not None), None)
+    if isinstance(batch, list | tuple):
+        for part in batch:
+            if (size := _num_samples(part)) is not None:
+                return size
+        return None
+    return _num_samples(list(batch.values())) if isinstance(batch, Mapping) else None
 
 
 def _total(counts: list[int | None]) -> int | None:

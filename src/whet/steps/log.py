@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from whet.steps.device_marks import DeviceMarks
 from whet.steps.growth import MemorySeries, memory_series
-from whet.steps.phases import Phase, PhaseClock, Taken
+from whet.steps.phases import Phase, PhaseClock
 
 NUM_WARM_UP = 2  # steps that make buffers, compile and start workers: kept apart
 _LABELS, _REST = tuple(phase.label for phase in Phase), Phase.REST.label
@@ -207,7 +207,8 @@ class StepLog:
 
     def _close(self) -> None:
         """End the step, and begin the next one after what that took: bookkeeping is in no step."""
-        record = self._record(self.clock.take())
+        taken = self.clock.take()
+        record = StepRecord(self._number, taken.start_ns, taken.ns, taken.calls, taken.loss_ns, self._num_batches)
         self._number += 1
         if self._marks is not None:
             self._marks.end(record.number)
@@ -226,9 +227,6 @@ class StepLog:
         if self._on_step is not None:
             self._on_step(record)
         self._begin()
-
-    def _record(self, taken: Taken) -> StepRecord:
-        return StepRecord(self._number, taken.start_ns, taken.ns, taken.calls, taken.loss_ns, self._num_batches)
 
     def _read_marks(self, *, wait: bool = False) -> None:
         if self._marks is None:

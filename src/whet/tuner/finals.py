@@ -37,19 +37,21 @@ def run_finals(
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Point, list[Point]]:
     """Measure the original and each contender in `rounds` interleaved rounds; at least six, even past the deadline.
+    The original alone: three, one past the deadline.
 
     Returns the original's point and the contenders', each judged against the original. A contender whose process
     fails is left out of the rest and has no point. One that loses each of the first three rounds is judged by those;
     where none is left, the finals are over.
     """
     order = random.Random(seed)
+    least = _MIN_ROUNDS
     if not contenders:
-        rounds = _ROUNDS_ALONE
+        rounds, least = _ROUNDS_ALONE, 1
     running: list[TrialRecord | None] = [None, *contenders]
     failed: set[int] = set()
     runs: dict[int, list[dict[str, Any]]] = {_number(c): [] for c in running}
     for i in range(rounds):
-        if i >= _MIN_ROUNDS and clock() > deadline:
+        if i >= least and clock() > deadline:
             break
         for contender in order.sample(running, len(running)):
             value = _measure(bench, contender)
