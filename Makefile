@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+QUIETLY := --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
 .PHONY: demo test test-all check format clean
 
@@ -25,11 +26,13 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# torch goes first: asked for by another package, it would come with several GB of CUDA libraries.
+# torch goes first: asked for by another package, it would come with several GB of CUDA libraries. Bytecode is made by
+# two processes, where pip would use one; some packages ship files that are no Python, hence `true`.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev]'
+	$(BIN)/python -m pip install $(QUIETLY) torch
+	$(BIN)/python -m pip install $(QUIETLY) --editable '.[all,dev]'
+	$(BIN)/python -m compileall -qq -j 2 -x /tests/ $(VENV)/lib || true
 	touch $@
 
 clean:

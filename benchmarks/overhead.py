@@ -60,7 +60,7 @@ RESULT = Path(__file__).parents[1] / "docs" / "results" / "overhead.json"
 KEEP_PAGES = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**32)}  # of glibc
 WITHOUT = "without"
 _USES = 20_000
-_ROUNDS_OF_ADDED = 60
+_RESAMPLES = 2000
 
 
 def main() -> None:
@@ -144,22 +144,26 @@ Make = Callable[[Loop], Iterator[tuple[str, Variant]]]
 def compared(make: Make, loop: Loop, tiny: Loop, cold: Loop, rounds: int) -> tuple[dict[str, Any], float]:
     """Each variant's overhead over the loop without it, and that loop's own milliseconds a step."""
     times = pairs(dict(make(loop)), rounds)
-    added, added_cold = (pairs(dict(make(one)), min(rounds, _ROUNDS_OF_ADDED)) for one in (tiny, cold))
+    added, added_cold = (pairs(dict(make(one)), rounds) for one in (tiny, cold))
     found: dict[str, Any] = {}
     for name, (without, with_it) in times.items():
         ratio = compare(without, with_it)  # above 1 where the variant is faster
         found[name] = {
             "overhead": 1 / ratio.ratio - 1,
             "ci95": [1 / ratio.ci95[1] - 1, 1 / ratio.ci95[0] - 1],
-            "added_us": _added_us(*added[name]),
+            "added_us": _added_us(*added[name])[0],
             "added_cold_us": _added_us(*added_cold[name]),
         }
     alone = [ms for without, _ in times.values() for ms in without]
     return found, statistics.median(alone) if alone else math.nan
 
 
-def _added_us(without_ms: Sequence[float], with_ms: Sequence[float]) -> float:
-    return statistics.median((b - a) * 1e3 for a, b in zip(without_ms, with_ms, strict=True))
+def _added_us(without_ms: Sequence[float], with_ms: Sequence[float]) -> tuple[float, float, float]:
+    """Microseconds a step: the median over pairs, and its 95 % interval (a bootstrap over pairs)."""
+    more_us = [(b - a) * 1e3 for a, b in zip(without_ms, with_ms, strict=True)]
+    order = random.Random(0)
+    medians = sorted(statistics.median(order.choices(more_us, k=len(more_us))) for _ in range(_RESAMPLES))
+    return statistics.median(more_us), medians[round(0.025 * _RESAMPLES)], medians[round(0.975 * _RESAMPLES) - 1]
 
 
 def pairs(run: dict[str, Variant], rounds: int) -> dict[str, tuple[list[float], list[float]]]:
@@ -192,7 +196,8 @@ def show(report: dict[str, Any]) -> None:
         table.add_column(name, justify="left" if not name else "right")
     for name, row in report["steps"].items():
         low, high = row["ci95"]
-        added = f"{row['added_us']:.0f}", f"{row['added_cold_us']:.0f}"
+        middle, least, most = row["added_cold_us"]
+        added = f"{row['added_us']:.0f}", f"{middle:.0f} ({least:.0f} to {most:.0f})"
         table.add_row(name, f"{row['overhead']:+.2%}", f"{low:+.2%} to {high:+.2%}", *added)
     console.print(table)
     for name, version in MISSING.items():
