@@ -9,8 +9,8 @@ Three questions:
 - what a training step of about 10 ms becomes: a block of the same loop with and a block without, one after the other,
   in random order. What counts is the mean over a block; steps of twice its median, which are the machine's doing, are
   left out of both. Then the same on a model that does next to nothing, which shows the microseconds that are added to
-  a step: with the caches as they are, and with caches that each step empties, as large models do. What the monitor's
-  thread does once a second is measured by itself;
+  a step: with the caches as they are, and with caches that each step empties, as large models do. What is done later,
+  for many steps at a time, and by the monitor's thread once a second is in none of these blocks; it is measured alone;
 - whether the figures are right: layers against the whole call, FLOPs against FlopCounterMode, memory against what
   another process saw.
 

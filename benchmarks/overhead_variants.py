@@ -1,5 +1,6 @@
 """The loops and instruments that benchmarks/overhead.py measures."""
 
+import gc
 import importlib.metadata
 import socket
 import statistics
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import whet
+from whet.monitor.steps import StepTotals, phases_of
+from whet.steps.log import StepRecord, Sums
+from whet.steps.phases import Phase
 from whet.steps.watch import watch_everything
 
 WARM_UP, STEPS_PER_BLOCK = 4, 24
@@ -42,7 +46,7 @@ MISSING = {package: _version(package) for package in ("lightning", "traceml-ai")
 class Loop:
     """A training loop, its data ready: forward, cross entropy, backward, AdamW, the loss as a number.
 
-    empties_caches: before the forward pass, `EMPTYING_BYTES` are gone through, in time that is not counted.
+    empties_caches: before each step, `EMPTYING_BYTES` are gone through, in time that is not counted.
     """
 
     def __init__(self, width: int, batch: int, *, empties_caches: bool = False) -> None:
@@ -70,11 +74,12 @@ class Loop:
         ended: Callable[[], None] = lambda: None,
     ) -> float:
         """One block, plain. step: entered around each step after its batch is there. ended: called at its end."""
+        gc.collect()  # what an instrument has made as it began is no step's
         samples, before = [], time.perf_counter()
         for x, y in self.loader if batches is None else batches:
             with step():
-                self.optimizer.zero_grad()
                 before += self._emptied_s()
+                self.optimizer.zero_grad()
                 loss = nn.functional.cross_entropy(self.model(x), y)
                 loss.backward()
                 self.optimizer.step()
@@ -87,6 +92,7 @@ class Loop:
 
     def run_in_parts(self, part: Named) -> float:
         """One block with a named context around each of its four parts."""
+        gc.collect()
         samples, before = [], time.perf_counter()
         batches = iter(self.loader)
         while True:
@@ -204,6 +210,9 @@ def per_use() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield "whet: p.section(...)", _entering(profile.section("use"))
     with whet.Monitor(port=0, show=False, interval_s=3600.0, watch=False) as monitor:
         yield "whet: monitor.step()", lambda: monitor.step(num_samples=8)
+    record, sums, totals = StepRecord(0, 0, (10**6,) * len(Phase), (1,) * len(Phase), 0, 1), Sums(), StepTotals()
+    yield "whet.watch: adding up a step, later", lambda: sums.add(record)
+    yield "whet.Monitor: adding up a step, later", lambda: totals.add(record.seconds, phases_of(record), 8, None)
     yield "record_function, no profiler on", _by_name(torch.profiler.record_function)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         yield "record_function, torch.profiler on", _by_name(torch.profiler.record_function)

@@ -67,32 +67,20 @@ def busy(gate: Gate, **options: Any) -> Iterator[DynamicBatcher]:
 
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=20),
-    max_batch=st.integers(1, 6),
-    max_wait_ms=st.sampled_from([0.0, 1.0, LONG_MS]),
-    sort_by_length=st.booleans(),
-    buckets=st.sampled_from([None, (4, 8, 12), (16,)]),
-    batch_sizes=st.sampled_from([None, (6,), (2, 4, 6)]),
+    options=st.fixed_dictionaries(
+        {
+            "max_batch": st.integers(1, 6),
+            "max_wait_ms": st.sampled_from([0.0, 1.0, LONG_MS]),
+            "sort_by_length": st.booleans(),
+            "buckets": st.sampled_from([None, (4, 8, 12), (16,)]),
+            "batch_sizes": st.sampled_from([None, (6,), (2, 4, 6)]),
+        }
+    ),
 )
-def test_results_are_those_of_the_model_one_at_a_time(
-    lengths: list[int],
-    max_batch: int,
-    max_wait_ms: float,
-    sort_by_length: bool,
-    buckets: tuple[int, ...] | None,
-    batch_sizes: tuple[int, ...] | None,
-) -> None:
+def test_results_are_those_of_the_model_one_at_a_time(lengths: list[int], options: dict[str, Any]) -> None:
     model = Recurrent().eval()
     samples = [torch.randint(50, (length,)) for length in lengths]
-    with DynamicBatcher(
-        model,
-        max_batch=max_batch,
-        max_wait_ms=max_wait_ms,
-        sort_by_length=sort_by_length,
-        buckets=buckets,
-        batch_sizes=batch_sizes,
-        lengths="lengths",
-        cut=("states",),
-    ) as batcher:
+    with DynamicBatcher(model, **options, lengths="lengths", cut=("states",)) as batcher:
         futures = [batcher.submit(sample) for sample in samples]
     for sample, future in zip(samples, futures, strict=True):
         with torch.no_grad():
@@ -104,9 +92,9 @@ def test_results_are_those_of_the_model_one_at_a_time(
         torch.testing.assert_close(found.last, expected["last"][0], rtol=1e-5, atol=1e-6)
     stats = batcher.stats()
     assert stats.num_samples == sum(size * count for size, count in stats.batch_sizes.items()) == len(samples)
-    assert max(stats.batch_sizes) <= max_batch
-    if max_wait_ms == LONG_MS:  # nothing ran early: full batches, and the rest at the end
-        assert stats.num_batches == -(-len(samples) // max_batch)
+    assert max(stats.batch_sizes) <= options["max_batch"]
+    if options["max_wait_ms"] == LONG_MS:  # nothing ran early: full batches, and the rest at the end
+        assert stats.num_batches == -(-len(samples) // options["max_batch"])
     assert (stats.num_waiting, stats.num_failed, stats.num_cancelled) == (0, 0, 0)
 
 

@@ -37,8 +37,17 @@ def subjects() -> dict[str, Subject]:
     return {name: build() for name, build in SUBJECTS.items()}
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
-@pytest.mark.parametrize("mode", ["f32", "static", "dynamic"])
+_ALSO = [("f32", "encoder"), ("dynamic", "hugging_face_like")]  # what the other two modes show as well
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        pytest.param(name, mode, marks=[pytest.mark.slow] * ((mode, name) in _ALSO))
+        for mode in ("f32", "static", "dynamic")
+        for name in SUBJECTS
+    ],
+)
 def test_close_to_the_original(subjects, machine, name, mode) -> None:
     """Not closer than int8 allows for, either: less error would mean that nothing was quantised."""
     subject = subjects[name]

@@ -36,8 +36,18 @@ def subjects() -> dict[str, Subject]:
     return {name: build() for name, build in SUBJECTS.items()}
 
 
-@pytest.mark.parametrize("name", SUBJECTS)
-@pytest.mark.parametrize(("precision", "low", "high"), [("f32", 0, 1e-4), ("bf16", 1e-4, 2e-2), ("int8", 1e-3, 5e-2)])
+_CLOSE = {"f32": (0, 1e-4), "bf16": (1e-4, 2e-2), "int8": (1e-3, 5e-2)}
+_ALSO = [("f32", "hugging_face_like"), ("bf16", "encoder")]  # what the other two precisions show as well
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "low", "high"),
+    [
+        pytest.param(name, precision, *bounds, marks=[pytest.mark.slow] * ((precision, name) in _ALSO))
+        for precision, bounds in _CLOSE.items()
+        for name in SUBJECTS
+    ],
+)
 def test_close_to_the_original(subjects, name, precision, low, high) -> None:
     """Not closer than the precision allows for, either: less error would mean that nothing was converted."""
     subject = subjects[name]

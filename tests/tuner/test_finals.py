@@ -18,7 +18,7 @@ def test_twenty_real_comparisons_of_a_model_with_itself_give_no_gain() -> None:
     model, (x,) = targets.conv()
     gains = 0
     for seed in range(20):
-        first, second = measure_pairs([lambda: model(x)], [lambda: model(x)], budget_s=0.1, num_pairs=8, seed=seed)
+        first, second = measure_pairs([lambda: model(x)], [lambda: model(x)], budget_s=0.05, num_pairs=8, seed=seed)
         comparison = compare(first, second, noise=noise_floor([first]))
         gains += comparison.verdict is Verdict.PASS
     assert gains <= 1  # 5 % of 20

@@ -27,6 +27,7 @@ _TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
 _STATIC = ("style.css", "format.js", "chart.js", "charts.js", "tiles.js", "live.js")
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
 _NEVER_STALE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+_OF_THE_PAGE = {**_NEVER_STALE, "Content-Security-Policy": _POLICY}
 
 
 class PageServer:
@@ -189,8 +190,7 @@ def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
 
     async def static(name: str) -> Response:
         content = (files("whet.monitor") / "page" / name).read_bytes()
-        media_type = _TYPES[name.rpartition(".")[2]]
-        return Response(content, media_type=media_type, headers={**_NEVER_STALE, "Content-Security-Policy": _POLICY})
+        return Response(content, media_type=_TYPES[name.rpartition(".")[2]], headers=_OF_THE_PAGE)
 
     @app.get("/")
     async def page() -> Response:

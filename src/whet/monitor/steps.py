@@ -136,7 +136,7 @@ class StepCounter:
     def _add_up(self) -> None:
         while self._pending:
             step, phases_s, num_samples, num_tokens = self._pending.popleft()
-            if isinstance(step, float):
+            if isinstance(step, float | int):
                 self._totals.add(step, phases_s or {}, num_samples, num_tokens)
             else:
                 self._totals.add(step.seconds, phases_of(step), num_samples, num_tokens)

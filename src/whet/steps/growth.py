@@ -59,6 +59,7 @@ class MemorySeries:
         self._read = read
         self._now = now
         self._due_ns = 0
+        self._taken_ns: int | None = None
         self._num_looks = 0
         self._stride = 1
         self._pending: list[tuple[int, int]] = []
@@ -77,7 +78,8 @@ class MemorySeries:
                 self._stride *= 2
         self._num_looks += 1
         ended = self._now()
-        taken = ended - began
+        before, self._taken_ns = self._taken_ns, ended - began
+        taken = min(self._taken_ns, before or self._taken_ns)  # one look may have been interrupted
         if self._num_looks > (_FREE if taken <= _FREE_NS else _FREE_AT_ANY_COST):
             self._due_ns = ended + (_EARLY_SHARE if self._num_looks < _EARLY else _SHARE) * taken
 
@@ -126,7 +128,7 @@ def memory_series(device: str) -> list[MemorySeries]:
 def heap_reader() -> Callable[[], int] | None:
     """A function that says how many bytes malloc has handed out; None where it cannot be asked or another serves."""
     try:
-        mallinfo2 = ctypes.CDLL(None).mallinfo2
+        mallinfo2 = ctypes.PyDLL(None).mallinfo2  # with the lock held: getting it back may take long
     except (OSError, AttributeError, TypeError):
         return None
     mallinfo2.restype = _Mallinfo2

@@ -286,8 +286,7 @@ def _scaler_step(call: Call, log: StepLog, optimizers: frozenset[int] | None) ->
 
 def wait_for(log: StepLog, call: Call, argument: Any) -> Any:
     """call(argument), as the loop's wait for a batch; the epoch's end, where it raises StopIteration."""
-    if log.clock.top == Phase.OPTIMIZER and log.clock.is_mine():
-        log.clock.unwind()  # an optimiser's step has raised, of which its hooks were not told
+    _leave_what_raised(log.clock)
     if not log.clock.accepts(_DATA):
         return call(argument)
     log.batch_asked()
@@ -301,10 +300,17 @@ def wait_for(log: StepLog, call: Call, argument: Any) -> Any:
         log.clock.leave()
 
 
+def _leave_what_raised(clock: PhaseClock) -> None:
+    """An optimiser's step may have raised, of which its hooks were not told."""
+    if clock.top == _OPTIMIZER and clock.is_mine():
+        clock.unwind()
+
+
 def _loader_next(call: Call, log: StepLog) -> Call:
     @functools.wraps(call)
     def next_batch(self: Any) -> Any:
-        is_nested = not log.clock.accepts(Phase.DATA)
+        _leave_what_raised(log.clock)
+        is_nested = not log.clock.accepts(_DATA)
         batch = wait_for(log, call, self)
         if not is_nested:
             if not log.loader_facts:

@@ -51,7 +51,7 @@ def run_finals(
     failed: set[int] = set()
     runs: dict[int, list[dict[str, Any]]] = {_number(c): [] for c in running}
     for i in range(rounds):
-        if i >= least and clock() > deadline:
+        if i >= least and runs[-1] and clock() > deadline:
             break
         for contender in order.sample(running, len(running)):
             value = _measure(bench, contender)

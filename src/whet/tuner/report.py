@@ -24,6 +24,7 @@ from whet.tuner import figures, plots
 from whet.tuner.figures import DASH
 from whet.tuner.key_figures import key_figures, record_of
 from whet.tuner.result import MODEL, Point, Result, TrialRecord
+from whet.tuner.verdict import noise_in_words
 
 _HERE = Path(__file__).parent
 _VERDICTS = {"gain": "gain", "no-gain": "no gain", "failed": "failed"}
@@ -61,6 +62,7 @@ def render(result: Result, toml: str) -> str:
         css=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
         verdict_word=_VERDICTS[result.verdict],
         day=_day(result.started_at),
+        noise=noise_in_words(result.baseline),
         tiles=key_figures(result),
         has_metric=figures.has_metric(result),
         quality_title=_quality_title(result),

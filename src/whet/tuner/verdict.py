@@ -28,12 +28,17 @@ def improves(goal: Goal, baseline: Point, point: Point) -> bool:
     return point.size_bytes < _SIZE_MARGIN * baseline.size_bytes
 
 
+def noise_in_words(baseline: Point) -> str:
+    """What two runs of the original differ by; too few runs of it do not tell."""
+    return f"{baseline.noise - 1:.1%}" if baseline.noise > 1 else "unknown: too few runs"
+
+
 def sentence(goal: Goal, baseline: Point, best: Point, compile_only: Point | None, quality_name: str) -> str:
     """The verdict in one sentence."""
     if best is baseline:
         return (
             f"No gain: nothing that was tried is proved better than the original in {goal.objective} "
-            f"(noise floor {baseline.noise - 1:.1%}); the original stays."
+            f"(noise floor {noise_in_words(baseline)}); the original stays."
         )
     low, high = best.speedup_ci95
     text = f"{best.label} is {best.speedup:.2f}x as fast as the original (95% interval {low:.2f} to {high:.2f})"
