@@ -144,7 +144,8 @@ def _overhead(report: dict[str, Any]) -> str:
         "",
         f"A training step of {report['step_ms']:.1f} ms on one core, {report['num_pairs']} interleaved pairs of blocks "
         f"of {report['steps_per_block']} steps; beside it what is added to a step that does next to nothing, "
-        "with the caches as they are, and with caches that each step empties (of 10 ms, 100 µs are 1 %):",
+        "with the caches as they are, and with caches that each step empties (of 10 ms, 100 µs are 1 %). The blocks "
+        "leave out what is done later, for many steps at a time, and by the monitor's thread every second: see above.",
         "",
         "| watched by | overhead (95%) | µs a step | caches emptied |",
         "|---|---|---|---|",

@@ -1,6 +1,13 @@
-"""Hypothesis sets no deadline here: on a busy machine any example can take long."""
+"""What looks for the holders of tensors thaws all that was frozen; it is frozen again for the tests that follow."""
 
-from hypothesis import settings
+import gc
+from collections.abc import Iterator
 
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
+import pytest
+
+
+@pytest.fixture(autouse=True, scope="module")
+def frozen_again() -> Iterator[None]:
+    yield
+    gc.collect()
+    gc.freeze()
