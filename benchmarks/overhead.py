@@ -1,7 +1,7 @@
 """What whet's instruments cost, beside torch.profiler, TraceML and PyTorch Lightning's simple profiler, in one run.
 
     pip install lightning traceml-ai      # for the peers; where one is missing, its row says so
-    python benchmarks/overhead.py [--rounds 120]      # about a quarter of an hour; writes docs/results/overhead.json
+    python benchmarks/overhead.py [--rounds 120]      # about 25 minutes; writes docs/results/overhead.json
 
 Three questions:
 

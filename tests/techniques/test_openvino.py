@@ -72,7 +72,9 @@ def test_reloads_in_a_fresh_process_with_the_same_outputs(subjects, tmp_path) ->
             save_file(inputs, f"{directory}.inputs.safetensors")
             wanted[directory] = {f"{i}.{j}": y for i, b in enumerate(batches) for j, y in enumerate(tuned.call(*b))}
     lines = "".join(f"{directory}\n" for directory in wanted)
-    done = subprocess.run([sys.executable, str(RELOAD)], input=lines, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, str(RELOAD), "openvino"], input=lines, capture_output=True, text=True, check=True
+    )
     assert done.stdout.split() == ["ok"] * len(wanted)
     for directory, outputs in wanted.items():
         found = load_file(f"{directory}.outputs.safetensors")
