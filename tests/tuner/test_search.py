@@ -116,8 +116,14 @@ def test_a_technique_that_cannot_win_alone_waits() -> None:
 
 def test_a_damaged_study_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"this is no database, whatever its name says" * 100)
-    with pytest.raises(StudyError, match="cannot be read"):
+    with pytest.raises(StudyError, match=r"cannot be read .*; remove it to start anew"):
         Study.open(default_storage(tmp_path), "test")
+
+
+@pytest.mark.parametrize("storage", ["nonsense", "postgresql+nodriver://127.0.0.1:9/whet"])
+def test_a_storage_out_of_reach_is_named(storage: str) -> None:
+    with pytest.raises(StudyError, match=r"cannot be read .*; the URL must be .* its driver installed"):
+        Study.open(storage, "test")
 
 
 def test_nothing_to_resume_is_named(tmp_path: Path) -> None:

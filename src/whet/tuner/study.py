@@ -41,8 +41,8 @@ class Study:
         try:
             return cls(_open_or_create(storage, name, must_exist=must_exist))
         except (SQLAlchemyError, RuntimeError, ImportError, ValueError, AssertionError, KeyError) as error:
-            reason = str(error).splitlines()[0]
-            raise StudyError(f"the study {storage} cannot be read ({reason}); remove it to start anew") from error
+            reason = str(error).splitlines()[0].removesuffix(".")
+            raise StudyError(f"the study {storage} cannot be read ({reason}); {_remedy(storage)}") from error
 
     @property
     def facts(self) -> dict[str, Any] | None:
@@ -117,6 +117,12 @@ def _has_ended(attributes: Mapping[str, Any]) -> bool:
 
 def _is_gone(attributes: Mapping[str, Any]) -> bool:
     return attributes.get("host") == socket.gethostname() and not psutil.pid_exists(int(attributes.get("pid", -1)))
+
+
+def _remedy(storage: str) -> str:
+    if storage.startswith("sqlite:"):
+        return "remove it to start anew"
+    return "the URL must be one that SQLAlchemy knows, its server up, and its driver installed (PostgreSQL's: psycopg2)"
 
 
 def _open_or_create(storage: str, name: str, *, must_exist: bool) -> optuna.Study:
