@@ -26,7 +26,7 @@ _COLLECTIVES = (
     *("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "reduce"),
     *("broadcast_object_list", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
 )
-_DATA, _FORWARD, _OPTIMIZER, _SYNC = (int(p) for p in (Phase.DATA, Phase.FORWARD, Phase.OPTIMIZER, Phase.SYNC))
+_DATA, _OPTIMIZER, _SYNC = (int(p) for p in (Phase.DATA, Phase.OPTIMIZER, Phase.SYNC))
 _ABSENT = object()
 _NOTED_NS = 50_000  # a read of a number on the CPU takes less, even with cold caches, and looking up its line as much
 _GONE = "_whet_gone"
@@ -79,12 +79,12 @@ def patched(install: Callable[[Patches], None]) -> Iterator[Patches]:
 
 
 def timed(call: Call, clock: PhaseClock, counted_as: Phase) -> Call:
-    """`call`, with its time counted as a phase."""
+    """`call`, with its time counted as a phase; calls within that phase, as of hundreds of modules, pass at once."""
     phase = int(counted_as)  # quicker than an enum's member
 
     @functools.wraps(call)
     def timed_call(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or not clock.enter(phase):
+        if is_compiling() or clock.top == phase or not clock.enter(phase):
             return call(*args, **kwargs)
         try:
             return call(*args, **kwargs)
@@ -145,23 +145,8 @@ def patch_all_loops(patches: Patches, log: StepLog) -> None:
     clock = log.clock
     patches.set(_BaseDataLoaderIter, "__next__", _loader_next(_BaseDataLoaderIter.__next__, log))
     patches.set(DataLoader, "__iter__", _loader_iter(DataLoader.__iter__, log))
-    patches.set(nn.Module, "__call__", _module_call(nn.Module.__call__, clock))
+    patches.set(nn.Module, "__call__", timed(nn.Module.__call__, clock, Phase.FORWARD))
     patches.set(Optimizer, "zero_grad", timed(Optimizer.zero_grad, clock, Phase.OPTIMIZER))
-
-
-def _module_call(call: Call, clock: PhaseClock) -> Call:
-    """A module's call: the outermost is timed, those within it, of which there may be hundreds, pass at once."""
-
-    @functools.wraps(call)
-    def calling(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or clock.top == _FORWARD or not clock.enter(_FORWARD):
-            return call(*args, **kwargs)
-        try:
-            return call(*args, **kwargs)
-        finally:
-            clock.leave()
-
-    return calling
 
 
 def hook_all_optimizers(patches: Patches, log: StepLog, on_first_step: Callable[[], None]) -> None:
