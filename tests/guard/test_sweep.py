@@ -6,7 +6,8 @@ from whet.errors import BaselineError, OptionError
 from whet.guard import against
 from whet.guard.plot import plot_sweep
 from whet.guard.report import Point, Sweep, read_sweep
-from whet.guard.sweep import bench, grid
+from whet.guard.sweep import bench, combined, grid
+from whet.measure import Outcome
 
 TARGETS = """
 import time
@@ -133,3 +134,20 @@ def test_a_damaged_baseline_is_one_clear_error(text: str, tmp_path: Path) -> Non
         read_sweep(path)
     with pytest.raises(BaselineError, match="there is no baseline"):
         read_sweep(tmp_path / "none.json")
+
+
+def test_calls_too_few_in_each_process_and_enough_in_all_give_a_p99() -> None:
+    def outcome(times_ms: list[float]) -> Outcome:
+        value = {
+            "samples_ms": times_ms,
+            "num_calls": len(times_ms),
+            "num_samples": 1,
+            "latency_ms": 1.0,
+            "p99_ms": None,
+        }
+        return Outcome({**value, "stopped_by": ""}, None, 1.0, 0)
+
+    fast, slow = [1.0] * 247, [1.0] * 240 + [9.0] * 13
+    assert combined("t", {}, [outcome(fast), outcome(fast)]).p99_ms is None  # 494 calls
+    point = combined("t", {}, [outcome(fast), outcome(slow)])  # 500, of which 2.6 % slow
+    assert (point.num_calls, point.p99_ms) == (500, 9.0)

@@ -17,7 +17,8 @@ class Point(BaseModel):
     """One target at one size. Figures are medians over `processes`; samples are those of the first process.
 
     share_of_limit: least time the machine allows over the time measured. energy_j: per call, None where there is no
-    counter, and `energy_reason` says why. p99_ms: None below 500 calls.
+    counter, and `energy_reason` says why. p99_ms: None below 500 calls; of the calls of all processes where each made
+    fewer.
     """
 
     target: str

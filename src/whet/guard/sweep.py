@@ -13,7 +13,7 @@ from whet.errors import OptionError
 from whet.guard.growth import Growth, fit_growth
 from whet.guard.report import Point, Sweep
 from whet.machine import describe, load_limits, versions
-from whet.measure import Failure, Outcome, run_isolated
+from whet.measure import MIN_SAMPLES_FOR_P99, Failure, Outcome, percentile, run_isolated
 from whet.measure.isolate import QUIET, FailureKind
 
 FUNCTION = "whet.guard.point:measure_point"
@@ -62,7 +62,7 @@ def bench(
                 outcomes.append(_run(arguments, Path(scratch), time_limit_s, memory_limit_bytes))
                 if outcomes[-1].failure is not None:
                     break
-            points.append(_point(target, sizes, outcomes))
+            points.append(combined(target, sizes, outcomes))
             report(points[-1])
     return Sweep(
         started_at=started,
@@ -94,7 +94,8 @@ def _run(arguments: Mapping[str, Any], directory: Path, time_limit_s: float, mem
     )
 
 
-def _point(target: str, sizes: dict[str, int], outcomes: Sequence[Outcome]) -> Point:
+def combined(target: str, sizes: dict[str, int], outcomes: Sequence[Outcome]) -> Point:
+    """One point of what its processes gave: medians over them, the largest peaks, the reason of one that failed."""
     values = [outcome.value for outcome in outcomes if outcome.value is not None]
     failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
     if not values:
@@ -107,6 +108,9 @@ def _point(target: str, sizes: dict[str, int], outcomes: Sequence[Outcome]) -> P
         for name in _MEDIANS
         if all(v.get(name) is not None for v in values)
     }
+    samples_ms = [sample for v in values for sample in v["samples_ms"]]
+    if "p99_ms" not in medians and len(samples_ms) >= MIN_SAMPLES_FOR_P99:  # too few calls in each, enough in all
+        medians["p99_ms"] = percentile(samples_ms, 99)
     peaks = {
         name: max(v[name] for v in values)
         for name in ("peak_bytes", "working_bytes", "cuda_peak_bytes", "live_tensor_bytes")

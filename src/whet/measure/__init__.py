@@ -3,9 +3,10 @@
 from whet.measure.clock import Measurement, measure_calls, measure_pairs, quiet_collector, time_block, warm_up
 from whet.measure.isolate import Failure, Outcome, run_isolated
 from whet.measure.memory import cuda_peak_bytes, live_tensor_bytes, peak_rss_bytes, reset_peak_rss
-from whet.measure.stats import Comparison, Verdict, compare, noise_floor, percentile
+from whet.measure.stats import MIN_SAMPLES_FOR_P99, Comparison, Verdict, compare, noise_floor, percentile
 
 __all__ = [
+    "MIN_SAMPLES_FOR_P99",
     "Comparison",
     "Failure",
     "Measurement",

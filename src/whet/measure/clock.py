@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from whet.errors import reason
-from whet.measure.stats import percentile
+from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
 
 Call = Callable[[], Any]
 
-_MIN_CALLS_FOR_P99 = 500  # below that the 99th percentile is one of a handful of samples
 _BLOCK_CALLS = 3  # different calls in one block of a pair, at most
 
 
@@ -42,7 +41,7 @@ class Measurement:
     @property
     def p99_ms(self) -> float | None:
         """None where there are too few samples to speak of a 99th percentile."""
-        return percentile(self.samples_s, 99) * 1e3 if len(self.samples_s) >= _MIN_CALLS_FOR_P99 else None
+        return percentile(self.samples_s, 99) * 1e3 if len(self.samples_s) >= MIN_SAMPLES_FOR_P99 else None
 
     @property
     def throughput(self) -> float:

@@ -16,6 +16,7 @@ from enum import StrEnum
 import numpy as np
 import scipy
 
+MIN_SAMPLES_FOR_P99 = 500  # below that the 99th percentile is one of a handful of samples
 _CONFIDENCE = 0.95
 _RESAMPLES = 4000
 _MIN_RESAMPLED = 6  # resamples of fewer pairs cannot leave their range, which misses the mean once in 2 ** (pairs - 1)

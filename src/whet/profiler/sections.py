@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from whet.measure.stats import percentile
+from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,7 +22,6 @@ R = TypeVar("R")
 _READ_AGAIN_NS = 25_000  # reading memory costs more than a section may; in this time no more than 0.5 MB can be touched
 _MOST_PENDING = 4096  # pairs of CUDA events that wait to be read
 _MOST_SAMPLES = 65_536  # of a timer
-_LEAST_FOR_P99 = 500
 
 
 class _Node:
@@ -344,7 +343,7 @@ class Timer:
             total_s=self.total_ns / 1e9,
             median_ms=percentile(samples_ms, 50),
             p90_ms=percentile(samples_ms, 90),
-            p99_ms=percentile(samples_ms, 99) if len(samples_ms) >= _LEAST_FOR_P99 else None,
+            p99_ms=percentile(samples_ms, 99) if len(samples_ms) >= MIN_SAMPLES_FOR_P99 else None,
         )
 
 

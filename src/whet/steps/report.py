@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from whet.figures import digits
-from whet.measure.stats import percentile
+from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
 from whet.measure.usercode import UNKNOWN
 from whet.steps.figures import count, percent
 from whet.steps.growth import Growth, growth
@@ -15,7 +15,6 @@ from whet.steps.phases import Phase
 from whet.steps.verdict import LEAST_STEPS, Facts, StepVerdict, advice, cut, judge
 
 ORDER = (Phase.DATA, Phase.TRANSFER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.SYNC, Phase.REST)
-_LEAST_FOR_P99 = 500
 _WIDTH = 78
 _MOST_SITES = 3
 _ABSENT = {
@@ -151,7 +150,7 @@ def summarize(log: StepLog) -> StepReport:
         step_ms=_mean_ns(log, records, num_counted) / 1e6 if records else None,
         p50_ms=percentile(seconds, 50) * 1e3 if records else None,
         p90_ms=percentile(seconds, 90) * 1e3 if records else None,
-        p99_ms=percentile(seconds, 99) * 1e3 if len(seconds) >= _LEAST_FOR_P99 else None,
+        p99_ms=percentile(seconds, 99) * 1e3 if len(seconds) >= MIN_SAMPLES_FOR_P99 else None,
         first_step_ms=warm_up[0].seconds * 1e3 if warm_up else None,
         batches_per_step=sum(r.num_batches for r in records) / len(records) if records else None,
         loss_ms=sum(r.loss_ns for r in records) / len(records) / 1e6 if records else 0.0,
