@@ -93,6 +93,12 @@ def test_a_point_that_outgrows_its_memory_says_so(targets: Path) -> None:
     assert "memory" in point.reason
 
 
+def test_a_size_that_no_memory_could_hold_says_so(targets: Path) -> None:
+    first, second = bench([f"{targets}:squares"], batch=[1], seq=[400_000, 16], budget_s=0.1).points
+    assert first.reason.startswith("does not fit into memory: ")
+    assert second.status == "done"
+
+
 def test_a_target_that_cannot_be_had_fails_with_the_reason() -> None:
     (point,) = bench(["no-such-workload"]).points
     assert point.status == "failed"

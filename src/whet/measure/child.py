@@ -38,7 +38,8 @@ def _call(function: str, arguments: dict[str, Any]) -> str:
             raise TypeError(f"{function} must return a dict, not {type(value).__name__}")
         return json.dumps({"value": value})
     except WhetError as error:
-        failure = {"kind": "user", "type": type(error).__name__, "message": str(error)}
+        kind = "memory" if _is_out_of_memory(error.__cause__) else "user"
+        failure = {"kind": kind, "type": type(error).__name__, "message": str(error)}
     except Exception as error:  # noqa: BLE001 - whatever a model or a backend raises is this trial's result
         traceback.print_exc()
         kind = "memory" if _is_out_of_memory(error) else "error"
@@ -47,7 +48,7 @@ def _call(function: str, arguments: dict[str, Any]) -> str:
     return json.dumps(failure)
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: BaseException | None) -> bool:
     """Python's MemoryError, torch's OutOfMemoryError on a GPU, and the RuntimeError of torch's CPU allocator."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
