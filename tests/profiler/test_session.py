@@ -42,6 +42,8 @@ def loop(p: Session, num_steps: int, *, wait_s: float = 0.0, losses: list[torch.
 
 
 def test_sections_of_a_loop() -> None:
+    with whet.profile() as p:  # a process's first optimiser imports for longer than the loop waits
+        loop(p, 1)
     with whet.profile() as p:
         loop(p, 6, wait_s=0.01)
     report = p.report
@@ -56,6 +58,13 @@ def test_sections_of_a_loop() -> None:
     assert report.memory is not None
     assert report.memory.peak_bytes == pytest.approx(psutil.Process().memory_info().rss, rel=0.05)
     assert report.operators is None and report.tensors is None and report.leaks is None
+
+
+def test_what_tracing_costs_is_no_time_of_the_block() -> None:
+    with whet.profile(operators=True) as p:
+        loop(p, 6)
+    # Starting the tracer and writing its trace keep several threads busy, for longer than these steps.
+    assert 0 < p.report.cpu_s <= p.report.wall_s * (torch.get_num_threads() + 1)
 
 
 def test_an_exception_goes_on_and_the_measured_part_is_kept() -> None:

@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -94,12 +95,12 @@ class Session:
         self._sections = self._new_sections()
         self._tracer: torch.profiler.profile | None = None
         self._traced_from_s = self._traced_s = 0.0
-        self._own = (0.0, 0.0)  # wall and thread time of starting and stopping the tracer: they are not the block's
+        self._own = _Times()  # of starting and stopping the tracer: they are not the block's
         self._stopped: torch.profiler.profile | None = None
         self._trace: tuple[bytes, int] | None = None
         self._history: bytes | None = None
         self._num_steps = 0
-        self._began: tuple[float, float, float] | None = None
+        self._began: _Times | None = None
         self._report: Report | None = None
 
     def __enter__(self) -> "Session":
@@ -114,8 +115,8 @@ class Session:
             self._tracker.__enter__()  # type: ignore[no-untyped-call]
         if self._wants_operators:
             self._start_tracing()
-        self._own = (0.0, 0.0)
-        self._began = (time.perf_counter(), time.process_time(), time.thread_time())
+        self._own = _Times()
+        self._began = _Times.now()
         return self
 
     def __exit__(
@@ -124,14 +125,12 @@ class Session:
         assert self._began is not None
         if self._cuda:
             torch.cuda.synchronize()
-        wall_s = time.perf_counter() - self._began[0] - self._own[0]
-        cpu_s = time.process_time() - self._began[1] - self._own[1]
-        thread_s = time.thread_time() - self._began[2] - self._own[1]
+        took = _Times.now() - self._began - self._own
         self._stop_tracing()
         if self._tracker is not None:
             self._tracker.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
         partial = "" if error is None else f"the block raised {type(error).__name__}: {reason(error)}"
-        self._report = self._found(wall_s, cpu_s, min(wall_s, thread_s), partial)
+        self._report = self._found(took.wall_s, took.cpu_s, min(took.wall_s, took.thread_s), partial)
 
     def _found(self, wall_s: float, cpu_s: float, thread_s: float, partial: str) -> Report:
         """Everything, once all instruments but the timeline have been taken off."""
@@ -254,10 +253,10 @@ class Session:
         self._sections.saw_bytes(held_bytes)
 
     def _start_tracing(self) -> None:
-        began = _now()
+        began = _Times.now()
         self._tracer = start_tracer(cuda=self._cuda)
         self._sections.annotates = True
-        self._own = _plus_since(self._own, began)
+        self._own += _Times.now() - began
         self._traced_from_s = time.perf_counter()
 
     def _stop_tracing(self) -> None:
@@ -266,12 +265,12 @@ class Session:
             return
         if self._cuda:
             torch.cuda.synchronize()
-        stopped = _now()
-        self._traced_s = stopped[0] - self._traced_from_s
+        stopped = _Times.now()
+        self._traced_s = stopped.wall_s - self._traced_from_s
         self._sections.annotates = False
         stop_tracer(self._tracer)
         self._stopped, self._tracer = self._tracer, None
-        self._own = _plus_since(self._own, stopped)
+        self._own += _Times.now() - stopped
 
     def _read_tracer(self) -> Operators | None:
         if self._stopped is None:
@@ -335,14 +334,23 @@ def nsight_commands(program: str, *, marked: bool = False) -> tuple[str, ...]:
     )
 
 
-def _now() -> tuple[float, float]:
-    """Wall and thread time."""
-    return time.perf_counter(), time.thread_time()
+@dataclass(frozen=True)
+class _Times:
+    """Seconds: of the clock on the wall, of all this process's threads, of the thread that asks."""
 
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    thread_s: float = 0.0
 
-def _plus_since(spent: tuple[float, float], began: tuple[float, float]) -> tuple[float, float]:
-    wall_s, thread_s = _now()
-    return spent[0] + wall_s - began[0], spent[1] + thread_s - began[1]
+    @staticmethod
+    def now() -> "_Times":
+        return _Times(time.perf_counter(), time.process_time(), time.thread_time())
+
+    def __add__(self, other: "_Times") -> "_Times":
+        return _Times(self.wall_s + other.wall_s, self.cpu_s + other.cpu_s, self.thread_s + other.thread_s)
+
+    def __sub__(self, other: "_Times") -> "_Times":
+        return _Times(self.wall_s - other.wall_s, self.cpu_s - other.cpu_s, self.thread_s - other.thread_s)
 
 
 def _memory_history() -> bytes:
