@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from whet.errors import InputsError
 
@@ -17,6 +19,17 @@ from whet.errors import InputsError
 def add(a: float, b: float) -> dict[str, Any]:
     print("adding")
     return {"sum": a + b, "pid": os.getpid(), "path": os.environ["PYTHONPATH"]}
+
+
+def ancestry() -> dict[str, Any]:
+    parent = psutil.Process(os.getppid())
+    return {
+        "pid": os.getpid(),
+        "parent": parent.pid,
+        "num_children": len(parent.children()),
+        "session": os.getsid(0),
+        "random": random.random(),
+    }
 
 
 def user_error() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Every way for a child process to end, and that nothing it started lives on."""
+"""Every way for a child process to end, and that nothing it started lives on: a fresh process, and a fork."""
 
 import contextlib
 import json
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from whet.measure import isolate
+from whet.measure.fork_server import ForkServer
 from whet.measure.isolate import ARGUMENTS, LOG, RESULT, FailureKind, Outcome, run_isolated
 
 HERE = Path(__file__).parent
@@ -24,8 +25,19 @@ PATH = {"PYTHONPATH": str(HERE)}
 Run = Callable[..., Outcome]
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer(["whet.measure.isolate"], PATH) as server:
+        yield server
+
+
+@pytest.fixture(params=["fresh", "fork"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path: Path, kind: str, server: ForkServer) -> Run:
     def isolated(function: str, *, time_limit_s: float = 120, memory: int | None = None, **arguments: Any) -> Outcome:
         return run_isolated(
             f"{TARGETS}:{function}",
@@ -34,6 +46,7 @@ def run(tmp_path: Path) -> Run:
             time_limit_s=time_limit_s,
             memory_limit_bytes=memory,
             environment=PATH,
+            start=server.start if kind == "fork" else None,
         )
 
     return isolated
@@ -106,11 +119,12 @@ def test_leaving_without_a_result_is_a_crash(run: Run) -> None:
     assert failure_of(outcome) == (FailureKind.CRASH, "the process ended with exit code 3 and gave no result")
 
 
-def test_a_hang_ends_at_the_limit_with_all_it_started(run: Run, tmp_path: Path) -> None:
+def test_a_hang_ends_at_the_limit_with_all_it_started(run: Run, kind: str, tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    outcome = run("hang", time_limit_s=8, pids=str(pids))
-    assert failure_of(outcome) == (FailureKind.TIMEOUT, "took longer than its limit of 8 s")
-    assert 8 <= outcome.seconds < 20
+    limit_s = 2 if kind == "fork" else 8
+    outcome = run("hang", time_limit_s=limit_s, pids=str(pids))
+    assert failure_of(outcome) == (FailureKind.TIMEOUT, f"took longer than its limit of {limit_s} s")
+    assert limit_s <= outcome.seconds < limit_s + 12
     assert len(read_pids(pids)) == 3
     assert all(map(is_gone, read_pids(pids)))
 
@@ -157,20 +171,21 @@ def test_signals_are_named_where_they_have_a_name(tmp_path: Path) -> None:
 PARENT = """
 import sys
 from pathlib import Path
+from whet.measure.fork_server import ForkServer
 from whet.measure.isolate import run_isolated
+start = ForkServer([], {}).start if sys.argv[3] == "fork" else None
 try:
-    run_isolated("targets_for_isolate:hang", {"pids": sys.argv[1]}, Path(sys.argv[2]), time_limit_s=300)
+    run_isolated("targets_for_isolate:hang", {"pids": sys.argv[1]}, Path(sys.argv[2]), time_limit_s=300, start=start)
 except KeyboardInterrupt:
     sys.exit(42)
 """
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 42), (signal.SIGKILL, -signal.SIGKILL)])
-def test_the_child_ends_with_its_parent(tmp_path: Path, number: int, code: int) -> None:
+def test_the_child_ends_with_its_parent(tmp_path: Path, kind: str, number: int, code: int) -> None:
     pids = tmp_path / "pids"
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(pids), str(tmp_path / "exchange")], env={**os.environ, **PATH}
-    )
+    command = [sys.executable, "-c", PARENT, str(pids), str(tmp_path / "exchange"), kind]
+    parent = subprocess.Popen(command, env={**os.environ, **PATH})
     child, *sleepers = read_pids(pids)
     try:
         parent.send_signal(number)
@@ -183,3 +198,36 @@ def test_the_child_ends_with_its_parent(tmp_path: Path, number: int, code: int) 
         for pid in [child, *sleepers]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(pid).kill()
+
+
+def test_forks_share_the_process_that_made_them_and_what_it_imported(run: Run, kind: str) -> None:
+    first, second = run("ancestry").value, run("ancestry").value
+    assert first is not None and second is not None
+    assert first["pid"] != second["pid"]
+    assert first["session"] == first["pid"]  # its own: what it starts can be ended with it
+    assert first["random"] != second["random"]
+    if kind == "fork":
+        assert first["parent"] == second["parent"] != os.getpid()
+        assert second["num_children"] == 1  # the first was waited for
+    else:
+        assert first["parent"] == os.getpid()
+
+
+def test_where_a_server_has_ended_a_fresh_process_does_it(tmp_path: Path) -> None:
+    server = ForkServer(["no_such_module"], PATH)
+    for _ in range(2):  # as it ends, and after its end
+        outcome = run_isolated(
+            f"{TARGETS}:ancestry", {}, tmp_path, time_limit_s=60, environment=PATH, start=server.start
+        )
+        assert outcome.value is not None
+        assert outcome.value["parent"] == os.getpid()
+    server.close()
+    server.close()
+
+
+def test_a_server_that_is_closed_leaves_no_process(tmp_path: Path) -> None:
+    server = ForkServer([], PATH)
+    outcome = run_isolated(f"{TARGETS}:ancestry", {}, tmp_path, time_limit_s=60, start=server.start)
+    assert outcome.value is not None
+    server.close()
+    assert is_gone(outcome.value["parent"])

@@ -11,11 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
@@ -74,6 +74,15 @@ class Outcome:
     peak_rss_bytes: int
 
 
+class Child(Protocol):
+    """A process that was started: subprocess.Popen, or what is like it."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
 def run_isolated(
     function: str,
     arguments: Mapping[str, Any],
@@ -84,42 +93,59 @@ def run_isolated(
     environment: Mapping[str, str] | None = None,
     working_directory: Path | None = None,
     inherit: Sequence[int] = (),
+    start: Callable[[str, Path], Child | None] | None = None,
 ) -> Outcome:
-    """Call `package.module:function`(**arguments) in a fresh process and return what came of it.
+    """Call `package.module:function`(**arguments) in a process of its own and return what came of it.
 
     arguments must be JSON, and the function's result a dict that is. `directory` holds the exchange and the child's
     log. On Ctrl-C the child and all it started are ended, and KeyboardInterrupt goes on. working_directory: the
     child's; this process's, if not given. inherit: file descriptors that become the child's, and are closed here.
+    start: makes the process from the function's name and the directory, as a ForkServer does, whose environment it has;
+    without it, or where it gives None, a fresh interpreter is started.
     """
     directory = directory.absolute()
     directory.mkdir(parents=True, exist_ok=True)
     (directory / RESULT).unlink(missing_ok=True)
     (directory / ARGUMENTS).write_text(json.dumps(dict(arguments)), encoding="utf-8")
     started = time.perf_counter()
+    (directory / LOG).write_bytes(b"")
+    child = start(function, directory) if start is not None else None
+    if child is None:
+        child = _start(function, directory, environment or {}, working_directory, inherit)
+    for descriptor in inherit:
+        os.close(descriptor)
+    try:
+        peak, ended_by = _watch(child, started + time_limit_s, memory_limit_bytes)
+    finally:
+        _end(child)
+    seconds = time.perf_counter() - started
+    value, failure = _read_result(directory, child.wait(), ended_by, time_limit_s, memory_limit_bytes)
+    return Outcome(value, failure, seconds, peak)
+
+
+def _start(
+    function: str,
+    directory: Path,
+    environment: Mapping[str, str],
+    working_directory: Path | None,
+    inherit: Sequence[int],
+) -> Child:
     with (directory / LOG).open("wb") as log:
-        child = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "whet.measure.child", function, str(directory)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **environment},
             cwd=working_directory,
             start_new_session=True,
             pass_fds=inherit,
         )
-        for descriptor in inherit:
-            os.close(descriptor)
-        try:
-            peak, ended_by = _watch(child, started + time_limit_s, memory_limit_bytes)
-        finally:
-            _end(child)
-    seconds = time.perf_counter() - started
-    value, failure = _read_result(directory, child.returncode, ended_by, time_limit_s, memory_limit_bytes)
-    return Outcome(value, failure, seconds, peak)
 
 
-def _watch(child: subprocess.Popen[bytes], deadline: float, memory_limit: int | None) -> tuple[int, FailureKind | None]:
-    peak, tree, listed = 0, _tree(child.pid), time.perf_counter()
+def _watch(child: Child, deadline: float, memory_limit: int | None) -> tuple[int, FailureKind | None]:
+    tree, listed = _tree(child.pid), time.perf_counter()
+    peak = _rss(tree)
     while True:
         try:
             child.wait(_POLL_S)
@@ -154,7 +180,7 @@ def _rss(tree: list[psutil.Process]) -> int:
     return total
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: Child) -> None:
     """End the child and all it started: compilers and worker processes, in its session or in their own."""
     tree = _tree(child.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):

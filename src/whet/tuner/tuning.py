@@ -28,7 +28,7 @@ from whet.tuner import finals, plan, verdict
 from whet.tuner.finalist import PICKLED
 from whet.tuner.report import write_report
 from whet.tuner.result import FILE, MODEL, Objective, Result, TrialRecord
-from whet.tuner.search import Goal, Workbench, isolated, ranked, search, try_recipe
+from whet.tuner.search import Goal, Workbench, forking, ranked, search, try_recipe
 from whet.tuner.study import Study, default_storage
 from whet.workload import Quality, Workload
 
@@ -87,8 +87,10 @@ def tune(
     listener = listener or Listener()
     started, began = time.monotonic(), datetime.datetime.now(datetime.UTC)
     deadline = started + budget_s
-    with _prepared(target, inputs, quality, calibration, out, resume) as (address, name, directory, scratch):
-        run = isolated(memory_limit_bytes)
+    with (
+        _prepared(target, inputs, quality, calibration, out, resume) as (address, name, directory, scratch),
+        forking(memory_limit_bytes) as run,
+    ):
         arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
         facts = _looked(run("look", arguments, scratch, _LOOK_LIMIT_S))
         listener.looked(facts)

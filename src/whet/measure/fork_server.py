@@ -1,0 +1,122 @@
+"""A process that has imported what its children need, and forks one for each call: it starts at once, where a fresh
+process imports torch for a second or two first.
+
+For work whose memory is not measured and whose times are compared within one process: forks share their parent's pages
+and its layout of addresses, which a measurement of its own wants drawn anew. The server runs nothing but imports, so
+it has no threads of torch's that a fork would lose, and no GPU context.
+"""
+
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from whet.imports import import_large
+from whet.measure.child import die_with_parent, main
+from whet.measure.isolate import LOG
+
+_MESSAGE_BYTES = 2**16
+_END_S = 5.0
+_LOST = -9  # what a child whose server is gone is said to have ended with: the kernel ends it by SIGKILL
+
+
+class ForkServer:
+    """Start the server. Use it as a context manager, or close it; one child runs at a time.
+
+    preload: modules that it imports. environment: added to this process's, as it is now; the children's too.
+    """
+
+    def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._wire, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(theirs.fileno()), *preload],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={**os.environ, **environment},
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the server, and a child that still runs. A second call does nothing."""
+        self._wire.close()  # which it takes as the end
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def start(self, function: str, directory: Path) -> "ForkedChild | None":
+        """A child that calls whet.measure.child.main(function, directory). None where the server has ended."""
+        with contextlib.suppress(OSError):
+            self._wire.send(json.dumps([function, str(directory)]).encode())
+            if pid := self._wire.recv(_MESSAGE_BYTES):
+                return ForkedChild(int(pid), self._wire)
+        return None
+
+
+class ForkedChild:
+    """What isolate needs of subprocess.Popen, for a process that is the server's child."""
+
+    def __init__(self, pid: int, wire: socket.socket) -> None:
+        self.pid = pid
+        self._returncode: int | None = None
+        self._wire = wire
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, or minus the signal. Raises subprocess.TimeoutExpired."""
+        if self._returncode is None:
+            if not select.select([self._wire], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            self._returncode = int(self._wire.recv(_MESSAGE_BYTES) or _LOST)
+        return self._returncode
+
+
+def serve(wire: socket.socket, preload: Sequence[str]) -> None:
+    """Fork for each request, one after the other, until the other end closes."""
+    die_with_parent()
+    for name in preload:
+        import_large(name)
+    while request := wire.recv(_MESSAGE_BYTES):
+        function, directory = json.loads(request)
+        pid = os.fork()
+        if pid == 0:
+            wire.close()
+            _become(function, Path(directory))
+        wire.send(str(pid).encode())
+        _, status = os.waitpid(pid, 0)
+        wire.send(str(os.waitstatus_to_exitcode(status)).encode())
+
+
+def _become(function: str, directory: Path) -> None:
+    """In the fork: a session and a log of its own, then the call. Never returns."""
+    try:
+        os.setsid()
+        with (directory / LOG).open("wb") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        main(function, str(directory))
+    except BaseException:  # noqa: BLE001 - nothing may unwind into the server's loop
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
