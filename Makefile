@@ -26,13 +26,15 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# torch goes first: asked for by another package, it would come with several GB of CUDA libraries. Bytecode is made by
-# two processes, where pip would use one; some packages ship files that are no Python, hence `true`.
+# torch goes first: asked for by another package, it would come with several GB of CUDA libraries. Bytecode is made
+# while pip, which uses one core, fetches the rest, and by two processes after that; not of what no test imports. Some
+# packages ship files that are no Python, hence `true`.
+COMPILE := $(BIN)/python -m compileall -qq -x '/tests/|/torch/testing/_|/transformers/models/|/pip/|/setuptools/'
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(QUIETLY) torch
-	$(BIN)/python -m pip install $(QUIETLY) --editable '.[all,dev]'
-	$(BIN)/python -m compileall -qq -j 2 -x /tests/ $(VENV)/lib || true
+	$(COMPILE) $(VENV)/lib & \
+	$(BIN)/python -m pip install $(QUIETLY) --editable '.[all,dev]' && { wait; $(COMPILE) -j 2 $(VENV)/lib || true; }
 	touch $@
 
 clean:
