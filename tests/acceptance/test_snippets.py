@@ -1,4 +1,5 @@
-"""Every snippet of the README and the docs runs as it stands; only budgets are cut, and all techniques left out.
+"""Every snippet of the README and the docs runs as it stands; only budgets and sweeps are cut, and all techniques left
+out.
 
 So the original is what is saved, loaded and replayed; what becomes of techniques is in test_tune.py.
 
@@ -22,6 +23,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _BUDGET = re.compile(r"--budget \S+")
 _PROCESSES = re.compile(r"--processes \d+")
+_SIZES = re.compile(r"(--(?:batch|seq) \d+),\S+")
 _BUDGET_S = re.compile(r"budget_s=\d+")
 
 
@@ -34,7 +36,7 @@ def _commands(document: Path) -> list[list[str]]:
             for line in body.splitlines():
                 if line.startswith("whet tune"):
                     line = _BUDGET.sub(f"--budget 1s --exclude {','.join(TABLE)}", line)
-                line = _PROCESSES.sub("--processes 1", line)
+                line = _SIZES.sub(r"\1", _PROCESSES.sub("--processes 1", line))
                 if line.startswith("whet audit"):
                     line = _BUDGET.sub("--budget 1s", line)
                 words = shlex.split(line, comments=True)

@@ -1,5 +1,6 @@
 """What every built-in workload promises: its score, its size, its shapes, its time."""
 
+import io
 import subprocess
 import sys
 import time
@@ -25,8 +26,15 @@ def workload(request):
 
 
 @pytest.fixture(scope="module")
-def subject(workload):
-    return examine(workload)
+def examined(workload):
+    start = time.perf_counter()
+    subject = examine(workload)
+    return subject, time.perf_counter() - start
+
+
+@pytest.fixture(scope="module")
+def subject(examined):
+    return examined[0]
 
 
 def test_is_sound_and_has_one_shape(workload, subject):
@@ -57,16 +65,16 @@ def test_is_reproducible(workload):
         assert torch.equal(batch, other)
 
 
-def test_is_scored_in_seconds(workload):
-    assert workload.quality is not None
-    start = time.perf_counter()
-    with torch.no_grad():
-        workload.quality.measure(workload.model)
-    assert time.perf_counter() - start < 20  # takes 1 to 2 on a quiet two-core machine
+def test_is_run_and_scored_in_seconds(examined):
+    assert examined[1] < 30  # takes 2 to 4 on a quiet two-core machine
 
 
 def test_can_be_handed_to_another_process(workload):
-    again = cloudpickle.loads(cloudpickle.dumps(workload))
+    written = io.BytesIO()
+    torch.save(workload, written, pickle_module=cloudpickle)
+    assert len(written.getvalue()) < 50_000_000  # what batches share is written once
+    written.seek(0)
+    again = torch.load(written, weights_only=False)
     with torch.no_grad():
         assert torch.equal(again.model(again.inputs[0]), workload.model(workload.inputs[0]))
 

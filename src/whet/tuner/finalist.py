@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -51,7 +51,7 @@ def measure_finalist(target: str, directory: str | None, inputs: str, budget_s: 
 def open_target(target: str) -> Workload:
     """A target's workload; one handed over in memory comes from the file its parent wrote."""
     if target.startswith(PICKLED):
-        workload: Workload = cloudpickle.loads(Path(target.removeprefix(PICKLED)).read_bytes())
+        workload: Workload = torch.load(target.removeprefix(PICKLED), weights_only=False)
         return workload
     return resolve(target)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import torch
 from torch import nn
 
 from whet.errors import OptionError, OutputError, StudyError, TargetError
@@ -152,7 +153,7 @@ def _prepared(
             return
         workload = target if isinstance(target, Workload) else _workload(target, inputs, quality, calibration)
         path = Path(scratch) / "workload.pkl"
-        path.write_bytes(_pickled(workload))
+        _hand_over(workload, path)
         yield f"{PICKLED}{path}", workload.name, directory, Path(scratch)
 
 
@@ -168,9 +169,11 @@ def _workload(
     return Workload(model=model.eval(), inputs=batches, quality=quality, calibration=tuple(calibration), name=name)
 
 
-def _pickled(workload: Workload) -> bytes:
+def _hand_over(workload: Workload, path: Path) -> None:
+    """Pickle a workload, code and all. Batches that were split from one tensor share its memory, which cloudpickle by
+    itself would write once for each of them; torch.save writes it once."""
     try:
-        return bytes(cloudpickle.dumps(workload))  # type: ignore[no-untyped-call]
+        torch.save(workload, path, pickle_module=cloudpickle)
     except Exception as error:  # cloudpickle raises whatever the user's objects do
         raise TargetError(
             f"the model cannot be handed to another process ({type(error).__name__}: {error}); "
