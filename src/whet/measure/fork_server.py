@@ -3,7 +3,7 @@ process imports torch for a second or two first.
 
 For work whose memory is not measured and whose times are compared within one process: forks share their parent's pages
 and its layout of addresses, which a measurement of its own wants drawn anew. The server runs nothing but imports, so
-it has no threads of torch's that a fork would lose, and no GPU context.
+it has no threads of torch's that a fork would lose.
 """
 
 import contextlib
@@ -23,7 +23,6 @@ from whet.measure.child import die_with_parent, main
 from whet.measure.isolate import LOG
 
 _MESSAGE_BYTES = 2**16
-_END_S = 5.0
 _LOST = -9  # what a child whose server is gone is said to have ended with: the kernel ends it by SIGKILL
 
 
@@ -53,13 +52,10 @@ class ForkServer:
         self.close()
 
     def close(self) -> None:
-        """End the server, and a child that still runs. A second call does nothing."""
-        self._wire.close()  # which it takes as the end
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        """End the server, and with it a child that still runs. A second call does nothing."""
+        self._wire.close()
+        self._process.kill()
+        self._process.wait()
 
     def start(self, function: str, directory: Path) -> "ForkedChild | None":
         """A child that calls whet.measure.child.main(function, directory). None where the server has ended."""

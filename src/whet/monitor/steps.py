@@ -94,6 +94,9 @@ class Step(Protocol):
     def phases_s(self) -> dict[str, float]: ...
 
 
+_Pending = tuple[float | Step, Mapping[str, float] | None, int | None, int | None]  # latency and phases, or both in one
+
+
 class StepCounter:
     """Where the loop's thread adds steps and the sampler's thread takes them away.
 
@@ -102,7 +105,7 @@ class StepCounter:
     """
 
     def __init__(self) -> None:
-        self._pending: deque[tuple[float | Step, Mapping[str, float] | None, int | None, int | None]] = deque()
+        self._pending: deque[_Pending] = deque()
         self._lock = threading.Lock()
         self._totals = StepTotals()
 
@@ -127,7 +130,7 @@ class StepCounter:
             taken, self._totals = self._totals, StepTotals()
         return taken
 
-    def _put(self, step: tuple[float | Step, Mapping[str, float] | None, int | None, int | None]) -> None:
+    def _put(self, step: _Pending) -> None:
         self._pending.append(step)
         if len(self._pending) >= _MOST_PENDING:
             with self._lock:

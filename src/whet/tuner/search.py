@@ -118,9 +118,10 @@ def isolated(memory_limit_bytes: int | None, server: ForkServer | None = None) -
 
 @contextlib.contextmanager
 def forking(memory_limit_bytes: int | None) -> Iterator[Runner]:
-    """A runner whose trials are forks of one process that has imported what they need, where the system has forks that
-    can be relied on: Linux. It saves two or three seconds of importing in each."""
-    if sys.platform != "linux":
+    """A runner whose trials are forks of one process that has imported what they need: that saves each of them two or
+    three seconds. Fresh processes where forks cannot be relied on: elsewhere than on Linux, and beside a GPU, whose
+    driver is of no use after a fork if anything that was imported has asked it for devices."""
+    if sys.platform != "linux" or describe().gpu:
         yield isolated(memory_limit_bytes)
         return
     with ForkServer(_PRELOAD, QUIET) as server:
