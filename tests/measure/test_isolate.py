@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from whet.measure import isolate
+from whet.measure import fork_server, isolate
 from whet.measure.fork_server import ForkServer
 from whet.measure.isolate import ARGUMENTS, LOG, RESULT, FailureKind, Outcome, run_isolated
 
@@ -223,6 +223,14 @@ def test_where_a_server_has_ended_a_fresh_process_does_it(tmp_path: Path) -> Non
         assert outcome.value["parent"] == os.getpid()
     server.close()
     server.close()
+
+
+def test_a_server_that_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_server, "_START_S", 0.0)
+    with ForkServer(["torch"], PATH) as server:
+        assert server.start(f"{TARGETS}:ancestry", tmp_path) is None
+        monkeypatch.undo()
+        assert server.start(f"{TARGETS}:ancestry", tmp_path) is None
 
 
 def test_a_server_that_is_closed_leaves_no_process(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_twenty_real_comparisons_between_processes_give_no_gain(tmp_path: Path) 
     bench.artefact(1).parent.mkdir()
     bench.artefact(1).symlink_to(bench.artefact(0))
     gains = 0
-    for seed in range(20):  # about half a minute each
+    for seed in range(20):  # about 40 seconds each
         records = [TrialRecord(number=i, steps=[], status="done") for i in (0, 1)]
         _, (first, second) = run_finals(bench, records, deadline=0.0, seed=seed)
         rounds = list(zip(first.process_latencies_ms, second.process_latencies_ms, strict=False))  # one may have lost

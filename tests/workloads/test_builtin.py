@@ -1,17 +1,17 @@
 """What every built-in workload promises: its score, its size, its shapes, its time."""
 
-import io
 import subprocess
 import sys
 import time
 from importlib import import_module
 
-import cloudpickle
 import pytest
 import torch
 
 from whet.errors import MissingExtra
 from whet.signature import output_tensors, split
+from whet.tuner.finalist import PICKLED, open_target
+from whet.tuner.tuning import _hand_over
 from whet.workload import examine
 from whet.workloads import BUILTIN, docs_encoder, docs_gpt, resolve
 from whet.workloads.weights import WEIGHTS
@@ -69,12 +69,11 @@ def test_is_run_and_scored_in_seconds(examined):
     assert examined[1] < 30  # takes 2 to 4 on a quiet two-core machine
 
 
-def test_can_be_handed_to_another_process(workload):
-    written = io.BytesIO()
-    torch.save(workload, written, pickle_module=cloudpickle)
-    assert len(written.getvalue()) < 50_000_000  # what batches share is written once
-    written.seek(0)
-    again = torch.load(written, weights_only=False)
+def test_can_be_handed_to_another_process(workload, tmp_path):
+    path = tmp_path / "workload"
+    _hand_over(workload, path)
+    assert path.stat().st_size < 50_000_000  # what batches share is written once
+    again = open_target(f"{PICKLED}{path}")
     with torch.no_grad():
         assert torch.equal(again.model(again.inputs[0]), workload.model(workload.inputs[0]))
 

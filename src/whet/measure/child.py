@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(function: str, directory: str) -> int:
-    die_with_parent()
+    ending_with_parent(signal.SIGKILL)()
     folder = Path(directory)
     arguments = json.loads((folder / ARGUMENTS).read_text(encoding="utf-8"))
     partial = folder / f"{RESULT}.partial"
@@ -55,10 +56,18 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error)
 
 
-def die_with_parent() -> None:
-    """On Linux, have the kernel end this process when the one that started it ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def ending_with_parent(by: signal.Signals) -> Callable[[], None]:
+    """What has the kernel, on Linux, send a process this signal when the one that started it ends.
+
+    To be called in that process. All it needs is found here, since little is safe between a fork and its program.
+    """
+    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+    def ask() -> None:
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, by)
+
+    return ask
 
 
 if __name__ == "__main__":

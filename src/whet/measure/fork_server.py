@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -19,10 +20,11 @@ from pathlib import Path
 from typing import Self
 
 from whet.imports import import_large
-from whet.measure.child import die_with_parent, main
+from whet.measure.child import ending_with_parent, main
 from whet.measure.isolate import LOG
 
 _MESSAGE_BYTES = 2**16
+_START_S = 120.0  # for the imports, from the slowest of disks
 _LOST = -9  # what a child whose server is gone is said to have ended with: the kernel ends it by SIGKILL
 
 
@@ -58,9 +60,15 @@ class ForkServer:
         self._process.wait()
 
     def start(self, function: str, directory: Path) -> "ForkedChild | None":
-        """A child that calls whet.measure.child.main(function, directory). None where the server has ended."""
+        """A child that calls whet.measure.child.main(function, directory).
+
+        None where the server has ended, or does not answer, upon which it is ended.
+        """
         with contextlib.suppress(OSError):
             self._wire.send(json.dumps([function, str(directory)]).encode())
+            if not select.select([self._wire], [], [], _START_S)[0]:
+                self.close()
+                return None
             if pid := self._wire.recv(_MESSAGE_BYTES):
                 return ForkedChild(int(pid), self._wire)
         return None
@@ -85,7 +93,7 @@ class ForkedChild:
 
 def serve(wire: socket.socket, preload: Sequence[str]) -> None:
     """Fork for each request, one after the other, until the other end closes."""
-    die_with_parent()
+    ending_with_parent(signal.SIGKILL)()
     for name in preload:
         import_large(name)
     while request := wire.recv(_MESSAGE_BYTES):
@@ -103,7 +111,7 @@ def _become(function: str, directory: Path) -> None:
     """In the fork: a session and a log of its own, then the call. Never returns."""
     try:
         os.setsid()
-        with (directory / LOG).open("wb") as log:
+        with (directory / LOG).open("ab") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         main(function, str(directory))

@@ -130,7 +130,7 @@ def _start(
     working_directory: Path | None,
     inherit: Sequence[int],
 ) -> Child:
-    with (directory / LOG).open("wb") as log:
+    with (directory / LOG).open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "whet.measure.child", function, str(directory)],
             stdin=subprocess.DEVNULL,

@@ -274,6 +274,11 @@ def wait_for(log: StepLog, call: Call, argument: Any) -> Any:
     _leave_what_raised(log.clock)
     if not log.clock.accepts(_DATA):
         return call(argument)
+    return _waited(log, call, argument)
+
+
+def _waited(log: StepLog, call: Call, argument: Any) -> Any:
+    """The same, where it is known to be the loop that asks."""
     log.batch_asked()
     log.clock.enter(_DATA)
     try:
@@ -295,14 +300,14 @@ def _loader_next(call: Call, log: StepLog) -> Call:
     @functools.wraps(call)
     def next_batch(self: Any) -> Any:
         _leave_what_raised(log.clock)
-        is_nested = not log.clock.accepts(_DATA)
-        batch = wait_for(log, call, self)
-        if not is_nested:
-            if not log.loader_facts:
-                log.loader_facts = _in_words(self)  # it may have begun before all was patched
-            log.batch_given()
-            if log.on_batch is not None:
-                log.on_batch(batch)
+        if not log.clock.accepts(_DATA):
+            return call(self)
+        batch = _waited(log, call, self)
+        if not log.loader_facts:
+            log.loader_facts = _in_words(self)  # it may have begun before all was patched
+        log.batch_given()
+        if log.on_batch is not None:
+            log.on_batch(batch)
         return batch
 
     return next_batch

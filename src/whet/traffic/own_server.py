@@ -1,7 +1,6 @@
 """`whet serve DIR` for the time of a benchmark: started on a free port, ended with it."""
 
 import contextlib
-import ctypes
 import itertools
 import os
 import signal
@@ -15,13 +14,13 @@ from pathlib import Path
 from typing import IO
 
 from whet.errors import TargetError
+from whet.measure.child import ending_with_parent
 from whet.traffic.client import is_up
 
 _START_S = 600.0  # kernels may be compiled, weights read and quantised
 _STOP_S = 20.0
 _ASK_AGAIN_S = 0.1
 _TAIL_BYTES = 4000
-_PR_SET_PDEATHSIG = 1
 _NICENESS = 5
 
 WHET_SERVE = (sys.executable, "-m", "whet", "serve")
@@ -97,13 +96,11 @@ def _before_start() -> Callable[[], None]:
     """What the server's process does first: let the generator go before it, as if that ran on another machine; on
     Linux, have the kernel end the server when the benchmark is killed.
     """
-    # Found before the fork, after which little is safe.
-    nice, prctl = os.nice, ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+    end_with_parent = ending_with_parent(signal.SIGTERM)
 
     def begin() -> None:
-        nice(_NICENESS)
-        if prctl is not None:
-            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        os.nice(_NICENESS)
+        end_with_parent()
 
     return begin
 
