@@ -35,7 +35,7 @@ from whet.guard.gate import LOOKS, Outcome, judge
 from whet.guard.sweep import FUNCTION
 from whet.guard.turns import measure_pair
 from whet.machine import describe, versions
-from whet.measure import run_isolated
+from whet.measure.isolate import run_isolated
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results" / "gate.json"

@@ -54,7 +54,8 @@ from rich.table import Table
 import whet
 from whet.files import write_whole
 from whet.machine import describe, versions
-from whet.measure import compare, measure_calls
+from whet.measure.clock import measure_calls
+from whet.measure.stats import compare
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "overhead.json"
 KEEP_PAGES = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**32)}  # of glibc

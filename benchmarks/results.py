@@ -30,6 +30,8 @@ pairs, with 95% bootstrap intervals.
 def main() -> None:
     renderers: dict[str, Callable[[dict[str, Any]], str]] = {
         "demo": _demo,
+        "peers-builtin": _peers,
+        "peers-builtin-torch-only": _peers,
         "peers": _peers,
         "peers-torch-only": _peers,
         "serve_peers": _serving,
@@ -82,14 +84,18 @@ def _demo(report: dict[str, Any]) -> str:
 
 def _peers(report: dict[str, Any]) -> str:
     title = "with OpenVINO and ONNX Runtime" if report["extras"] else "with torch alone"
+    weights = ", fp32 weights at random"
+    if report.get("builtin"):
+        title, weights = f"the built-in workloads, {title}", ""
     names = [n for n in report["models"][0]["latency_ms"] if n != "whet"]
     lines = [
         f"## Beside the peers, {title}",
         "",
         *_where(report),
         "",
-        "Median latency in ms; each peer used directly by its own documented calls, fp32 weights at random. *Over the",
-        "best peer*: of torch.compile, OpenVINO int8 (NNCF) and ONNX Runtime int8, the fastest; 1.00 is a draw.",
+        f"Median latency in ms; each peer used directly by its own documented calls{weights}. *Over the best peer*: of",
+        "torch.compile, OpenVINO int8 (NNCF) and ONNX Runtime int8, the fastest; 1.00 is a draw. What the peers' int8",
+        "does to quality is not judged.",
         "",
         "| model | " + " | ".join(names) + " | whet | over the best peer | over eager |",
         "|---" * (len(names) + 4) + "|",
@@ -100,14 +106,21 @@ def _peers(report: dict[str, Any]) -> str:
             f"| {row['what']} | " + " | ".join(times) + f" | **{row['latency_ms']['whet']:.2f}** "
             f"| {_ratio(row['over_best_peer'])} ({row['best_peer']}) | {_ratio(row['over_eager'])} |"
         )
-    lines += ["", "| model | recipe | cosine with the original | size on disk | tuning took |", "|---|---|---|---|---|"]
+    lines += ["", "| model | recipe | quality | size on disk | tuning took |", "|---|---|---|---|---|"]
     for row in report["models"]:
         before, after = row["size_bytes"]
         lines.append(
-            f"| {row['what']} | {row['recipe']} | {row['agreement']['cosine']:.5f} "
+            f"| {row['what']} | {row['recipe']} | {_kept(row)} "
             f"| {before / 1e6:.0f} → {after / 1e6:.0f} MB | {row['tuning_s']:.0f} s |"
         )
     return "\n".join([*lines, ""])
+
+
+def _kept(row: dict[str, Any]) -> str:
+    """What became of a model's quality: its score, or how its outputs agree with the original's."""
+    if quality := row.get("quality"):
+        return f"{quality['name']}: {quality['before']:.4f} → {quality['after']:.4f}"
+    return f"cosine with the original: {row['agreement']['cosine']:.5f}"
 
 
 def _serving(report: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ from whet.server.scheduler import Scheduler
 from whet.server.stepper import Stepper
 from whet.server.stopping import OutputText
 from whet.server.text import Tokenizer
-from whet.workloads.weights import WEIGHTS
+from whet.workloads import WEIGHTS
 
 STEP_MS = 15.0
 MAX_LEN = 32_768

@@ -1,16 +1,20 @@
 """whet's winner beside its peers used directly by their own documented calls, in one run, paired.
 
     python benchmarks/tune_peers.py [--budget 240] [--sets 3] [--models bert-base,vit-base,resnet-50]
+    python benchmarks/tune_peers.py --builtin [--budget 240] [--sets 3] [--models digits-cnn,docs-encoder,docs-gpt]
 
-For each model: `whet tune` finds a recipe; then every contender lives in a process of its own, idle but for its turn,
-and is asked for a short burst of calls in random order, round after round. A set is one such group of processes; the
-whole is repeated with fresh ones. The pair is the process: the median of a contender's bursts in one set. Ratios are
-geometric means over the sets' rounds; the interval is a bootstrap over rounds of all sets.
+For each model, a Hugging Face directory with weights at random or a built-in workload: `whet tune` finds a recipe; then
+every contender lives in a process of its own, idle but for its turn, and is asked for a short burst of calls in random
+order, round after round. A set is one such group of processes; the whole is repeated with fresh ones. The pair is the
+process: the median of a contender's bursts in one set. Ratios are geometric means over the sets' rounds; the interval
+is a bootstrap over rounds of all sets.
 
-Writes docs/results/peers.json and prints the table; `benchmarks/results.py` puts it into docs/results.md.
+Writes docs/results/peers.json (-builtin, -torch-only) and prints the table; `benchmarks/results.py` puts it into
+docs/results.md.
 """
 
 import argparse
+import inspect
 import json
 import random
 import statistics
@@ -30,8 +34,10 @@ from peers import PEERS, make_hf_directories
 
 from whet.files import write_whole
 from whet.machine import describe, versions
-from whet.measure import compare, measure_calls
+from whet.measure.clock import measure_calls
+from whet.measure.stats import compare
 from whet.tuner.tuning import tune
+from whet.workloads import BUILTIN
 
 MODELS = {"bert-base": "BERT-base, 1 x 128 tokens", "vit-base": "ViT-base, 1 image", "resnet-50": "ResNet-50, 1 image"}
 WHET = "whet"
@@ -47,9 +53,13 @@ def main() -> None:
         return
     rows = []
     with tempfile.TemporaryDirectory(prefix="whet-peers-") as scratch:
-        directories = make_hf_directories(Path(scratch) / "models")
-        for name in arguments.models.split(","):
-            rows.append(_one_model(name, directories[name], Path(scratch), arguments))
+        if arguments.builtin:
+            targets = {name: name for name in BUILTIN}
+        else:
+            directories = make_hf_directories(Path(scratch) / "models")
+            targets = {name: f"hf:{directory}" for name, directory in directories.items()}
+        for name in arguments.models.split(",") if arguments.models else targets:
+            rows.append(_one_model(name, targets[name], Path(scratch), arguments))
             _write(rows, arguments)
             _show(rows)
 
@@ -59,14 +69,17 @@ def _write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     machine = describe()
     report = {
         "command": f"python benchmarks/tune_peers.py --budget {arguments.budget:g} --sets {arguments.sets}"
+        + (" --builtin" if arguments.builtin else "")
         + ("" if arguments.extras else " --no-extras"),
         "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
         "versions": versions(),
         "extras": arguments.extras,
+        "builtin": arguments.builtin,
         "models": rows,
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / f"peers{'' if arguments.extras else '-torch-only'}.json"
+    kind = ("-builtin" if arguments.builtin else "") + ("" if arguments.extras else "-torch-only")
+    path = RESULTS / f"peers{kind}.json"
     write_whole(path, json.dumps(report, indent=1) + "\n")
 
 
@@ -75,15 +88,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=240.0, help="seconds for whet tune, each model")
     parser.add_argument("--sets", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--builtin", action="store_true", help="the built-in workloads")
+    parser.add_argument("--models", help="some of them, as a list with commas")
     parser.add_argument("--no-extras", dest="extras", action="store_false", help="tune with torch alone")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--target", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def _one_model(name: str, directory: Path, scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    target = f"hf:{directory}"
+def _one_model(name: str, target: str, scratch: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     out = scratch / f"tuned-{name}"
     exclude = () if arguments.extras else ("openvino", "onnxruntime")
     result = tune(target, budget_s=arguments.budget, out=out, exclude=exclude)
@@ -96,10 +109,13 @@ def _one_model(name: str, directory: Path, scratch: Path, arguments: argparse.Na
     best_peer = min((c for c in present if c in EXTERNAL), key=lambda c: statistics.median(bursts[c]))
     return {
         "name": name,
-        "what": MODELS[name],
+        "what": MODELS.get(name, name),
         "recipe": str(result.recipe),
         "verdict": result.verdict,
         "tuning_s": round(result.seconds, 1),
+        "quality": None
+        if result.baseline.quality is None
+        else {"name": result.quality_name, "before": result.baseline.quality, "after": result.best.quality},
         "agreement": None if result.best.agreement is None else result.best.agreement.model_dump(),
         "size_bytes": [result.baseline.size_bytes, result.best.size_bytes],
         "latency_ms": {c: statistics.median(bursts[c]) for c in present},
@@ -171,7 +187,8 @@ def _contender_call(contender: str, address: str, target: str) -> Any:
     workload = resolve(target)
     args, kwargs = split(workload.inputs[0])
     if contender != WHET:
-        return PEERS[contender](workload.model, dict(kwargs))
+        named = inspect.signature(workload.model.forward).bind(*args, **kwargs).arguments
+        return PEERS[contender](workload.model, named)
     import whet
 
     artefact = whet.load(address)

@@ -6,7 +6,7 @@ from typing import Any
 
 from serving_peers.shape import bytes_per_token
 from serving_peers.tasks import CONTEXTS, DECODE_PROMPTS, PREFILLS
-from whet.measure import compare
+from whet.measure.stats import compare
 
 Round = Mapping[str, Any]
 Figure = Callable[[Mapping[str, Any]], float]

@@ -9,7 +9,7 @@ from whet.cli import main
 from whet.cli.audit_measure import MeasuredAudit, table
 from whet.impact import Impact, Stage
 from whet.impact.pairs import Paired, ScriptRun
-from whet.measure import compare
+from whet.measure.stats import compare
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from whet.cli import main
 from whet.cli.model_directory import BUILT_IN, model_directory
 from whet.errors import TargetError
-from whet.workloads.weights import WEIGHTS
+from whet.workloads import WEIGHTS
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,7 @@ import torch
 from whet import cli
 from whet.cli import profile_target
 from whet.errors import InputsError, ModelError, OptionError, OutputError
-from whet.measure import Failure, Outcome
-from whet.measure.isolate import FailureKind
+from whet.measure.isolate import Failure, FailureKind, Outcome
 from whet.profiler.report import Report, as_json
 from whet.profiler.verdict import Verdict
 

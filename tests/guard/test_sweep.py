@@ -7,7 +7,7 @@ from whet.guard import against
 from whet.guard.plot import plot_sweep
 from whet.guard.report import Point, Sweep, read_sweep
 from whet.guard.sweep import bench, combined, grid
-from whet.measure import Outcome
+from whet.measure.isolate import Outcome
 
 TARGETS = """
 import time

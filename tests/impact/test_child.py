@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from whet.measure import Outcome, run_isolated
+from whet.measure.isolate import Outcome, run_isolated
 
 SCRIPT = """
 import argparse

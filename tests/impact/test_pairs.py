@@ -7,8 +7,7 @@ import pytest
 
 from whet.errors import TargetError
 from whet.impact.pairs import LOSS_TOLERANCE, Run, compare_losses, run_once, run_pairs
-from whet.measure import Outcome
-from whet.measure.isolate import Failure, FailureKind
+from whet.measure.isolate import Failure, FailureKind, Outcome
 
 
 def outcome(step_s: float, losses: Sequence[float | None] = (2.0, 1.0)) -> Outcome:

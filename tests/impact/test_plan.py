@@ -13,8 +13,7 @@ from whet.auditor.finding import Confidence, Finding, Fix, Gain, Hot, Priority, 
 from whet.errors import TargetError
 from whet.impact import measure_impact, plan
 from whet.impact.plan import script_at
-from whet.measure import Outcome
-from whet.measure.isolate import Failure, FailureKind
+from whet.measure.isolate import Failure, FailureKind, Outcome
 
 SOURCE = "COST = 8\nLOSS = 2\nUSELESS = 0\nBROKEN = 0\n"
 

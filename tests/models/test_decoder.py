@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from whet.models.decoder import Decoder, DecoderConfig, load_decoder, visible
-from whet.workloads.weights import WEIGHTS
+from whet.workloads import WEIGHTS
 
 SMALL = {
     "vocab_size": 97,

@@ -21,8 +21,7 @@ from whet.models.decoder_config import DecoderConfig, read_config
 from whet.models.decoder_files import read_weights, weight_shapes
 from whet.models.native_decoder import NativeDecoder, refusal
 from whet.models.step import StepBatch
-from whet.workloads import docs_gpt
-from whet.workloads.weights import WEIGHTS
+from whet.workloads import WEIGHTS, docs_gpt
 
 NUM_BLOCKS = 64
 

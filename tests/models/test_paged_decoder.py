@@ -9,7 +9,7 @@ from whet.models.decoder import Decoder, DecoderConfig, load_decoder
 from whet.models.paged_cache import PagedCache
 from whet.models.paged_decoder import PagedDecoder
 from whet.models.step import ServedModel, StepBatch
-from whet.workloads.weights import WEIGHTS
+from whet.workloads import WEIGHTS
 
 SMALL = {
     "vocab_size": 61,

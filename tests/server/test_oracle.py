@@ -18,7 +18,7 @@ from whet.models.step import ServedModel
 from whet.server.engine import Engine
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
-from whet.workloads.weights import WEIGHTS
+from whet.workloads import WEIGHTS
 
 transformers = pytest.importorskip("transformers")
 

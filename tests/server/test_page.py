@@ -19,7 +19,7 @@ from whet.server.http.run import HttpServer, claim
 from whet.server.http.settings import Settings
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
-from whet.workloads.weights import WEIGHTS
+from whet.workloads import WEIGHTS
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 Page = Any

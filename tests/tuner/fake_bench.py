@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from whet.measure import Outcome
-from whet.measure.isolate import Failure, FailureKind
+from whet.measure.isolate import Failure, FailureKind, Outcome
 from whet.recipe import Step
 from whet.tuner.search import Workbench
 from whet.tuner.space import Offer

@@ -7,7 +7,8 @@ import pytest
 import targets
 import torch
 
-from whet.measure import Verdict, compare, measure_pairs, noise_floor
+from whet.measure.clock import measure_pairs
+from whet.measure.stats import Verdict, compare, noise_floor
 from whet.tuner import finals
 from whet.tuner.finals import run_finals
 from whet.tuner.result import Point, TrialRecord

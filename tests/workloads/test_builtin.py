@@ -13,8 +13,7 @@ from whet.signature import output_tensors, split
 from whet.tuner.finalist import PICKLED, open_target
 from whet.tuner.tuning import _hand_over
 from whet.workload import examine
-from whet.workloads import BUILTIN, docs_encoder, docs_gpt, resolve
-from whet.workloads.weights import WEIGHTS
+from whet.workloads import BUILTIN, WEIGHTS, docs_encoder, docs_gpt, resolve
 
 pytest.importorskip("sklearn")
 pytest.importorskip("tokenizers")

@@ -53,7 +53,7 @@ def test_windows():
 
 def test_bytes_of_tokens():
     pytest.importorskip("tokenizers")
-    from whet.workloads.weights import WEIGHTS
+    from whet.workloads import WEIGHTS
 
     tokenizer = docs_text.load_tokenizer(WEIGHTS / "docs-gpt")
     text = "def f(x): return “naïve” – 日本\n\n    " + running_text(held_out=True)[:5000]

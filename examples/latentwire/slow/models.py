@@ -5,7 +5,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from whet.workloads.weights import WEIGHTS
+from whet.workloads import WEIGHTS
 
 DECODER = WEIGHTS / "docs-gpt"
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from whet.errors import TargetError
-from whet.workloads.weights import WEIGHTS
+from whet.workloads import WEIGHTS
 
 BUILT_IN = ("docs-gpt",)
 METAVAR = "DIR|NAME"

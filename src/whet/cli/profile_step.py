@@ -17,7 +17,7 @@ from whet.cli.profiled_process import error_of, memory_limit_bytes
 from whet.errors import ModelError, OptionError, WhetError
 from whet.figures import digits
 from whet.files import write_whole
-from whet.measure import run_isolated
+from whet.measure.isolate import run_isolated
 from whet.steps.figures import count, percent
 from whet.steps.report import PhaseTime, StepReport
 from whet.steps.run import run_training

@@ -15,8 +15,7 @@ from whet.cli.profiled_process import error_of, memory_limit_bytes
 from whet.cli.units import seconds
 from whet.errors import ModelError, OutputError, WhetError
 from whet.files import replace_directory, write_whole
-from whet.measure import run_isolated
-from whet.measure.isolate import QUIET
+from whet.measure.isolate import QUIET, run_isolated
 from whet.profiler.chrome import FILE as TRACE
 from whet.profiler.report import Report, from_json
 from whet.profiler.report import as_json as report_json

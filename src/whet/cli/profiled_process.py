@@ -2,8 +2,7 @@
 
 from whet.errors import ModelError, WhetError
 from whet.machine import describe
-from whet.measure import Failure
-from whet.measure.isolate import FailureKind
+from whet.measure.isolate import Failure, FailureKind
 
 _MEMORY_SHARE = 0.95  # of the machine's: beyond that the system would end processes of its own choice
 

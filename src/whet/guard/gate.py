@@ -21,7 +21,7 @@ from enum import StrEnum
 import numpy as np
 import scipy
 
-from whet.measure import compare, noise_floor
+from whet.measure.stats import compare, noise_floor
 
 ALPHA = 0.025  # of calling the same code slower, over all looks and all benchmarks of a run
 PASS_ALPHA = 0.05  # of passing what is slower by the tolerance

@@ -8,15 +8,9 @@ from typing import Any
 
 from whet.errors import InputsError
 from whet.machine import EnergyMeter, describe, load_limits
-from whet.measure import (
-    Measurement,
-    cuda_peak_bytes,
-    live_tensor_bytes,
-    measure_calls,
-    peak_rss_bytes,
-    percentile,
-    reset_peak_rss,
-)
+from whet.measure.clock import Measurement, measure_calls
+from whet.measure.memory import cuda_peak_bytes, live_tensor_bytes, peak_rss_bytes, reset_peak_rss
+from whet.measure.stats import percentile
 from whet.profiler import least_time_s, profile_layers
 from whet.signature import split
 from whet.workload import Subject, examine

@@ -13,8 +13,8 @@ from whet.errors import OptionError
 from whet.guard.growth import Growth, fit_growth
 from whet.guard.report import Point, Sweep
 from whet.machine import describe, load_limits, versions
-from whet.measure import MIN_SAMPLES_FOR_P99, Failure, Outcome, percentile, run_isolated
-from whet.measure.isolate import QUIET, FailureKind
+from whet.measure.isolate import QUIET, Failure, FailureKind, Outcome, run_isolated
+from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
 
 FUNCTION = "whet.guard.point:measure_point"
 _MEDIANS = ("latency_ms", "p50_ms", "p90_ms", "p99_ms", "throughput_per_s", "share_of_limit", "watts", "energy_j")

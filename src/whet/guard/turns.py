@@ -21,8 +21,8 @@ from whet.errors import BaselineError
 from whet.guard.checkout import Tree
 from whet.guard.point import first_batch
 from whet.guard.sweep import said
-from whet.measure import Outcome, quiet_collector, run_isolated, time_block, warm_up
-from whet.measure.isolate import QUIET
+from whet.measure.clock import quiet_collector, time_block, warm_up
+from whet.measure.isolate import QUIET, Outcome, run_isolated
 from whet.signature import split
 
 NUM_BLOCKS = 10  # of each side

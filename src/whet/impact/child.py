@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import TargetError
-from whet.measure import cuda_peak_bytes, peak_rss_bytes
+from whet.measure.memory import cuda_peak_bytes, peak_rss_bytes
 from whet.steps.log import StepRecord
 from whet.steps.patches import Patches, patched
 from whet.steps.run import EnoughError

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from whet.errors import TargetError
-from whet.measure import Comparison, Outcome, compare
+from whet.measure.isolate import Outcome
+from whet.measure.stats import Comparison, compare
 
 NUM_WARM_UP = 3  # steps of each process that fill caches and start workers
 LOSS_TOLERANCE = 0.01  # of the mean loss; sums in another order move it by less than a hundredth of that

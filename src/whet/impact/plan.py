@@ -12,7 +12,7 @@ from whet.auditor.heat import INFERS
 from whet.errors import TargetError
 from whet.impact.overlay import make_overlay
 from whet.impact.pairs import Paired, Run, ScriptRun, run_once, run_pairs
-from whet.measure import Outcome, run_isolated
+from whet.measure.isolate import Outcome, run_isolated
 
 Look = Callable[[Sequence[SourceFile]], Sequence[Finding]]
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from whet.errors import ModelError, WhetError, reason
 from whet.machine import Limits
-from whet.measure import Measurement, measure_calls
-from whet.measure.clock import synchronize
+from whet.measure.clock import Measurement, measure_calls, synchronize
 from whet.profiler import chrome
 from whet.profiler.allocations import AllocationTracker, storage_key
 from whet.profiler.diagnosis import attainable_s, layer_bound

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from whet import figures
 from whet.figures import DASH, digits, num_bytes, operations
-from whet.measure import Comparison, compare
+from whet.measure.stats import Comparison, compare
 from whet.tuner.result import Agreement, Point, Result
 
 __all__ = ["DASH", "digits", "num_bytes", "operations"]

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from whet.artefact import load
-from whet.measure import cuda_peak_bytes, live_tensor_bytes, measure_calls, peak_rss_bytes
+from whet.measure.clock import measure_calls
+from whet.measure.memory import cuda_peak_bytes, live_tensor_bytes, peak_rss_bytes
 from whet.signature import FlatModel
 from whet.workload import Subject, Workload, examine
 from whet.workloads import resolve

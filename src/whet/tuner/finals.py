@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from whet.files import size_bytes
-from whet.measure import Verdict, compare, noise_floor
+from whet.measure.stats import Verdict, compare, noise_floor
 from whet.tuner.result import Point, TrialRecord
 from whet.tuner.search import Workbench
 

@@ -14,9 +14,8 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter
 
 from whet.machine import Limits, describe
-from whet.measure import Outcome, run_isolated
 from whet.measure.fork_server import ForkServer
-from whet.measure.isolate import QUIET
+from whet.measure.isolate import QUIET, Outcome, run_isolated
 from whet.profiler import Profile
 from whet.recipe import Recipe
 from whet.tuner.finalist import INPUTS

@@ -20,7 +20,8 @@ from whet.errors import TargetError
 from whet.files import size_bytes
 from whet.machine import Limits, describe
 from whet.machine.limits import load_limits
-from whet.measure import compare, measure_pairs
+from whet.measure.clock import measure_pairs
+from whet.measure.stats import compare
 from whet.profiler import Profile, diagnose, profile_layers
 from whet.profiler.diagnosis import attainable_s
 from whet.recipe import Step

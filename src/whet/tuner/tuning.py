@@ -20,7 +20,7 @@ from torch import nn
 from whet.errors import OptionError, OutputError, StudyError, TargetError
 from whet.files import replace_directory, write_whole
 from whet.machine import describe, versions
-from whet.measure import Outcome
+from whet.measure.isolate import Outcome
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Evidence, Recipe
 from whet.signature import Batch

@@ -14,7 +14,8 @@ from torch import Tensor
 from whet.errors import MissingExtra
 from whet.models.resnet import ResNet
 from whet.workload import Predict, Quality, Workload
-from whet.workloads.weights import WEIGHTS, load_weights
+from whet.workloads import WEIGHTS
+from whet.workloads.weights import load_weights
 
 NAME = "digits-cnn"
 BATCH = 8

@@ -13,8 +13,9 @@ from torch import Tensor
 from whet.errors import TargetError
 from whet.models.encoder import Encoder, EncoderConfig
 from whet.workload import Predict, Quality, Workload
+from whet.workloads import WEIGHTS
 from whet.workloads.docs_text import load_tokenizer, text_by_topic, token_ids, windows
-from whet.workloads.weights import WEIGHTS, load_weights
+from whet.workloads.weights import load_weights
 
 NAME = "docs-encoder"
 BATCH = 8

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from whet.models.decoder import load_decoder
 from whet.workload import Predict, Quality, Workload
+from whet.workloads import WEIGHTS
 from whet.workloads.docs_text import START, load_tokenizer, num_bytes, running_text, token_ids, windows
-from whet.workloads.weights import WEIGHTS
 
 NAME = "docs-gpt"
 NUM_TOKENS = 128

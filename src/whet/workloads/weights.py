@@ -1,4 +1,4 @@
-"""Where the built-in workloads' weights lie, and how they are read and written: bf16 on disk, fp32 in memory.
+"""How the built-in workloads' weights are read and written: bf16 on disk, fp32 in memory.
 
 bf16 halves what the package weighs. Scores are always taken on the weights as shipped, that is after rounding.
 """
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from whet.files import replace_directory
 
-WEIGHTS = Path(__file__).parent / "weights"
 FILE = "model.safetensors"
 
 

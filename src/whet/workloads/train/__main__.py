@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from whet.errors import WhetError
+from whet.workloads import WEIGHTS
 from whet.workloads.train import digits_cnn, docs_encoder, docs_gpt
-from whet.workloads.weights import WEIGHTS
 
 TRAINERS = {"digits-cnn": digits_cnn.train, "docs-encoder": docs_encoder.train, "docs-gpt": docs_gpt.train}
 

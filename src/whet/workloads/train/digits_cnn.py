@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whet.models.resnet import ResNet
-from whet.workloads import digits_cnn
+from whet.workloads import WEIGHTS, digits_cnn
 from whet.workloads.train.loop import Schedule, fit, report
-from whet.workloads.weights import WEIGHTS, save_weights, write_directory
+from whet.workloads.weights import save_weights, write_directory
 
 BATCH = 64
 SHIFT = 4  # pixels

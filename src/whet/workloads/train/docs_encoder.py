@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whet.models.encoder import Encoder
-from whet.workloads import docs_encoder
+from whet.workloads import WEIGHTS, docs_encoder
 from whet.workloads.docs_encoder import NUM_TOKENS
 from whet.workloads.docs_text import START, TOKENIZER, text_by_topic, token_ids
 from whet.workloads.train.loop import Schedule, fit, report
 from whet.workloads.train.tokenizer import train_tokenizer
-from whet.workloads.weights import WEIGHTS, save_weights, write_directory
+from whet.workloads.weights import save_weights, write_directory
 
 BATCH = 32
 MIN_CHARACTERS = 4_500  # of training text that a topic needs to be a label

@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.models.decoder import Decoder, DecoderConfig
-from whet.workloads import docs_gpt
+from whet.workloads import WEIGHTS, docs_gpt
 from whet.workloads.docs_text import START, TOKENIZER, running_text, token_ids
 from whet.workloads.train.loop import Schedule, fit, report
 from whet.workloads.train.tokenizer import VOCAB_SIZE, train_tokenizer
-from whet.workloads.weights import WEIGHTS, save_weights, write_directory
+from whet.workloads.weights import save_weights, write_directory
 
 BATCH = 32
 DROPOUT = 0.1
