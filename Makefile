@@ -10,9 +10,8 @@ QUIETLY := --quiet --disable-pip-version-check --no-compile --constraint constra
 demo: $(STAMP)
 	$(BIN)/whet tune digits-cnn docs-encoder docs-gpt --budget 85s --out whet-out/demo-$$(date +%Y%m%d-%H%M%S)
 
-# Three on two cores: many tests wait for a process of theirs.
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -q -m ''
