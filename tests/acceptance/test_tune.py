@@ -1,8 +1,10 @@
 """whet.tune from end to end, in real processes, on models that take milliseconds."""
 
+import contextlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +15,22 @@ import whet
 from whet.errors import InputsError, ModelError, OptionError, OutputError, StudyError, TargetError
 from whet.techniques import TABLE
 from whet.tuner.result import TrialRecord
+from whet.tuner.search import Runner, forking
 from whet.tuner.tuning import Listener, tune
 
 ONLY_BF16 = [name for name in TABLE if name != "bf16"]
+
+
+@pytest.fixture(scope="module")
+def shared_runner() -> Iterator[Runner]:
+    with forking(None) as run:
+        yield run
+
+
+@pytest.fixture
+def one_server(monkeypatch: pytest.MonkeyPatch, shared_runner: Runner) -> None:
+    """The trials of several calls of tune are forks of the same process."""
+    monkeypatch.setattr("whet.tuner.tuning.forking", lambda memory_limit_bytes: contextlib.nullcontext(shared_runner))
 
 
 def test_a_model_on_which_nothing_helps_gives_no_gain_and_the_original(tmp_path: Path) -> None:
@@ -32,6 +47,9 @@ def test_a_model_on_which_nothing_helps_gives_no_gain_and_the_original(tmp_path:
     assert {"compile_only", "quality_baseline", "quality_best", "recipe"} <= set(summary)
     assert {path.name for path in out.iterdir()} >= {"recipe.toml", "report.html", "result.json", "model"}
     assert whet.Recipe.read(out / "recipe.toml").steps == []
+    result = json.loads((out / "result.json").read_text())
+    assert result["finalists"] == []  # bf16 takes three times as long
+    assert "bf16 comes nearest, at 0." in result["sentence"]
     model, x = targets.tiny()
     torch.testing.assert_close(whet.load(out / "model")(x), model(x))
 
@@ -62,6 +80,7 @@ def test_a_trial_over_its_memory_limit_is_recorded(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("one_server")
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
@@ -81,9 +100,10 @@ def test_a_bad_target_is_named_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("one_server")
 def test_a_model_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whet.tuner.tuning._LOOK_LIMIT_S", 5.0)
-    with pytest.raises(whet.WhetError, match="longer than its limit of 5 s"):
+    monkeypatch.setattr("whet.tuner.tuning._LOOK_LIMIT_S", 3.0)
+    with pytest.raises(whet.WhetError, match="longer than its limit of 3 s"):
         tune(f"{targets.HERE}:hangs", out=tmp_path / "out", budget_s=5)
 
 
@@ -103,6 +123,7 @@ def test_an_output_directory_in_use_is_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
 
 
+@pytest.mark.usefixtures("one_server")
 def test_a_damaged_study_is_named_on_resume(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_bytes(b"no database" * 1000)
     with pytest.raises(StudyError, match="cannot be read"):

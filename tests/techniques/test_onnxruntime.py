@@ -1,7 +1,9 @@
 """The onnxruntime technique: float32 and int8 close to the original, reloadable, and refused where it cannot work."""
 
+import functools
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,17 @@ def subjects() -> dict[str, Subject]:
     return {name: build() for name, build in SUBJECTS.items()}
 
 
+@pytest.fixture(scope="module")
+def converted(subjects) -> Callable[[str, Options], Candidate]:
+    """A small model with options applied, once for all tests."""
+
+    @functools.cache
+    def convert(name: str, options: Options) -> Candidate:
+        return onnxruntime.apply(Candidate.original(subjects[name]), options)
+
+    return convert
+
+
 _ALSO = [("f32", "encoder"), ("dynamic", "hugging_face_like")]  # what the other two modes show as well
 
 
@@ -48,14 +61,14 @@ _ALSO = [("f32", "encoder"), ("dynamic", "hugging_face_like")]  # what the other
         for name in SUBJECTS
     ],
 )
-def test_close_to_the_original(subjects, machine, name, mode) -> None:
+def test_close_to_the_original(subjects, converted, machine, name, mode) -> None:
     """Not closer than int8 allows for, either: less error would mean that nothing was quantised."""
     subject = subjects[name]
     options = Options(precision="f32") if mode == "f32" else Options(mode=mode)
     if isinstance(onnxruntime.check(subject, machine, options), Refused):
         assert (name, mode) == ("conv_net", "dynamic")
         return
-    tuned = onnxruntime.apply(Candidate.original(subject), options)
+    tuned = converted(name, options)
     assert tuned.notes == ()
     low, high = (0.0, 1e-4) if mode == "f32" else (1e-3, 5e-2)
     for batch, wanted in zip(subject.flat_calibration, subject.outputs, strict=True):
@@ -65,11 +78,11 @@ def test_close_to_the_original(subjects, machine, name, mode) -> None:
             assert cosine(y, original) >= 0.999
 
 
-def test_reloads_in_a_fresh_process_with_the_same_outputs(subjects, tmp_path) -> None:
+def test_reloads_in_a_fresh_process_with_the_same_outputs(subjects, converted, tmp_path) -> None:
     wanted = {}
     for name, subject in subjects.items():
         directory = tmp_path / name
-        tuned = onnxruntime.apply(Candidate.original(subject), Options())
+        tuned = converted(name, Options())
         batches = subject.flat_inputs
         wanted[directory] = {f"{i}.{j}": y for i, b in enumerate(batches) for j, y in enumerate(tuned.call(*b))}
         tuned.save(directory)
@@ -87,9 +100,9 @@ def test_reloads_in_a_fresh_process_with_the_same_outputs(subjects, tmp_path) ->
 
 
 @pytest.mark.parametrize("options", [Options(precision="f32"), Options(), Options(mode="dynamic")])
-def test_sizes_it_was_not_shown(subjects, options) -> None:
+def test_sizes_it_was_not_shown(subjects, converted, options) -> None:
     subject = subjects["encoder"]
-    tuned = onnxruntime.apply(Candidate.original(subject), options)
+    tuned = converted("encoder", options)
     ids_BT = torch.randint(0, 50, (2, 23))
     with torch.no_grad():
         wanted = subject.workload.model(ids_BT)

@@ -1,8 +1,10 @@
 """The openvino technique: every precision close to the original, reloadable, and refused where it cannot work."""
 
 import dataclasses
+import functools
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,17 @@ def subjects() -> dict[str, Subject]:
     return {name: build() for name, build in SUBJECTS.items()}
 
 
+@pytest.fixture(scope="module")
+def converted(subjects) -> Callable[[str, Options], Candidate]:
+    """A small model with options applied, once for all tests."""
+
+    @functools.cache
+    def convert(name: str, options: Options) -> Candidate:
+        return openvino.apply(Candidate.original(subjects[name]), options)
+
+    return convert
+
+
 _CLOSE = {"f32": (0, 1e-4), "bf16": (1e-4, 2e-2), "int8": (1e-3, 5e-2)}
 _ALSO = [("f32", "hugging_face_like"), ("bf16", "encoder")]  # what the other two precisions show as well
 
@@ -48,10 +61,10 @@ _ALSO = [("f32", "hugging_face_like"), ("bf16", "encoder")]  # what the other tw
         for name in SUBJECTS
     ],
 )
-def test_close_to_the_original(subjects, name, precision, low, high) -> None:
+def test_close_to_the_original(subjects, converted, name, precision, low, high) -> None:
     """Not closer than the precision allows for, either: less error would mean that nothing was converted."""
     subject = subjects[name]
-    tuned = openvino.apply(Candidate.original(subject), Options(precision=precision))
+    tuned = converted(name, Options(precision=precision))
     assert tuned.notes == ()
     for batch, wanted in zip(subject.flat_calibration, subject.outputs, strict=True):
         for y, original in zip(tuned.call(*batch), wanted, strict=True):
@@ -60,12 +73,12 @@ def test_close_to_the_original(subjects, name, precision, low, high) -> None:
             assert cosine(y, original) >= 0.999
 
 
-def test_reloads_in_a_fresh_process_with_the_same_outputs(subjects, tmp_path) -> None:
+def test_reloads_in_a_fresh_process_with_the_same_outputs(subjects, converted, tmp_path) -> None:
     wanted = {}
     for name, subject in subjects.items():
         for precision in ("int8",) if name == "encoder" else ("bf16",):
             directory = tmp_path / f"{name}-{precision}"
-            tuned = openvino.apply(Candidate.original(subject), Options(precision=precision))
+            tuned = converted(name, Options(precision=precision))
             tuned.save(directory)
             batches = subject.flat_inputs
             inputs = {f"{i}.{j}": x.contiguous() for i, batch in enumerate(batches) for j, x in enumerate(batch)}
@@ -82,10 +95,10 @@ def test_reloads_in_a_fresh_process_with_the_same_outputs(subjects, tmp_path) ->
         assert all(torch.equal(found[key], y) for key, y in outputs.items()), directory
 
 
-def test_sizes_it_was_not_shown(subjects) -> None:
+def test_sizes_it_was_not_shown(subjects, converted) -> None:
     """A dimension that varied among the inputs stays free; one that never did is fixed."""
     subject = subjects["encoder"]
-    tuned = openvino.apply(Candidate.original(subject), Options(precision="f32"))
+    tuned = converted("encoder", Options(precision="f32"))
     ids_BT = torch.randint(0, 50, (2, 23))
     with torch.no_grad():
         wanted = subject.workload.model(ids_BT)

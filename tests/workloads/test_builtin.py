@@ -5,6 +5,7 @@ import sys
 import time
 from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from whet.signature import output_tensors, split
 from whet.tuner.finalist import PICKLED, open_target
 from whet.tuner.tuning import _hand_over
 from whet.workload import examine
-from whet.workloads import BUILTIN, WEIGHTS, docs_encoder, docs_gpt, resolve
+from whet.workloads import BUILTIN, WEIGHTS, digits_cnn, docs_encoder, docs_gpt, resolve
 
 pytest.importorskip("sklearn")
 pytest.importorskip("tokenizers")
@@ -75,6 +76,14 @@ def test_can_be_handed_to_another_process(workload, tmp_path):
     again = open_target(f"{PICKLED}{path}")
     with torch.no_grad():
         assert torch.equal(again.model(again.inputs[0]), workload.model(workload.inputs[0]))
+
+
+def test_the_digits_are_those_that_the_library_loads():
+    from sklearn.datasets import load_digits
+
+    images_NHW, labels_N = digits_cnn._load_digits()
+    assert np.array_equal(images_NHW, load_digits().images)
+    assert np.array_equal(labels_N, load_digits().target)
 
 
 def test_exports(workload):

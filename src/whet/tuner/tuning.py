@@ -35,6 +35,7 @@ from whet.workload import Quality, Workload
 
 _LOOK_LIMIT_S = 180.0
 _FINALS_SHARE = 0.4  # of the budget is left for the finals, at most
+_BEATEN = 0.9  # a trial whose whole screening interval lies below this speedup is slower, whatever the process
 WORK = "trials"
 
 
@@ -237,6 +238,7 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
         screened = next((r for r in records if r.label == str(reference)), None)
         compile_only = verdict.point_of(screened, facts["num_samples"]) if screened else None
     best = verdict.choose(goal, baseline, points)
+    beaten = next((r for r in ranked(goal, records)[:1] if _is_beaten(goal, r)), None)
     machine = describe()
     return Result(
         target=facts["name"],
@@ -244,7 +246,7 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
         max_drop=goal.max_drop,
         max_memory_bytes=goal.max_memory_bytes,
         verdict="no-gain" if best is baseline else "gain",
-        sentence=verdict.sentence(goal, baseline, best, compile_only, facts["quality_name"]),
+        sentence=verdict.sentence(goal, baseline, best, compile_only, facts["quality_name"], beaten),
         quality_name=facts["quality_name"],
         higher_is_better=facts["higher_is_better"],
         baseline=baseline,
@@ -263,17 +265,23 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
 
 
 def _contenders(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline: float) -> list[TrialRecord]:
-    """The best two, or one where time is short; each with its artefact on disk, made again where it is not."""
+    """The best two, or one where time is short; each with its artefact on disk, made again where it is not. None of
+    those that are far slower than the original: nobody waits for proof of that."""
     time_left = deadline - time.monotonic()
     num = 2 if time_left > finals.expected_s(bench, num_contenders=2) else 1
     chosen = []
-    for record in ranked(goal, records)[:num]:
+    for record in [r for r in ranked(goal, records) if not _is_beaten(goal, r)][:num]:
         if not (bench.artefact(record.number) / "artefact.json").is_file():
             again = try_recipe(bench, goal, record.number, Recipe(steps=record.steps), bench.space, time_left)
             if again.status != "done":
                 continue
         chosen.append(record)
     return chosen
+
+
+def _is_beaten(goal: Goal, record: TrialRecord) -> bool:
+    asks_for_speed = goal.objective in ("latency", "throughput")
+    return asks_for_speed and record.speedup_ci95 is not None and record.speedup_ci95[1] < _BEATEN
 
 
 def _write(bench: Workbench, result: Result, directory: Path) -> None:

@@ -33,8 +33,20 @@ def noise_in_words(baseline: Point) -> str:
     return f"{baseline.noise - 1:.1%}" if baseline.noise > 1 else "unknown: too few runs"
 
 
-def sentence(goal: Goal, baseline: Point, best: Point, compile_only: Point | None, quality_name: str) -> str:
-    """The verdict in one sentence."""
+def sentence(
+    goal: Goal,
+    baseline: Point,
+    best: Point,
+    compile_only: Point | None,
+    quality_name: str,
+    beaten: TrialRecord | None = None,
+) -> str:
+    """The verdict in one sentence. beaten: the best trial, where even that was too slow for the finals."""
+    if best is baseline and beaten is not None:
+        return (
+            f"No gain: nothing that kept the quality is as fast as the original; {beaten.label} comes nearest, at "
+            f"{beaten.speedup:.2f}x; the original stays."
+        )
     if best is baseline:
         return (
             f"No gain: nothing that was tried is proved better than the original in {goal.objective} "

@@ -4,9 +4,10 @@ Shape suffixes: B batch, C channels, H height, W width.
 """
 
 import hashlib
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,6 +17,8 @@ from whet.models.resnet import ResNet
 from whet.workload import Predict, Quality, Workload
 from whet.workloads import WEIGHTS
 from whet.workloads.weights import load_weights
+
+Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 
 NAME = "digits-cnn"
 BATCH = 8
@@ -59,16 +62,21 @@ def read_digits(*, held_out: bool) -> tuple[Tensor, Tensor]:
 
     The side is decided by a hash of an image's own pixels, so it does not hang on the order they come in.
     """
-    digits = _datasets().load_digits()
-    side = [(hashlib.sha256(image.tobytes()).digest()[0] < _HELD_OUT) == held_out for image in digits.images]
-    images_BHW = torch.from_numpy(digits.images[side]).float() / 8 - 1  # pixels are 0 to 16
+    digits_NHW, labels_N = _load_digits()
+    side = [(hashlib.sha256(image.tobytes()).digest()[0] < _HELD_OUT) == held_out for image in digits_NHW]
+    images_BHW = torch.from_numpy(digits_NHW[side]).float() / 8 - 1  # pixels are 0 to 16
     images_BCHW = F.interpolate(images_BHW[:, None], size=(SIZE, SIZE), mode="bilinear")
-    return images_BCHW, torch.from_numpy(digits.target[side]).long()
+    return images_BCHW, torch.from_numpy(labels_N[side]).long()
 
 
-def _datasets() -> Any:
-    try:
-        import sklearn.datasets
-    except ImportError as error:
-        raise MissingExtra("scikit-learn", "examples", f"loading the images of {NAME}") from error
-    return sklearn.datasets
+def _load_digits() -> tuple[Array, Array]:
+    """What sklearn.datasets.load_digits gives: images, float64 [N, 8, 8], and their digits [N].
+
+    Read from the library's own file: to import the library takes a second, in every process that builds the workload.
+    """
+    spec = find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtra("scikit-learn", "examples", f"loading the images of {NAME}")
+    path = Path(spec.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    table = np.loadtxt(path, delimiter=",")
+    return table[:, :-1].reshape(-1, 8, 8), table[:, -1]
