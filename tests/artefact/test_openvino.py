@@ -51,26 +51,6 @@ def test_outputs_are_those_of_torch(size) -> None:
         assert torch.equal(positive, x > 0)
 
 
-def test_outputs_are_the_callers() -> None:
-    """Whatever lies between inputs and outputs: one value twice, an input itself, a constant, another shape of one."""
-    openvino = import_openvino()
-    ops = openvino.opset13
-    x = ops.parameter([3, 8], np.float32, name="x")
-    y = ops.relu(x)
-    flat = ops.constant(np.array([24]))
-    given = torch.randn(3, 8), torch.randn(3, 8)
-    models = {
-        (y, y, ops.exp(y), x): lambda x: (x.relu(), x.relu(), x.relu().exp(), x),
-        (x, ops.constant(WEIGHT_NK.numpy())): lambda x: (x, WEIGHT_NK),
-        (ops.reshape(x, flat, False), ops.reshape(y, flat, False)): lambda x: (x.flatten(), x.relu().flatten()),
-    }
-    for outputs, function in models.items():
-        runtime = OpenVINORuntime(openvino.Model(list(outputs), [x], "outputs"), Settings())
-        kept = [runtime.run([given[i % 2]]) for i in range(5)]
-        for i, found in enumerate(kept):
-            torch.testing.assert_close(found, function(given[i % 2]), rtol=1e-6, atol=1e-6)
-
-
 def test_bf16_rounds_and_f32_does_not() -> None:
     x = torch.randn(4, 8)
     wide, narrow = (linear(4, precision).run([x])[0] for precision in ("f32", "bf16"))
