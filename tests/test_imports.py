@@ -27,11 +27,24 @@ def test_importing_whet_loads_nothing_else() -> None:
     assert "torch" in modules_after("import whet; whet.Workload")
 
 
-@pytest.mark.parametrize("module", ["whet.errors", "whet.files", "whet.cli", "whet.recipe"])
+LIGHT = ("errors", "files", "cli", "recipe", "measure.isolate", "measure.child", "measure.fork_server", "workloads")
+
+
+@pytest.mark.parametrize("module", [f"whet.{name}" for name in LIGHT])
 def test_light_modules_load_no_heavy_library(module: str) -> None:
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not there yet")
     assert not modules_after(f"import {module}") & set(HEAVY)
+
+
+def test_a_benchmark_of_a_server_needs_no_torch() -> None:
+    assert "torch" not in modules_after("import whet.cli.bench_serve")
+
+
+def test_loading_a_decoder_imports_no_compiler() -> None:
+    code = "from whet.models.decoder import load_decoder; from whet.workloads import WEIGHTS; import sys\n"
+    code += "load_decoder(WEIGHTS / 'docs-gpt'); assert 'torch._dynamo' not in sys.modules"
+    assert "torch" in modules_after(code)
 
 
 def test_the_public_names_are_listed_and_load() -> None:

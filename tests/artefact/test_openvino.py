@@ -14,7 +14,7 @@ from torch import Tensor
 pytest.importorskip("openvino")
 
 from whet.artefact import load
-from whet.artefact.openvino import FILE, OpenVINORuntime, Settings, import_openvino, properties, said
+from whet.artefact.openvino import FILE, OpenVINORuntime, Settings, core, import_openvino, properties, said
 from whet.errors import ArtefactError, MissingExtra
 from whet.signature import Argument, Output, Signature
 
@@ -51,11 +51,31 @@ def test_outputs_are_those_of_torch(size) -> None:
         assert torch.equal(positive, x > 0)
 
 
+def test_outputs_are_the_callers() -> None:
+    """Whatever lies between inputs and outputs: one value twice, an input itself, a constant, another shape of one."""
+    openvino = import_openvino()
+    ops = openvino.opset13
+    x = ops.parameter([3, 8], np.float32, name="x")
+    y = ops.relu(x)
+    flat = ops.constant(np.array([24]))
+    given = torch.randn(3, 8), torch.randn(3, 8)
+    models = {
+        (y, y, ops.exp(y), x): lambda x: (x.relu(), x.relu(), x.relu().exp(), x),
+        (x, ops.constant(WEIGHT_NK.numpy())): lambda x: (x, WEIGHT_NK),
+        (ops.reshape(x, flat, False), ops.reshape(y, flat, False)): lambda x: (x.flatten(), x.relu().flatten()),
+    }
+    for outputs, function in models.items():
+        runtime = OpenVINORuntime(openvino.Model(list(outputs), [x], "outputs"), Settings())
+        kept = [runtime.run([given[i % 2]]) for i in range(5)]
+        for i, found in enumerate(kept):
+            torch.testing.assert_close(found, function(given[i % 2]), rtol=1e-6, atol=1e-6)
+
+
 def test_bf16_rounds_and_f32_does_not() -> None:
     x = torch.randn(4, 8)
     wide, narrow = (linear(4, precision).run([x])[0] for precision in ("f32", "bf16"))
     assert (wide - reference(x)).abs().max() < 1e-5
-    if "bf16" in str(import_openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")).lower():
+    if "bf16" in str(core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")).lower():
         assert 1e-4 < (narrow - reference(x)).abs().max() < 5e-2
 
 
@@ -173,6 +193,28 @@ def test_nothing_phones_home(tmp_path) -> None:
     assert done.stdout.strip().splitlines()[-1:] == ["done"], done.stderr
     assert "CONNECTS" not in done.stdout
     assert not (tmp_path / "intel").exists()
+
+
+SIGNALS = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch
+from test_openvino import linear
+
+signal.signal(signal.SIGUSR1, lambda *_: print("handled", flush=True))
+first, second = linear(4), linear(4)
+x = torch.zeros(4, 8)
+first.run([x]), second.run([x])
+del first
+del second
+os.kill(os.getpid(), signal.SIGUSR1)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signal")
+def test_signals_are_handled_after_models_went_away_in_the_order_they_came() -> None:
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", SIGNALS], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
 
 
 def test_what_openvino_said_comes_without_its_sources() -> None:

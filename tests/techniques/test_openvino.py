@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("nncf")
 
+from whet.artefact.openvino import core, import_openvino
 from whet.errors import MissingExtra, OptionError, TargetError
 from whet.machine import Limits
 from whet.profiler import LayerCost, Profile
@@ -155,6 +156,13 @@ def test_keep_finds_the_layer_that_int8_hurts() -> None:
         notes[keep] = tuned.notes
     assert notes == {0: (), 1: ("openvino: of 3 layers in order, kept out of int8: 2",)}
     assert errors[1] < errors[0] / 5
+
+
+def test_nncf_makes_no_core_of_its_own(monkeypatch) -> None:
+    subject = examine(Workload(model=nn.Linear(8, 8).eval(), inputs=[torch.randn(4, 8)]))
+    core()
+    monkeypatch.setattr(import_openvino(), "Core", None)  # to call it is an error
+    assert openvino.apply(Candidate.original(subject), Options()).notes == ()
 
 
 class Branching(nn.Module):

@@ -4,6 +4,7 @@ The one place that imports OpenVINO. Inputs are read where torch keeps them; out
 belong to the caller.
 """
 
+import functools
 import logging
 import sys
 from collections.abc import Iterator, Sequence
@@ -64,9 +65,8 @@ class OpenVINORuntime(Runtime):
         return self._compiled(tensors)
 
     def write(self, directory: Path) -> None:
-        openvino = import_openvino()
-        model = self._model if self._file is None else openvino.Core().read_model(self._file)
-        openvino.save_model(model, directory / FILE, compress_to_fp16=False)
+        model = self._model if self._file is None else core().read_model(self._file)
+        import_openvino().save_model(model, directory / FILE, compress_to_fp16=False)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -75,11 +75,10 @@ class OpenVINORuntime(Runtime):
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
         """Read and compile, on as many threads as torch has now."""
-        openvino = import_openvino()
         path = directory / FILE
         try:
             settings = Settings.model_validate(manifest.settings)
-            model = openvino.Core().read_model(path)
+            model = core().read_model(path)
         except (RuntimeError, ValidationError) as error:
             raise ArtefactError(f"{path} is damaged: {said(error)}; write it again with `whet apply`") from error
         runtime = cls(None, settings)
@@ -96,7 +95,7 @@ class _Compiled:
 
     def __init__(self, model: Any, settings: Settings) -> None:
         self._openvino = import_openvino()
-        compiled = self._openvino.Core().compile_model(model, "CPU", properties(settings))
+        compiled = core().compile_model(model, "CPU", properties(settings))
         _report_downgrade(compiled, settings)
         self._request = compiled.create_infer_request()
         self._dtypes = [_DTYPES[output.element_type.get_type_name()] for output in compiled.outputs]
@@ -128,6 +127,17 @@ def import_openvino() -> ModuleType:
     except ImportError as error:
         raise MissingExtra("openvino", "openvino", "an OpenVINO model") from error
     return openvino
+
+
+@functools.cache
+def core() -> Any:
+    """OpenVINO's Core: one for the whole process, which never goes away. Raises MissingExtra.
+
+    The CPU plugin of each Core gives the thread that first uses it a stack for signal handlers, and frees that stack
+    with the Core. Of two Cores that end in the order they began, the thread keeps a stack that is gone, and the next
+    signal with a handler in Python, such as Ctrl-C, ends the process by SIGSEGV (seen with OpenVINO 2026.4.1).
+    """
+    return import_openvino().Core()
 
 
 def said(error: Exception) -> str:

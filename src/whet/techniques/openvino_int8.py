@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from whet.artefact.openvino import import_openvino, no_telemetry, said, share
+from whet.artefact.openvino import core, import_openvino, no_telemetry, said, share
 from whet.errors import MissingExtra, TargetError
 from whet.machine import describe
 from whet.techniques.openvino_sensitivity import rank
@@ -48,7 +48,7 @@ def quantize(
     ignored = {*(_pooled(model) if smooth_quant else ()), *(() if quantizes_attention else _activation_products(model))}
     notes = []
     try:
-        with _quiet(nncf):
+        with _quiet(nncf), _one_core(openvino):
             if keep:
                 draft = nncf.quantize(
                     model.clone(),
@@ -164,3 +164,14 @@ def _quiet(nncf: Any) -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _one_core(openvino: Any) -> Iterator[None]:
+    """NNCF makes a Core for each model that it runs; inside this it gets the one that stays."""
+    class_, the_core = openvino.Core, core()
+    openvino.Core = lambda: the_core
+    try:
+        yield
+    finally:
+        openvino.Core = class_

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from whet.artefact.openvino import import_openvino
+from whet.artefact.openvino import core, import_openvino
 
 _LAYERS = frozenset({"MatMul", "Convolution", "GroupConvolution"})
 _DECOMPRESSION = frozenset({"Convert", "Subtract", "Multiply", "Reshape"})
@@ -25,7 +25,7 @@ def rank(model: Any, quantized: Any, batch: Sequence[Any]) -> tuple[list[str], l
     """
     gated, names = _gate(model.clone(), quantized)
     config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
-    request = import_openvino().Core().compile_model(gated, "CPU", config).create_infer_request()
+    request = core().compile_model(gated, "CPU", config).create_infer_request()
 
     def outputs(gates: Any) -> list[Any]:
         return [np.array(y, dtype=np.float64) for y in request.infer([*batch, gates], share_inputs=True).values()]
