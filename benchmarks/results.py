@@ -44,9 +44,8 @@ def main() -> None:
     }
     parts = {}
     for name, render in renderers.items():
-        path = DOCS / "results" / f"{name}.json"
-        if path.exists():
-            parts[name] = render(json.loads(path.read_text(encoding="utf-8")))
+        for path in sorted((DOCS / "results").glob(f"{name}.*json")):  # NAME.json, or NAME.MACHINE.json of several
+            parts[path.stem] = render(json.loads(path.read_text(encoding="utf-8")))
     write_whole(DOCS / "results.md", "\n".join([_HEAD, *parts.values()]))
     _put(README, parts["demo"])
     _put(DOCS / "gate.md", parts["gate"])
@@ -89,7 +88,7 @@ def _peers(report: dict[str, Any]) -> str:
         title, weights = f"the built-in workloads, {title}", ""
     names = [n for n in report["models"][0]["latency_ms"] if n != "whet"]
     lines = [
-        f"## Beside the peers, {title}",
+        f"## Beside the peers, {title}, on {report['machine']['chip']}",
         "",
         *_where(report),
         "",

@@ -9,8 +9,8 @@ order, round after round. A set is one such group of processes; the whole is rep
 process: the median of a contender's bursts in one set. Ratios are geometric means over the sets' rounds; the interval
 is a bootstrap over rounds of all sets.
 
-Writes docs/results/peers.json (-builtin, -torch-only) and prints the table; `benchmarks/results.py` puts it into
-docs/results.md.
+Writes docs/results/peers.MACHINE.json (peers-builtin, -torch-only) and prints the table; `benchmarks/results.py` puts
+it into docs/results.md.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def _write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     }
     RESULTS.mkdir(parents=True, exist_ok=True)
     kind = ("-builtin" if arguments.builtin else "") + ("" if arguments.extras else "-torch-only")
-    path = RESULTS / f"peers{kind}.json"
+    path = RESULTS / f"peers{kind}.{machine.fingerprint}.json"
     report["models"] = _with_others(path, report)
     write_whole(path, json.dumps(report, indent=1) + "\n")
 

@@ -50,7 +50,7 @@ def test_fast_is_slow_with_the_fixes_that_paid() -> None:
 RUN_BOTH = """
 import runpy, sys
 from pathlib import Path
-example, (script, *own) = Path(sys.argv[1]), sys.path
+example, own = Path(sys.argv[1]), sys.path[1:]
 for folder, samples, batches in (("slow", "1", "4"), ("fast", "4", "1")):
     sys.path = [str(example / folder), *own]
     sys.argv = ["train.py", "--print_every", "1", "--steps", "3", "--num_held_out", "2"]

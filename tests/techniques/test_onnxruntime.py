@@ -42,12 +42,7 @@ def subjects() -> dict[str, Subject]:
 @pytest.fixture(scope="module")
 def converted(subjects) -> Callable[[str, Options], Candidate]:
     """A small model with options applied, once for all tests."""
-
-    @functools.cache
-    def convert(name: str, options: Options) -> Candidate:
-        return onnxruntime.apply(Candidate.original(subjects[name]), options)
-
-    return convert
+    return functools.cache(lambda name, options: onnxruntime.apply(Candidate.original(subjects[name]), options))
 
 
 _ALSO = [("f32", "encoder"), ("dynamic", "hugging_face_like")]  # what the other two modes show as well

@@ -42,12 +42,7 @@ def subjects() -> dict[str, Subject]:
 @pytest.fixture(scope="module")
 def converted(subjects) -> Callable[[str, Options], Candidate]:
     """A small model with options applied, once for all tests."""
-
-    @functools.cache
-    def convert(name: str, options: Options) -> Candidate:
-        return openvino.apply(Candidate.original(subjects[name]), options)
-
-    return convert
+    return functools.cache(lambda name, options: openvino.apply(Candidate.original(subjects[name]), options))
 
 
 _CLOSE = {"f32": (0, 1e-4), "bf16": (1e-4, 2e-2), "int8": (1e-3, 5e-2)}

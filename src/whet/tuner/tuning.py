@@ -230,7 +230,8 @@ def _move_in(scratch: Path, directory: Path) -> Path:
 
 def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline: float, listener: Listener) -> Result:
     facts = bench.facts
-    contenders = _contenders(bench, goal, records, deadline)
+    best_first = ranked(goal, records)
+    contenders = _contenders(bench, goal, best_first, deadline)
     baseline, points = finals.run_finals(bench, contenders, deadline=deadline, report=listener.measured)
     reference = plan.compile_only(bench.space)
     compile_only = next((p for p in points if reference and p.label == str(reference)), None)
@@ -238,7 +239,7 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
         screened = next((r for r in records if r.label == str(reference)), None)
         compile_only = verdict.point_of(screened, facts["num_samples"]) if screened else None
     best = verdict.choose(goal, baseline, points)
-    beaten = next((r for r in ranked(goal, records)[:1] if _is_beaten(goal, r)), None)
+    beaten = best_first[0] if best_first and _is_beaten(goal, best_first[0]) else None
     machine = describe()
     return Result(
         target=facts["name"],
@@ -264,13 +265,13 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
     )
 
 
-def _contenders(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline: float) -> list[TrialRecord]:
+def _contenders(bench: Workbench, goal: Goal, best_first: list[TrialRecord], deadline: float) -> list[TrialRecord]:
     """The best two, or one where time is short; each with its artefact on disk, made again where it is not. None of
     those that are far slower than the original: nobody waits for proof of that."""
     time_left = deadline - time.monotonic()
     num = 2 if time_left > finals.expected_s(bench, num_contenders=2) else 1
     chosen = []
-    for record in [r for r in ranked(goal, records) if not _is_beaten(goal, r)][:num]:
+    for record in [r for r in best_first if not _is_beaten(goal, r)][:num]:
         if not (bench.artefact(record.number) / "artefact.json").is_file():
             again = try_recipe(bench, goal, record.number, Recipe(steps=record.steps), bench.space, time_left)
             if again.status != "done":
