@@ -14,7 +14,16 @@ from torch import Tensor
 pytest.importorskip("openvino")
 
 from whet.artefact import load
-from whet.artefact.openvino import FILE, OpenVINORuntime, Settings, core, import_openvino, properties, said
+from whet.artefact.openvino import (
+    _COPIED_BYTES,
+    FILE,
+    OpenVINORuntime,
+    Settings,
+    core,
+    import_openvino,
+    properties,
+    said,
+)
 from whet.errors import ArtefactError, MissingExtra
 from whet.signature import Argument, Output, Signature
 
@@ -69,6 +78,31 @@ def test_outputs_are_the_callers() -> None:
         kept = [runtime.run([given[i % 2]]) for i in range(5)]
         for i, found in enumerate(kept):
             torch.testing.assert_close(found, function(given[i % 2]), rtol=1e-6, atol=1e-6)
+
+
+def test_inputs_of_any_size_layout_and_order() -> None:
+    """Copied, or read where they lie; what the caller does with them between calls is seen, and only that."""
+    runtime = linear(-1)
+    large = 2 * _COPIED_BYTES // (8 * 4)
+    reused = torch.randn(5, 8)
+    rows = [torch.randn(4, 8), reused, torch.randn(8, 4).t(), torch.randn(1, 8).expand(4, 8), torch.randn(large, 8)]
+    for x in [*rows, *reversed(rows), torch.randn(8, large).t(), torch.randn(0, 8), *rows]:
+        reused += 1
+        kept = x.clone()
+        y, positive = runtime.run([x])
+        torch.testing.assert_close(y, reference(x), rtol=1e-5, atol=1e-5)
+        assert torch.equal(positive, x > 0)
+        assert torch.equal(x, kept)
+
+
+@pytest.mark.parametrize("wrong", [torch.randn(4, 8).double(), torch.randn(1, 8), torch.randn(8)])
+def test_an_input_that_does_not_fit_is_refused_and_the_next_is_right(wrong) -> None:
+    runtime = linear(4)
+    x = torch.randn(4, 8)
+    for _ in range(2):
+        assert torch.equal(runtime.run([x])[1], x > 0)
+        with pytest.raises(RuntimeError):
+            runtime.run([wrong])
 
 
 def test_bf16_rounds_and_f32_does_not() -> None:
