@@ -261,3 +261,26 @@ def test_defaults_follow_the_inputs() -> None:
     assert list(plain.calibration) == [batch]
     assert workload(lambda x: x, torch.tensor(1.0)).num_samples == 1
     assert workload(lambda x: x, num_samples=3).num_samples == 3
+
+
+class Wavering(nn.Module):
+    """The same outputs each time, but for one of them, which is `by` the first time and zero then."""
+
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = by
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        y = x.clone()
+        y[0, 0] = self.by * (self.calls == 1)
+        return y
+
+
+def test_another_order_of_sums_is_no_randomness() -> None:
+    inputs = [100 * torch.randn(64, 64)]
+    examine(Workload(model=Wavering(0.0), inputs=inputs))
+    examine(Workload(model=Wavering(0.01), inputs=inputs))
+    with pytest.raises(ModelError, match="not deterministic"):
+        examine(Workload(model=Wavering(1.0), inputs=inputs))

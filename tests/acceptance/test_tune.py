@@ -128,3 +128,9 @@ def test_a_damaged_study_is_named_on_resume(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_bytes(b"no database" * 1000)
     with pytest.raises(StudyError, match="cannot be read"):
         tune(f"{targets.HERE}:conv", out=tmp_path, budget_s=5, resume=True)
+
+
+def test_no_study_to_resume_is_said_and_nothing_is_made(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="no search to go on with"):
+        tune("digits-cnn", out=tmp_path / "out", resume=True)
+    assert not (tmp_path / "out").exists()

@@ -1,12 +1,15 @@
 """The statistics on the machine's own noise: a model against itself is no gain."""
 
 import gc
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import targets
 import torch
 
+from whet.errors import ModelError
 from whet.measure.clock import measure_pairs
 from whet.measure.stats import Verdict, compare, noise_floor
 from whet.tuner import finals
@@ -27,14 +30,17 @@ def test_twenty_real_comparisons_of_a_model_with_itself_give_no_gain() -> None:
     assert gains <= 1  # 5 % of 20
 
 
-def test_who_loses_three_rounds_is_judged_by_those(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Who was measured, in order: trial 0 a little slower than the original (-1), which fails where `fails` says so."""
     asked: list[int] = []
 
-    def measure(bench: object, contender: TrialRecord | None) -> dict[str, float]:
+    def measure(bench: "Fails", contender: TrialRecord | None) -> dict[str, float] | None:
         number = -1 if contender is None else contender.number
         asked.append(number)
-        latency_ms = {-1: 10.0, 0: 11.0, 1: 5.0}[number] + 0.01 * (len(asked) % 5)
-        return {"latency_ms": latency_ms}
+        if number == -1 and bench.fails(asked.count(-1)):
+            return None
+        return {"latency_ms": {-1: 10.0, 0: 11.0, 1: 5.0}[number] + 0.01 * (len(asked) % 5)}
 
     def point(bench: object, contender: TrialRecord | None, runs: list[dict[str, float]]) -> Point:
         times = [run["latency_ms"] for run in runs]
@@ -42,13 +48,44 @@ def test_who_loses_three_rounds_is_judged_by_those(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(finals, "_measure", measure)
     monkeypatch.setattr(finals, "_point", point)
-    slower, faster = (TrialRecord(number=i, steps=[], status="done") for i in (0, 1))
-    _, points = run_finals(object(), [slower, faster], deadline=0.0)  # type: ignore[arg-type]
+    return asked
+
+
+@dataclass
+class Fails:
+    """The part of a workbench: whether the original's n-th process, from 1 on, fails."""
+
+    fails: Callable[[int], bool] = lambda n: False
+
+
+SLOWER, FASTER = (TrialRecord(number=i, steps=[], status="done") for i in (0, 1))
+
+
+def test_who_loses_three_rounds_is_judged_by_those(asked: list[int]) -> None:
+    _, points = run_finals(Fails(), [SLOWER, FASTER], deadline=0.0)  # type: ignore[arg-type]
     assert [len(p.process_latencies_ms) for p in points] == [3, 6]
     assert [p.verdict for p in points] == ["fail", "pass"]
     asked.clear()
-    run_finals(object(), [slower], deadline=0.0)  # type: ignore[arg-type]
+    run_finals(Fails(), [SLOWER], deadline=0.0)  # type: ignore[arg-type]
     assert sorted(asked) == [-1, -1, -1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("failing", [{1}, {2, 6}, {3}, {1, 2, 3, 4, 5}])
+@pytest.mark.usefixtures("asked")
+def test_a_round_in_which_the_original_fails_is_no_pair(failing: set[int]) -> None:
+    bench = Fails(lambda n: n in failing)
+    baseline, (slower, faster) = run_finals(bench, [SLOWER, FASTER], deadline=0.0)  # type: ignore[arg-type]
+    num_pairs = min(6, 8 - len(failing))  # of eight rounds at most, as many as make six pairs
+    assert len(baseline.process_latencies_ms) == len(faster.process_latencies_ms) == num_pairs
+    assert len(slower.process_latencies_ms) == (3 - len(failing & {1, 2, 3}) or num_pairs)
+    assert slower.speedup < 1 < faster.speedup
+    assert slower.verdict != "pass"
+
+
+@pytest.mark.usefixtures("asked")
+def test_an_original_that_always_fails_is_an_error() -> None:
+    with pytest.raises(ModelError, match="failed each time"):
+        run_finals(Fails(lambda n: True), [FASTER], deadline=0.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from whet.errors import ModelError
 from whet.files import size_bytes
 from whet.measure.stats import Verdict, compare, noise_floor
 from whet.tuner.result import Point, TrialRecord
 from whet.tuner.search import Workbench
 
 _LOG = logging.getLogger("whet")
+_Run = dict[str, Any]  # what one process measured
 
 ROUNDS = 8
 _ROUNDS_ALONE = 3  # of the original, where there is nothing to compare it with
@@ -40,8 +42,9 @@ def run_finals(
     The original alone: three, one past the deadline.
 
     Returns the original's point and the contenders', each judged against the original. A contender whose process
-    fails is left out of the rest and has no point. One that loses each of the first three rounds is judged by those;
-    where none is left, the finals are over.
+    fails is left out of the rest and has no point; a round in which the original's fails is no pair. A contender that
+    loses each of the first three rounds is judged by those; where none is left, the finals are over. Raises ModelError
+    where the original fails each time.
     """
     order = random.Random(seed)
     least = _MIN_ROUNDS
@@ -49,15 +52,14 @@ def run_finals(
         rounds, least = _ROUNDS_ALONE, 1
     running: list[TrialRecord | None] = [None, *contenders]
     failed: set[int] = set()
-    runs: dict[int, list[dict[str, Any]]] = {_number(c): [] for c in running}
+    runs: dict[int, list[_Run | None]] = {_number(c): [] for c in running}
     for i in range(rounds):
-        if i >= least and runs[-1] and clock() > deadline:
+        if sum(map(bool, runs[-1])) >= least and clock() > deadline:
             break
         for contender in order.sample(running, len(running)):
             value = _measure(bench, contender)
-            if value is not None:
-                runs[_number(contender)].append(value)
-            elif contender is not None:
+            runs[_number(contender)].append(value)
+            if value is None and contender is not None:
                 failed.add(contender.number)
         report(i + 1, rounds)
         gone = {number for number in runs if i + 1 == _LOST_AFTER and _has_lost(runs[-1], runs[number])} | failed
@@ -68,28 +70,37 @@ def run_finals(
 
 
 def _judged(
-    bench: Workbench, contenders: Sequence[TrialRecord], runs: dict[int, list[dict[str, Any]]]
+    bench: Workbench, contenders: Sequence[TrialRecord], runs: dict[int, list[_Run | None]]
 ) -> tuple[Point, list[Point]]:
     """The original's point, and that of each contender with its verdict."""
-    original = runs[-1]
+    original = [run for run in runs[-1] if run is not None]
+    if not original:
+        raise ModelError("the original failed each time it was measured; the log above says how")
     baseline = _point(bench, None, original)
     floor = noise_floor([[r["latency_ms"] for r in original]])
     baseline.noise = floor
     points = []
     for contender in contenders:
-        point = _point(bench, contender, runs[contender.number])
-        times = [r["latency_ms"] for r in original[: len(runs[contender.number])]]
-        comparison = compare(times, point.process_latencies_ms, noise=floor)
+        pairs = _pairs(runs[-1], runs[contender.number])
+        if not pairs:
+            continue
+        point = _point(bench, contender, [run for _, run in pairs])
+        comparison = compare([a["latency_ms"] for a, _ in pairs], point.process_latencies_ms, noise=floor)
         point.speedup, point.speedup_ci95 = comparison.ratio, comparison.ci95
         point.p_value, point.noise, point.verdict = comparison.p_value, floor, str(comparison.verdict)
         points.append(point)
     return baseline, points
 
 
-def _has_lost(original: Sequence[dict[str, Any]], contender: Sequence[dict[str, Any]]) -> bool:
+def _pairs(original: Sequence[_Run | None], contender: Sequence[_Run | None]) -> list[tuple[_Run, _Run]]:
+    """The rounds that both of them ended, of those that both began."""
+    return [(a, b) for a, b in zip(original, contender, strict=False) if a is not None and b is not None]
+
+
+def _has_lost(original: Sequence[_Run | None], contender: Sequence[_Run | None]) -> bool:
     """Whether a contender was slower in every round so far. The original itself never is."""
-    rounds = list(zip(original, contender, strict=False))
-    return contender is not original and all(b["latency_ms"] >= a["latency_ms"] for a, b in rounds)
+    pairs = _pairs(original, contender)
+    return contender is not original and bool(pairs) and all(b["latency_ms"] >= a["latency_ms"] for a, b in pairs)
 
 
 def expected_s(bench: Workbench, num_contenders: int) -> float:
@@ -106,7 +117,7 @@ def _number(contender: TrialRecord | None) -> int:
     return -1 if contender is None else contender.number
 
 
-def _measure(bench: Workbench, contender: TrialRecord | None) -> dict[str, Any] | None:
+def _measure(bench: Workbench, contender: TrialRecord | None) -> _Run | None:
     name = "original" if contender is None else f"trial-{contender.number}"
     outcome = bench.run(
         "measure_finalist",
@@ -124,7 +135,7 @@ def _measure(bench: Workbench, contender: TrialRecord | None) -> dict[str, Any] 
     return outcome.value
 
 
-def _point(bench: Workbench, contender: TrialRecord | None, runs: Sequence[dict[str, Any]]) -> Point:
+def _point(bench: Workbench, contender: TrialRecord | None, runs: Sequence[_Run]) -> Point:
     latency = statistics.median(r["latency_ms"] for r in runs)
     facts = bench.facts
     steps = [] if contender is None else contender.steps

@@ -17,10 +17,10 @@ import cloudpickle
 import torch
 from torch import nn
 
-from whet.errors import OptionError, OutputError, StudyError, TargetError
+from whet.errors import ModelError, OptionError, OutputError, StudyError, TargetError
 from whet.files import replace_directory, write_whole
 from whet.machine import describe, versions
-from whet.measure.isolate import Outcome
+from whet.measure.isolate import FailureKind, Outcome
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Evidence, Recipe
 from whet.signature import Batch
@@ -30,6 +30,7 @@ from whet.tuner.finalist import PICKLED
 from whet.tuner.report import write_report
 from whet.tuner.result import FILE, MODEL, Objective, Result, TrialRecord
 from whet.tuner.search import Goal, Workbench, forking, ranked, search, try_recipe
+from whet.tuner.study import FILE as STUDY
 from whet.tuner.study import Study, default_storage
 from whet.workload import Quality, Workload
 
@@ -86,11 +87,12 @@ def tune(
     goal = _checked_goal(objective, max_drop, max_memory_bytes, budget_s)
     if unknown := [name for name in exclude if name not in TABLE]:
         raise OptionError(f"there is no technique {unknown[0]!r} to exclude; there are: {', '.join(TABLE)}")
+    directory = _checked_out(out, resume, has_own_study=storage is None)
     listener = listener or Listener()
     started, began = time.monotonic(), datetime.datetime.now(datetime.UTC)
     deadline = started + budget_s
     with (
-        _prepared(target, inputs, quality, calibration, out, resume) as (address, name, directory, scratch),
+        _prepared(target, inputs, quality, calibration) as (address, name, scratch),
         forking(memory_limit_bytes) as run,
     ):
         arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
@@ -118,6 +120,8 @@ def tune(
 def _looked(outcome: Outcome) -> dict[str, Any]:
     """The facts a child found out about the target. Raises the user error it met."""
     if outcome.failure is not None:
+        if outcome.failure.kind is FailureKind.TIMEOUT:
+            raise ModelError(f"to build and call the model {outcome.failure.message}; does it wait for something?")
         raise outcome.failure.as_error()
     assert outcome.value is not None
     return outcome.value
@@ -141,21 +145,18 @@ def _prepared(
     inputs: Batch | Sequence[Batch] | None,
     quality: Quality | None,
     calibration: Sequence[Batch],
-    out: str | os.PathLike[str] | None,
-    resume: bool,
-) -> Iterator[tuple[str, str, Path, Path]]:
-    """(how children name the target, how people do, the output directory, a scratch directory for the first look)."""
+) -> Iterator[tuple[str, str, Path]]:
+    """(how children name the target, how people do, a scratch directory for the first look)."""
     if isinstance(target, str) and inputs is not None:
         raise TargetError("inputs go with a model in memory; a named target brings its own")
-    directory = _checked_out(Path(out or tempfile.mkdtemp(prefix="whet-")).absolute(), resume)
     with tempfile.TemporaryDirectory(prefix="whet-look-") as scratch:
         if isinstance(target, str):
-            yield target, target, directory, Path(scratch)
+            yield target, target, Path(scratch)
             return
         workload = target if isinstance(target, Workload) else _workload(target, inputs, quality, calibration)
         path = Path(scratch) / "workload.pkl"
         _hand_over(workload, path)
-        yield f"{PICKLED}{path}", workload.name, directory, Path(scratch)
+        yield f"{PICKLED}{path}", workload.name, Path(scratch)
 
 
 def _workload(
@@ -182,7 +183,10 @@ def _hand_over(workload: Workload, path: Path) -> None:
         ) from error
 
 
-def _checked_out(directory: Path, resume: bool) -> Path:
+def _checked_out(out: str | os.PathLike[str] | None, resume: bool, *, has_own_study: bool) -> Path:
+    directory = Path(out or tempfile.mkdtemp(prefix="whet-")).absolute()
+    if resume and has_own_study and not (directory / STUDY).is_file():
+        raise StudyError(f"{directory} holds no search to go on with; leave out --resume")
     if directory.exists() and not directory.is_dir():
         raise OutputError(f"{directory} is a file; choose another --out")
     if directory.is_dir() and any(directory.iterdir()) and not resume:
@@ -247,7 +251,9 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
         max_drop=goal.max_drop,
         max_memory_bytes=goal.max_memory_bytes,
         verdict="no-gain" if best is baseline else "gain",
-        sentence=verdict.sentence(goal, baseline, best, compile_only, facts["quality_name"], beaten),
+        sentence=verdict.no_gain(goal, baseline, records, beaten)
+        if best is baseline
+        else verdict.gain(goal, baseline, best, compile_only, facts["quality_name"]),
         quality_name=facts["quality_name"],
         higher_is_better=facts["higher_is_better"],
         baseline=baseline,

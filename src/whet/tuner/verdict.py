@@ -33,25 +33,31 @@ def noise_in_words(baseline: Point) -> str:
     return f"{baseline.noise - 1:.1%}" if baseline.noise > 1 else "unknown: too few runs"
 
 
-def sentence(
-    goal: Goal,
-    baseline: Point,
-    best: Point,
-    compile_only: Point | None,
-    quality_name: str,
-    beaten: TrialRecord | None = None,
-) -> str:
-    """The verdict in one sentence. beaten: the best trial, where even that was too slow for the finals."""
-    if best is baseline and beaten is not None:
-        return (
-            f"No gain: nothing that kept the quality is as fast as the original; {beaten.label} comes nearest, at "
-            f"{beaten.speedup:.2f}x; the original stays."
+def no_gain(goal: Goal, baseline: Point, records: Sequence[TrialRecord], beaten: TrialRecord | None = None) -> str:
+    """Why the original stays, in one sentence. beaten: the best trial, where even that was too slow for the finals."""
+    rejected = [r for r in records if r.status == "rejected"]
+    if beaten is not None:
+        why = (
+            f"nothing that kept the quality is as fast as the original; {beaten.label} comes nearest, at "
+            f"{beaten.speedup:.2f}x"
         )
-    if best is baseline:
-        return (
-            f"No gain: nothing that was tried is proved better than the original in {goal.objective} "
-            f"(noise floor {noise_in_words(baseline)}); the original stays."
+    elif rejected and not any(r.status == "done" for r in records):
+        fastest = max(rejected, key=lambda r: r.speedup or 0.0)
+        why = f"nothing that was tried stayed within the limits; the fastest, {fastest.label}: {fastest.reason}"
+    elif goal.objective == "memory":
+        why = "nothing that was tried needs less memory at its peak than the original"
+    elif goal.objective == "size":
+        why = "nothing that was tried is smaller on disk than the original"
+    else:
+        why = (
+            f"nothing that was tried is proved better than the original in {goal.objective} "
+            f"(noise floor {noise_in_words(baseline)})"
         )
+    return f"No gain: {why}; the original stays."
+
+
+def gain(goal: Goal, baseline: Point, best: Point, compile_only: Point | None, quality_name: str) -> str:
+    """What was gained, in one sentence."""
     low, high = best.speedup_ci95
     text = f"{best.label} is {best.speedup:.2f}x as fast as the original (95% interval {low:.2f} to {high:.2f})"
     if goal.objective == "memory":
