@@ -85,8 +85,7 @@ def tune(
     Raises a WhetError for anything the user can mend, before anything is written.
     """
     goal = _checked_goal(objective, max_drop, max_memory_bytes, budget_s)
-    if unknown := [name for name in exclude if name not in TABLE]:
-        raise OptionError(f"there is no technique {unknown[0]!r} to exclude; there are: {', '.join(TABLE)}")
+    _check_excluded(exclude)
     directory = _checked_out(out, resume, has_own_study=storage is None)
     listener = listener or Listener()
     started, began = time.monotonic(), datetime.datetime.now(datetime.UTC)
@@ -110,10 +109,8 @@ def tune(
         result.command = f"whet tune {shlex.quote(name)} {options}"
         _write(bench, result, directory)
         shutil.rmtree(work, ignore_errors=True)
-    if isinstance(target, nn.Module):
-        result.keep_original(target)
-    elif isinstance(target, Workload):
-        result.keep_original(target.model)
+    if not isinstance(target, str):
+        result.keep_original(target.model if isinstance(target, Workload) else target)
     return result
 
 
@@ -137,6 +134,11 @@ def _checked_goal(objective: str, max_drop: float, max_memory_bytes: int | None,
     if budget_s <= 0:
         raise OptionError("the budget must be more than nothing")
     return Goal(objective, max_drop, max_memory_bytes)  # type: ignore[arg-type]
+
+
+def _check_excluded(names: Sequence[str]) -> None:
+    if unknown := [name for name in names if name not in TABLE]:
+        raise OptionError(f"there is no technique {unknown[0]!r} to exclude; there are: {', '.join(TABLE)}")
 
 
 @contextlib.contextmanager
