@@ -10,11 +10,11 @@ may use what an earlier one wrote.
 
 import re
 import shlex
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked import ForkedPython
 
 from whet.techniques import TABLE
 
@@ -27,11 +27,18 @@ _SIZES = re.compile(r"(--(?:batch|seq) \d+),\S+")
 _BUDGET_S = re.compile(r"budget_s=\d+")
 
 
+@pytest.fixture(scope="module")
+def python() -> Iterator[ForkedPython]:
+    with ForkedPython() as running:
+        yield running
+
+
 def _commands(document: Path) -> list[list[str]]:
+    """What python is to be called with, for one program after the other."""
     commands = []
     for language, body in _BLOCK.findall(document.read_text(encoding="utf-8")):
         if language == "python":
-            commands.append([sys.executable, "-c", _BUDGET_S.sub(f"budget_s=1, exclude={list(TABLE)}", body)])
+            commands.append(["-c", _BUDGET_S.sub(f"budget_s=1, exclude={list(TABLE)}", body)])
         elif language == "sh":
             for line in body.splitlines():
                 if line.startswith("whet tune"):
@@ -41,9 +48,9 @@ def _commands(document: Path) -> list[list[str]]:
                     line = _BUDGET.sub("--budget 1s", line)
                 words = shlex.split(line, comments=True)
                 if words[:1] == ["whet"]:
-                    commands.append([sys.executable, "-m", *words])
+                    commands.append(["-m", *words])
                 elif words[:1] == ["python"] and "benchmarks/" not in line:
-                    commands.append([sys.executable, *words[1:]])
+                    commands.append(words[1:])
                 elif words and words[0] not in ("make", "python"):
                     raise AssertionError(f"{document.name}: a line of no known kind: {line}")
     return commands
@@ -51,10 +58,10 @@ def _commands(document: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 @pytest.mark.timeout(420)
-def test_the_snippets_run(document: Path, tmp_path: Path) -> None:
+def test_the_snippets_run(document: Path, tmp_path: Path, python: ForkedPython) -> None:
     for command in _commands(document):
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        fine = (0, 1) if command[2:4] == ["whet", "audit"] else (0,)  # 1: something was found
+        done = python.run(command, tmp_path)
+        fine = (0, 1) if command[1:3] == ["whet", "audit"] else (0,)  # 1: something was found
         assert done.returncode in fine, f"{command}\n{done.stdout}\n{done.stderr}"
 
 

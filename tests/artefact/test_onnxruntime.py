@@ -78,22 +78,22 @@ def test_inputs_that_are_views_or_need_a_gradient() -> None:
     torch.testing.assert_close(runtime.run([x])[0], reference(x.detach()), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("external", [False, True], ids=["one file", "weights apart"])
-def test_the_same_in_a_fresh_process(external, tmp_path) -> None:
-    directory = tmp_path / "artefact"
-    runtime = linear("rows", external=external)
+def test_the_same_in_a_fresh_process(tmp_path) -> None:
     x = torch.randn(4, 8)
-    wanted = runtime.run([x])
-    runtime.save(directory, signature(None))
-    assert (directory / DATA).exists() == external
-    del runtime  # and with it the temporary files
-    save_file({"0.0": x}, f"{directory}.inputs.safetensors")
-    done = subprocess.run(
-        [sys.executable, str(RELOAD)], input=f"{directory}\n", capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "ok"
-    outputs = load_file(f"{directory}.outputs.safetensors")
-    assert all(torch.equal(outputs[f"0.{i}"], y) for i, y in enumerate(wanted))
+    wanted = {}
+    for name, external in (("one-file", False), ("weights-apart", True)):
+        directory, runtime = tmp_path / name, linear("rows", external=external)
+        wanted[directory] = runtime.run([x])
+        runtime.save(directory, signature(None))
+        assert (directory / DATA).exists() == external
+        save_file({"0.0": x}, f"{directory}.inputs.safetensors")
+        del runtime  # and with it the temporary files
+    lines = "".join(f"{directory}\n" for directory in wanted)
+    done = subprocess.run([sys.executable, str(RELOAD)], input=lines, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["ok", "ok"]
+    for directory, expected in wanted.items():
+        outputs = load_file(f"{directory}.outputs.safetensors")
+        assert all(torch.equal(outputs[f"0.{i}"], y) for i, y in enumerate(expected))
 
 
 def test_temporary_files_go_with_the_runtime() -> None:

@@ -143,20 +143,20 @@ def test_every_dtype_goes_in_and_comes_out(dtype) -> None:
     assert torch.equal(out, tensor.T)
 
 
-@pytest.mark.parametrize("size", [4, None])
-def test_the_same_in_a_fresh_process(size, tmp_path) -> None:
-    directory = tmp_path / "artefact"
-    runtime = linear(size or -1)
-    runtime.save(directory, signature(size))
+def test_the_same_in_a_fresh_process(tmp_path) -> None:
     x = torch.randn(4, 8)
-    save_file({"0.0": x}, f"{directory}.inputs.safetensors")
-    done = subprocess.run(
-        [sys.executable, str(RELOAD)], input=f"{directory}\n", capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "ok"
-    outputs = load_file(f"{directory}.outputs.safetensors")
-    for i, wanted in enumerate(runtime.run([x])):
-        assert torch.equal(outputs[f"0.{i}"], wanted)
+    wanted = {}
+    for size in (4, None):
+        directory, runtime = tmp_path / f"artefact-{size}", linear(size or -1)
+        runtime.save(directory, signature(size))
+        save_file({"0.0": x}, f"{directory}.inputs.safetensors")
+        wanted[directory] = runtime.run([x])
+    lines = "".join(f"{directory}\n" for directory in wanted)
+    done = subprocess.run([sys.executable, str(RELOAD)], input=lines, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["ok", "ok"]
+    for directory, expected in wanted.items():
+        outputs = load_file(f"{directory}.outputs.safetensors")
+        assert all(torch.equal(outputs[f"0.{i}"], y) for i, y in enumerate(expected))
 
 
 def test_load_gives_the_model_as_it_was_called(tmp_path) -> None:

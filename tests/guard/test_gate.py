@@ -3,10 +3,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.guard.gate import ALPHA, LOOKS, Judgement, Outcome, holm, judge, judge_unpaired, overall
+from whet.guard.gate import ALPHA, LOOKS, TOLERANCE, Judgement, Outcome, holm, judge, judge_unpaired, overall
 
 SCATTER = 0.022  # of a pair's log ratio: what a matrix product shows on two cores
 
@@ -64,6 +65,16 @@ def test_fewer_pairs_than_the_first_look_decide_nothing() -> None:
 def test_times_without_scatter_are_certain() -> None:
     assert judge([1.0] * 5, [1.0] * 5).outcome is Outcome.PASS
     assert judge([1.0] * 5, [1.5] * 5).outcome is Outcome.FAIL
+
+
+@given(st.lists(st.integers(-200, 200), min_size=5, max_size=5, unique=True))
+def test_p_values_are_students(thousandths: list[int]) -> None:
+    logs = np.array(thousandths) / 1000
+    judgement = judge([1.0] * 5, np.exp(logs).tolist(), looks=(5,))
+    slower = scipy.stats.ttest_1samp(logs, 0.0, alternative="greater").pvalue
+    worse = scipy.stats.ttest_1samp(logs, math.log1p(TOLERANCE), alternative="less").pvalue
+    assert judgement.p_slower == pytest.approx(slower, rel=1e-6, abs=1e-12)
+    assert judgement.p_worse_than_tolerance == pytest.approx(worse, rel=1e-6, abs=1e-12)
 
 
 @given(st.lists(st.floats(0.5, 2.0), min_size=5, max_size=20), st.integers(0, 10**6))

@@ -12,7 +12,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.measure.stats import Verdict, compare, geometric_mean, noise_floor, percentile, signed_rank
+from whet.measure.stats import Verdict, compare, noise_floor, paired_ratio, percentile, signed_rank
 
 times = st.floats(1e-6, 1e3)
 pairs = st.lists(st.tuples(times, times), min_size=1, max_size=7)
@@ -73,6 +73,13 @@ def test_the_interval_holds_the_ratio_and_the_ratio_lies_among_the_pairs(samples
     assert found.num_pairs == len(samples)
 
 
+@given(pairs, st.integers(0, 3))
+def test_the_ratio_alone_is_that_of_the_comparison(samples: list[tuple[float, float]], seed: int) -> None:
+    a, b = zip(*samples, strict=True)
+    found = compare(a, b, seed=seed)
+    assert paired_ratio(a, b, seed=seed) == (found.ratio, found.ci95)
+
+
 @given(pairs, st.floats(1.01, 10))
 def test_a_faster_variant_has_a_higher_ratio(samples: list[tuple[float, float]], factor: float) -> None:
     a, b = zip(*samples, strict=True)
@@ -93,14 +100,9 @@ def test_percentiles_rise(samples: list[float]) -> None:
     assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(found))
 
 
-def test_geometric_mean_by_hand() -> None:
-    assert geometric_mean([1, 2, 4]) == pytest.approx(2)
-    assert compare([2, 8], [1, 1]).ratio == pytest.approx(4)
-
-
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=20))
-def test_geometric_mean_is_the_standard_librarys(ratios: list[float]) -> None:
-    assert geometric_mean(ratios) == pytest.approx(statistics.geometric_mean(ratios), rel=1e-9)
+def test_the_ratio_is_the_standard_librarys_geometric_mean(ratios: list[float]) -> None:
+    assert paired_ratio(ratios, [1.0] * len(ratios))[0] == pytest.approx(statistics.geometric_mean(ratios), rel=1e-9)
 
 
 def test_signed_rank_by_hand() -> None:
@@ -233,6 +235,6 @@ def test_the_same_code_stays_below_the_noise_floor_as_often_as_it_says(num_pairs
     for _ in range(1000):
         original, variant = simulated_pairs(random, num_pairs)
         again, _ = simulated_pairs(random, num_pairs)
-        ratio = geometric_mean([a / b for a, b in zip(original, variant, strict=True)])
+        ratio = statistics.geometric_mean(a / b for a, b in zip(original, variant, strict=True))
         beyond += max(ratio, 1 / ratio) > noise_floor([again])
     assert beyond / 1000 == pytest.approx(0.05, abs=0.025)

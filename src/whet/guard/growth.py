@@ -43,7 +43,7 @@ def fit_growth(quantity: str, sizes: Sequence[Mapping[str, int]], costs: Sequenc
     if freedom > 0:
         variance = float(np.sum(np.square(observed - design @ solution))) / freedom
         errors = np.sqrt(variance * np.diag(np.linalg.inv(design.T @ design)))
-        half = float(scipy.stats.t.ppf((1 + _CONFIDENCE) / 2, freedom)) * errors
+        half = float(scipy.special.stdtrit(freedom, (1 + _CONFIDENCE) / 2)) * errors
     return [
         Growth(
             quantity=quantity,

@@ -48,12 +48,6 @@ def live_tensor_bytes() -> int:
     return sum(seen.values())
 
 
-def reset_cuda_peak() -> None:
-    """Start the CUDA allocator's peak anew; nothing without CUDA."""
-    if torch.cuda.is_initialized():
-        torch.cuda.reset_peak_memory_stats()
-
-
 def cuda_peak_bytes() -> int | None:
-    """The CUDA allocator's peak since the last reset, or None where no GPU is in use."""
+    """The CUDA allocator's peak of this process, or None where no GPU is in use."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None

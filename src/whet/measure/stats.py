@@ -52,22 +52,28 @@ def compare(original: Sequence[float], variant: Sequence[float], *, noise: float
 
     Raises ValueError for unequal or empty samples, or times that are not positive and finite.
     """
-    if len(original) != len(variant) or not original:
-        raise ValueError(f"pairs wanted, got {len(original)} and {len(variant)} times")
-    if not all(0 < time < math.inf for time in (*original, *variant)):
-        raise ValueError("times must be positive and finite")
-    logs = np.log(np.asarray(original, dtype=float) / np.asarray(variant, dtype=float))
-    low, high = _interval(logs, seed)
+    logs = _log_ratios(original, variant)
+    ratio, (low, high) = _ratio(logs, seed)
     p_value = signed_rank(logs)
-    ratio = math.exp(float(logs.mean()))
     return Comparison(
         ratio=ratio,
-        ci95=(math.exp(low), math.exp(high)),
+        ci95=(low, high),
         p_value=p_value,
         num_pairs=len(logs),
         noise=noise,
-        verdict=_judge(ratio, math.exp(low), math.exp(high), p_value, noise),
+        verdict=_judge(ratio, low, high, p_value, noise),
     )
+
+
+def paired_ratio(
+    original: Sequence[float], variant: Sequence[float], *, seed: int = 0
+) -> tuple[float, tuple[float, float]]:
+    """The ratio and the interval of `compare`, without a verdict.
+
+    For processes that start for a single measurement: the test behind a verdict imports scipy.stats, which takes half
+    as long as to import torch.
+    """
+    return _ratio(_log_ratios(original, variant), seed)
 
 
 def noise_floor(groups: Sequence[Sequence[float]], *, num_pairs: int | None = None) -> float:
@@ -87,7 +93,7 @@ def noise_floor(groups: Sequence[Sequence[float]], *, num_pairs: int | None = No
     # share a run, so m of them tell as much about the variance as 2 m^2 / (3 m - 1) would on their own (von Neumann).
     spread = math.sqrt(float(np.mean(np.square(logs))))
     freedom = sum(2 * (len(g) - 1) ** 2 / (3 * (len(g) - 1) - 1) for g in groups)
-    return math.exp(float(scipy.stats.t.ppf((1 + _CONFIDENCE) / 2, freedom)) * spread / math.sqrt(num_pairs))
+    return math.exp(float(scipy.special.stdtrit(freedom, (1 + _CONFIDENCE) / 2)) * spread / math.sqrt(num_pairs))
 
 
 def signed_rank(logs: Sequence[float] | np.ndarray) -> float:
@@ -103,9 +109,18 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     return float(np.percentile(np.asarray(samples, dtype=float), percent))
 
 
-def geometric_mean(ratios: Sequence[float]) -> float:
-    """Of positive ratios."""
-    return math.exp(float(np.mean(np.log(np.asarray(ratios, dtype=float)))))
+def _log_ratios(original: Sequence[float], variant: Sequence[float]) -> np.ndarray:
+    if len(original) != len(variant) or not original:
+        raise ValueError(f"pairs wanted, got {len(original)} and {len(variant)} times")
+    if not all(0 < time < math.inf for time in (*original, *variant)):
+        raise ValueError("times must be positive and finite")
+    logs: np.ndarray = np.log(np.asarray(original, dtype=float) / np.asarray(variant, dtype=float))
+    return logs
+
+
+def _ratio(logs: np.ndarray, seed: int) -> tuple[float, tuple[float, float]]:
+    low, high = _interval(logs, seed)
+    return math.exp(float(logs.mean())), (math.exp(low), math.exp(high))
 
 
 def _interval(logs: np.ndarray, seed: int) -> tuple[float, float]:
@@ -115,11 +130,12 @@ def _interval(logs: np.ndarray, seed: int) -> tuple[float, float]:
         return -math.inf, math.inf
     tail = (1 - _CONFIDENCE) / 2
     if num < _MIN_RESAMPLED:
-        center, half = float(logs.mean()), -float(scipy.stats.t.ppf(tail, num - 1) * logs.std(ddof=1)) / math.sqrt(num)
+        center = float(logs.mean())
+        half = -float(scipy.special.stdtrit(num - 1, tail) * logs.std(ddof=1)) / math.sqrt(num)
         return center - half, center + half
     random = np.random.default_rng(seed)
     means = logs[random.integers(0, num, (_RESAMPLES, num))].mean(axis=1)
-    widened = scipy.stats.norm.cdf(math.sqrt(num / (num - 1)) * scipy.stats.t.ppf(tail, num - 1))
+    widened = scipy.special.ndtr(math.sqrt(num / (num - 1)) * scipy.special.stdtrit(num - 1, tail))
     low, high = np.quantile(means, [widened, 1 - widened])
     return float(low), float(high)
 

@@ -101,7 +101,7 @@ def growth(source: str, points: Sequence[tuple[int, int]]) -> Growth | None:
     rise = floors[-1][1] - floors[0][1]
     slope = rise / (floors[-1][0] - floors[0][0])
     spread = math.sqrt(sum((more - slope * steps) ** 2 for steps, more in pairs) / (len(pairs) - 1))
-    t = float(scipy.stats.t.ppf(0.975, len(pairs) - 1))
+    t = float(scipy.special.stdtrit(len(pairs) - 1, 0.975))
     half = t * spread * math.sqrt(len(pairs)) / (floors[-1][0] - floors[0][0])
     low, high = slope - half, slope + half
     return Growth(
