@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,11 @@ import torch
 import whet
 from whet.errors import InputsError, ModelError, OptionError, OutputError, StudyError, TargetError
 from whet.techniques import TABLE
+from whet.tuner import tuning
+from whet.tuner.apply import apply_recipe
+from whet.tuner.command import command_line
 from whet.tuner.result import TrialRecord
-from whet.tuner.search import Runner, forking
+from whet.tuner.search import Goal, Runner, forking
 from whet.tuner.tuning import Listener, tune
 
 ONLY_BF16 = [name for name in TABLE if name != "bf16"]
@@ -116,11 +120,64 @@ def test_options_out_of_range_are_named(tmp_path: Path) -> None:
         tune(model)
 
 
+def test_a_refused_model_in_memory_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    model, inputs = targets.conv()
+    with pytest.raises(StudyError, match="give one of them"):
+        tune(model, inputs, resume=True)
+    with pytest.raises(TargetError, match="needs inputs"):
+        tune(model)
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_output_directory_in_use_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("mine")
     with pytest.raises(OutputError, match="exists already"):
         tune("digits-cnn", out=tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
+
+
+FACTS = {"fingerprint": "f", "offers": [], "refused": [], "score": None, "signature": {}, "weights": "w"}
+
+
+@pytest.mark.parametrize(
+    ("change", "exclude", "message"),
+    [
+        ({"fingerprint": "g"}, [], "another machine"),
+        ({"signature": {"inputs": 2}}, [], "the target has changed"),
+        ({"weights": "v"}, [], "weights are not those that this search was begun with"),
+        ({}, ["bf16"], "begun with bf16 to be tried"),
+    ],
+)
+def test_a_search_goes_on_only_as_it_was_begun(
+    tmp_path: Path, change: dict[str, object], exclude: list[str], message: str
+) -> None:
+    facts = {**FACTS, "offers": [{"technique": "bf16"}]}
+    tuning._open_study(None, tmp_path, "x", Goal(), facts, False, ())
+    tuning._open_study(None, tmp_path, "x", Goal(), facts, True, ["fp16"])  # it was not offered anyway
+    with pytest.raises(StudyError, match=message):
+        tuning._open_study(None, tmp_path, "x", Goal(), {**facts, **change}, True, exclude)
+
+
+def test_a_search_can_be_typed_again() -> None:
+    line = command_line(
+        "hf:my model?batch=8&seq=256", objective="size", max_drop=0.02, max_memory_bytes=10**9, budget_s=90.0,
+        storage="sqlite:///x.db", exclude=["bf16", "fp16"], out=Path("o"), resume=True,
+    )  # fmt: skip
+    words = (
+        "whet|tune|hf:my model?batch=8&seq=256|--objective|size|--max-drop|0.02|--budget|90s|--max-memory|1000000000"
+    )
+    words += "|--storage|sqlite:///x.db|--exclude|bf16,fp16|--out|o|--resume"
+    assert shlex.split(line) == words.split("|")
+
+
+def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OutputError, match="is a file"):
+        tune("digits-cnn", out=tmp_path / "file" / "out")
+    with pytest.raises(OutputError, match="is a file"):
+        apply_recipe(whet.Recipe(steps=[]), "digits-cnn", tmp_path / "file" / "out")
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 @pytest.mark.usefixtures("one_server")

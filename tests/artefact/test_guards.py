@@ -147,3 +147,40 @@ def test_a_program_is_not_run_where_the_model_would_take_another_path(tmp_path: 
         artefact(torch.ones(3, 8))
     with pytest.raises(ArtefactError, match="size 1 of input 0 <= 100"):
         artefact.run(torch.ones(4, 101))
+
+
+class OneRow(nn.Module):
+    """Takes a path of its own for a single row, and raises for a single column."""
+
+    def __init__(self, branches: bool) -> None:
+        super().__init__()
+        self.branches = branches
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        if self.branches and x.shape[0] == 1:
+            return x * 2 + y
+        if self.branches and x.shape[1] == 1:
+            raise ValueError("one column is none")
+        return x - y
+
+
+@pytest.mark.parametrize("branches", [True, False])
+def test_a_size_of_one_is_tried(tmp_path: Path, branches: bool) -> None:
+    """torch.export takes it for granted that a free size is 2 at least, and leaves no condition behind."""
+    batches = [tuple(torch.randn(shape) for _ in range(2)) for shape in ((4, 5), (6, 7))]
+    subject = examine(Workload(model=OneRow(branches).eval(), inputs=batches))
+    artefact = load(save(subject, tmp_path / "artefact"))
+    x, y = torch.randn(3, 2), torch.randn(3, 2)
+    assert torch.equal(artefact(x, y), x - y)
+    for dim, alone in enumerate((x[:1], x[:, :1])):
+        if branches:
+            with pytest.raises(ArtefactError, match=f"size {dim} of input 0 >= 2"):
+                artefact(alone, alone)
+        else:
+            assert torch.equal(artefact(alone, alone), alone - alone)
+
+
+def test_a_size_of_one_that_was_seen_is_fine(tmp_path: Path) -> None:
+    subject = examine(Workload(model=nn.Linear(4, 2).eval(), inputs=[torch.randn(1, 4), torch.randn(6, 4)]))
+    artefact = load(save(subject, tmp_path / "artefact"))
+    assert artefact.manifest.conditions == []

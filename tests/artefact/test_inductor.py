@@ -68,6 +68,17 @@ def test_a_package_equals_the_original_in_a_fresh_process(package: Path, tmp_pat
 
 
 @NEEDS_COMPILER
+@pytest.mark.parametrize(
+    "x",
+    [torch.randn(4, 6).T, torch.randn(6, 9)[:, 2:6], torch.randn(1, 4).expand(6, 4), torch.randn(12, 4)[::2]],
+    ids=["transposed", "sliced", "expanded", "every second"],
+)
+def test_inputs_need_not_lie_in_one_piece(package: Path, x: Tensor) -> None:
+    assert not x.is_contiguous()
+    torch.testing.assert_close(load(package)(x).logits, load(package)(x.contiguous()).logits, rtol=0, atol=0)
+
+
+@NEEDS_COMPILER
 def test_a_package_holds_no_pickle_and_no_path(package: Path) -> None:
     with zipfile.ZipFile(package / FILE) as archive:
         names = archive.namelist()
@@ -86,9 +97,11 @@ def test_nothing_is_left_of_compiling(tmp_path: Path, monkeypatch: pytest.Monkey
         InductorRuntime.compile(flat, subject, freezing=True, max_autotune=False)
     copy = lambda p, package_path: shutil.copyfile(package / FILE, package_path)  # noqa: E731
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", copy)
+    monkeypatch.setattr(inductor, "packed_for", lambda program: {"cpu_capability": "AVX9"})
     runtime = InductorRuntime.compile(flat, subject, freezing=True, max_autotune=False)
     assert len(list(tmp_path.iterdir())) == 1
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [FILE]
+    assert runtime.settings["cpu_capability"] == "AVX9"  # whose 4-bit weights it holds
     del runtime
     assert not list(tmp_path.iterdir())
 
@@ -97,6 +110,15 @@ def test_nothing_is_left_of_compiling(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_another_machine_is_told_to_apply_the_recipe(copied: Path) -> None:
     change_settings(copied, isa=[*describe().isa, "avx2048"])
     with pytest.raises(ArtefactError, match=r"for a machine with avx2048, which this one has not; .*`whet apply`"):
+        load(copied)
+
+
+@NEEDS_COMPILER
+def test_4_bit_weights_are_read_on_the_kind_of_chip_they_were_packed_for(copied: Path) -> None:
+    change_settings(copied, cpu_capability=torch.backends.cpu.get_cpu_capability())
+    assert "cpu_capability" in load(copied).runtime.settings
+    change_settings(copied, cpu_capability="AVX9")
+    with pytest.raises(ArtefactError, match="holds 4-bit weights packed for AVX9"):
         load(copied)
 
 
@@ -206,3 +228,11 @@ def test_tools_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert inductor.missing_tools(at_load=False) == ""
     monkeypatch.setattr(inductor.sysconfig, "get_path", lambda name: str(tmp_path))
     assert "python3-dev" in inductor.missing_tools(at_load=True)
+
+
+def test_answers_that_are_no_floats_are_compared_exactly() -> None:
+    yes = torch.tensor([True, False])
+    assert inductor._is_near(yes, yes)
+    assert not inductor._is_near(yes, ~yes)
+    assert inductor._is_near(torch.tensor([100.0]), torch.tensor([100.5]))
+    assert not inductor._is_near(torch.tensor([100]), torch.tensor([101]))

@@ -4,9 +4,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from whet.cli.tables import show_refused, show_result, show_trial
+from whet.cli.tables import show_result, show_trial
 from whet.recipe import Step
-from whet.tuner.result import Agreement, Point, RefusedTechnique, Result, TrialRecord
+from whet.tuner.result import Agreement, Point, Result, TrialRecord
 
 WIDTHS = (80, 100, 140)
 FUSE, OPENVINO = Step(technique="fuse_conv_bn"), Step(technique="openvino", options={"precision": "int8", "threads": 2})
@@ -48,7 +48,7 @@ def no_gain() -> Result:
     return Result(
         target="x", verdict="no-gain", sentence="No gain: nothing is proved better. " + "word " * 60,
         quality_name="held-out bits per byte of the text", baseline=baseline, best=baseline, finalists=finalists,
-        compile_only=point([COMPILE], 0.043, 0.96, "screened"), out="/a/very/long/path" * 12,
+        compile_only=point([COMPILE], 0.043, 0.96, "screened", beside_ms=0.0412), out="/a/very/long/path" * 12,
     )  # fmt: skip
 
 
@@ -101,6 +101,8 @@ def test_result_without_a_gain_says_so() -> None:
     text = "\n".join(lines(shown))
     assert "INCONCLUSIVE" in text
     assert "screening" in text
+    assert "of 41.2 µs" in text  # what a screened latency may be compared with
+    assert "/model" not in text  # none was saved
     assert "kept" in text
     assert text.count("No gain") == 1 and "NO GAIN" not in text
     assert " 0 MB" not in text and "—" in text
@@ -137,13 +139,3 @@ def test_a_trial_says_what_and_why() -> None:
     assert "\x1b" not in failed
     assert failed.split()[1:4] == ["—", "—", "—"]
     assert refused.endswith("fuse_conv_bn: the model holds no convolution")
-
-
-def test_refused_techniques_keep_their_words() -> None:
-    shown = console()
-    show_refused(shown, [RefusedTechnique(technique="fp16", reason="[red]slow[/red] here " * 8)])
-    assert "".join("".join(lines(shown)).split()).count("[red]slow[/red]here") == 8
-    assert max(map(cell_len, lines(shown))) <= 80
-    empty = console()
-    show_refused(empty, [])
-    assert lines(empty) == []

@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from whet.machine import Limits
+from whet.profiler import Profile
+from whet.profiler.layers import LayerCost
 from whet.techniques import Applies, Candidate, Refused, sdpa_attention
 from whet.techniques.attention_pattern import count_fused, find_attention
 from whet.techniques.graph import relative_error, trace, trace_original
@@ -247,3 +250,20 @@ def test_hand_written_matches_in_hugging_face_eager(subject_of) -> None:
     config._attn_implementation = "eager"
     subject = subject_of(transformers.ViTModel(config), {"pixel_values": torch.randn(1, 3, 16, 16)})
     assert len(find_attention(trace_original(subject))) == 2
+
+
+@pytest.mark.parametrize("softmax", ["attention", "attention.softmax"], ids=["a function", "a module"])
+def test_the_bound_is_of_all_that_attention_does(softmax: str) -> None:
+    """Its products run in the layer above a softmax that is a module of its own."""
+
+    def cost(name: str, kind: str, seconds: float, *operators: str) -> LayerCost:
+        return LayerCost(name, kind, 1, seconds, 1, 1, 1, num_operators=1, operators=operators)
+
+    layers = [cost("mlp", "Linear", 6.0, "addmm")]
+    if softmax == "attention":
+        layers.append(cost("attention", "Attention", 4.0, "bmm", "_softmax"))
+    else:
+        layers += [cost("attention", "Attention", 3.0, "bmm"), cost(softmax, "Softmax", 1.0, "_softmax")]
+    profile = Profile(total_s=10.0, layers=tuple(layers))
+    bound = sdpa_attention.predict(profile, Limits(read_bandwidth=1.0), sdpa_attention.Options())
+    assert bound == pytest.approx(10 / 6)

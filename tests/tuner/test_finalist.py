@@ -1,11 +1,14 @@
 """What a process of the finals measures, the original and what was saved; and who comes to the finals at all."""
 
+import sys
 from pathlib import Path
 
 import pytest
 import targets
 import torch
+from safetensors.torch import save_file
 
+from whet.measure.isolate import run_isolated
 from whet.techniques import Candidate
 from whet.tuner.finalist import INPUTS, PICKLED, measure_finalist, read_inputs, write_inputs
 from whet.tuner.result import TrialRecord
@@ -29,6 +32,44 @@ def test_the_original_and_an_artefact_are_measured_on_the_same_inputs(tmp_path: 
         assert 0 < found["latency_ms"] <= found["p90_ms"]
         assert found["num_calls"] >= 3
         assert found["peak_bytes"] > found["live_tensor_bytes"] > 0
+
+
+def test_inputs_come_back_to_where_they_were(tmp_path: Path) -> None:
+    save_file({"0.0": torch.ones(2), "0.1": torch.ones(3)}, tmp_path / INPUTS, {"0.0": "cpu", "0.1": "meta"})
+    ((first, second),) = read_inputs(tmp_path / INPUTS)
+    assert (first.device.type, second.device.type) == ("cpu", "meta")
+
+
+NET = """
+import torch
+
+class Net(torch.nn.Linear):
+    pass
+"""
+
+
+def test_a_model_in_memory_may_come_from_a_file_beside_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "net_of_the_script.py").write_text(NET)
+    monkeypatch.syspath_prepend(tmp_path / "scripts")
+    net = __import__("net_of_the_script")
+    monkeypatch.delitem(sys.modules, net.__name__)
+    monkeypatch.setitem(sys.modules, net.__name__, net)
+    workload = Workload(model=net.Net(4, 4).eval(), inputs=[torch.randn(1, 4)])
+    _hand_over(workload, tmp_path / "workload")
+    write_inputs(examine(workload), tmp_path / INPUTS)
+    arguments = {"directory": None, "inputs": str(tmp_path / INPUTS), "budget_s": 0.01}
+    outcome = run_isolated(
+        "whet.tuner.finalist:measure_finalist",
+        {"target": f"{PICKLED}{tmp_path / 'workload'}", **arguments},
+        tmp_path / "exchange",
+        time_limit_s=100,
+    )
+    assert outcome.failure is None
+    assert outcome.value is not None
+    assert outcome.value["latency_ms"] > 0
 
 
 @pytest.mark.parametrize(

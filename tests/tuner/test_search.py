@@ -3,16 +3,19 @@
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_bench import FakeRunner, bench, offers
 
 from whet.errors import StudyError
 from whet.recipe import Recipe, Step
+from whet.techniques.technique import Applies, Refused
+from whet.tuner import space as space_of
 from whet.tuner.plan import complete, next_recipe
 from whet.tuner.result import TrialRecord
 from whet.tuner.search import Goal, ranked, search
-from whet.tuner.space import Space
+from whet.tuner.space import Offer, Space
 from whet.tuner.study import FILE, Study, default_storage
 
 FOREVER = 1e9
@@ -51,6 +54,41 @@ def test_quality_is_given_back_to_the_fastest_that_lost_it(tmp_path: Path) -> No
     best = ranked(Goal(), records)[0]
     assert {"int8_static", "keep_precision", "inductor"} <= {s.technique for s in best.steps}
     assert best.drop == 0.0
+
+
+def test_a_runtime_that_chooses_its_own_layers_is_asked_for_them() -> None:
+    """keep_precision marks layers for those that read such marks; OpenVINO does not, and has an option of its own."""
+    keep = Offer(technique="keep_precision", detail="", groups=[], options={"layers": [2]})
+    options = {"precision": ["int8"], "keep": [0, 4, 12]}
+    openvino = Offer(
+        technique="openvino", detail="", groups=["backend", "precision"], options=options, bounds={"openvino": 9.0}
+    )
+    space = Space([keep, openvino])
+    records: list[TrialRecord] = []
+    for number in range(3):
+        recipe = next_recipe(space, records)
+        assert recipe is not None
+        records.append(
+            TrialRecord(number=number, steps=list(recipe), status="rejected", speedup=5.0 - number, drop=0.05)
+        )
+    assert [r.steps[0].options["keep"] for r in records] == [0, 4, 12]
+    assert all(len(r.steps) == 1 for r in records)
+
+
+def test_values_of_other_options_are_offered_beside_the_one_that_applies() -> None:
+    """As calibration methods where the chip has no bfloat16, the default of `rest`."""
+
+    def check(subject: object, machine: object, options: SimpleNamespace) -> Applies | Refused:
+        return Applies(options.rest) if options.rest == "float32" else Refused("no bfloat16")
+
+    technique = SimpleNamespace(
+        SPACE={"calibration": ("minmax", "entropy"), "rest": ("bfloat16", "float32")},
+        Options=SimpleNamespace,
+        check=check,
+    )
+    options, detail, _ = space_of._options_that_apply(technique, None, None)  # type: ignore[arg-type]
+    assert options == {"calibration": ["minmax", "entropy"], "rest": ["float32"]}
+    assert detail == "float32"
 
 
 def test_a_crash_is_a_failed_trial_and_the_search_goes_on(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The verdict's sentence where the original stays: why, for what was asked for."""
+"""The verdict: what is proved better within the limits, and in a sentence why, or why the original stays."""
 
 import pytest
 from fake_results import no_gain as fake_no_gain
@@ -42,4 +42,45 @@ def test_where_all_break_the_limits_the_fastest_says_which() -> None:
 
 def test_a_trial_far_slower_is_named_with_its_speed() -> None:
     beaten = TrialRecord(number=0, steps=[], status="done", speedup=0.29)
-    assert "comes nearest, at 0.29x" in verdict.no_gain(Goal("latency"), BASELINE, [beaten], beaten)
+    assert "comes nearest, at 0.29x" in verdict.no_gain(Goal("latency"), BASELINE, [beaten], beaten=beaten)
+
+
+def test_a_trial_that_broke_a_limit_in_the_finals_does_not_win() -> None:
+    fast = BASELINE.model_copy(update={"label": "fast", "speedup": 3.0, "verdict": "pass", "peak_bytes": 400 << 20})
+    assert verdict.choose(Goal("latency"), BASELINE, [fast]) is fast
+    goal = Goal("latency", max_memory_bytes=300 << 20)
+    assert verdict.choose(goal, BASELINE, [fast]) is BASELINE
+    said = verdict.no_gain(goal, BASELINE, [TrialRecord(number=0, steps=[], status="done")], [fast])
+    assert "fast is better, but held 400 MiB in the finals, more than allowed" in said
+    slow = fast.model_copy(update={"verdict": "fail"})
+    assert "memory" not in verdict.no_gain(goal, BASELINE, [TrialRecord(number=0, steps=[], status="done")], [slow])
+
+
+def test_nothing_measured_is_no_measured_no_gain() -> None:
+    failed = [TrialRecord(number=i, steps=[], status="failed", reason=f"crash {i}") for i in range(2)]
+    assert verdict.all_failed(failed)
+    said = verdict.no_gain(Goal(), BASELINE, failed)
+    assert "could be measured" in said
+    assert "crash 0" in said
+    assert not verdict.all_failed([*failed, TrialRecord(number=2, steps=[], status="rejected")])
+    assert not verdict.all_failed([])
+    assert "no technique was tried" in verdict.no_gain(Goal(), BASELINE, [])
+
+
+def test_a_screened_figure_is_called_one() -> None:
+    best = BASELINE.model_copy(update={"label": "best", "speedup": 3.0, "verdict": "pass"})
+    record = TrialRecord(
+        number=7,
+        steps=[],
+        status="done",
+        speedup=1.2,
+        speedup_ci95=(1.1, 1.3),
+        latency_ms=50.0,
+        baseline_latency_ms=60.0,
+    )
+    screened = verdict.point_of(record, num_samples=2)
+    assert screened is not None
+    assert (screened.number, screened.latency_ms, screened.beside_ms) == (7, 50.0, 60.0)
+    assert "torch.compile alone 1.20x in the screening;" in verdict.gain(Goal(), BASELINE, best, screened, "accuracy")
+    paired = screened.model_copy(update={"verdict": "pass"})
+    assert "torch.compile alone 1.20x;" in verdict.gain(Goal(), BASELINE, best, paired, "accuracy")

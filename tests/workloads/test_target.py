@@ -26,6 +26,16 @@ def pair(batch=3):
 def one_batch():
     return Model(WIDTH, 2), torch.zeros(5, WIDTH)
 
+class Two(Model):
+    def forward(self, ids, mask):
+        return super().forward(ids * mask)
+
+def one_call():
+    return Two(WIDTH, 2), (torch.zeros(5, WIDTH), torch.ones(5, WIDTH))
+
+def two_batches():
+    return Two(WIDTH, 2), [(torch.zeros(5, WIDTH), torch.ones(5, WIDTH))] * 2
+
 def triple():
     return Model(WIDTH, 2), [torch.zeros(1, WIDTH)], Quality("q", lambda predict: 1.0)
 """
@@ -69,6 +79,8 @@ def test_module(folder):
 def test_what_a_function_may_return(folder):
     assert resolve("mymodel.py:pair").num_samples == 3
     assert len(resolve("mymodel.py:one_batch").inputs) == 1
+    assert len(resolve("mymodel.py:one_call").inputs) == 1
+    assert len(resolve("mymodel.py:two_batches").inputs) == 2
     triple = resolve("mymodel.py:triple")
     assert triple.quality is not None
     assert not triple.model.training

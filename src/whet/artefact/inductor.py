@@ -15,16 +15,17 @@ import tempfile
 import warnings
 import weakref
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from whet.artefact import int8_fusion
-from whet.artefact.program import ProgramRuntime, export
+from whet.artefact.program import ProgramRuntime, check_packing, export, packed_for
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, TargetError, reason
 from whet.machine import describe
@@ -44,9 +45,10 @@ class InductorRuntime(Runtime):
 
     NAME = "inductor"
 
-    def __init__(self, package: Path, isa: Sequence[str]) -> None:
+    def __init__(self, package: Path, isa: Sequence[str], packing: Mapping[str, Any] = MappingProxyType({})) -> None:
         self._package = package
         self._isa = list(isa)
+        self._packing = dict(packing)  # of 4-bit weights, as program.packed_for says
         # What torch._inductor.aoti_load_package wraps: that one imports the compiler (seconds) to load, and parses the
         # structure of inputs and outputs again at every call.
         self._loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)
@@ -54,7 +56,8 @@ class InductorRuntime(Runtime):
     @classmethod
     def compile(cls, module: nn.Module, subject: Subject, *, freezing: bool, max_autotune: bool) -> Self:
         """Compile a module ahead of time. Raises TargetError where the compiler fails, or makes a wrong model."""
-        program = export(module, subject)
+        program = export(module, subject, contiguous=True)
+        packing = packed_for(program)
         _forget_dtypes(program)
         if int8_fusion.is_quantised(program):
             int8_fusion.register()
@@ -65,7 +68,7 @@ class InductorRuntime(Runtime):
                 with torch.no_grad(), _quiet(), _settings(Path(work), freezing=freezing, max_autotune=max_autotune):
                     torch._inductor.aoti_compile_and_package(program, package_path=str(Path(work) / FILE))
                 _copy_without_sources(Path(work) / FILE, folder / FILE)
-            runtime = cls(folder / FILE, describe().isa)
+            runtime = cls(folder / FILE, describe().isa, packing)
             weakref.finalize(runtime, shutil.rmtree, folder, ignore_errors=True)
             _check_is_pure(runtime, subject)
         except Exception as error:
@@ -78,19 +81,21 @@ class InductorRuntime(Runtime):
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         with torch.no_grad():
-            return tuple(self._loader.run(list(tensors)))
+            # The package was compiled for tensors in one piece, and reads others as if they were.
+            return tuple(self._loader.run([tensor.contiguous() for tensor in tensors]))
 
     def write(self, directory: Path) -> None:
         shutil.copyfile(self._package, directory / FILE)
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"isa": self._isa, "torch": torch.__version__}
+        return {"isa": self._isa, "torch": torch.__version__, **self._packing}
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
         path = directory / FILE
         isa = _compiled_for(path, manifest)
+        check_packing(path, manifest)
         try:
             with zipfile.ZipFile(path) as archive:
                 broken = archive.testzip()  # a library that is cut short would end the process when it is mapped
@@ -101,7 +106,7 @@ class InductorRuntime(Runtime):
                 f"{path} is damaged: {broken} is not what was written; write it again with `whet apply`"
             )
         try:
-            return cls(path, isa)
+            return cls(path, isa, {k: v for k, v in manifest.settings.items() if k == "cpu_capability"})
         except Exception as error:  # the loader raises RuntimeError, and OSError by way of dlopen
             raise ArtefactError(
                 f"{path} does not load here: {reason(error)}. It was compiled by torch "
@@ -238,10 +243,16 @@ def _check_is_pure(runtime: Runtime, subject: Subject) -> None:
             f"torch's inductor made a model that overwrites its input {changed[0]}; leave it out of the recipe"
         )
     for a, b in zip(first, runtime.run(tuple(x.clone() for x in given)), strict=True):
-        if not torch.allclose(a, b, rtol=1e-2, atol=1e-3 * float(a.abs().max()) if a.numel() else 0.0, equal_nan=True):
+        if not _is_near(a, b):
             raise TargetError(
                 "torch's inductor made a model that answers differently each time; leave it out of the recipe"
             )
+
+
+def _is_near(a: Tensor, b: Tensor) -> bool:
+    if not a.is_floating_point() or not a.numel():
+        return torch.equal(a, b)
+    return torch.allclose(a, b, rtol=1e-2, atol=1e-3 * float(a.abs().max()), equal_nan=True)
 
 
 def _compiled_for(path: Path, manifest: Manifest) -> list[str]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from whet.artefact.archive import check_archive
 from whet.artefact.guards import conditions_of
+from whet.artefact.ones import conditions_on_ones
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, TargetError, reason
 from whet.signature import Signature
@@ -25,12 +26,16 @@ FILE = "program.pt2"
 _PACKED_PRODUCT = torch.ops.aten._weight_int4pack_mm_for_cpu.default  # its weights lie differently on each chip
 
 
-def export(module: nn.Module, subject: Subject) -> torch.export.ExportedProgram:
+def export(module: nn.Module, subject: Subject, *, contiguous: bool = False) -> torch.export.ExportedProgram:
     """The module as a graph of aten operators, its free dimensions kept free.
+
+    contiguous: traced for inputs that lie in one piece, as a compiler takes the example's strides for everyone's.
 
     Raises TargetError where the model's code cannot be traced; the message names the reason that torch gave.
     """
     arguments = _example(subject)
+    if contiguous:
+        arguments = tuple(x.contiguous() for x in arguments)
     shapes = subject.signature.dynamic_shapes
     try:
         with torch.no_grad():
@@ -40,6 +45,8 @@ def export(module: nn.Module, subject: Subject) -> torch.export.ExportedProgram:
     except Exception as error:  # torch.export raises whatever the user's forward or its tracer does
         raise TargetError(f"torch.export cannot trace the model: {reason(error)}") from error
     known = [*conditions(subject), *conditions_of(program)]
+    if shapes is not None and not _is_known(subject):  # the first graph is the one that was made from the model's code
+        known += conditions_on_ones(module, _flat_module(program), subject)
     _CONDITIONS[subject.workload.model] = (subject.signature, list(dict.fromkeys(known)))
     return program
 
@@ -50,8 +57,12 @@ _CONDITIONS: weakref.WeakKeyDictionary[nn.Module, tuple[Signature, list[str]]] =
 
 def conditions(subject: Subject) -> list[str]:
     """What input sizes must fulfil for every graph that was exported from the subject's model so far; see guards."""
-    signature, known = _CONDITIONS.get(subject.workload.model, (None, []))
-    return known if signature == subject.signature else []
+    return _CONDITIONS[subject.workload.model][1] if _is_known(subject) else []
+
+
+def _is_known(subject: Subject) -> bool:
+    found = _CONDITIONS.get(subject.workload.model)
+    return found is not None and found[0] == subject.signature
 
 
 def operators(program: torch.export.ExportedProgram) -> set[Any]:
@@ -110,23 +121,33 @@ class ProgramRuntime(Runtime):
     @property
     def settings(self) -> dict[str, Any]:
         """Weights that are packed for one kind of chip say for which."""
-        is_packed = _PACKED_PRODUCT in operators(self._program)
-        return {"cpu_capability": torch.backends.cpu.get_cpu_capability()} if is_packed else {}
+        return packed_for(self._program)
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
         path = directory / FILE
-        here = torch.backends.cpu.get_cpu_capability()
-        if (there := manifest.settings.get("cpu_capability", here)) != here:
-            raise ArtefactError(
-                f"{path} holds 4-bit weights packed for {there}, and this machine has {here}; apply the recipe again "
-                "with `whet apply` on this machine"
-            )
+        check_packing(path, manifest)
         check_archive(path)
         try:
             return cls(torch.export.load(path))
         except Exception as error:  # torch raises whatever its parser stumbles over
             raise ArtefactError(f"{path} is damaged: {reason(error)}") from error
+
+
+def packed_for(program: torch.export.ExportedProgram) -> dict[str, Any]:
+    """What a manifest says of 4-bit weights: the kind of chip that torch has packed them for. {} without any."""
+    is_packed = _PACKED_PRODUCT in operators(program)
+    return {"cpu_capability": torch.backends.cpu.get_cpu_capability()} if is_packed else {}
+
+
+def check_packing(path: Path, manifest: Manifest) -> None:
+    """Raise ArtefactError where 4-bit weights are packed for another kind of chip, which would misread them."""
+    here = torch.backends.cpu.get_cpu_capability()
+    if (there := manifest.settings.get("cpu_capability", here)) != here:
+        raise ArtefactError(
+            f"{path} holds 4-bit weights packed for {there}, and this machine has {here}; apply the recipe again "
+            "with `whet apply` on this machine"
+        )
 
 
 def _flat_module(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:

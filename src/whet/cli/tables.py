@@ -1,4 +1,4 @@
-"""What `whet tune` shows on a terminal: the finals and the verdict, one line a trial, what was refused."""
+"""What `whet tune` shows on a terminal: the finals and the verdict, one line a trial."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from rich.text import Text
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Step
 from whet.tuner import figures
-from whet.tuner.result import MODEL, Point, RefusedTechnique, Result, TrialRecord
+from whet.tuner.result import MODEL, Point, Result, TrialRecord
 
 _VERDICTS = {
     "pass": ("PASS", "green"),
@@ -65,19 +65,6 @@ def show_trial(console: Console, record: TrialRecord) -> None:
     console.print(line, no_wrap=True, overflow="ellipsis")
 
 
-def show_refused(console: Console, refused: Sequence[RefusedTechnique]) -> None:
-    """The techniques that do not apply here, each with its reason."""
-    if not refused:
-        return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(min_width=12, max_width=24, overflow="fold", style="dim")
-    table.add_column(ratio=1, overflow="fold")
-    for entry in refused:
-        table.add_row(Text(figures.one_line(entry.technique)), Text(figures.one_line(entry.reason)))
-    console.print(Text("refused here", "bold"))
-    console.print(table)
-
-
 def _cells(result: Result, point: Point) -> list[Text]:
     baseline = result.baseline
     name = Text(_names(point.steps))
@@ -90,9 +77,12 @@ def _cells(result: Result, point: Point) -> list[Text]:
         speedup.append(f"\n{figures.interval(point.speedup_ci95)}", "dim")
     word, style = _VERDICTS.get(point.verdict, (figures.DASH, ""))
     cosine = point.agreement.cosine if point.agreement else None
+    latency = Text(figures.duration(point.latency_ms, like=baseline.latency_ms))
+    if point.beside_ms is not None:
+        latency.append(f"\nof {figures.duration(point.beside_ms, like=baseline.latency_ms)}", "dim")
     return [
         name,
-        Text(figures.duration(point.latency_ms, like=baseline.latency_ms)),
+        latency,
         speedup,
         Text(word, style),
         Text(figures.score(point.quality) if figures.has_metric(result) else figures.cosine(cosine)),
@@ -105,6 +95,8 @@ def _show_places(console: Console, result: Result) -> None:
     if not result.out:
         return
     for name, file in (("report", "report.html"), ("recipe", RECIPE), ("model", MODEL)):
+        if file == MODEL and result.verdict != "gain" and not (result.directory / MODEL).is_dir():
+            continue  # the original stays, and torch.export cannot trace it
         path = figures.one_line(str(_shortened(result.directory / file)))
         console.print(Text.assemble((f"{name:<8}", "dim"), path), overflow="fold")
 

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whet.cli import tables
 from whet.cli.units import num_bytes, seconds
+from whet.tuner.command import command_line
 from whet.tuner.result import TrialRecord
 from whet.tuner.tuning import Listener
 from whet.tuner.tuning import tune as run_tune
@@ -39,6 +40,8 @@ def tune(
     console = Console(stderr=as_json)
     budget_s = seconds(budget)
     memory = num_bytes(max_memory) if max_memory is not None else None
+    excluded = [name.strip() for name in exclude.split(",") if name.strip()]
+    has_failed = False
     for target in targets:
         directory = _directory(target, out, alone=len(targets) == 1, resume=resume)
         with _Live(console, target, budget_s) as listener:
@@ -52,17 +55,31 @@ def tune(
                     out=directory,
                     storage=storage,
                     resume=resume,
-                    exclude=[name.strip() for name in exclude.split(",") if name.strip()],
+                    exclude=excluded,
                     listener=listener,
                 )
             except KeyboardInterrupt:
                 if listener.num_trials:
-                    again = f"whet tune {target} --out {directory} --resume"
-                    console.print(f"stopped; {listener.num_trials} trials are kept. To go on: {again}")
+                    again = command_line(
+                        target,
+                        objective=objective,
+                        max_drop=max_drop,
+                        max_memory_bytes=memory,
+                        budget_s=budget_s,
+                        storage=storage,
+                        exclude=excluded,
+                        out=directory,
+                        resume=True,
+                    )
+                    console.print(f"stopped; {listener.num_trials} trials are kept. To go on:")
+                    console.print(again, markup=False, highlight=False, soft_wrap=True)
                 raise
         tables.show_result(console, result)
         if as_json:
             print(json.dumps(result.summary()))
+        has_failed |= result.verdict == "failed"
+    if has_failed:
+        raise typer.Exit(1)
 
 
 def _directory(target: str, out: Path | None, *, alone: bool, resume: bool) -> Path:

@@ -29,6 +29,11 @@ _BYTES = {
 }  # fmt: skip
 
 
+def element_bytes(dtype: str) -> float:
+    """Of a dtype by its name in torch, as "bfloat16"; 4 for one that is not known."""
+    return _BYTES.get(dtype, 4)
+
+
 @dataclass(frozen=True)
 class Limits:
     """The best this machine has been seen to do.

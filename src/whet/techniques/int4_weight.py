@@ -31,6 +31,7 @@ from whet.workload import Subject
 NAME = "int4_weight"
 STAGE = Stage.PRECISION
 GROUPS: frozenset[str] = frozenset({PRECISION})
+READS_KEPT = True
 SPACE: Mapping[str, tuple[Any, ...]] = {"group_size": (32, 64, 128), "rest": REST}
 
 
@@ -43,7 +44,12 @@ class Options:
 
 
 def dtype_of(options: Options) -> str:
-    return "int8"
+    return "bfloat16"  # of the products; 4 bits are what is stored
+
+
+def weight_scale_of(options: Options) -> float:
+    """Bytes of the weights, as a fraction of float32's: with a scale and an offset in bfloat16 per group."""
+    return 0.125 + 1.0 / options.group_size
 
 
 def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
@@ -61,8 +67,8 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
     """At most, every layer reads an eighth of its weights' bytes, scales added, and computes at the bfloat16 limit."""
-    weight_scale = 0.125 + 1.0 / options.group_size  # a scale and an offset in bfloat16 per group
-    return speedup_bound(profile, limits, dtype="bfloat16", weight_scale=weight_scale, activation_scale=0.5)
+    scale = weight_scale_of(options)
+    return speedup_bound(profile, limits, dtype=dtype_of(options), weight_scale=scale, activation_scale=0.5)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:

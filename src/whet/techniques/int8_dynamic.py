@@ -27,6 +27,7 @@ from whet.workload import Subject
 NAME = "int8_dynamic"
 STAGE = Stage.PRECISION
 GROUPS: frozenset[str] = frozenset({PRECISION})
+READS_KEPT = True
 NEEDS: frozenset[str] = frozenset({BACKEND})
 SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
 

@@ -29,6 +29,7 @@ from whet.workload import Subject
 NAME = "int8_static"
 STAGE = Stage.PRECISION
 GROUPS: frozenset[str] = frozenset({PRECISION})
+READS_KEPT = True
 NEEDS: frozenset[str] = frozenset({BACKEND})
 SPACE: Mapping[str, tuple[Any, ...]] = {"calibration": ("minmax", "percentile", "entropy"), "rest": REST}
 

@@ -31,6 +31,7 @@ from whet.workload import Subject
 NAME = "int8_weight"
 STAGE = Stage.PRECISION
 GROUPS: frozenset[str] = frozenset({PRECISION})
+READS_KEPT = True
 SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
 
 
@@ -42,7 +43,12 @@ class Options:
 
 
 def dtype_of(options: Options) -> str:
-    return "int8"
+    return "bfloat16"  # of the products; int8 is what is stored
+
+
+def weight_scale_of(options: Options) -> float:
+    """Bytes of the weights, as a fraction of float32's."""
+    return 0.25
 
 
 def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
@@ -57,7 +63,9 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
     """At most, every layer reads a quarter of its weights' bytes and computes at the bfloat16 limit."""
-    return speedup_bound(profile, limits, dtype="bfloat16", weight_scale=0.25, activation_scale=0.5)
+    return speedup_bound(
+        profile, limits, dtype=dtype_of(options), weight_scale=weight_scale_of(options), activation_scale=0.5
+    )
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:

@@ -55,7 +55,9 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
     """At most, whatever runs beside a softmax, between attention's projections, costs nothing."""
-    gone_s = sum(cost.time_s for cost in profile.layers if "_softmax" in cost.operators)
+    found = {cost.name for cost in profile.layers if "_softmax" in cost.operators}
+    found |= {cost.name.rpartition(".")[0] for cost in profile.layers if cost.name in found and cost.kind == "Softmax"}
+    gone_s = sum(cost.time_s for cost in profile.layers if cost.name in found)
     return profile.total_s / max(profile.total_s - gone_s, profile.total_s * 0.01)
 
 

@@ -15,6 +15,7 @@ and may have
 
     NEEDS             groups without a technique of which it cannot pay
     RESTORES_QUALITY  True where it gives back quality that the others of a recipe cost
+    READS_KEPT        True where it leaves the layers in floating point that such a technique has marked
 """
 
 import copy

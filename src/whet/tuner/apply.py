@@ -47,6 +47,8 @@ def apply_recipe(recipe: str | os.PathLike[str] | Recipe, target: str, out: str 
     if directory.exists():
         raise OutputError(f"{directory} exists already; choose another --out")
     parent = next(p for p in directory.parents if p.exists())
+    if not parent.is_dir():
+        raise OutputError(f"{directory} cannot be made: {parent} is a file; choose another --out")
     if not os.access(parent, os.W_OK):
         raise OutputError(f"{directory} cannot be written: no permission in {parent}")
     with tempfile.TemporaryDirectory(prefix=".whet-", dir=parent) as scratch:

@@ -1,7 +1,8 @@
 """What runs in a process of the finals: one variant alone, timed. It imports no technique, so that what it holds in
 memory is what serving the variant takes."""
 
-import time
+import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -9,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from whet.artefact import load
@@ -20,6 +22,7 @@ from whet.workload import Subject, Workload, examine
 from whet.workloads import resolve
 
 PICKLED = "pickled:"  # a workload handed over in memory, in a file that the parent has just written
+SYS_PATH = "sys_path.json"  # beside it: where its code is imported from
 INPUTS = "inputs.safetensors"
 
 
@@ -28,7 +31,6 @@ def measure_finalist(target: str, directory: str | None, inputs: str, budget_s: 
 
     directory: the artefact; None measures the original as `target` builds it.
     """
-    started = time.perf_counter()
     if directory is None:
         workload = open_target(target)
         subject = examine(replace(workload, calibration=tuple(workload.inputs[:1])), with_quality=False)
@@ -45,30 +47,33 @@ def measure_finalist(target: str, directory: str | None, inputs: str, budget_s: 
         "peak_bytes": peak_rss_bytes(),
         "live_tensor_bytes": live_tensor_bytes(),
         "cuda_peak_bytes": cuda_peak_bytes(),
-        "load_s": time.perf_counter() - started,
     }
 
 
 def open_target(target: str) -> Workload:
     """A target's workload; one handed over in memory comes from the file its parent wrote."""
     if target.startswith(PICKLED):
-        workload: Workload = torch.load(target.removeprefix(PICKLED), weights_only=False)
+        path = Path(target.removeprefix(PICKLED))
+        places = json.loads((path.parent / SYS_PATH).read_text(encoding="utf-8"))
+        sys.path[:] = [*places, *(place for place in sys.path if place not in places)]
+        workload: Workload = torch.load(path, weights_only=False)
         return workload
     return resolve(target)
 
 
 def write_inputs(subject: Subject, path: Path) -> None:
-    """The flat inputs of every batch, named batch.position."""
+    """The flat inputs of every batch, named batch.position; the metadata hold each one's device."""
     named = {
         f"{i}.{j}": t.contiguous().clone() for i, flat in enumerate(subject.flat_inputs) for j, t in enumerate(flat)
     }
-    save_file(named, path)
+    save_file(named, path, metadata={name: str(tensor.device) for name, tensor in named.items()})
 
 
 def read_inputs(path: Path) -> list[tuple[Tensor, ...]]:
-    """What write_inputs wrote."""
+    """What write_inputs wrote, on the devices it was on."""
     batches: dict[int, dict[int, Tensor]] = {}
-    for name, tensor in load_file(path).items():
-        i, j = map(int, name.split("."))
-        batches.setdefault(i, {})[j] = tensor
+    with safe_open(path, framework="pt") as file:
+        for name, device in file.metadata().items():
+            i, j = map(int, name.split("."))
+            batches.setdefault(i, {})[j] = file.get_tensor(name).to(device)
     return [tuple(batch[j] for j in sorted(batch)) for _, batch in sorted(batches.items())]

@@ -142,6 +142,7 @@ def _point(bench: Workbench, contender: TrialRecord | None, runs: Sequence[_Run]
     return Point(
         steps=steps,
         label="original" if contender is None else contender.label,
+        number=None if contender is None else contender.number,
         latency_ms=latency,
         p90_ms=statistics.median(r["p90_ms"] for r in runs),
         throughput_per_s=facts["num_samples"] * 1e3 / latency,

@@ -112,6 +112,8 @@ def _compile_tile(result: Result) -> Tile:
     if other is None:
         return Tile(title, DASH, "torch.compile alone could not be measured here")
     latency = figures.duration(other.latency_ms, like=result.baseline.latency_ms)
+    if other.beside_ms is not None:
+        latency += f" of {figures.duration(other.beside_ms, like=result.baseline.latency_ms)}"
     itself = f"torch.compile alone: {latency}, {figures.ratio(other.speedup)} of the original’s speed, {_said(other)}"
     if not result.best.steps:
         return Tile(title, DASH, itself)
@@ -123,7 +125,8 @@ def _compile_tile(result: Result) -> Tile:
         tone = {"pass": "good", "inconclusive": "warn"}.get(compared.verdict, "")
         return Tile(title, figures.ratio(compared.ratio), detail, tone=tone)
     rough = figures.ratio(result.best.speedup / other.speedup) if other.speedup else DASH
-    return Tile(title, f"≈ {rough}", f"by screening figures, not measured in pairs; {latency} alone")
+    how = "by screening figures" if other.verdict == "screened" else "each against the original"
+    return Tile(title, f"≈ {rough}", f"{how}, not measured in pairs; {latency} alone")
 
 
 def _said(point: Point) -> str:

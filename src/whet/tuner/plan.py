@@ -98,14 +98,26 @@ def _combinations(space: Space, records: Sequence[TrialRecord]) -> Iterator[list
     best = best_record(records)
     lossy = best_record([r for r in records if r.drop is not None], status="rejected")
     if lossy is not None and (best is None or (lossy.speedup or 0) > (best.speedup or 0)):
-        for offer in filter(_restores_quality, space.offers.values()):
-            yield from ([*lossy.steps, step] for step in offer.variants() if space.compatible(lossy.steps, step))
+        yield from _less_lossy(space, lossy.steps)
     if best is None:
         return
     additions = [o for o in space.offers.values() if not _restores_quality(o)]
     for offer in sorted(additions, key=lambda o: -o.bound(o.default)):
         if space.compatible(best.steps, offer.default):
             yield [*best.steps, offer.default]
+
+
+def _less_lossy(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """A recipe that loses quality, with its most sensitive layers left in floating point: by a technique that marks
+    them where a step reads such marks, by the step's own option `keep` where it has one."""
+    if any(getattr(TABLE[step.technique], "READS_KEPT", False) for step in steps):
+        for offer in filter(_restores_quality, space.offers.values()):
+            yield from ([*steps, step] for step in offer.variants() if space.compatible(steps, step))
+    for i, step in enumerate(steps):
+        for value in space.offers[step.technique].options.get("keep", ()):
+            if value != step.options.get("keep"):
+                kept = Step(technique=step.technique, options={**step.options, "keep": value})
+                yield [*steps[:i], kept, *steps[i + 1 :]]
 
 
 def _restores_quality(offer: Offer) -> bool:

@@ -12,16 +12,22 @@ FILE = "result.json"
 MODEL = "model"  # the tuned model's directory inside the output directory
 
 Objective = Literal["latency", "throughput", "memory", "size"]
+Word = Literal["gain", "no-gain", "failed"]  # failed: nothing that was tried could be measured
 
 
 class Agreement(BaseModel):
     """How closely a variant's outputs agree with the original's on the calibration batches; the worst output counts.
 
-    relative_error: norm of the difference over norm of the original. cosine: of all values taken as one vector.
+    relative_error: norm of the difference over norm of the original; None where the variant's outputs hold NaN or
+    infinity, which JSON has no number for. distance: what may not exceed `max_drop` where a workload has no quality:
+    half the squared error over the squared spread of the original's values, which for values around zero is
+    1 - cosine, and tells an offset or a scale as well; of whole numbers, the share that differs. cosine: of all values
+    as one vector.
     top1: share of rows whose largest entry is at the same place; None where no output has rows of two or more floats.
     """
 
-    relative_error: float
+    relative_error: float | None
+    distance: float | None = None
     cosine: float
     top1: float | None = None
 
@@ -39,7 +45,7 @@ class TrialRecord(BaseModel):
     latency_ms: float | None = None
     baseline_latency_ms: float | None = None
     quality: float | None = None
-    drop: float | None = None  # fraction of the original's quality; negative is better
+    drop: float | None = None  # fraction of the original's quality; negative is better; None without finite outputs
     agreement: Agreement | None = None
     peak_bytes: int | None = None
     size_bytes: int | None = None
@@ -57,13 +63,17 @@ class TrialRecord(BaseModel):
 class Point(BaseModel):
     """One variant as measured in processes of its own, from its artefact. `steps` empty: the original.
 
+    number: of its trial; None of the original. beside_ms: the original's latency beside a point that was only screened:
+    its own latency may be compared with this one alone.
     peak_bytes: the whole process, Python and libraries included. live_tensor_bytes: torch's tensors after the last
     call; another runtime's weights are not among them. cuda_peak_bytes: the allocator's peak, None without a GPU.
     """
 
     steps: list[Step] = Field(default_factory=list)
     label: str = "original"
+    number: int | None = None
     latency_ms: float
+    beside_ms: float | None = None
     p90_ms: float | None = None
     throughput_per_s: float
     peak_bytes: int
@@ -77,7 +87,7 @@ class Point(BaseModel):
     speedup: float = 1.0
     speedup_ci95: tuple[float, float] = (1.0, 1.0)
     p_value: float | None = None
-    noise: float = 1.0  # the ratio by which two runs of the original differ here
+    noise: float = 1.0  # the ratio that as many pairs of the original with itself could show by chance
     verdict: str = ""  # pass, fail or inconclusive: is it faster than the original?
 
 
@@ -120,7 +130,7 @@ class Result(BaseModel):
     max_drop: float = 0.01
     max_memory_bytes: int | None = None
     budget_s: float = 300.0
-    verdict: Literal["gain", "no-gain", "failed"]
+    verdict: Word
     sentence: str
     quality_name: str
     higher_is_better: bool = True
@@ -132,7 +142,7 @@ class Result(BaseModel):
     refused: list[RefusedTechnique] = Field(default_factory=list)
     pareto: list[int] = Field(
         default_factory=list
-    )  # numbers of the trials nothing else beats in all of time, size, memory, quality
+    )  # numbers of the trials nothing else beats in time, size and quality
     diagnosis: Diagnosed | None = None
     machine: dict[str, Any] = Field(default_factory=dict)
     fingerprint: str = ""

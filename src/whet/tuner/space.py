@@ -5,7 +5,7 @@ the parent never builds the model and every machine that shares a search chooses
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -75,25 +75,31 @@ def _options_that_apply(
 ) -> tuple[dict[str, list[Any]] | None, str, str]:
     """Values per option that the technique accepts here, the others at their defaults; None where none is accepted."""
     defaults = {name: values[0] for name, values in technique.SPACE.items()}
-    verdicts = {}
     first = technique.check(subject, machine, technique.Options(**defaults))
-    for name, values in technique.SPACE.items():
-        for value in values:
-            chosen = {**defaults, name: value}
-            verdicts[name, value] = technique.check(subject, machine, technique.Options(**chosen))
-    accepted = {
-        name: [value for value in values if isinstance(verdicts[name, value], Applies)]
+    if isinstance(first, Applies):
+        return _accepted(technique, subject, machine, defaults), first.detail, ""
+    # The default is refused; another value of one option may still be accepted (float32 where the chip has no bf16).
+    for name, kept in _accepted(technique, subject, machine, defaults).items():
+        if kept:
+            chosen = {**defaults, name: kept[0]}
+            verdict = technique.check(subject, machine, technique.Options(**chosen))
+            detail = verdict.detail if isinstance(verdict, Applies) else ""
+            return {**_accepted(technique, subject, machine, chosen), name: kept}, detail, first.reason
+    return None, "", first.reason
+
+
+def _accepted(
+    technique: Technique, subject: Subject, machine: Machine, others: Mapping[str, Any]
+) -> dict[str, list[Any]]:
+    """The values of each option that the technique accepts, with all other options as in `others`."""
+    return {
+        name: [
+            value
+            for value in values
+            if isinstance(technique.check(subject, machine, technique.Options(**{**others, name: value})), Applies)
+        ]
         for name, values in technique.SPACE.items()
     }
-    if isinstance(first, Applies):
-        return accepted, first.detail, ""
-    # The default is refused; another value of one option may still be accepted (bf16 without the int8 package, say).
-    for name, kept in accepted.items():
-        if kept:
-            rest = {other: [value] for other, value in defaults.items() if other != name}
-            verdict = verdicts[name, kept[0]]
-            return {name: kept, **rest}, verdict.detail if isinstance(verdict, Applies) else "", first.reason
-    return None, "", first.reason
 
 
 class Space:

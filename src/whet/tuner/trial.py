@@ -3,7 +3,7 @@
 Everything here takes and returns plain JSON. What is measured is always the artefact as loaded back from disk.
 """
 
-import math
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,21 +16,22 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from whet.artefact import load
-from whet.errors import TargetError
 from whet.files import size_bytes
 from whet.machine import Limits, describe
-from whet.machine.limits import load_limits
+from whet.machine.limits import element_bytes, load_limits
 from whet.measure.clock import measure_pairs
-from whet.measure.stats import compare
+from whet.measure.stats import paired_ratio
 from whet.profiler import Profile, diagnose, profile_layers
 from whet.profiler.diagnosis import attainable_s
 from whet.recipe import Step
 from whet.signature import FlatModel, Signature
+from whet.techniques.half import device_type
+from whet.tuner.agreement import agree
 from whet.tuner.build import build, refusals, technique_of
 from whet.tuner.finalist import INPUTS, open_target, write_inputs
 from whet.tuner.result import Agreement, Diagnosed, LayerRow
 from whet.tuner.space import offers_for
-from whet.workload import Subject, Workload, examine, measure_quality
+from whet.workload import Subject, Workload, examine, measure_quality, tensors_of
 
 AGREEMENT = "agreement (cosine)"  # stands in for a quality where the workload has none
 
@@ -49,7 +50,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
     open_s = time.perf_counter() - started
     subject = examine(workload)
     machine = describe()
-    limits = load_limits(machine)
+    limits = load_limits(machine, device="cuda" if device_type(subject) == "cuda" else "cpu")
     profile = profile_layers(subject)
     offers, refused = offers_for(subject, machine, limits, profile, exclude=exclude)
     write_inputs(subject, Path(directory) / INPUTS)
@@ -62,7 +63,8 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "score": subject.score,
         "quality_name": quality.name if quality else AGREEMENT,
         "higher_is_better": quality.higher_is_better if quality else True,
-        "num_samples": workload.num_samples,
+        "weights": digest(workload),
+        "num_samples": samples_per_batch(workload),
         "original_bytes": checkpoint_bytes(workload),
         "offers": [offer.model_dump(mode="json") for offer in offers],
         "refused": [r.model_dump() for r in refused],
@@ -90,6 +92,7 @@ def attempt(
 ) -> dict[str, Any]:
     """Build a recipe, save it into `directory`, load it back, judge its outputs and time it beside the original."""
     subject = reopen(target, signature)
+    num_threads = torch.get_num_threads()  # a recipe may set its own as it is loaded
     recipe = _STEPS.validate_python(steps)
     refused = refusals(recipe, subject, describe())
     if refused:
@@ -105,8 +108,8 @@ def attempt(
     result["agreement"] = agreement.model_dump()
     quality, drop, reason = judge(subject, artefact, agreement, score, max_drop)
     result |= {"quality": quality, "drop": drop, "status": "rejected" if reason else "done", "reason": reason}
-    if math.isfinite(drop):
-        result |= time_pair(subject, artefact.run, timing_s)
+    if drop is not None:
+        result |= time_pair(subject, artefact.run, timing_s, num_threads=num_threads)
     return result
 
 
@@ -150,14 +153,14 @@ def reopen(target: str, signature: dict[str, Any]) -> Subject:
 
 def judge(
     subject: Subject, predict: Callable[..., Any], agreement: Agreement, score: float | None, max_drop: float
-) -> tuple[float | None, float, str]:
-    """(quality, drop, why it is rejected or ""). A variant that returns NaN has an infinite drop."""
-    if not math.isfinite(agreement.relative_error):
-        return None, math.inf, "its outputs hold NaN or infinity"
+) -> tuple[float | None, float | None, str]:
+    """(quality, drop, why it is rejected or ""). One that returns NaN or infinity has neither of the first two."""
+    if agreement.distance is None:
+        return None, None, "its outputs hold NaN or infinity"
     quality = subject.workload.quality
     if quality is None or score is None:
         value, name = agreement.cosine, "agreement with the original"
-        drop = 1.0 - agreement.cosine
+        drop = agreement.distance
     else:
         value, name = measure_quality(quality, predict), quality.name
         drop = quality.drop(score, value)
@@ -166,80 +169,80 @@ def judge(
     return value, drop, ""
 
 
-def agree(subject: Subject, run: Callable[..., Sequence[Tensor]]) -> Agreement:
-    """How closely a variant's outputs on the calibration batches agree with the original's; the worst output counts."""
-    num_outputs = len(subject.outputs[0])
-    original: list[list[Tensor]] = [[] for _ in range(num_outputs)]
-    variant: list[list[Tensor]] = [[] for _ in range(num_outputs)]
-    for batch, outputs in zip(subject.flat_calibration, subject.outputs, strict=True):
-        answers = run(*batch)
-        if len(answers) != num_outputs:
-            raise TargetError(f"the variant returned {len(answers)} tensors, the original {num_outputs}")
-        for i, (a, b) in enumerate(zip(outputs, answers, strict=True)):
-            original[i].append(a.double().flatten(0, -2) if a.dim() > 1 else a.double().reshape(1, -1))
-            variant[i].append(b.double().reshape(original[i][-1].shape).clone())
-    each = [_agreement(torch.cat(a), torch.cat(b)) for a, b in zip(original, variant, strict=True)]
-    tops = [a.top1 for a in each if a.top1 is not None]
-    return Agreement(
-        relative_error=max((a.relative_error for a in each), key=lambda e: (math.isnan(e), e)),
-        cosine=min(a.cosine for a in each),
-        top1=min(tops) if tops else None,
-    )
-
-
-def _agreement(original: Tensor, variant: Tensor) -> Agreement:
-    if not torch.isfinite(variant).all():
-        return Agreement(relative_error=math.inf, cosine=0.0, top1=None)
-    size = original.norm().item()
-    error = (original - variant).norm().item()
-    dot = (original * variant).sum().item()
-    scale = size * variant.norm().item()
-    has_rows = original.shape[-1] > 1
-    return Agreement(
-        relative_error=error / size if size else error,
-        cosine=dot / scale if scale else float(error == 0),
-        top1=(original.argmax(-1) == variant.argmax(-1)).double().mean().item() if has_rows else None,
-    )
-
-
-def time_pair(subject: Subject, run: Callable[..., Any], timing_s: float) -> dict[str, Any]:
-    """Latency of the original and of a variant in interleaved blocks of this process."""
+def time_pair(subject: Subject, run: Callable[..., Any], timing_s: float, *, num_threads: int) -> dict[str, Any]:
+    """Latency of the original and of a variant in interleaved blocks of this process: the original on `num_threads`
+    of torch's, the variant on as many as are set now."""
     original = FlatModel(subject.workload.model, subject.signature).eval()
-    batches = subject.flat_inputs
+    threads = (num_threads, torch.get_num_threads())
+
+    def call(which: int, function: Callable[..., Any], batch: tuple[Tensor, ...]) -> Any:
+        if threads[0] != threads[1]:
+            torch.set_num_threads(threads[which])
+        return function(*batch)
+
     first, second = measure_pairs(
-        [partial(original, *batch) for batch in batches],
-        [partial(run, *batch) for batch in batches],
+        [partial(call, 0, original, batch) for batch in subject.flat_inputs],
+        [partial(call, 1, run, batch) for batch in subject.flat_inputs],
         budget_s=timing_s,
     )
-    comparison = compare(first, second)
+    speedup, ci95 = paired_ratio(first, second)
     return {
         "baseline_latency_ms": sorted(first)[len(first) // 2] * 1e3,
         "latency_ms": sorted(second)[len(second) // 2] * 1e3,
-        "speedup": comparison.ratio,
-        "speedup_ci95": list(comparison.ci95),
+        "speedup": speedup,
+        "speedup_ci95": list(ci95),
     }
 
 
 def least_time_s(profile: Profile, limits: Limits, steps: Sequence[Step]) -> float:
     """The time the model's arithmetic and bytes need at this machine's limits, in the dtype a recipe computes in."""
-    dtype = "float32"
+    dtype, weight_scale = profile.dtype, None
     for step in steps:
-        dtype_of = getattr(technique_of(step), "dtype_of", None)
-        if dtype_of is not None:
-            dtype = dtype_of(technique_of(step).Options(**step.options))
-    scale = {"int8": 0.25, "bfloat16": 0.5, "float16": 0.5}.get(dtype, 1.0)
+        technique = technique_of(step)
+        options = technique.Options(**step.options)
+        if (dtype_of := getattr(technique, "dtype_of", None)) is not None:
+            dtype = dtype_of(options)
+        if (weight_scale_of := getattr(technique, "weight_scale_of", None)) is not None:
+            weight_scale = weight_scale_of(options)
+    scale = element_bytes(dtype) / element_bytes(profile.dtype)
     known = dtype if dtype in limits.gemm else "float32"
     return sum(
-        attainable_s(layer, limits, dtype=known, weight_scale=scale, activation_scale=scale) for layer in profile.layers
+        attainable_s(
+            layer,
+            limits,
+            dtype=known,
+            weight_scale=scale if weight_scale is None else weight_scale,
+            activation_scale=scale,
+        )
+        for layer in profile.layers
     )
 
 
 def checkpoint_bytes(workload: Workload) -> int:
     """What the original's weights and buffers take on disk as safetensors; tied ones count once."""
     tensors = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in workload.model.state_dict().values()
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in workload.model.state_dict().values()
+        if isinstance(t, Tensor)
     }
     return sum(tensors.values())
+
+
+def samples_per_batch(workload: Workload) -> float:
+    """On average, as latency is an average over batches: those of a last, smaller one count for less."""
+    sizes = [next((t.shape[0] for t in tensors_of(batch) if t.dim()), 1) for batch in workload.inputs]
+    is_counted = workload.num_samples == sizes[0]  # else the user has said what a sample is
+    return sum(sizes) / len(sizes) if is_counted else workload.num_samples
+
+
+def digest(workload: Workload) -> str:
+    """Of the model's weights and buffers, by which a search knows its model again."""
+    found = hashlib.blake2b(digest_size=8)
+    for name, tensor in workload.model.state_dict().items():
+        if isinstance(tensor, Tensor):
+            found.update(name.encode())
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def _layer_rows(profile: Profile, limits: Limits) -> list[LayerRow]:

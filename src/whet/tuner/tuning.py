@@ -4,8 +4,8 @@ import contextlib
 import datetime
 import json
 import os
-import shlex
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -26,9 +26,10 @@ from whet.recipe import Evidence, Recipe
 from whet.signature import Batch
 from whet.techniques import TABLE
 from whet.tuner import finals, plan, verdict
-from whet.tuner.finalist import PICKLED
+from whet.tuner.command import command_line, without_password
+from whet.tuner.finalist import PICKLED, SYS_PATH
 from whet.tuner.report import write_report
-from whet.tuner.result import FILE, MODEL, Objective, Result, TrialRecord
+from whet.tuner.result import FILE, MODEL, Objective, Result, TrialRecord, Word
 from whet.tuner.search import Goal, Workbench, forking, ranked, search, try_recipe
 from whet.tuner.study import FILE as STUDY
 from whet.tuner.study import Study, default_storage
@@ -75,8 +76,8 @@ def tune(
 
     target: a built-in workload's name, "hf:DIR", "FILE.py:FUNCTION", "package.module:FUNCTION", a Workload, or a
     module, with `inputs`: one batch (a tensor, a tuple, a dict) or a list of batches.
-    max_drop: how much of the quality may go, as a fraction of the original's; without a quality, how far the cosine
-    between the outputs and the original's may fall below 1. max_memory_bytes: of peak resident memory, the whole
+    max_drop: how much of the quality may go, as a fraction of the original's; without a quality, how far the outputs
+    may lie from the original's (result.Agreement.distance). max_memory_bytes: of peak resident memory, the whole
     process. budget_s: for search and finals. out: a new directory for recipe, report, result and model; a temporary
     one for a model in memory. storage: an Optuna URL, for several machines of one kind to share a search.
     resume: go on with the search that `out` (or `storage`) holds. exclude: techniques not to be tried. trial_limit_s,
@@ -86,7 +87,7 @@ def tune(
     """
     goal = _checked_goal(objective, max_drop, max_memory_bytes, budget_s)
     _check_excluded(exclude)
-    directory = _checked_out(out, resume, has_own_study=storage is None)
+    chosen = _checked_out(out, resume, has_own_study=storage is None)
     listener = listener or Listener()
     started, began = time.monotonic(), datetime.datetime.now(datetime.UTC)
     deadline = started + budget_s
@@ -97,7 +98,8 @@ def tune(
         arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
         facts = _looked(run("look", arguments, scratch, _LOOK_LIMIT_S))
         listener.looked(facts)
-        study = _open_study(storage, directory, name, goal, facts, resume)
+        directory = chosen or Path(tempfile.mkdtemp(prefix="whet-"))
+        study = _open_study(storage, directory, name, goal, facts, resume, exclude)
         work = _move_in(scratch, directory)
         bench = Workbench(address, {**facts, **(study.facts or {})}, work, run, trial_limit_s)
         reserve = min(_FINALS_SHARE * budget_s, finals.expected_s(bench, num_contenders=2))
@@ -105,8 +107,9 @@ def tune(
         result = _conclude(bench, goal, records, deadline, listener)
         result.target, result.budget_s, result.out = name, budget_s, str(directory)
         result.started_at, result.seconds = began.isoformat(timespec="seconds"), time.monotonic() - started
-        options = f"--objective {objective} --max-drop {max_drop} --budget {budget_s:.0f}s"
-        result.command = f"whet tune {shlex.quote(name)} {options}"
+        if isinstance(target, str):
+            shown = without_password(storage)
+            result.command = command_line(target, **asdict(goal), budget_s=budget_s, storage=shown, exclude=exclude)
         _write(bench, result, directory)
         shutil.rmtree(work, ignore_errors=True)
     if not isinstance(target, str):
@@ -175,7 +178,10 @@ def _workload(
 
 def _hand_over(workload: Workload, path: Path) -> None:
     """Pickle a workload, code and all. Batches that were split from one tensor share its memory, which cloudpickle by
-    itself would write once for each of them; torch.save writes it once."""
+    itself would write once for each of them; torch.save writes it once. With it goes where Python finds modules here:
+    what the script was started beside is pickled by name alone."""
+    places = [str(Path(place).absolute()) for place in sys.path]  # "" is the working directory
+    (path.parent / SYS_PATH).write_text(json.dumps(places), encoding="utf-8")
     try:
         torch.save(workload, path, pickle_module=cloudpickle)
     except Exception as error:  # cloudpickle raises whatever the user's objects do
@@ -185,8 +191,13 @@ def _hand_over(workload: Workload, path: Path) -> None:
         ) from error
 
 
-def _checked_out(out: str | os.PathLike[str] | None, resume: bool, *, has_own_study: bool) -> Path:
-    directory = Path(out or tempfile.mkdtemp(prefix="whet-")).absolute()
+def _checked_out(out: str | os.PathLike[str] | None, resume: bool, *, has_own_study: bool) -> Path | None:
+    """The directory asked for; None where a temporary one is to be made once there is something to write."""
+    if out is None:
+        if resume and has_own_study:
+            raise StudyError("resume goes on with the search that `out` or `storage` holds; give one of them")
+        return None
+    directory = Path(out).absolute()
     if resume and has_own_study and not (directory / STUDY).is_file():
         raise StudyError(f"{directory} holds no search to go on with; leave out --resume")
     if directory.exists() and not directory.is_dir():
@@ -194,13 +205,21 @@ def _checked_out(out: str | os.PathLike[str] | None, resume: bool, *, has_own_st
     if directory.is_dir() and any(directory.iterdir()) and not resume:
         raise OutputError(f"{directory} exists already; choose another --out, or go on with it by --resume")
     parent = next(p for p in [directory, *directory.parents] if p.exists())
+    if not parent.is_dir():
+        raise OutputError(f"{directory} cannot be made: {parent} is a file; choose another --out")
     if not os.access(parent, os.W_OK):
         raise OutputError(f"{directory} cannot be written: no permission in {parent}")
     return directory
 
 
 def _open_study(
-    storage: str | None, directory: Path, name: str, goal: Goal, facts: dict[str, Any], resume: bool
+    storage: str | None,
+    directory: Path,
+    name: str,
+    goal: Goal,
+    facts: dict[str, Any],
+    resume: bool,
+    exclude: Sequence[str],
 ) -> Study:
     if storage is None:
         try:
@@ -211,7 +230,8 @@ def _open_study(
     study = Study.open(storage or default_storage(directory), title, must_exist=resume)
     known = study.facts
     if known is None:
-        study.facts = {key: facts[key] for key in ("fingerprint", "offers", "refused", "score", "signature")}
+        kept = ("fingerprint", "offers", "refused", "score", "signature", "weights")
+        study.facts = {key: facts[key] for key in kept}
     elif known["fingerprint"] != facts["fingerprint"]:
         raise StudyError(
             f"this search was begun on another machine (fingerprint {known['fingerprint']}, here "
@@ -219,6 +239,16 @@ def _open_study(
         )
     elif known["signature"] != facts["signature"]:
         raise StudyError("the target has changed since this search was begun; start anew with another --out")
+    elif known.get("weights") != facts["weights"]:
+        raise StudyError(
+            "the model's weights are not those that this search was begun with; start anew with another --out. A "
+            "function that draws weights at random must fix the seed"
+        )
+    elif there := {offer["technique"] for offer in known["offers"]}.intersection(exclude):
+        raise StudyError(
+            f"this search was begun with {', '.join(sorted(there))} to be tried; leave --exclude out, or start anew "
+            "with another --out"
+        )
     return study
 
 
@@ -246,14 +276,15 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
         compile_only = verdict.point_of(screened, facts["num_samples"]) if screened else None
     best = verdict.choose(goal, baseline, points)
     beaten = best_first[0] if best_first and _is_beaten(goal, best_first[0]) else None
+    word: Word = "gain" if best is not baseline else "failed" if verdict.all_failed(records) else "no-gain"
     machine = describe()
     return Result(
         target=facts["name"],
         objective=goal.objective,
         max_drop=goal.max_drop,
         max_memory_bytes=goal.max_memory_bytes,
-        verdict="no-gain" if best is baseline else "gain",
-        sentence=verdict.no_gain(goal, baseline, records, beaten)
+        verdict=word,
+        sentence=verdict.no_gain(goal, baseline, records, points, beaten)
         if best is baseline
         else verdict.gain(goal, baseline, best, compile_only, facts["quality_name"]),
         quality_name=facts["quality_name"],
@@ -296,8 +327,8 @@ def _is_beaten(goal: Goal, record: TrialRecord) -> bool:
 def _write(bench: Workbench, result: Result, directory: Path) -> None:
     """Model, recipe, report and result; the result last."""
     if result.verdict == "gain":
-        number = next(r.number for r in result.trials if r.label == result.best.label)
-        replace_directory(bench.artefact(number), directory / MODEL)
+        assert result.best.number is not None
+        replace_directory(bench.artefact(result.best.number), directory / MODEL)
     else:
         _save_original(bench, directory / MODEL)
     recipe_of(result).write(directory / RECIPE)

@@ -20,7 +20,11 @@ def choose(goal: Goal, baseline: Point, points: Sequence[Point]) -> Point:
 
 
 def improves(goal: Goal, baseline: Point, point: Point) -> bool:
-    """Whether a point is proved better than the original in what was asked for."""
+    """Whether a point is proved better than the original in what was asked for, and within the memory allowed."""
+    return not _is_too_large(goal, point) and _is_better(goal, baseline, point)
+
+
+def _is_better(goal: Goal, baseline: Point, point: Point) -> bool:
     if goal.objective in ("latency", "throughput"):
         return is_gain(point)
     if goal.objective == "memory":
@@ -29,13 +33,31 @@ def improves(goal: Goal, baseline: Point, point: Point) -> bool:
 
 
 def noise_in_words(baseline: Point) -> str:
-    """What two runs of the original differ by; too few runs of it do not tell."""
+    """What as many pairs of the original with itself could show by chance; too few runs of it do not tell."""
     return f"{baseline.noise - 1:.1%}" if baseline.noise > 1 else "unknown: too few runs"
 
 
-def no_gain(goal: Goal, baseline: Point, records: Sequence[TrialRecord], beaten: TrialRecord | None = None) -> str:
-    """Why the original stays, in one sentence. beaten: the best trial, where even that was too slow for the finals."""
+def all_failed(records: Sequence[TrialRecord]) -> bool:
+    """Whether nothing that was tried could be built and run: there is nothing to judge."""
+    return bool(records) and all(r.status in ("failed", "refused") for r in records)
+
+
+def no_gain(
+    goal: Goal,
+    baseline: Point,
+    records: Sequence[TrialRecord],
+    points: Sequence[Point] = (),
+    beaten: TrialRecord | None = None,
+) -> str:
+    """Why the original stays, in one sentence. points: of the finals. beaten: the best trial, where even that was too
+    slow for them."""
     rejected = [r for r in records if r.status == "rejected"]
+    too_large = [p for p in points if _is_too_large(goal, p) and _is_better(goal, baseline, p)]
+    if not records:
+        return "No gain: no technique was tried, as none applies here or was left in; the original stays."
+    if all_failed(records):
+        lost = records[0]
+        return f"Nothing that was tried could be measured; the first, {lost.label}: {lost.reason}. The original stays."
     if beaten is not None:
         why = (
             f"nothing that kept the quality is as fast as the original; {beaten.label} comes nearest, at "
@@ -44,6 +66,9 @@ def no_gain(goal: Goal, baseline: Point, records: Sequence[TrialRecord], beaten:
     elif rejected and not any(r.status == "done" for r in records):
         fastest = max(rejected, key=lambda r: r.speedup or 0.0)
         why = f"nothing that was tried stayed within the limits; the fastest, {fastest.label}: {fastest.reason}"
+    elif too_large:
+        first = too_large[0]
+        why = f"{first.label} is better, but held {first.peak_bytes / 2**20:,.0f} MiB in the finals, more than allowed"
     elif goal.objective == "memory":
         why = "nothing that was tried needs less memory at its peak than the original"
     elif goal.objective == "size":
@@ -65,11 +90,16 @@ def gain(goal: Goal, baseline: Point, best: Point, compile_only: Point | None, q
     if goal.objective == "size":
         text += f" and is {baseline.size_bytes / best.size_bytes:.2f}x smaller on disk"
     if compile_only is not None and best.label != compile_only.label:
-        text += f", torch.compile alone {compile_only.speedup:.2f}x"
+        where = " in the screening" if compile_only.verdict == "screened" else ""
+        text += f", torch.compile alone {compile_only.speedup:.2f}x{where}"
     if best.quality is not None:
         before = "" if baseline.quality is None else f"{baseline.quality:.4g} before, "
         text += f"; {quality_name}: {before}{best.quality:.4g} after"
     return text + "."
+
+
+def _is_too_large(goal: Goal, point: Point) -> bool:
+    return goal.max_memory_bytes is not None and point.peak_bytes > goal.max_memory_bytes
 
 
 def pareto(records: Sequence[TrialRecord]) -> list[int]:
@@ -86,14 +116,16 @@ def pareto(records: Sequence[TrialRecord]) -> list[int]:
     ]
 
 
-def point_of(record: TrialRecord, num_samples: int) -> Point | None:
+def point_of(record: TrialRecord, num_samples: float) -> Point | None:
     """A trial as a point, where it did not come to the finals: its figures are screening figures."""
     if record.latency_ms is None or record.speedup is None or record.speedup_ci95 is None:
         return None
     return Point(
         steps=record.steps,
         label=record.label,
+        number=record.number,
         latency_ms=record.latency_ms,
+        beside_ms=record.baseline_latency_ms,
         throughput_per_s=num_samples * 1e3 / record.latency_ms,
         peak_bytes=record.peak_bytes or 0,
         size_bytes=record.size_bytes or 0,

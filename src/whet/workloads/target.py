@@ -91,7 +91,8 @@ def _as_workload(returned: Any, source: str, default_name: str) -> Workload:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3) or not isinstance(returned[0], nn.Module):
         raise TargetError(f"{source} returned {_describe(returned)}; it must return {_RETURNS}")
     model, inputs, *rest = returned
-    if isinstance(inputs, Tensor | Mapping):
+    is_call = isinstance(inputs, tuple) and all(isinstance(value, Tensor) for value in inputs)
+    if is_call or isinstance(inputs, Tensor | Mapping):
         inputs = [inputs]  # one batch
     if rest and not isinstance(rest[0], Quality):
         raise TargetError(f"{source} returned a {type(rest[0]).__name__} in third place; it must be a whet.Quality")

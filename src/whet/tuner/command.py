@@ -1,0 +1,47 @@
+"""The command line of a search, as a user may type it again."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from sqlalchemy import make_url
+
+
+def command_line(
+    target: str,
+    *,
+    objective: str,
+    max_drop: float,
+    max_memory_bytes: int | None,
+    budget_s: float,
+    storage: str | None,
+    exclude: Sequence[str],
+    out: Path | None = None,
+    resume: bool = False,
+) -> str:
+    """`whet tune TARGET ...` with everything that tells one search from another, quoted for a shell."""
+    words = [
+        "whet",
+        "tune",
+        target,
+        "--objective",
+        objective,
+        "--max-drop",
+        str(max_drop),
+        "--budget",
+        f"{budget_s:g}s",
+    ]
+    if max_memory_bytes is not None:
+        words += ["--max-memory", str(max_memory_bytes)]
+    if storage is not None:
+        words += ["--storage", storage]
+    if exclude:
+        words += ["--exclude", ",".join(exclude)]
+    if out is not None:
+        words += ["--out", str(out)]
+    return shlex.join([*words, "--resume"] if resume else words)
+
+
+def without_password(storage: str | None) -> str | None:
+    """A storage's URL for a page that is passed on."""
+    return None if storage is None else make_url(storage).render_as_string(hide_password=True)

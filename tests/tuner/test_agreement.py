@@ -1,0 +1,75 @@
+"""Agreement of outputs, against figures by hand and by numpy."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from whet.errors import TargetError
+from whet.tuner.agreement import agree
+from whet.tuner.result import Agreement
+
+
+def compared(original: list[Tensor], variant: list[Tensor]) -> Agreement:
+    """Of a model with one output, one batch an entry."""
+    answers = iter(variant)
+    subject = SimpleNamespace(outputs=[(y,) for y in original], flat_calibration=[() for _ in original])
+    return agree(subject, lambda: (next(answers),))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "shapes", [[(4, 8), (4, 8)], [(32,), (32,), (4,)], [(2, 5), (2, 9)], [(1, 3, 4, 6), (1, 3, 4, 2)]]
+)
+def test_batches_of_any_sizes_against_numpy(shapes: list[tuple[int, ...]]) -> None:
+    original = [torch.randn(shape) for shape in shapes]
+    variant = [y + 0.1 * torch.randn(y.shape) for y in original]
+    found = compared(original, variant)
+    a, b = (np.concatenate([y.double().numpy().ravel() for y in ys]) for ys in (original, variant))
+    assert found.cosine == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), rel=1e-9)
+    assert found.relative_error == pytest.approx(np.linalg.norm(a - b) / np.linalg.norm(a), rel=1e-9)
+    assert found.distance == pytest.approx(0.5 * np.square(a - b).mean() / a.var(), rel=1e-9)
+    tops = [(x.argmax(-1) == y.argmax(-1)).double().reshape(-1) for x, y in zip(original, variant, strict=True)]
+    assert found.top1 == pytest.approx(float(torch.cat(tops).mean()))
+
+
+@given(st.integers(0, 10**6), st.floats(1e-3, 0.05))
+def test_around_zero_the_distance_is_what_the_cosine_lacks(seed: int, noise: float) -> None:
+    random = torch.Generator().manual_seed(seed)
+    a = torch.randn(64, 64, generator=random)
+    found = compared([a], [a + noise * torch.randn(64, 64, generator=random)])
+    assert found.distance == pytest.approx(1 - found.cosine, rel=0.1)
+
+
+def test_what_a_cosine_does_not_see() -> None:
+    a = 100 + torch.randn(50, 20)
+    flat = compared([a], [torch.full_like(a, 100.0)])
+    twice = compared([a], [2 * a])
+    assert min(flat.cosine, twice.cosine) > 0.99
+    assert flat.distance == pytest.approx(0.5, rel=0.01)
+    assert twice.distance is not None
+    assert twice.distance > 1
+
+
+def test_whole_numbers_count_by_how_many_differ() -> None:
+    ids = torch.arange(1000, 1100)
+    other = ids.clone()
+    other[:5] += 1
+    assert compared([ids], [other]).distance == pytest.approx(0.05)
+    assert compared([ids > 1050], [ids > 1050]).distance == 0.0
+
+
+def test_a_constant_output_is_judged_by_its_size() -> None:
+    a = torch.full((3, 4), 2.0)
+    assert compared([a], [a + 0.02]).distance == pytest.approx(0.5 * 0.01**2, rel=1e-3)
+    zero = torch.zeros(3)
+    assert compared([zero], [zero]).distance == 0.0
+    assert compared([zero], [zero + 1e-3]).distance == 1.0
+
+
+def test_another_shape_is_no_agreement() -> None:
+    with pytest.raises(TargetError, match=r"\[4, 2\], the original \[2, 4\]"):
+        compared([torch.ones(2, 4)], [torch.ones(4, 2)])

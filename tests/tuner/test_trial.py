@@ -1,0 +1,93 @@
+"""What a trial says of a variant: outputs that are no numbers, threads, limits, and the model it belongs to."""
+
+import pytest
+import targets
+import torch
+from fake_bench import offers
+
+from whet.machine import Limits
+from whet.profiler import Profile
+from whet.profiler.layers import LayerCost
+from whet.recipe import Step
+from whet.tuner.result import TrialRecord
+from whet.tuner.space import Space
+from whet.tuner.study import Study, default_storage
+from whet.tuner.trial import agree, digest, judge, least_time_s, samples_per_batch, time_pair
+from whet.workload import Quality, Workload, examine
+
+
+@pytest.fixture(scope="module")
+def subject():
+    model, inputs = targets.conv()
+    return examine(Workload(model=model, inputs=inputs, quality=Quality("score", lambda predict: 1.0)))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_variant_that_gives_no_numbers_is_rejected_and_its_record_read_again(subject, tmp_path, bad) -> None:
+    agreement = agree(subject, lambda x: [torch.full((2, 4), bad)])
+    assert agreement.relative_error is None
+    quality, drop, reason = judge(subject, lambda x: x, agreement, 1.0, 0.01)
+    assert (quality, drop) == (None, None)
+    assert "NaN or infinity" in reason
+    study = Study.open(default_storage(tmp_path), "test")
+    number, _ = study.begin(None, Space(offers()))
+    record = TrialRecord(number=number, steps=[], status="rejected", reason=reason, agreement=agreement)
+    study.end(record, None)
+    assert Study.open(default_storage(tmp_path), "test").records() == [record]
+
+
+def test_the_original_agrees_with_itself(subject) -> None:
+    found = agree(subject, lambda *x: subject.outputs[0])
+    assert (found.relative_error, found.top1) == (0.0, 1.0)
+    assert found.cosine == pytest.approx(1.0)
+
+
+def test_each_side_is_timed_on_its_own_threads(subject) -> None:
+    before = torch.get_num_threads()
+    seen: dict[str, set[int]] = {"original": set(), "variant": set()}
+    hook = subject.workload.model.register_forward_pre_hook(
+        lambda *_: seen["original"].add(torch.get_num_threads()) or None
+    )
+    try:
+        torch.set_num_threads(before + 1)  # as loading a recipe with `threads` does
+
+        def run(x):
+            seen["variant"].add(torch.get_num_threads())
+            return (x,)
+
+        found = time_pair(subject, run, 0.05, num_threads=before)
+    finally:
+        hook.remove()
+        torch.set_num_threads(before)
+    assert seen == {"original": {before}, "variant": {before + 1}}
+    assert found["speedup"] > 0
+    assert found["baseline_latency_ms"] > found["latency_ms"]
+
+
+def test_weights_stored_in_8_bits_are_not_multiplied_in_8_bits() -> None:
+    layer = LayerCost("linear", "Linear", 1, 1.0, flops=10**9, weight_bytes=4, activation_bytes=4, num_operators=1)
+    profile = Profile(total_s=1.0, layers=(layer,), dtype="float32")
+    limits = Limits(read_bandwidth=1e12, gemm={"float32": 1e9, "bfloat16": 2e9, "int8": 8e9})
+    assert least_time_s(profile, limits, [Step(technique="int8_dynamic")]) == pytest.approx(1 / 8, rel=1e-3)
+    for technique in ("int8_weight", "int4_weight", "bf16"):
+        assert least_time_s(profile, limits, [Step(technique=technique)]) == pytest.approx(1 / 2, rel=1e-3)
+
+
+def test_a_model_is_known_by_its_weights() -> None:
+    def workload(dtype=torch.float32):
+        model, inputs = targets.conv()
+        return Workload(model=model.to(dtype), inputs=[x.to(dtype) for x in inputs])
+
+    one, other = workload(), workload()
+    assert digest(one) == digest(other)
+    with torch.no_grad():
+        other.model.head.bias[0] += 1e-3
+    assert digest(one) != digest(other)
+    assert digest(workload(torch.bfloat16)) == digest(workload(torch.bfloat16)) != digest(one)
+
+
+def test_throughput_is_of_all_batches() -> None:
+    model, _ = targets.conv()
+    batches = [torch.randn(size, 3, 32, 32) for size in (8, 8, 5)]
+    assert samples_per_batch(Workload(model=model, inputs=batches)) == 7
+    assert samples_per_batch(Workload(model=model, inputs=batches, num_samples=100)) == 100
