@@ -1,7 +1,7 @@
 """Free dimensions of size 1, which torch.export takes to be 2 or more without a word.
 
-`if x.shape[0] == 1` is answered once, with no, and leaves no condition behind: a graph called with 1 would silently take
-the wrong path. So it is tried, beside the code it was made from.
+`if x.shape[0] == 1` is answered once, with no, and leaves no condition behind: a graph called with 1 would silently
+take the wrong path. So it is tried, beside the code it was made from.
 """
 
 from collections import defaultdict
