@@ -9,6 +9,7 @@ import pytest
 
 from whet.errors import OutputError
 from whet.recipe import Step
+from whet.tuner import plots
 from whet.tuner.figures import final_points, over_compile_only
 from whet.tuner.report import write_report
 from whet.tuner.result import RefusedTechnique, Result
@@ -201,6 +202,15 @@ def test_plots_show_the_limits_and_the_winner(htmls: dict[str, str]) -> None:
     ):
         assert words in html
     assert "Roofline" not in htmls["agreement"]  # no layers, no plot and no empty frame
+
+
+def test_limits_that_lie_close_share_a_label() -> None:
+    result = fake_results.gain()
+    result.limits["gemm"] = {"int8": 1_030e9, "float32": 131e9, "bfloat16": 939e9}
+    drawn = plots.roofline(result)
+    assert drawn is not None
+    assert "bf16 939, int8 1,030" in drawn
+    assert "fp32 131" in drawn
 
 
 def test_text_from_outside_is_escaped(tmp_path: Path) -> None:

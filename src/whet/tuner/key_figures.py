@@ -113,7 +113,7 @@ def _compile_tile(result: Result) -> Tile:
         return Tile(title, DASH, "torch.compile alone could not be measured here")
     latency = figures.duration(other.latency_ms, like=result.baseline.latency_ms)
     if other.beside_ms is not None:
-        latency += f" of {figures.duration(other.beside_ms, like=result.baseline.latency_ms)}"
+        latency += f", the original {figures.duration(other.beside_ms, like=result.baseline.latency_ms)} beside it"
     itself = f"torch.compile alone: {latency}, {figures.ratio(other.speedup)} of the original’s speed, {_said(other)}"
     if not result.best.steps:
         return Tile(title, DASH, itself)
@@ -121,12 +121,12 @@ def _compile_tile(result: Result) -> Tile:
         return Tile(title, DASH, "the winner is torch.compile alone")
     compared = figures.over_compile_only(result)
     if compared is not None:
-        detail = f"95% interval {figures.interval(compared.ci95)}; {latency} alone"
+        detail = f"95% interval {figures.interval(compared.ci95)}; alone {latency}"
         tone = {"pass": "good", "inconclusive": "warn"}.get(compared.verdict, "")
         return Tile(title, figures.ratio(compared.ratio), detail, tone=tone)
     rough = figures.ratio(result.best.speedup / other.speedup) if other.speedup else DASH
     how = "by screening figures" if other.verdict == "screened" else "each against the original"
-    return Tile(title, f"≈ {rough}", f"{how}, not measured in pairs; {latency} alone")
+    return Tile(title, f"≈ {rough}", f"{how}, not measured in pairs; alone {latency}")
 
 
 def _said(point: Point) -> str:

@@ -41,6 +41,7 @@ _DTYPES = {"float64": "fp64", "float32": "fp32", "tfloat32": "tf32", "bfloat16":
 
 Axes = Any
 _MAX_LAYERS = 12  # numbered in the plot, as in the table beside it
+_ONE_LABEL = 1.2  # lines nearer to each other than this ratio share a label
 
 
 def roofline(result: Result) -> str | None:
@@ -189,12 +190,17 @@ def _limit_lines(
         axes.plot(
             [span[0], top / rate], [span[0] * rate, top], color=BANDWIDTH, linestyle=style, linewidth=1.3, label=label
         )
-    for name, rate in sorted(gemm.items(), key=lambda item: item[1]):
+    peaks = sorted(gemm.items(), key=lambda item: item[1])
+    labels: list[str] = []
+    for (name, rate), (_, above) in zip(peaks, [*peaks[1:], ("", math.inf)], strict=True):
         axes.plot([rate / bandwidth, span[1]], [rate, rate], color=COMPUTE, linewidth=1.3)
-        axes.annotate(
-            f"{dtype_name(name)} {figures.digits(rate)}", (span[1], rate), xytext=(-2, 3), textcoords="offset points",
-            ha="right", color=COMPUTE, fontsize=9.2, parse_math=False,
-        )  # fmt: skip
+        labels.append(f"{dtype_name(name)} {figures.digits(rate)}")
+        if above > _ONE_LABEL * rate:
+            axes.annotate(
+                ", ".join(labels), (span[1], rate), xytext=(-2, 3), textcoords="offset points",
+                ha="right", color=COMPUTE, fontsize=9.2, parse_math=False,
+            )  # fmt: skip
+            labels = []
 
 
 def _layer_points(
