@@ -17,7 +17,7 @@ from whet.errors import InputsError, ModelError, OptionError, OutputError, Study
 from whet.techniques import TABLE
 from whet.tuner import tuning
 from whet.tuner.apply import apply_recipe
-from whet.tuner.command import command_line
+from whet.tuner.command import command_line, without_password
 from whet.tuner.result import TrialRecord
 from whet.tuner.search import Goal, Runner, forking
 from whet.tuner.tuning import Listener, tune
@@ -178,6 +178,13 @@ def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="is a file"):
         apply_recipe(whet.Recipe(steps=[]), "digits-cnn", tmp_path / "file" / "out")
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_storage_is_shown_without_what_is_secret() -> None:
+    assert without_password("postgresql+psycopg2://me:secret@host/db") == "postgresql+psycopg2://me:***@host/db"
+    assert without_password("postgresql://host/db?user=me&password=secret") == "postgresql://host/db"
+    assert without_password("sqlite:///x.db") == "sqlite:///x.db"
+    assert without_password(None) is without_password("") is None
 
 
 @pytest.mark.usefixtures("one_server")

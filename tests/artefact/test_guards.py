@@ -180,7 +180,26 @@ def test_a_size_of_one_is_tried(tmp_path: Path, branches: bool) -> None:
             assert torch.equal(artefact(alone, alone), alone - alone)
 
 
-def test_a_size_of_one_that_was_seen_is_fine(tmp_path: Path) -> None:
-    subject = examine(Workload(model=nn.Linear(4, 2).eval(), inputs=[torch.randn(1, 4), torch.randn(6, 4)]))
-    artefact = load(save(subject, tmp_path / "artefact"))
-    assert artefact.manifest.conditions == []
+def test_a_size_of_one_that_was_seen_is_tried_as_it_was(tmp_path: Path) -> None:
+    """The graph is traced for a larger one all the same."""
+    plain = examine(Workload(model=nn.Linear(4, 2).eval(), inputs=[torch.randn(1, 4), torch.randn(6, 4)]))
+    assert load(save(plain, tmp_path / "plain")).manifest.conditions == []
+    batches = [tuple(torch.randn(rows, 5) for _ in range(2)) for rows in (6, 1)]
+    subject = examine(Workload(model=OneRow(branches=True).eval(), inputs=batches))
+    conditions = load(save(subject, tmp_path / "branches")).manifest.conditions
+    assert {f"L['tensors'][{i}].size()[0] >= 2" for i in range(2)} <= set(conditions)
+
+
+class Last(nn.Module):
+    """Reads each row at a place that another input names."""
+
+    def forward(self, x: Tensor, places: Tensor) -> Tensor:
+        return x[torch.arange(len(x)), places]
+
+
+def test_sizes_that_do_not_go_together_make_no_condition(tmp_path: Path) -> None:
+    """A row cut to one entry has not the one that it is read at: no answer at all is no wrong one."""
+    batches = [(torch.randn(3, length), torch.full((3,), length - 1)) for length in (5, 8)]
+    artefact = load(save(examine(Workload(model=Last().eval(), inputs=batches)), tmp_path / "artefact"))
+    x = torch.randn(3, 1)
+    assert torch.equal(artefact(x, torch.zeros(3, dtype=torch.int64)), x[:, 0])

@@ -71,5 +71,15 @@ def test_a_constant_output_is_judged_by_its_size() -> None:
 
 
 def test_another_shape_is_no_agreement() -> None:
-    with pytest.raises(TargetError, match=r"\[4, 2\], the original \[2, 4\]"):
+    with pytest.raises(TargetError, match=r"float32\[4, 2\], the original float32\[2, 4\]"):
         compared([torch.ones(2, 4)], [torch.ones(4, 2)])
+    with pytest.raises(TargetError, match="float32"):
+        compared([torch.ones(2, dtype=torch.complex64)], [torch.ones(2)])
+
+
+def test_complex_values_are_pairs_of_real_ones() -> None:
+    a = torch.randn(8, 16, dtype=torch.complex64)
+    near, turned = compared([a], [a * (1 + 1e-6)]), compared([a], [a.conj()])
+    assert near.distance == pytest.approx(0.5e-12, rel=0.2)
+    assert turned.distance is not None
+    assert turned.distance > 0.5  # only the imaginary parts differ

@@ -33,6 +33,9 @@ class Two(Model):
 def one_call():
     return Two(WIDTH, 2), (torch.zeros(5, WIDTH), torch.ones(5, WIDTH))
 
+def split():
+    return Model(WIDTH, 2), torch.zeros(4, WIDTH).split(2)
+
 def two_batches():
     return Two(WIDTH, 2), [(torch.zeros(5, WIDTH), torch.ones(5, WIDTH))] * 2
 
@@ -81,6 +84,7 @@ def test_what_a_function_may_return(folder):
     assert len(resolve("mymodel.py:one_batch").inputs) == 1
     assert len(resolve("mymodel.py:one_call").inputs) == 1
     assert len(resolve("mymodel.py:two_batches").inputs) == 2
+    assert len(resolve("mymodel.py:split").inputs) == 2
     triple = resolve("mymodel.py:triple")
     assert triple.quality is not None
     assert not triple.model.training

@@ -17,36 +17,47 @@ _NEAR = 1e-3
 
 
 def conditions_on_ones(model: Run, graph: Run, subject: Subject) -> list[str]:
-    """`size >= 2`, as guards read it, for each free dimension in which the graph gives other answers for 1 than the
-    model does, or the model none. Both take and return flat tensors."""
+    """`size >= 2`, as guards read it, for each free dimension in which the graph gives an answer for 1 that is not the
+    model's. Both take and return flat tensors. On a CPU alone: what is cut may hold indices of what is no longer there,
+    and a GPU does not come back from that."""
     batches = [*subject.flat_inputs, *subject.flat_calibration]
+    if any(x.device.type != "cpu" for x in batches[0]):
+        return []
     conditions = []
-    for group in _free_dimensions(subject, batches):
-        cut = list(batches[0])
+    for sizes, group in _free_dimensions(subject, batches).items():
+        cut = list(batches[sizes.index(min(sizes))])
         for i, dim in group:
             cut[i] = cut[i].narrow(dim, 0, 1)
-        if not _agree(model, graph, [x.contiguous() for x in cut]):
+        if _misleads(model, graph, [x.contiguous() for x in cut]):
             conditions += [f"L['tensors'][{i}].size()[{dim}] >= 2" for i, dim in group]
     return conditions
 
 
-def _free_dimensions(subject: Subject, batches: Sequence[Sequence[Tensor]]) -> list[list[tuple[int, int]]]:
-    """(input, dimension) of each free dimension, those together whose sizes go together; none that 1 was seen in."""
+def _free_dimensions(
+    subject: Subject, batches: Sequence[Sequence[Tensor]]
+) -> dict[tuple[int, ...], list[tuple[int, int]]]:
+    """Sizes, batch by batch -> (input, dimension) of each free dimension that takes them."""
     groups: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
     for i, argument in enumerate(subject.signature.inputs):
         for dim, size in enumerate(argument.shape):
             if size is None:
                 groups[tuple(batch[i].shape[dim] for batch in batches)].append((i, dim))
-    return [group for sizes, group in groups.items() if min(sizes) > 1]
+    return {sizes: group for sizes, group in groups.items() if min(sizes) > 0}
 
 
-def _agree(model: Run, graph: Run, inputs: Sequence[Tensor]) -> bool:
+def _misleads(model: Run, graph: Run, inputs: Sequence[Tensor]) -> bool:
+    """Whether the graph answers, and not as the model does. What neither of them takes needs no condition."""
     try:
         with torch.no_grad():
-            expected, found = tuple(model(*inputs)), tuple(graph(*inputs))
-    except Exception:  # noqa: BLE001 - the user's code may raise anything for a size that it is not made for
+            found = tuple(graph(*inputs))
+    except Exception:  # noqa: BLE001 - sizes that do not go together
         return False
-    return len(expected) == len(found) and all(map(_is_near, expected, found))
+    try:
+        with torch.no_grad():
+            expected = tuple(model(*inputs))
+    except Exception:  # noqa: BLE001 - the user's code may raise anything for a size that it is not made for
+        return True
+    return len(expected) != len(found) or not all(map(_is_near, expected, found))
 
 
 def _is_near(a: Tensor, b: Tensor) -> bool:

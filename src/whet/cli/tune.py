@@ -38,40 +38,24 @@ def tune(
 ) -> None:
     """Find the fastest recipe for a model on this machine, and prove it."""
     console = Console(stderr=as_json)
-    budget_s = seconds(budget)
-    memory = num_bytes(max_memory) if max_memory is not None else None
-    excluded = [name.strip() for name in exclude.split(",") if name.strip()]
+    options: dict[str, Any] = {
+        "objective": objective,
+        "max_drop": max_drop,
+        "max_memory_bytes": num_bytes(max_memory) if max_memory is not None else None,
+        "budget_s": seconds(budget),
+        "storage": storage,
+        "exclude": [name.strip() for name in exclude.split(",") if name.strip()],
+    }
     has_failed = False
     for target in targets:
         directory = _directory(target, out, alone=len(targets) == 1, resume=resume)
-        with _Live(console, target, budget_s) as listener:
+        with _Live(console, target, options["budget_s"]) as listener:
             try:
-                result = run_tune(
-                    target,
-                    objective=objective,  # type: ignore[arg-type]  # checked there
-                    max_drop=max_drop,
-                    max_memory_bytes=memory,
-                    budget_s=budget_s,
-                    out=directory,
-                    storage=storage,
-                    resume=resume,
-                    exclude=excluded,
-                    listener=listener,
-                )
+                result = run_tune(target, **options, out=directory, resume=resume, listener=listener)
             except KeyboardInterrupt:
                 if listener.num_trials:
-                    again = command_line(
-                        target,
-                        objective=objective,
-                        max_drop=max_drop,
-                        max_memory_bytes=memory,
-                        budget_s=budget_s,
-                        storage=storage,
-                        exclude=excluded,
-                        out=directory,
-                        resume=True,
-                    )
                     console.print(f"stopped; {listener.num_trials} trials are kept. To go on:")
+                    again = command_line(target, **options, out=directory, resume=True)
                     console.print(again, markup=False, highlight=False, soft_wrap=True)
                 raise
         tables.show_result(console, result)

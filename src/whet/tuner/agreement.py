@@ -24,8 +24,8 @@ def agree(subject: Subject, run: Callable[..., Sequence[Tensor]]) -> Agreement:
         if len(answers) != len(sums):
             raise TargetError(f"the variant returned {len(answers)} tensors, the original {len(sums)}")
         for total, a, b in zip(sums, outputs, answers, strict=True):
-            if a.shape != b.shape:
-                raise TargetError(f"the variant returned a tensor {list(b.shape)}, the original {list(a.shape)}")
+            if a.shape != b.shape or a.is_complex() != b.is_complex():
+                raise TargetError(f"the variant returned {_kind(b)}, the original {_kind(a)}")
             total.add(a, b)
     each = [total.agreement() for total in sums]
     errors = [a.relative_error for a in each if a.relative_error is not None]
@@ -40,6 +40,10 @@ def agree(subject: Subject, run: Callable[..., Sequence[Tensor]]) -> Agreement:
     )
 
 
+def _kind(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
 class _Sums:
     """Of one output over all batches, in float64. Batches may differ in any size."""
 
@@ -49,7 +53,10 @@ class _Sums:
         self.is_finite = self.is_whole = True
 
     def add(self, original: Tensor, variant: Tensor) -> None:
-        self.is_whole &= not original.is_floating_point()
+        if original.is_complex() and variant.is_complex():
+            original, variant = (torch.view_as_real(y.resolve_conj()) for y in (original, variant))
+        is_whole = not original.is_floating_point()
+        self.is_whole &= is_whole
         a, b = original.detach().double(), variant.detach().double()
         if not torch.isfinite(b).all():
             self.is_finite = False
@@ -61,7 +68,7 @@ class _Sums:
         self.bb += float(b.square().sum())
         self.ab += float((a * b).sum())
         self.dd += float((a - b).square().sum())
-        if a.dim() and a.shape[-1] > 1 and a.numel():
+        if not is_whole and a.dim() and a.shape[-1] > 1 and a.numel():
             same = a.reshape(-1, a.shape[-1]).argmax(-1) == b.reshape(-1, a.shape[-1]).argmax(-1)
             self.num_rows += same.numel()
             self.num_same_top += int(same.sum())

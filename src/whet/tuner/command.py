@@ -43,5 +43,5 @@ def command_line(
 
 
 def without_password(storage: str | None) -> str | None:
-    """A storage's URL for a page that is passed on."""
-    return None if storage is None else make_url(storage).render_as_string(hide_password=True)
+    """A storage's URL for a page that is passed on: options may hold a password, too."""
+    return make_url(storage).set(query={}).render_as_string(hide_password=True) if storage else None

@@ -49,6 +49,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
     workload = open_target(target)
     open_s = time.perf_counter() - started
     subject = examine(workload)
+    weights = digest(workload)  # before more calls than one can count: some buffers are counters
     machine = describe()
     limits = load_limits(machine, device="cuda" if device_type(subject) == "cuda" else "cpu")
     profile = profile_layers(subject)
@@ -63,7 +64,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "score": subject.score,
         "quality_name": quality.name if quality else AGREEMENT,
         "higher_is_better": quality.higher_is_better if quality else True,
-        "weights": digest(workload),
+        "weights": weights,
         "num_samples": samples_per_batch(workload),
         "original_bytes": checkpoint_bytes(workload),
         "offers": [offer.model_dump(mode="json") for offer in offers],

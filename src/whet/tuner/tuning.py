@@ -87,7 +87,7 @@ def tune(
     """
     goal = _checked_goal(objective, max_drop, max_memory_bytes, budget_s)
     _check_excluded(exclude)
-    chosen = _checked_out(out, resume, has_own_study=storage is None)
+    chosen = _checked_out(out, resume, has_own_study=not storage)
     listener = listener or Listener()
     started, began = time.monotonic(), datetime.datetime.now(datetime.UTC)
     deadline = started + budget_s
@@ -107,14 +107,22 @@ def tune(
         result = _conclude(bench, goal, records, deadline, listener)
         result.target, result.budget_s, result.out = name, budget_s, str(directory)
         result.started_at, result.seconds = began.isoformat(timespec="seconds"), time.monotonic() - started
-        if isinstance(target, str):
-            shown = without_password(storage)
-            result.command = command_line(target, **asdict(goal), budget_s=budget_s, storage=shown, exclude=exclude)
+        result.command = _command(target, goal, budget_s, storage, exclude)
         _write(bench, result, directory)
         shutil.rmtree(work, ignore_errors=True)
     if not isinstance(target, str):
         result.keep_original(target.model if isinstance(target, Workload) else target)
     return result
+
+
+def _command(
+    target: str | nn.Module | Workload, goal: Goal, budget_s: float, storage: str | None, exclude: Sequence[str]
+) -> str:
+    """The command line of the same search; "" for a model in memory, which has none."""
+    if not isinstance(target, str):
+        return ""
+    shown = without_password(storage)
+    return command_line(target, **asdict(goal), budget_s=budget_s, storage=shown, exclude=exclude)
 
 
 def _looked(outcome: Outcome) -> dict[str, Any]:
@@ -221,7 +229,7 @@ def _open_study(
     resume: bool,
     exclude: Sequence[str],
 ) -> Study:
-    if storage is None:
+    if not storage:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -91,12 +91,21 @@ def _as_workload(returned: Any, source: str, default_name: str) -> Workload:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3) or not isinstance(returned[0], nn.Module):
         raise TargetError(f"{source} returned {_describe(returned)}; it must return {_RETURNS}")
     model, inputs, *rest = returned
-    is_call = isinstance(inputs, tuple) and all(isinstance(value, Tensor) for value in inputs)
-    if is_call or isinstance(inputs, Tensor | Mapping):
+    if _is_call(model, inputs) or isinstance(inputs, Tensor | Mapping):
         inputs = [inputs]  # one batch
     if rest and not isinstance(rest[0], Quality):
         raise TargetError(f"{source} returned a {type(rest[0]).__name__} in third place; it must be a whet.Quality")
     return Workload(model=model.eval(), inputs=inputs, quality=rest[0] if rest else None, name=default_name)
+
+
+def _is_call(model: nn.Module, inputs: Any) -> bool:
+    """Whether a tuple is one call's arguments, as the model cannot be called with fewer; else it is several batches."""
+    needed = [
+        p
+        for p in parameters_of(model.forward).values()
+        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
+    return isinstance(inputs, tuple) and len(inputs) == len(needed) > 1 and all(isinstance(x, Tensor) for x in inputs)
 
 
 def _describe(value: Any) -> str:
