@@ -9,6 +9,16 @@ from pathlib import Path
 from whet.errors import OutputError
 
 
+def writable_parent(directory: Path) -> Path:
+    """What there is of a directory's path, itself included, where it can be made or written to; else OutputError."""
+    parent = next(p for p in [directory, *directory.parents] if p.exists())
+    if not parent.is_dir():
+        raise OutputError(f"{directory} cannot be made: {parent} is a file; choose another --out")
+    if not os.access(parent, os.W_OK):
+        raise OutputError(f"{directory} cannot be written: no permission in {parent}")
+    return parent
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part: write, fsync, rename."""
     data = content.encode() if isinstance(content, str) else content

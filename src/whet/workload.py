@@ -74,9 +74,7 @@ class Workload:
         if not self.calibration:
             object.__setattr__(self, "calibration", tuple(self.inputs))
         if self.num_samples <= 0:
-            first = next(tensors_of(self.inputs[0]), None)
-            num_samples = int(first.shape[0]) if first is not None and first.dim() else 1
-            object.__setattr__(self, "num_samples", max(1, num_samples))
+            object.__setattr__(self, "num_samples", samples_of(self.inputs[0]))
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,7 @@ def _run(model: nn.Module, batch: Batch) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # the user's model may raise anything
-        shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors_of(batch))
+        shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in _tensors_of(batch))
         kind = InputsError if isinstance(error, TypeError) or _is_shape_error(str(error)) else ModelError
         raise kind(f"the model raised {type(error).__name__} on inputs ({shapes}): {reason(error)}") from error
 
@@ -211,7 +209,12 @@ def _shape_of(value: Any) -> Any:
     return value.to("meta") if isinstance(value, Tensor) else value
 
 
-def tensors_of(batch: Batch) -> Iterator[Tensor]:
-    """The tensors that a batch is made of, in the order of the call."""
+def samples_of(batch: Batch) -> int:
+    """The first dimension of its first tensor; 1 where there is none."""
+    first = next(_tensors_of(batch), None)
+    return max(1, int(first.shape[0])) if first is not None and first.dim() else 1
+
+
+def _tensors_of(batch: Batch) -> Iterator[Tensor]:
     args, kwargs = split(batch)
     return (value for value in [*args, *kwargs.values()] if isinstance(value, Tensor))

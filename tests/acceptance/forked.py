@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from whet.imports import import_large
+
 _PRELOAD = ("torch", "torch._dynamo")  # any optimizer imports the second
 
 
@@ -51,7 +53,7 @@ class ForkedPython:
 def _forked() -> tuple[list[str], str, str, str]:
     """Fork for each line of stdin, one after the other. Returns in the forks alone."""
     for name in _PRELOAD:
-        __import__(name)
+        import_large(name)
     for line in sys.stdin:
         if (pid := os.fork()) == 0:
             arguments, directory, stdout, stderr = json.loads(line)

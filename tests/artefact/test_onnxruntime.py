@@ -1,12 +1,11 @@
 """ONNX models on disk: what they return, in this process and in a fresh one, and what damage looks like."""
 
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from reloading import assert_the_same_when_reloaded
+from safetensors.torch import save_file
 from torch import Tensor
 
 pytest.importorskip("onnxruntime")
@@ -18,7 +17,6 @@ from whet.signature import Argument, Output, Signature
 
 onnx = pytest.importorskip("onnx")
 
-RELOAD = Path(__file__).parents[1] / "techniques" / "reload_artefact.py"
 WEIGHT_KN = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
 
 
@@ -83,17 +81,12 @@ def test_the_same_in_a_fresh_process(tmp_path) -> None:
     wanted = {}
     for name, external in (("one-file", False), ("weights-apart", True)):
         directory, runtime = tmp_path / name, linear("rows", external=external)
-        wanted[directory] = runtime.run([x])
+        wanted[directory] = {f"0.{i}": y for i, y in enumerate(runtime.run([x]))}
         runtime.save(directory, signature(None))
         assert (directory / DATA).exists() == external
         save_file({"0.0": x}, f"{directory}.inputs.safetensors")
         del runtime  # and with it the temporary files
-    lines = "".join(f"{directory}\n" for directory in wanted)
-    done = subprocess.run([sys.executable, str(RELOAD)], input=lines, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["ok", "ok"]
-    for directory, expected in wanted.items():
-        outputs = load_file(f"{directory}.outputs.safetensors")
-        assert all(torch.equal(outputs[f"0.{i}"], y) for i, y in enumerate(expected))
+    assert_the_same_when_reloaded(wanted)
 
 
 def test_temporary_files_go_with_the_runtime() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from reloading import assert_the_same_when_reloaded
+from safetensors.torch import save_file
 from torch import Tensor
 
 pytest.importorskip("openvino")
@@ -27,7 +28,6 @@ from whet.artefact.openvino import (
 from whet.errors import ArtefactError, MissingExtra
 from whet.signature import Argument, Output, Signature
 
-RELOAD = Path(__file__).parents[1] / "techniques" / "reload_artefact.py"
 WEIGHT_NK = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
 
 
@@ -150,13 +150,8 @@ def test_the_same_in_a_fresh_process(tmp_path) -> None:
         directory, runtime = tmp_path / f"artefact-{size}", linear(size or -1)
         runtime.save(directory, signature(size))
         save_file({"0.0": x}, f"{directory}.inputs.safetensors")
-        wanted[directory] = runtime.run([x])
-    lines = "".join(f"{directory}\n" for directory in wanted)
-    done = subprocess.run([sys.executable, str(RELOAD)], input=lines, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["ok", "ok"]
-    for directory, expected in wanted.items():
-        outputs = load_file(f"{directory}.outputs.safetensors")
-        assert all(torch.equal(outputs[f"0.{i}"], y) for i, y in enumerate(expected))
+        wanted[directory] = {f"0.{i}": y for i, y in enumerate(runtime.run([x]))}
+    assert_the_same_when_reloaded(wanted)
 
 
 def test_load_gives_the_model_as_it_was_called(tmp_path) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from reloading import RELOAD
 from safetensors.torch import load_file, save_file
 from small_models import SUBJECTS
 from torch import Tensor
@@ -35,7 +36,6 @@ from whet.techniques.graph import relative_error
 from whet.techniques.technique import STAGES
 from whet.workload import Subject
 
-RELOAD = Path(__file__).with_name("reload_artefact.py")
 HEADINGS = ("What", "When it helps", "When it hurts", "Numerics", "Composes", "Source")
 
 # The largest difference to the original, as a fraction of its largest output, that each technique's card allows for.

@@ -2,14 +2,13 @@
 
 import dataclasses
 import functools
-import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from reloading import assert_the_same_when_reloaded
+from safetensors.torch import save_file
 from small_models import SUBJECTS
 from torch import Tensor, nn
 
@@ -22,8 +21,6 @@ from whet.profiler import LayerCost, Profile
 from whet.techniques import Applies, Candidate, Refused, fuse_conv_bn, openvino
 from whet.techniques.openvino import Options
 from whet.workload import Subject, Workload, examine
-
-RELOAD = Path(__file__).with_name("reload_artefact.py")
 
 
 def cosine(found: Tensor, wanted: Tensor) -> float:
@@ -80,15 +77,7 @@ def test_reloads_in_a_fresh_process_with_the_same_outputs(subjects, converted, t
             inputs = {f"{i}.{j}": x.contiguous() for i, batch in enumerate(batches) for j, x in enumerate(batch)}
             save_file(inputs, f"{directory}.inputs.safetensors")
             wanted[directory] = {f"{i}.{j}": y for i, b in enumerate(batches) for j, y in enumerate(tuned.call(*b))}
-    lines = "".join(f"{directory}\n" for directory in wanted)
-    done = subprocess.run(
-        [sys.executable, str(RELOAD), "openvino"], input=lines, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == ["ok"] * len(wanted)
-    for directory, outputs in wanted.items():
-        found = load_file(f"{directory}.outputs.safetensors")
-        assert found.keys() == outputs.keys()
-        assert all(torch.equal(found[key], y) for key, y in outputs.items()), directory
+    assert_the_same_when_reloaded(wanted, "openvino")
 
 
 def test_sizes_it_was_not_shown(subjects, converted) -> None:

@@ -55,7 +55,7 @@ def test_a_model_in_memory_may_come_from_a_file_beside_the_script(
     (tmp_path / "scripts" / "net_of_the_script.py").write_text(NET)
     monkeypatch.syspath_prepend(tmp_path / "scripts")
     net = __import__("net_of_the_script")
-    monkeypatch.delitem(sys.modules, net.__name__)
+    sys.modules.pop(net.__name__)  # and back, until the test ends
     monkeypatch.setitem(sys.modules, net.__name__, net)
     workload = Workload(model=net.Net(4, 4).eval(), inputs=[torch.randn(1, 4)])
     _hand_over(workload, tmp_path / "workload")

@@ -18,14 +18,13 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from whet.artefact import int8_fusion
-from whet.artefact.program import ProgramRuntime, check_packing, export, packed_for
+from whet.artefact.program import ProgramRuntime, export, packed_for, read_packing
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, TargetError, reason
 from whet.machine import describe
@@ -45,7 +44,7 @@ class InductorRuntime(Runtime):
 
     NAME = "inductor"
 
-    def __init__(self, package: Path, isa: Sequence[str], packing: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def __init__(self, package: Path, isa: Sequence[str], packing: Mapping[str, Any]) -> None:
         self._package = package
         self._isa = list(isa)
         self._packing = dict(packing)  # of 4-bit weights, as program.packed_for says
@@ -95,7 +94,7 @@ class InductorRuntime(Runtime):
     def read(cls, directory: Path, manifest: Manifest) -> Self:
         path = directory / FILE
         isa = _compiled_for(path, manifest)
-        check_packing(path, manifest)
+        packing = read_packing(path, manifest)
         try:
             with zipfile.ZipFile(path) as archive:
                 broken = archive.testzip()  # a library that is cut short would end the process when it is mapped
@@ -106,7 +105,7 @@ class InductorRuntime(Runtime):
                 f"{path} is damaged: {broken} is not what was written; write it again with `whet apply`"
             )
         try:
-            return cls(path, isa, {k: v for k, v in manifest.settings.items() if k == "cpu_capability"})
+            return cls(path, isa, packing)
         except Exception as error:  # the loader raises RuntimeError, and OSError by way of dlopen
             raise ArtefactError(
                 f"{path} does not load here: {reason(error)}. It was compiled by torch "

@@ -24,6 +24,7 @@ from whet.workload import Subject
 FILE = "program.pt2"
 
 _PACKED_PRODUCT = torch.ops.aten._weight_int4pack_mm_for_cpu.default  # its weights lie differently on each chip
+_PACKED_FOR = "cpu_capability"
 
 
 def export(module: nn.Module, subject: Subject, *, contiguous: bool = False) -> torch.export.ExportedProgram:
@@ -126,7 +127,7 @@ class ProgramRuntime(Runtime):
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
         path = directory / FILE
-        check_packing(path, manifest)
+        read_packing(path, manifest)
         check_archive(path)
         try:
             return cls(torch.export.load(path))
@@ -137,17 +138,18 @@ class ProgramRuntime(Runtime):
 def packed_for(program: torch.export.ExportedProgram) -> dict[str, Any]:
     """What a manifest says of 4-bit weights: the kind of chip that torch has packed them for. {} without any."""
     is_packed = _PACKED_PRODUCT in operators(program)
-    return {"cpu_capability": torch.backends.cpu.get_cpu_capability()} if is_packed else {}
+    return {_PACKED_FOR: torch.backends.cpu.get_cpu_capability()} if is_packed else {}
 
 
-def check_packing(path: Path, manifest: Manifest) -> None:
-    """Raise ArtefactError where 4-bit weights are packed for another kind of chip, which would misread them."""
+def read_packing(path: Path, manifest: Manifest) -> dict[str, Any]:
+    """What packed_for said. Raises ArtefactError where it was of another kind of chip, which this one would misread."""
     here = torch.backends.cpu.get_cpu_capability()
-    if (there := manifest.settings.get("cpu_capability", here)) != here:
+    if (there := manifest.settings.get(_PACKED_FOR, here)) != here:
         raise ArtefactError(
             f"{path} holds 4-bit weights packed for {there}, and this machine has {here}; apply the recipe again "
             "with `whet apply` on this machine"
         )
+    return {_PACKED_FOR: there} if _PACKED_FOR in manifest.settings else {}
 
 
 def _flat_module(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:

@@ -95,8 +95,8 @@ def _show_places(console: Console, result: Result) -> None:
     if not result.out:
         return
     for name, file in (("report", "report.html"), ("recipe", RECIPE), ("model", MODEL)):
-        if file == MODEL and result.verdict != "gain" and not (result.directory / MODEL).is_dir():
-            continue  # the original stays, and torch.export cannot trace it
+        if file == MODEL and not result.has_model:
+            continue
         path = figures.one_line(str(_shortened(result.directory / file)))
         console.print(Text.assemble((f"{name:<8}", "dim"), path), overflow="fold")
 

@@ -73,7 +73,7 @@ class Limits:
         if not self.gemm:
             return float("inf")
         reference = self.gemm.get("float32", max(self.gemm.values()))
-        return max(reference, reference * _BYTES["float32"] / _BYTES.get(dtype, 4))
+        return max(reference, reference * _BYTES["float32"] / element_bytes(dtype))
 
     def best_of(self, other: "Limits") -> "Limits":
         """The better figure of two measurements of one device; a note stays where it holds for both."""

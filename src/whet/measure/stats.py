@@ -70,8 +70,8 @@ def paired_ratio(
 ) -> tuple[float, tuple[float, float]]:
     """The ratio and the interval of `compare`, without a verdict.
 
-    For processes that start for a single measurement: the test behind a verdict imports scipy.stats, which takes half
-    as long as to import torch.
+    For processes that start for a single measurement: the test behind a verdict imports scipy.stats, which takes a
+    third as long as to import torch.
     """
     return _ratio(_log_ratios(original, variant), seed)
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from whet.errors import OutputError
-from whet.files import replace_directory
+from whet.files import replace_directory, writable_parent
 from whet.machine import describe
 from whet.recipe import Recipe, Step
 from whet.tuner.build import options_of
@@ -46,11 +46,7 @@ def apply_recipe(recipe: str | os.PathLike[str] | Recipe, target: str, out: str 
     directory = Path(out).absolute()
     if directory.exists():
         raise OutputError(f"{directory} exists already; choose another --out")
-    parent = next(p for p in directory.parents if p.exists())
-    if not parent.is_dir():
-        raise OutputError(f"{directory} cannot be made: {parent} is a file; choose another --out")
-    if not os.access(parent, os.W_OK):
-        raise OutputError(f"{directory} cannot be written: no permission in {parent}")
+    parent = writable_parent(directory)
     with tempfile.TemporaryDirectory(prefix=".whet-", dir=parent) as scratch:
         arguments = {
             "target": target,

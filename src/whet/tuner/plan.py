@@ -113,22 +113,19 @@ def _less_lossy(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
     if any(getattr(TABLE[step.technique], "READS_KEPT", False) for step in steps):
         for offer in filter(_restores_quality, space.offers.values()):
             yield from ([*steps, step] for step in offer.variants() if space.compatible(steps, step))
-    for i, step in enumerate(steps):
-        for value in space.offers[step.technique].options.get("keep", ()):
-            if value != step.options.get("keep"):
-                kept = Step(technique=step.technique, options={**step.options, "keep": value})
-                yield [*steps[:i], kept, *steps[i + 1 :]]
+    yield from _options(space, steps, "keep")
 
 
 def _restores_quality(offer: Offer) -> bool:
     return bool(getattr(TABLE[offer.technique], "RESTORES_QUALITY", False))
 
 
-def _options(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
+def _options(space: Space, steps: Sequence[Step], only: str = "") -> Iterator[list[Step]]:
+    """The recipe with one option changed; of those called `only`, if given."""
     for i, step in enumerate(steps):
         for name, values in space.offers[step.technique].options.items():
             for value in values:
-                if value != step.options.get(name):
+                if value != step.options.get(name) and only in ("", name):
                     yield [
                         *steps[:i],
                         Step(technique=step.technique, options={**step.options, name: value}),

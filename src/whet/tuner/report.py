@@ -48,12 +48,11 @@ class Figure:
 
 def write_report(result: Result, path: Path) -> None:
     """Write the page, whole or not at all. Raises OutputError where it cannot be written."""
-    has_model = result.verdict == "gain" or (result.directory / MODEL).is_dir()
-    write_whole(path, render(result, recipe_text(result, path.parent), has_model=has_model))
+    write_whole(path, render(result, recipe_text(result, path.parent)))
 
 
-def render(result: Result, toml: str, *, has_model: bool = True) -> str:
-    """The page as text. toml: the recipe as it lies on disk. has_model: whether there is a model to load."""
+def render(result: Result, toml: str) -> str:
+    """The page as text. toml: the recipe as it lies on disk."""
     trials = sorted(result.trials, key=lambda t: (_ORDER.index(t.status), -(t.speedup or 0.0), t.number))
     layers = plots.main_layers(result)
     every_layer = result.diagnosis.layers if result.diagnosis else []
@@ -92,7 +91,6 @@ def render(result: Result, toml: str, *, has_model: bool = True) -> str:
         recipe_path=shlex.quote(str(result.directory / RECIPE)),
         target_argument=shlex.quote(result.target),
         model_path=repr(str(result.directory / MODEL)),
-        has_model=has_model,
         toml=toml,
         spread=_spread(points),
     )  # fmt: skip

@@ -167,6 +167,11 @@ class Result(BaseModel):
         """Where recipe, report and the tuned model lie."""
         return Path(self.out)
 
+    @property
+    def has_model(self) -> bool:
+        """Whether there is one to load: an original that stays, and that torch.export cannot trace, is not saved."""
+        return self.verdict == "gain" or (self.directory / MODEL).is_dir()
+
     def load(self) -> Any:
         """The tuned model, to be called as the original. Without a gain, the original."""
         if self.verdict != "gain" and self._original is not None:

@@ -31,7 +31,7 @@ from whet.tuner.build import build, refusals, technique_of
 from whet.tuner.finalist import INPUTS, open_target, write_inputs
 from whet.tuner.result import Agreement, Diagnosed, LayerRow
 from whet.tuner.space import offers_for
-from whet.workload import Subject, Workload, examine, measure_quality, tensors_of
+from whet.workload import Subject, Workload, examine, measure_quality, samples_of
 
 AGREEMENT = "agreement (cosine)"  # stands in for a quality where the workload has none
 
@@ -231,7 +231,7 @@ def checkpoint_bytes(workload: Workload) -> int:
 
 def samples_per_batch(workload: Workload) -> float:
     """On average, as latency is an average over batches: those of a last, smaller one count for less."""
-    sizes = [next((t.shape[0] for t in tensors_of(batch) if t.dim()), 1) for batch in workload.inputs]
+    sizes = [samples_of(batch) for batch in workload.inputs]
     is_counted = workload.num_samples == sizes[0]  # else the user has said what a sample is
     return sum(sizes) / len(sizes) if is_counted else workload.num_samples
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from whet.errors import ModelError, OptionError, OutputError, StudyError, TargetError
-from whet.files import replace_directory, write_whole
+from whet.files import replace_directory, writable_parent, write_whole
 from whet.machine import describe, versions
 from whet.measure.isolate import FailureKind, Outcome
 from whet.recipe import FILE as RECIPE
@@ -212,11 +212,7 @@ def _checked_out(out: str | os.PathLike[str] | None, resume: bool, *, has_own_st
         raise OutputError(f"{directory} is a file; choose another --out")
     if directory.is_dir() and any(directory.iterdir()) and not resume:
         raise OutputError(f"{directory} exists already; choose another --out, or go on with it by --resume")
-    parent = next(p for p in [directory, *directory.parents] if p.exists())
-    if not parent.is_dir():
-        raise OutputError(f"{directory} cannot be made: {parent} is a file; choose another --out")
-    if not os.access(parent, os.W_OK):
-        raise OutputError(f"{directory} cannot be written: no permission in {parent}")
+    writable_parent(directory)
     return directory
 
 
