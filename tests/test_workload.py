@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import InputsError, ModelError, TargetError
-from whet.workload import Mode, Predict, Quality, Workload, examine, measure_quality
+from whet.workload import Mode, Predict, Quality, Workload, examine, is_near, measure_quality
 
 
 class Lambda(nn.Module):
@@ -284,3 +284,34 @@ def test_another_order_of_sums_is_no_randomness() -> None:
     examine(Workload(model=Wavering(0.01), inputs=inputs))
     with pytest.raises(ModelError, match="not deterministic"):
         examine(Workload(model=Wavering(1.0), inputs=inputs))
+
+
+def test_tensors_are_near_within_a_share_of_a_usual_value() -> None:
+    x = torch.tensor([100.0, 0.0, -100.0])
+    assert is_near(x, x + 0.05)
+    assert not is_near(x, x + 0.5)
+    assert is_near(x, x + 0.5, tolerance=1e-2)
+    assert is_near(x / 1e9, x / 1e9 + 1e-6, least=1e-5)
+    assert not is_near(x / 1e9, x / 1e9 + 1e-6)
+    assert not is_near(x, x.double())
+    assert not is_near(x, x[:2])
+    assert is_near(x[:0], x[:0])
+
+
+def test_infinities_and_nan_are_near_themselves_alone() -> None:
+    for odd in (math.inf, -math.inf, math.nan):
+        x = torch.tensor([odd, 1.0])
+        assert is_near(x, x)
+        assert not is_near(x, torch.tensor([odd, 2.0]))
+        assert not is_near(x, torch.tensor([0.0, 1.0]))
+        assert not is_near(torch.tensor([0.0, 1.0]), x)
+
+
+def test_whole_numbers_are_near_when_equal_and_complex_ones_part_by_part() -> None:
+    yes = torch.tensor([True, False])
+    assert is_near(yes, yes)
+    assert not is_near(yes, ~yes)
+    assert not is_near(torch.tensor([100_000]), torch.tensor([100_001]))
+    z = torch.tensor([3 + 4j, 1 - 1j])
+    assert is_near(z, 1.0001 * z.conj().conj())
+    assert not is_near(z, z.conj())

@@ -101,7 +101,7 @@ class Signature:
     def _mismatch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         wanted = _describe(self.inputs, self.constants)
         given = ", ".join(
-            str(_argument(name, value))
+            str(argument_of(name, value))
             if isinstance(value, Tensor)
             else f"{name}={value!r}"
             if name and isinstance(value, _CONSTANTS)
@@ -171,7 +171,7 @@ def _read_arguments(batch: Batch) -> tuple[list[Argument], dict[str, Constant]]:
     constants: dict[str, Constant] = {}
     for name, value in [(None, a) for a in args] + list(kwargs.items()):
         if isinstance(value, Tensor):
-            arguments.append(_argument(name, value))
+            arguments.append(argument_of(name, value))
         elif name is not None and isinstance(value, _CONSTANTS):
             constants[name] = value
         else:
@@ -236,7 +236,8 @@ def _same(value: Any, constant: Constant) -> bool:
     return isinstance(value, _CONSTANTS) and value == constant
 
 
-def _argument(name: str | None, tensor: Tensor) -> Argument:
+def argument_of(name: str | None, tensor: Tensor) -> Argument:
+    """All of its sizes are fixed; as text `float32[4, 8]`, after the name where there is one."""
     return Argument(name, _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import InputsError, ModelError, TargetError, WhetError, reason
-from whet.signature import Batch, Signature, output_tensors, read_output, read_signature, split
+from whet.signature import Batch, Signature, argument_of, output_tensors, read_output, read_signature, split
 
 Predict = Callable[..., Any]
 """The model as its users call it: the original, or any variant of it."""
@@ -151,7 +151,7 @@ def _run(model: nn.Module, batch: Batch) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # the user's model may raise anything
-        shapes = ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in _tensors_of(batch))
+        shapes = ", ".join(str(argument_of(None, tensor)) for tensor in _tensors_of(batch))
         kind = InputsError if isinstance(error, TypeError) or _is_shape_error(str(error)) else ModelError
         raise kind(f"the model raised {type(error).__name__} on inputs ({shapes}): {reason(error)}") from error
 
@@ -172,25 +172,29 @@ def _check_output(output: Any, signature: Signature) -> None:
 
 
 def _check_same(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
-    if len(first) != len(second) or not all(map(_agree, first, second)):
+    if len(first) != len(second) or not all(is_near(a, b, least=1e-5) for a, b in zip(first, second, strict=True)):
         raise ModelError(
             "the model is not deterministic: the same inputs gave different outputs twice; "
             "call .eval(), remove random sampling, or fix its seed inside forward"
         )
 
 
-def _agree(a: Tensor, b: Tensor) -> bool:
-    """Equal, or as near as another order of sums brings them: a thousandth of the value or of a usual one.
+def is_near(a: Tensor, b: Tensor, *, tolerance: float = 1e-3, least: float = 0.0) -> bool:
+    """Equal, or as near as another order of sums brings them: tolerance times the value, or times a usual one;
+    or within `least`.
 
     Libraries may choose another path in a thread. docs-gpt on a 2-core Xeon with AMX gave logits in one of 20 processes
-    that differ by 1e-3 at most and by 3e-5 in all, relative to their norm.
+    that differ by 1e-3 at most and by 3e-5 in all, relative to their norm. NaN and infinities are near themselves.
     """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    if not a.is_floating_point() or a.numel() == 0:
+    if a.is_complex():
+        a, b = torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj())
+    if not a.is_floating_point():
         return torch.equal(a, b)
-    usual = float(b.double().square().mean().sqrt())
-    return torch.allclose(a, b, rtol=1e-3, atol=max(1e-5, 1e-3 * usual))
+    finite = b[b.isfinite()].double()
+    usual = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
+    return torch.allclose(a, b, rtol=tolerance, atol=max(least, tolerance * usual), equal_nan=True)
 
 
 def _recording(model: nn.Module, seen: list[Batch]) -> Predict:

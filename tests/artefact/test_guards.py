@@ -190,6 +190,21 @@ def test_a_size_of_one_that_was_seen_is_tried_as_it_was(tmp_path: Path) -> None:
     assert {f"L['tensors'][{i}].size()[0] >= 2" for i in range(2)} <= set(conditions)
 
 
+class LogSpread(nn.Module):
+    """Gives minus infinity for a single row, and takes a path of its own for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        total = x.sum(0) + 1 if x.shape[0] == 1 else x.sum(0)
+        return torch.cat([(x - x.amax(0)).abs().sum(0).log(), total])
+
+
+def test_a_size_of_one_is_tried_where_outputs_are_infinite(tmp_path: Path) -> None:
+    batches = [torch.randn(rows, 5) for rows in (4, 6)]
+    artefact = load(save(examine(Workload(model=LogSpread().eval(), inputs=batches)), tmp_path / "artefact"))
+    with pytest.raises(ArtefactError, match="size 0 of input 0 >= 2"):
+        artefact(torch.randn(1, 5))
+
+
 class Last(nn.Module):
     """Reads each row at a place that another input names."""
 

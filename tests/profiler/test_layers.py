@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from whet.models.encoder import Encoder, EncoderConfig
 from whet.models.resnet import ResNet
-from whet.profiler import LayerCost, Profile, profile_layers
+from whet.profiler import LayerCost, Profile, profile_layers, profile_sizes
 from whet.profiler.layers import kind_of
 from whet.signature import Batch
 from whet.workload import Subject, Workload, examine
@@ -322,3 +322,12 @@ def test_the_dtype_is_that_of_most_weights() -> None:
     model.register_buffer("scale", torch.ones(3))
     assert profile(model, torch.randn(2, 16).to(torch.bfloat16)).dtype == "bfloat16"
     assert profile(nn.ReLU(), torch.randn(3)).dtype == "float32"
+
+
+def test_each_size_of_batch_has_a_profile() -> None:
+    batches = [torch.randn(rows, 16) for rows in (4, 8, 4, 4)]
+    found = profile_sizes(examine(Workload(model=nn.Linear(16, 16).eval(), inputs=batches)))
+    assert [(sum(layer.flops for layer in profile.layers), count) for profile, count in found] == [
+        (2 * 4 * 16 * 16, 3),
+        (2 * 8 * 16 * 16, 1),
+    ]

@@ -6,13 +6,13 @@ import torch
 from fake_bench import offers
 
 from whet.machine import Limits
-from whet.profiler import Profile
+from whet.profiler import Profile, profile_sizes
 from whet.profiler.layers import LayerCost
 from whet.recipe import Step
 from whet.tuner.result import TrialRecord
 from whet.tuner.space import Space
 from whet.tuner.study import Study, default_storage
-from whet.tuner.trial import agree, digest, judge, least_time_s, samples_per_batch, time_pair
+from whet.tuner.trial import agree, digest, judge, least_time_s, mean_least_time_s, samples_per_batch, time_pair
 from whet.workload import Quality, Workload, examine
 
 
@@ -71,6 +71,14 @@ def test_weights_stored_in_8_bits_are_not_multiplied_in_8_bits() -> None:
     assert least_time_s(profile, limits, [Step(technique="int8_dynamic")]) == pytest.approx(1 / 8, rel=1e-3)
     for technique in ("int8_weight", "int4_weight", "bf16"):
         assert least_time_s(profile, limits, [Step(technique=technique)]) == pytest.approx(1 / 2, rel=1e-3)
+
+
+def test_the_least_time_is_an_average_over_batches_as_latency_is() -> None:
+    batches = [torch.randn(rows, 64) for rows in (8, 8, 8, 80)]
+    profiles = profile_sizes(examine(Workload(model=torch.nn.Linear(64, 64).eval(), inputs=batches)))
+    limits = Limits(read_bandwidth=1e15, gemm={"float32": 1e9})
+    mean_rows = (3 * 8 + 80) / 4
+    assert mean_least_time_s(profiles, limits, []) == pytest.approx(2 * mean_rows * 64 * 64 / 1e9, rel=1e-3)
 
 
 def test_a_model_is_known_by_its_weights() -> None:

@@ -28,7 +28,7 @@ from whet.artefact.program import ProgramRuntime, export, packed_for, read_packi
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, TargetError, reason
 from whet.machine import describe
-from whet.workload import Subject
+from whet.workload import Subject, is_near
 
 FILE = "model.pt2"
 
@@ -242,16 +242,10 @@ def _check_is_pure(runtime: Runtime, subject: Subject) -> None:
             f"torch's inductor made a model that overwrites its input {changed[0]}; leave it out of the recipe"
         )
     for a, b in zip(first, runtime.run(tuple(x.clone() for x in given)), strict=True):
-        if not _is_near(a, b):
+        if not is_near(a, b, tolerance=1e-2):
             raise TargetError(
                 "torch's inductor made a model that answers differently each time; leave it out of the recipe"
             )
-
-
-def _is_near(a: Tensor, b: Tensor) -> bool:
-    if not a.is_floating_point() or not a.numel():
-        return torch.equal(a, b)
-    return torch.allclose(a, b, rtol=1e-2, atol=1e-3 * float(a.abs().max()), equal_nan=True)
 
 
 def _compiled_for(path: Path, manifest: Manifest) -> list[str]:

@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from whet.workload import Subject
+from whet.workload import Subject, is_near
 
 Run = Callable[..., Sequence[Tensor]]
-_NEAR = 1e-3
 
 
 def conditions_on_ones(model: Run, graph: Run, subject: Subject) -> list[str]:
@@ -57,12 +56,4 @@ def _misleads(model: Run, graph: Run, inputs: Sequence[Tensor]) -> bool:
             expected = tuple(model(*inputs))
     except Exception:  # noqa: BLE001 - the user's code may raise anything for a size that it is not made for
         return True
-    return len(expected) != len(found) or not all(map(_is_near, expected, found))
-
-
-def _is_near(a: Tensor, b: Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.is_floating_point() or not a.numel():
-        return torch.equal(a, b)
-    return torch.allclose(a, b, rtol=_NEAR, atol=_NEAR * float(a.nan_to_num().abs().max()), equal_nan=True)
+    return len(expected) != len(found) or not all(map(is_near, expected, found))

@@ -1,7 +1,7 @@
 """Where a model's time goes, layer by layer, and what bounds it."""
 
 from whet.profiler.diagnosis import Bound, Diagnosis, attainable_s, diagnose, layer_bound, least_time_s, speedup_bound
-from whet.profiler.layers import LayerCost, Profile, profile_layers
+from whet.profiler.layers import LayerCost, Profile, profile_layers, profile_sizes
 
 __all__ = [
     "Bound",
@@ -13,5 +13,6 @@ __all__ = [
     "layer_bound",
     "least_time_s",
     "profile_layers",
+    "profile_sizes",
     "speedup_bound",
 ]

@@ -53,14 +53,28 @@ class Profile:
     dtype: str = "float32"
 
 
+def profile_sizes(subject: Subject) -> list[tuple[Profile, int]]:
+    """A profile for each size of batch in the workload, and how many batches are of it. The first batch's comes first;
+    the others are asked for their work, and timed by a single call."""
+    batches = [tuple(tensor.shape for tensor in batch) for batch in subject.flat_inputs]
+    return [
+        (profile_layers(subject) if sizes == batches[0] else _profile(subject, batches.index(sizes), 1, 0.0), count)
+        for sizes, count in Counter(batches).items()
+    ]
+
+
 def profile_layers(subject: Subject, *, repeats: int = 5) -> Profile:
     """Profile the model on the workload's first batch, in evaluation mode, without gradients.
 
     Times are typical of at least `repeats` calls, free of what watching them costs. The work is counted in one more
     call. Where PyTorch runs several modules as one fused operator, their work goes to the module that ran it.
     """
+    return _profile(subject, 0, repeats, _LEAST_S)
+
+
+def _profile(subject: Subject, index: int, repeats: int, least_s: float) -> Profile:
     model = subject.workload.model
-    args, kwargs = split(subject.workload.inputs[0])
+    args, kwargs = split(subject.workload.inputs[index])
     named = list(_modules(model))
     modules = [module for _, module in named]
     tensors = [
@@ -72,7 +86,7 @@ def profile_layers(subject: Subject, *, repeats: int = 5) -> Profile:
         return model(*args, **kwargs)
 
     with torch.no_grad():
-        total_s, spans, seconds = _time(run, modules, device, repeats)
+        total_s, spans, seconds = _time(run, modules, device, repeats, least_s)
         with FlopCounterMode(display=False, custom_mapping=FORMULAS) as flops:
             counter = WorkCounter(model, flops)
             with watched(run, modules, counter) as watched_run:
@@ -126,14 +140,14 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _time(
-    run: Callable[[], Any], modules: Sequence[nn.Module], device: str, repeats: int
+    run: Callable[[], Any], modules: Sequence[nn.Module], device: str, repeats: int, least_s: float
 ) -> tuple[float, Spans, dict[int, float]]:
     """Typical seconds of a bare call, the last spans, and typical exclusive seconds by module."""
     run()
     totals: list[float] = []
     samples: list[dict[int, float]] = []
     began = time.perf_counter()
-    while len(totals) < repeats or (time.perf_counter() - began < _LEAST_S and len(totals) < _MOST_REPEATS):
+    while len(totals) < repeats or (time.perf_counter() - began < least_s and len(totals) < _MOST_REPEATS):
         totals.append(_bare_s(run, device))
         spans = Spans(device)
         with watched(run, modules, spans) as watched_run:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import InputsError, ModelError
-from whet.signature import Outputs, split
+from whet.signature import Outputs, argument_of, split
 
 Cut = bool | Collection[int | str]
 """Which outputs have the length dimension, where they are the inputs' batch: all, none, or those at these places."""
@@ -42,8 +42,7 @@ class Sample:
 
     def __str__(self) -> str:
         return ", ".join(
-            f"{'' if isinstance(key, int) else f'{key}: '}{str(t.dtype).removeprefix('torch.')}{list(t.shape)}"
-            for key, t in self.tensors.items()
+            str(argument_of(None if isinstance(key, int) else key, tensor)) for key, tensor in self.tensors.items()
         )
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import TargetError
+from whet.signature import argument_of
 from whet.tuner.result import Agreement
 from whet.workload import Subject
 
@@ -25,7 +26,7 @@ def agree(subject: Subject, run: Callable[..., Sequence[Tensor]]) -> Agreement:
             raise TargetError(f"the variant returned {len(answers)} tensors, the original {len(sums)}")
         for total, a, b in zip(sums, outputs, answers, strict=True):
             if a.shape != b.shape or a.is_complex() != b.is_complex():
-                raise TargetError(f"the variant returned {_kind(b)}, the original {_kind(a)}")
+                raise TargetError(f"the variant returned {argument_of(None, b)}, the original {argument_of(None, a)}")
             total.add(a, b)
     each = [total.agreement() for total in sums]
     errors = [a.relative_error for a in each if a.relative_error is not None]
@@ -38,10 +39,6 @@ def agree(subject: Subject, run: Callable[..., Sequence[Tensor]]) -> Agreement:
         cosine=min(a.cosine for a in each),
         top1=min(tops) if tops else None,
     )
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 class _Sums:

@@ -23,7 +23,7 @@ from whet.tuner.plan import next_recipe
 from whet.tuner.result import Objective, TrialRecord
 from whet.tuner.space import Offer, Space
 from whet.tuner.study import Study
-from whet.tuner.trial import least_time_s
+from whet.tuner.trial import mean_least_time_s
 
 _LOG = logging.getLogger("whet")
 
@@ -37,7 +37,7 @@ _PRELOAD = ("whet.tuner.trial", "torch.export._trace")
 _ROOMS = {"measure_finalist": "finalist"}  # function of a child -> its module, where it is not `trial`
 
 _LIMITS = TypeAdapter(Limits)
-_PROFILE = TypeAdapter(Profile)
+_PROFILES = TypeAdapter(list[tuple[Profile, int]])
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Workbench:
 
     def share_of_limit(self, steps: Sequence[Any], latency_ms: float) -> float:
         """The least time the machine's limits allow, in the dtype the recipe computes in, over the time measured."""
-        least = least_time_s(
-            _PROFILE.validate_python(self.facts["profile"]), _LIMITS.validate_python(self.facts["limits"]), steps
+        least = mean_least_time_s(
+            _PROFILES.validate_python(self.facts["profiles"]), _LIMITS.validate_python(self.facts["limits"]), steps
         )
         return least * 1e3 / latency_ms
 

@@ -21,7 +21,7 @@ from whet.machine import Limits, describe
 from whet.machine.limits import element_bytes, load_limits
 from whet.measure.clock import measure_pairs
 from whet.measure.stats import paired_ratio
-from whet.profiler import Profile, diagnose, profile_layers
+from whet.profiler import Profile, diagnose, profile_sizes
 from whet.profiler.diagnosis import attainable_s
 from whet.recipe import Step
 from whet.signature import FlatModel, Signature
@@ -36,7 +36,7 @@ from whet.workload import Subject, Workload, examine, measure_quality, samples_o
 AGREEMENT = "agreement (cosine)"  # stands in for a quality where the workload has none
 
 _SIGNATURE = TypeAdapter(Signature)
-_PROFILE = TypeAdapter(Profile)
+_PROFILES = TypeAdapter(list[tuple[Profile, int]])
 _STEPS = TypeAdapter(list[Step])
 
 
@@ -52,7 +52,8 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
     weights = digest(workload)  # before more calls than one can count: some buffers are counters
     machine = describe()
     limits = load_limits(machine, device="cuda" if device_type(subject) == "cuda" else "cpu")
-    profile = profile_layers(subject)
+    profiles = profile_sizes(subject)
+    profile = profiles[0][0]
     offers, refused = offers_for(subject, machine, limits, profile, exclude=exclude)
     write_inputs(subject, Path(directory) / INPUTS)
     diagnosis = diagnose(profile, limits)
@@ -70,7 +71,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "offers": [offer.model_dump(mode="json") for offer in offers],
         "refused": [r.model_dump() for r in refused],
         "limits": TypeAdapter(Limits).dump_python(limits, mode="json"),
-        "profile": _PROFILE.dump_python(profile, mode="json"),
+        "profiles": _PROFILES.dump_python(profiles, mode="json"),
         "diagnosis": Diagnosed(
             sentence=diagnosis.sentence,
             bound=str(diagnosis.bound),
@@ -193,6 +194,12 @@ def time_pair(subject: Subject, run: Callable[..., Any], timing_s: float, *, num
         "speedup": speedup,
         "speedup_ci95": list(ci95),
     }
+
+
+def mean_least_time_s(profiles: Sequence[tuple[Profile, int]], limits: Limits, steps: Sequence[Step]) -> float:
+    """On average over batches, as latency is. profiles: for each size of batch, and how many batches are of it."""
+    total_s = sum(count * least_time_s(profile, limits, steps) for profile, count in profiles)
+    return total_s / sum(count for _, count in profiles)
 
 
 def least_time_s(profile: Profile, limits: Limits, steps: Sequence[Step]) -> float:
