@@ -9,13 +9,27 @@ from pathlib import Path
 from whet.errors import OutputError
 
 
+def names_in(directory: Path) -> list[str]:
+    """What lies in a directory that results are to go to; nothing where there is none yet. Raises OutputError."""
+    try:
+        return [path.name for path in directory.iterdir()]
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError:
+        if os.path.lexists(directory):
+            raise OutputError(f"{directory} is a file; choose another --out") from None
+        return []  # a file stands in its path: writable_parent says so
+    except OSError as error:
+        raise OutputError(f"{directory} cannot be used: {error.strerror}; choose another --out") from error
+
+
 def writable_parent(directory: Path) -> Path:
     """What there is of a directory's path, itself included, where it can be made or written to; else OutputError."""
-    parent = next(p for p in [directory, *directory.parents] if p.exists())
+    parent = next(p for p in [directory, *directory.parents] if os.access(p, os.F_OK))  # Path.exists may raise
     if not parent.is_dir():
         raise OutputError(f"{directory} cannot be made: {parent} is a file; choose another --out")
-    if not os.access(parent, os.W_OK):
-        raise OutputError(f"{directory} cannot be written: no permission in {parent}")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise OutputError(f"{directory} cannot be written: no permission in {parent}; choose another --out")
     return parent
 
 

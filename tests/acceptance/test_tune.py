@@ -15,11 +15,12 @@ import torch
 import whet
 from whet.errors import InputsError, ModelError, OptionError, OutputError, StudyError, TargetError
 from whet.techniques import TABLE
-from whet.tuner import tuning
 from whet.tuner.apply import apply_recipe
 from whet.tuner.command import command_line, without_password
+from whet.tuner.goal import Goal
+from whet.tuner.opening import open_study
 from whet.tuner.result import TrialRecord
-from whet.tuner.search import Goal, Runner, forking
+from whet.tuner.search import Runner, forking
 from whet.tuner.tuning import Listener, tune
 
 ONLY_BF16 = [name for name in TABLE if name != "bf16"]
@@ -137,7 +138,7 @@ def test_an_output_directory_in_use_is_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
 
 
-FACTS = {"fingerprint": "f", "offers": [], "refused": [], "score": None, "signature": {}, "weights": "w"}
+FACTS = {"fingerprint": "f", "offers": [], "refused": [], "score": None, "signature": {}, "exclude": [], "weights": "w"}
 
 
 @pytest.mark.parametrize(
@@ -153,10 +154,10 @@ def test_a_search_goes_on_only_as_it_was_begun(
     tmp_path: Path, change: dict[str, object], exclude: list[str], message: str
 ) -> None:
     facts = {**FACTS, "offers": [{"technique": "bf16"}]}
-    tuning._open_study(None, tmp_path, "x", Goal(), facts, False, ())
-    tuning._open_study(None, tmp_path, "x", Goal(), facts, True, ["fp16"])  # it was not offered anyway
+    open_study(None, tmp_path, "x", Goal(), facts, False, ())
+    open_study(None, tmp_path, "x", Goal(), facts, True, ["fp16"])  # it was not offered anyway
     with pytest.raises(StudyError, match=message):
-        tuning._open_study(None, tmp_path, "x", Goal(), {**facts, **change}, True, exclude)
+        open_study(None, tmp_path, "x", Goal(), {**facts, **change}, True, exclude)
 
 
 def test_a_search_can_be_typed_again() -> None:
@@ -184,14 +185,27 @@ def test_a_storage_is_shown_without_what_is_secret() -> None:
     assert without_password("postgresql+psycopg2://me:secret@host/db") == "postgresql+psycopg2://me:***@host/db"
     assert without_password("postgresql://host/db?user=me&password=secret") == "postgresql://host/db"
     assert without_password("sqlite:///x.db") == "sqlite:///x.db"
-    assert without_password(None) is without_password("") is None
+    assert without_password("no URL") == "no URL"
 
 
 @pytest.mark.usefixtures("one_server")
 def test_a_damaged_study_is_named_on_resume(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_bytes(b"no database" * 1000)
-    with pytest.raises(StudyError, match="cannot be read"):
+    with pytest.raises(StudyError, match="cannot be used"):
         tune(f"{targets.HERE}:conv", out=tmp_path, budget_s=5, resume=True)
+
+
+def test_a_directory_of_other_things_is_not_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    with pytest.raises(OutputError, match="holds other things than a search"):
+        tune("digits-cnn", out=tmp_path, resume=True, storage=f"sqlite:///{tmp_path}/shared.db")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, f"{'x' * 300}/below"])
+def test_a_name_too_long_for_the_file_system_is_said(tmp_path: Path, name: str) -> None:
+    with pytest.raises(OutputError, match=r"cannot be used: File name too long; choose another --out"):
+        tune("digits-cnn", out=tmp_path / name)
 
 
 def test_no_study_to_resume_is_said_and_nothing_is_made(tmp_path: Path) -> None:

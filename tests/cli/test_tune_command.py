@@ -1,12 +1,15 @@
 """The command around whet.tune: its exit code, and what Ctrl-C leaves."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 from fake_results import no_gain
+from rich.console import Console
 
 import whet.cli.tune
 from whet.cli import INTERRUPTED, main
+from whet.cli.tune import _directory, _Live
 from whet.tuner.result import TrialRecord
 
 
@@ -38,3 +41,39 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     words = shlex.split(again)
     assert words[2] == "hf:some where?batch=8&seq=256"
     assert {"--resume", "size", "1000000000", "bf16,fp16", "a directory"} <= set(words)
+
+
+def test_results_go_to_a_new_directory_of_the_targets_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some" / "model").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "some" / "model")
+    seen = {
+        "digits-cnn": "digits-cnn",
+        "code/bench.py:build": "bench.py-build",
+        "hf:.": "model",
+        "hf:..": "some",
+        "hf:/a/b.c/?batch=8": "b.c-batch-8",
+        "/x/.hidden": "hidden",
+        "..": "model",
+        "y" * 300: "y" * 100,
+    }
+    for target, name in seen.items():
+        assert _directory(target, None, alone=True, resume=False) == Path("whet-out") / name
+    Path("whet-out/model").mkdir(parents=True)
+    assert _directory("hf:.", None, alone=True, resume=False) == Path("whet-out/model-2")
+
+
+@pytest.mark.parametrize("target", ["hf:runs[/1]", "bench[v2].py:f", "[/]"])
+def test_brackets_in_a_name_are_no_markup(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(target) == 2
+    said = capsys.readouterr()
+    assert f"{target}: looking at" in said.out
+    assert "Traceback" not in said.err
+
+
+@pytest.mark.parametrize("name", ["error [/100]", "loss [nats]"])
+def test_brackets_in_the_name_of_a_quality_are_no_markup(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with _Live(Console(), "x", 1.0) as live:
+        live.looked({"diagnosis": {"sentence": "overhead [50 %]"}, "score": 0.5, "quality_name": name})
+    said = capsys.readouterr().out
+    assert f"{name} of the original: 0.5" in said
+    assert "overhead [50 %]" in said

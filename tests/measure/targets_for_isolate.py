@@ -67,6 +67,21 @@ def leave_a_process_behind() -> dict[str, Any]:
     return {"pid": subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid}
 
 
+def share_memory(megabytes: int, workers: int) -> dict[str, Any]:
+    """Forks that read what they inherited: each has all of it in its own resident memory."""
+    held = np.ones(2**17 * megabytes)
+    pids = []
+    for _ in range(workers):
+        pid = os.fork()
+        if not pid:
+            time.sleep(2)
+            os._exit(0)
+        pids.append(pid)
+    for pid in pids:
+        os.waitpid(pid, 0)
+    return {"sum": float(held.sum())}
+
+
 def hold_memory(megabytes: int) -> dict[str, Any]:
     held = [np.ones(2**17) for _ in range(megabytes)]
     time.sleep(60)

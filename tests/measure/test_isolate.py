@@ -135,6 +135,12 @@ def test_what_a_child_leaves_behind_is_ended(run: Run) -> None:
     assert is_gone(outcome.value["pid"])
 
 
+def test_memory_that_forks_share_counts_once(run: Run) -> None:
+    outcome = run("share_memory", memory=1024 * 2**20, megabytes=300, workers=6)
+    assert outcome.failure is None
+    assert outcome.peak_rss_bytes > 1024 * 2**20, "the test says nothing"
+
+
 def test_more_memory_than_the_limit_is_a_failure_of_memory(run: Run) -> None:
     outcome = run("hold_memory", memory=1024 * 2**20, megabytes=1200)
     assert failure_of(outcome) == (FailureKind.MEMORY, "used more memory than its limit of 1,024 MiB")

@@ -331,3 +331,16 @@ def test_each_size_of_batch_has_a_profile() -> None:
         (2 * 4 * 16 * 16, 3),
         (2 * 8 * 16 * 16, 1),
     ]
+
+
+def test_of_many_sizes_a_few_are_counted() -> None:
+    batches = [torch.randn(rows, 16) for rows in range(1, 41)]
+    model = nn.Linear(16, 16).eval()
+    calls: list[int] = []
+    hook = model.register_forward_hook(lambda module, args, output: calls.append(len(args[0])))
+    found = profile_sizes(examine(Workload(model=model, inputs=batches)), repeats=1)
+    hook.remove()
+    assert len(found) == 8 and sum(count for _, count in found) == 40
+    mean = sum(count * sum(layer.flops for layer in profile.layers) for profile, count in found) / 40
+    assert mean == pytest.approx(2 * 20.5 * 16 * 16, rel=0.05)
+    assert max(map(calls.count, range(2, 41))) <= 3  # twice by examine

@@ -369,7 +369,7 @@ _FIVE = SamplingParams(temperature=0, max_tokens=5)
 def test_nothing_is_cut_off_and_text_can_be_read(page: Page, server: FakeServer) -> None:
     server.replies.extend([Reply(("word " * 300, "x" * 500)), Reply(status=400, message="no")])
     page.goto(server.url)
-    page.locator("circle.dot").first.wait_for(state="attached")
+    page.locator("circle.dot, path.curve").first.wait_for(state="attached")  # a dot till the second point is there
     page.locator("#settings summary").click()
     say(page, "hello " * 50)
     figures(page, "first after")

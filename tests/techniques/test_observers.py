@@ -14,7 +14,8 @@ from whet.techniques.observers import (
     divergence,
 )
 
-BATCHES = [torch.randn(400, 64) * scale + 0.3 for scale in (0.1, 1.0, 0.5, 3.0)]
+RANDOM = torch.Generator().manual_seed(0)
+BATCHES = [torch.randn(400, 64, generator=RANDOM) * scale + 0.3 for scale in (0.1, 1.0, 0.5, 3.0)]
 
 
 def fed(observer, batches=BATCHES):
@@ -47,7 +48,7 @@ def test_percentile_agrees_with_numpy_to_a_bin() -> None:
     observer = fed(PercentileObserver())
     low, high = observer.covered()
     values = torch.cat(BATCHES).flatten().double().numpy()
-    width = 2 * observer.reach / len(observer.counts)
+    width = 1.01 * 2 * observer.reach / len(observer.counts)  # a value next to an edge may fall on either side
     for found, share in ((low, 0.0001), (high, 0.9999)):
         below, above = (np.quantile(values, share, method=method) for method in ("lower", "higher"))
         assert below - width <= found <= above + width

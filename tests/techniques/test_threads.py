@@ -19,10 +19,20 @@ def test_choices_are_descending_and_end_with_one() -> None:
     assert choices[0] <= len(os.sched_getaffinity(0))
 
 
+def test_choices_keep_within_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads.psutil, "cpu_count", lambda logical: 32)
+    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda pid: set(range(64)))
+    assert threads._choices() == (32, 16, 1)
+    monkeypatch.setattr(threads, "cpu_quota", lambda: 4)
+    assert threads._choices() == (4, 2, 1)
+
+
 def test_check(subject_of, machine) -> None:
     subject = subject_of(nn.Linear(2, 2), torch.randn(1, 2))
-    alone = dataclasses.replace(machine, cores=1)
+    alone = dataclasses.replace(machine, cores=1, torch_threads=1)
     assert threads.check(subject, alone, threads.Options(num_threads=1)) == Refused("the machine has one core")
+    crowded = dataclasses.replace(machine, cores=1)  # a quota, of which PyTorch knows nothing
+    assert threads.check(subject, crowded, threads.Options(num_threads=1)) == Applies("1 instead of 4 threads")
     assert threads.check(subject, machine, threads.Options(num_threads=2)) == Applies("2 instead of 4 threads")
     for same_or_more in (4, 8):
         assert isinstance(threads.check(subject, machine, threads.Options(num_threads=same_or_more)), Refused)

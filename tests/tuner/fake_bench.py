@@ -83,6 +83,7 @@ def bench(directory: Path, runner: FakeRunner) -> Workbench:
         "signature": {},
         "score": 1.0,
         "num_samples": 1,
+        "num_threads": 1,
         "profiles": [[{"total_s": 0.01, "layers": [], "dtype": "float32"}, 1]],
         "limits": {"read_bandwidth": 1e10, "gemm": {"float32": 1e11}, "device": "cpu"},
     }

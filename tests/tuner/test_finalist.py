@@ -2,18 +2,20 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import targets
 import torch
 from safetensors.torch import save_file
 
-from whet.measure.isolate import run_isolated
+from whet.measure.isolate import Failure, FailureKind, Outcome, run_isolated
 from whet.techniques import Candidate
-from whet.tuner.finalist import INPUTS, PICKLED, measure_finalist, read_inputs, write_inputs
-from whet.tuner.result import TrialRecord
-from whet.tuner.search import Goal
-from whet.tuner.tuning import _hand_over, _is_beaten
+from whet.tuner.finalist import INPUTS, PICKLED, measure_finalist, open_target, read_inputs, write_inputs
+from whet.tuner.goal import Goal
+from whet.tuner.result import Point, TrialRecord
+from whet.tuner.search import Workbench
+from whet.tuner.tuning import _hand_over, _hold_only_the_model, _is_beaten
 from whet.workload import Workload, examine
 
 
@@ -87,3 +89,43 @@ def test_a_model_in_memory_may_come_from_a_file_beside_the_script(
 def test_who_is_far_slower_does_not_come_to_the_finals(objective, interval, beaten) -> None:
     record = TrialRecord(number=0, steps=[], status="done", speedup_ci95=interval)
     assert _is_beaten(Goal(objective), record) is beaten
+
+
+def test_an_artefact_starts_from_as_many_threads_as_the_targets_code_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = targets.conv()
+    subject = examine(Workload(model=model, inputs=inputs))
+    write_inputs(subject, tmp_path / INPUTS)
+    artefact = Candidate.original(subject).save(tmp_path / "artefact")
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    measure_finalist("", str(artefact), str(tmp_path / INPUTS), budget_s=0.01, num_threads=3)
+    assert threads == [3]
+
+
+def test_a_model_in_memory_is_run_by_as_many_threads_as_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, inputs = targets.conv()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    _hand_over(Workload(model=model, inputs=inputs), tmp_path / "workload")
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    open_target(f"{PICKLED}{tmp_path / 'workload'}")
+    assert threads == [5]
+
+
+@pytest.mark.parametrize(("fails", "peaks"), [("", (300, True)), ("save_original", (500, False))])
+def test_memory_is_compared_without_what_the_targets_own_code_builds(
+    tmp_path: Path, fails: str, peaks: tuple[int, bool]
+) -> None:
+    """Where the original can be saved, that is: its own process holds the data of its quality as well."""
+
+    def run(function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
+        if function == fails:
+            return Outcome(None, Failure(FailureKind.CRASH, "lost"), 0.1, 0)
+        return Outcome({"peak_bytes": 300 if arguments["directory"] else 500}, None, 0.1, 0)
+
+    facts = {"signature": {}, "num_threads": 1}
+    baseline = Point(latency_ms=1.0, throughput_per_s=1.0, peak_bytes=500, size_bytes=1)
+    is_fair = _hold_only_the_model(Workbench("x", facts, tmp_path, run), baseline)
+    assert (baseline.peak_bytes, is_fair) == peaks

@@ -1,5 +1,6 @@
 """The search on a bench of pure arithmetic: order, groups, rejection, failure, interruption, resumption."""
 
+import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +13,10 @@ from whet.errors import StudyError
 from whet.recipe import Recipe, Step
 from whet.techniques.technique import Applies, Refused
 from whet.tuner import space as space_of
+from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import complete, next_recipe
 from whet.tuner.result import TrialRecord
-from whet.tuner.search import Goal, ranked, search
+from whet.tuner.search import search
 from whet.tuner.space import Offer, Space
 from whet.tuner.study import FILE, Study, default_storage
 
@@ -66,7 +68,7 @@ def test_a_runtime_that_chooses_its_own_layers_is_asked_for_them() -> None:
     space = Space([keep, openvino])
     records: list[TrialRecord] = []
     for number in range(3):
-        recipe = next_recipe(space, records)
+        recipe = next_recipe(space, records, Goal())
         assert recipe is not None
         records.append(
             TrialRecord(number=number, steps=list(recipe), status="rejected", speedup=5.0 - number, drop=0.05)
@@ -147,21 +149,76 @@ def test_a_technique_that_cannot_win_alone_waits() -> None:
         status="failed",
     )
     openvino = TrialRecord(number=3, steps=list(complete(space, [Step(technique="openvino")])), status="failed")
-    recipe = next_recipe(space, [first, fast, int8, openvino])
+    recipe = next_recipe(space, [first, fast, int8, openvino], Goal())
     assert recipe is not None
     assert str(recipe) != "bf16", "its bound of 4 is below the 6 already measured"
 
 
+@pytest.mark.parametrize(("objective", "first"), [("latency", "int8_static"), ("size", "bf16"), ("memory", "bf16")])
+def test_where_bytes_are_asked_for_the_smallest_weights_come_first(objective: str, first: str) -> None:
+    found = [
+        Offer(technique="channels_last", detail="", groups=[], bounds={"channels_last": 9.0}),
+        Offer(technique="int8_static", detail="", groups=["precision"], bounds={"int8_static": 8.0}),
+        Offer(technique="bf16", detail="", groups=["precision"], bounds={"bf16": 1.5}, shrinks={"bf16": 2.0}),
+    ]
+    found = found[0 if objective == "size" else 1 :]
+    recipe = next_recipe(Space(found), [], Goal(objective))  # type: ignore[arg-type]
+    assert recipe is not None and recipe.steps[0].technique == first
+
+
+def test_the_smallest_is_built_upon_where_size_is_asked_for() -> None:
+    """Though another is faster."""
+    space = Space(offers())
+    fast = TrialRecord(number=0, steps=[Step(technique="fuse_qkv")], status="done", speedup=6.0, size_bytes=100)
+    small = TrialRecord(number=1, steps=[Step(technique="bf16")], status="done", speedup=2.0, size_bytes=50)
+    tried = [complete(space, [Step(technique="inductor", options={"engine": "jit", "freezing": False})])]
+    done = [
+        fast,
+        small,
+        *(TrialRecord(number=2 + i, steps=list(recipe), status="failed") for i, recipe in enumerate(tried)),
+    ]
+    for objective, base in (("latency", "fuse_qkv"), ("size", "bf16")):
+        found = {r.label for r in ranked(Goal(objective), done)[:1]}  # type: ignore[arg-type]
+        assert found == {base}
+    recipe = next_recipe(space, done, Goal("size"))
+    assert recipe is not None and "bf16" in {step.technique for step in recipe}
+
+
 def test_a_damaged_study_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"this is no database, whatever its name says" * 100)
-    with pytest.raises(StudyError, match=r"cannot be read .*; remove it to start anew"):
+    with pytest.raises(StudyError, match=r"cannot be used .*; remove it to start anew"):
         Study.open(default_storage(tmp_path), "test")
 
 
 @pytest.mark.parametrize("storage", ["nonsense", "postgresql+nodriver://127.0.0.1:9/whet"])
 def test_a_storage_out_of_reach_is_named(storage: str) -> None:
-    with pytest.raises(StudyError, match=r"cannot be read .*; the URL must be .* its driver installed"):
+    with pytest.raises(StudyError, match=r"cannot be used .*; the URL must be .* its driver installed"):
         Study.open(storage, "test")
+
+
+def test_a_storage_that_fails_in_mid_search_is_named(tmp_path: Path) -> None:
+    study = Study.open(default_storage(tmp_path), "test")
+    with sqlite3.connect(tmp_path / FILE) as connection:
+        connection.execute("DROP TABLE trials")
+    for use in (study.records, lambda: study.begin(None, Space(offers()))):
+        with pytest.raises(StudyError, match=r"study.db cannot be used \(.*no such table"):
+            use()
+
+
+def test_a_record_that_is_none_is_named(tmp_path: Path) -> None:
+    study = Study.open(default_storage(tmp_path), "test")
+    number, _ = study.begin(complete(Space(offers()), [Step(technique="bf16")]), Space(offers()))
+    study._open[number].set_user_attr("record", '{"number": "no number"}')
+    with pytest.raises(StudyError, match=r"cannot be used .*; remove it to start anew"):
+        study.records()
+
+
+def test_what_a_storage_says_keeps_its_password(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="cannot be used") as raised:
+        Study.open("postgresql+nodriver://me:secret@127.0.0.1:9/whet", "test")
+    assert "secret" not in str(raised.value)
+    with pytest.raises(StudyError, match="must be writable"):
+        Study.open(f"sqlite:///{tmp_path}/none/study.db", "test")
 
 
 def test_nothing_to_resume_is_named(tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 import pytest
 from fake_results import no_gain as fake_no_gain
 
+from whet.recipe import Step
 from whet.tuner import verdict
+from whet.tuner.goal import Goal
 from whet.tuner.result import TrialRecord
-from whet.tuner.search import Goal
+from whet.tuner.space import Offer, Space
 
 BASELINE = fake_no_gain().baseline
 
@@ -84,3 +86,16 @@ def test_a_screened_figure_is_called_one() -> None:
     assert "torch.compile alone 1.20x in the screening;" in verdict.gain(Goal(), BASELINE, best, screened, "accuracy")
     paired = screened.model_copy(update={"verdict": "pass"})
     assert "torch.compile alone 1.20x;" in verdict.gain(Goal(), BASELINE, best, paired, "accuracy")
+
+
+def test_what_applies_and_was_not_tried_is_named_with_its_reason() -> None:
+    bounds = {"openvino": 9.0, "fuse_qkv": 1.3, "keep_precision": 1.0, "channels_last": 4.5}
+    offers = [Offer(technique=name, detail="", groups=[], bounds={name: bound}) for name, bound in bounds.items()]
+    records = [TrialRecord(number=0, steps=[Step(technique="openvino")], status="done", speedup=4.0)]
+    found = verdict.untried(Goal(), Space(offers), records)
+    assert [entry.technique for entry in found] == ["channels_last", "fuse_qkv", "keep_precision"]
+    up, beaten, restores = (entry.reason for entry in found)
+    assert "the time was up" in up
+    assert "1.30x at most, and 4.00x was reached" in beaten
+    assert "gives quality back" in restores
+    assert {e.reason for e in verdict.untried(Goal("size"), Space(offers), records)} == {up, restores}

@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whet.cli.profiled_process import error_of, memory_limit_bytes
+from whet.cli.profiled_process import error_of
 from whet.errors import ModelError, OptionError, WhetError
 from whet.figures import digits
 from whet.files import write_whole
+from whet.machine import describe
 from whet.measure.isolate import run_isolated
 from whet.steps.figures import count, percent
 from whet.steps.report import PhaseTime, StepReport
@@ -108,7 +109,7 @@ def _measured(
             {"target": target, "num_steps": num_steps, "limit_s": limit_s, "directory": str(folder)},
             folder,
             time_limit_s=limit_s + _GRACE_S,
-            memory_limit_bytes=memory_limit_bytes(),
+            memory_limit_bytes=describe().most_bytes,
         )
     if outcome.value is not None:
         return _REPORT.validate_python(outcome.value), None

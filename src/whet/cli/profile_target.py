@@ -11,10 +11,11 @@ from rich.live import Live
 from rich.text import Text
 
 from whet.cli.profile_child import PARTIAL
-from whet.cli.profiled_process import error_of, memory_limit_bytes
+from whet.cli.profiled_process import error_of
 from whet.cli.units import seconds
 from whet.errors import ModelError, OutputError, WhetError
-from whet.files import replace_directory, write_whole
+from whet.files import names_in, replace_directory, write_whole
+from whet.machine import describe
 from whet.measure.isolate import QUIET, run_isolated
 from whet.profiler.chrome import FILE as TRACE
 from whet.profiler.report import Report, from_json
@@ -61,7 +62,7 @@ def _measured(
                 arguments,
                 folder,
                 time_limit_s=limit_s,
-                memory_limit_bytes=memory_limit_bytes(),
+                memory_limit_bytes=describe().most_bytes,
                 environment=QUIET,
             )
     except KeyboardInterrupt:
@@ -85,9 +86,7 @@ def _partial(folder: Path, why: str) -> Report | None:
 
 
 def _check_out(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"{out} is a file; choose another --out")
-    if out.is_dir() and any(out.iterdir()):
+    if names_in(out):
         raise OutputError(f"{out} exists already; choose another --out")
 
 

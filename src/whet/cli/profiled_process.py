@@ -1,15 +1,7 @@
-"""What `whet profile` grants the process that it looks at, and what it says where that one ended early."""
+"""What `whet profile` says where the process that it looks at ended early."""
 
 from whet.errors import ModelError, WhetError
-from whet.machine import describe
 from whet.measure.isolate import Failure, FailureKind
-
-_MEMORY_SHARE = 0.95  # of the machine's: beyond that the system would end processes of its own choice
-
-
-def memory_limit_bytes() -> int:
-    """The most memory such a process may take."""
-    return int(describe().memory_bytes * _MEMORY_SHARE)
 
 
 def error_of(failure: Failure, target: str, done: str) -> WhetError:

@@ -8,14 +8,18 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whet.cli import tables
 from whet.cli.units import num_bytes, seconds
 from whet.tuner.command import command_line
+from whet.tuner.figures import one_line
 from whet.tuner.result import TrialRecord
 from whet.tuner.tuning import Listener
 from whet.tuner.tuning import tune as run_tune
+
+_LONGEST = 100  # characters of a directory's name; file systems take 255 bytes
 
 
 def tune(
@@ -68,7 +72,9 @@ def tune(
 
 def _directory(target: str, out: Path | None, *, alone: bool, resume: bool) -> Path:
     """Where a target's results go: --out itself for one target, a directory in it for each of several."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", target.rstrip("/").rpartition("/")[2].removeprefix("hf:")) or "model"
+    path, mark, options = target.partition("?")
+    last = Path(path.removeprefix("hf:")).resolve().name if path.startswith("hf:") else path.rpartition("/")[2]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", last + mark + options).lstrip(".")[:_LONGEST] or "model"
     if out is not None:
         return out if alone else out / name
     directory = Path("whet-out") / name
@@ -99,7 +105,7 @@ class _Live(Listener):
         self._began = time.monotonic()
 
     def __enter__(self) -> "_Live":
-        self._console.print(f"[bold]{self._target}[/bold]: looking at the model and the machine")
+        self._console.print(f"[bold]{escape(one_line(self._target))}[/bold]: looking at the model and the machine")
         self._progress.start()
         self._task = self._progress.add_task("looking", total=self._budget_s)
         return self
@@ -108,10 +114,10 @@ class _Live(Listener):
         self._progress.stop()
 
     def looked(self, facts: dict[str, Any]) -> None:
-        self._console.print(facts["diagnosis"]["sentence"])
+        self._console.print(facts["diagnosis"]["sentence"], markup=False)
         score = facts["score"]
         if score is not None:
-            self._console.print(f"{facts['quality_name']} of the original: {score:.4g}")
+            self._console.print(f"{one_line(facts['quality_name'])} of the original: {score:.4g}", markup=False)
         self._advance("searching")
 
     def tried(self, record: TrialRecord) -> None:

@@ -58,6 +58,11 @@ class Machine:
         return lines
 
     @property
+    def most_bytes(self) -> int:
+        """What a process that is looked at may take: beyond that the system would end processes of its own choice."""
+        return int(0.95 * self.memory_bytes)
+
+    @property
     def has_cuda(self) -> bool:
         return bool(self.gpu)
 

@@ -75,6 +75,11 @@ class Limits:
         reference = self.gemm.get("float32", max(self.gemm.values()))
         return max(reference, reference * _BYTES["float32"] / element_bytes(dtype))
 
+    def faster(self, dtype: str) -> str:
+        """The dtype, or float32 where that was measured to be faster, as on chips that emulate bfloat16: values stored
+        in a smaller dtype may be multiplied in either."""
+        return dtype if self.gemm.get(dtype, 0.0) >= self.gemm.get("float32", 0.0) else "float32"
+
     def best_of(self, other: "Limits") -> "Limits":
         """The better figure of two measurements of one device; a note stays where it holds for both."""
         dtypes = [*self.gemm, *(dtype for dtype in other.gemm if dtype not in self.gemm)]

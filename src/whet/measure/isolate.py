@@ -145,7 +145,7 @@ def _start(
 
 def _watch(child: Child, deadline: float, memory_limit: int | None) -> tuple[int, FailureKind | None]:
     tree, listed = _tree(child.pid), time.perf_counter()
-    peak = _rss(tree)
+    peak, shared = _rss(tree), 0.0
     while True:
         try:
             child.wait(_POLL_S)
@@ -156,9 +156,12 @@ def _watch(child: Child, deadline: float, memory_limit: int | None) -> tuple[int
         now = time.perf_counter()
         if now > listed + _LIST_S:
             tree, listed = _tree(child.pid), now
-        peak = max(peak, _rss(tree))
-        if memory_limit is not None and peak > memory_limit:
-            return peak, FailureKind.MEMORY
+        resident = _rss(tree)
+        peak = max(peak, resident)
+        if memory_limit is not None and resident > memory_limit and now > shared + _LIST_S:
+            if _pss(tree) > memory_limit:
+                return peak, FailureKind.MEMORY
+            shared = now
         if now > deadline:
             return peak, FailureKind.TIMEOUT
 
@@ -177,6 +180,18 @@ def _rss(tree: list[psutil.Process]) -> int:
     for process in tree:
         with contextlib.suppress(psutil.Error):
             total += process.memory_info().rss
+    return total
+
+
+def _pss(tree: list[psutil.Process]) -> int:
+    """With each page that several processes share counted once: forks share all that they have not written to since."""
+    if len(tree) <= 1:
+        return _rss(tree)
+    total = 0
+    for process in tree:
+        with contextlib.suppress(psutil.Error):
+            memory = process.memory_full_info()  # reads every page's entry: slow
+            total += getattr(memory, "pss", memory.rss)
     return total
 
 

@@ -1,10 +1,12 @@
 """The cost of each layer: time, operations, bytes and operators, over one call of the model."""
 
+import math
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -13,13 +15,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from whet.profiler.spans import Spans, watched, watching_cost_s
 from whet.profiler.work import FORMULAS, Work, WorkCounter, count_work
-from whet.signature import split
+from whet.signature import Batch, split
 from whet.workload import Subject
 
 T = TypeVar("T")
 
 _LEAST_S = 0.3  # quick models are repeated more often, as long as this
 _MOST_REPEATS = 50
+_MOST_SIZES = 8  # of batches, whose work is counted
 _CONTAINERS = frozenset({"Module", "Sequential", "ModuleList", "ModuleDict"})
 
 
@@ -53,52 +56,72 @@ class Profile:
     dtype: str = "float32"
 
 
-def profile_sizes(subject: Subject) -> list[tuple[Profile, int]]:
-    """A profile for each size of batch in the workload, and how many batches are of it. The first batch's comes first;
-    the others are asked for their work, and timed by a single call."""
-    batches = [tuple(tensor.shape for tensor in batch) for batch in subject.flat_inputs]
-    return [
-        (profile_layers(subject) if sizes == batches[0] else _profile(subject, batches.index(sizes), 1, 0.0), count)
-        for sizes, count in Counter(batches).items()
-    ]
-
-
 def profile_layers(subject: Subject, *, repeats: int = 5) -> Profile:
     """Profile the model on the workload's first batch, in evaluation mode, without gradients.
 
     Times are typical of at least `repeats` calls, free of what watching them costs. The work is counted in one more
     call. Where PyTorch runs several modules as one fused operator, their work goes to the module that ran it.
     """
-    return _profile(subject, 0, repeats, _LEAST_S)
+    return _profiles(subject, [subject.workload.inputs[0]], repeats)[0]
 
 
-def _profile(subject: Subject, index: int, repeats: int, least_s: float) -> Profile:
+def profile_sizes(subject: Subject, *, repeats: int = 5) -> list[tuple[Profile, int]]:
+    """The first batch's profile; that of batches of other sizes, whose work is counted, not timed; and how many batches
+    are of each size. Of many sizes a few are looked at, and each of the rest counts as the nearest of them."""
+    sizes = [tuple(tensor.shape for tensor in batch) for batch in subject.flat_inputs]
+    ranked = sorted(set(sizes), key=_num_elements)
+    last = len(ranked) - 1
+    chosen = list(dict.fromkeys([sizes[0], *(ranked[k * last // (_MOST_SIZES - 1)] for k in range(_MOST_SIZES))]))
+    counts = Counter(min(chosen, key=lambda c: abs(_num_elements(c) - _num_elements(size))) for size in sizes)
+    profiles = _profiles(subject, [subject.workload.inputs[sizes.index(size)] for size in chosen], repeats)
+    return [(profile, counts[size]) for profile, size in zip(profiles, chosen, strict=True)]
+
+
+def _num_elements(sizes: Sequence[torch.Size]) -> int:
+    return sum(map(math.prod, sizes))
+
+
+def _profiles(subject: Subject, batches: Sequence[Batch], repeats: int) -> list[Profile]:
+    """Of each batch; the first is timed."""
     model = subject.workload.model
-    args, kwargs = split(subject.workload.inputs[index])
     named = list(_modules(model))
-    modules = [module for _, module in named]
-    tensors = [
-        t for t in (*model.parameters(), *model.buffers(), *args, *kwargs.values()) if isinstance(t, torch.Tensor)
-    ]
-    device = tensors[0].device.type if tensors else "cpu"
-
-    def run() -> Any:
-        return model(*args, **kwargs)
-
+    calls = [partial(_call, model, batch) for batch in batches]
     with torch.no_grad():
-        total_s, spans, seconds = _time(run, modules, device, repeats, least_s)
-        with FlopCounterMode(display=False, custom_mapping=FORMULAS) as flops:
-            counter = WorkCounter(model, flops)
-            with watched(run, modules, counter) as watched_run:
-                count_work(counter, watched_run)
+        total_s, spans, seconds = _time(calls[0], [module for _, module in named], _device(model, batches[0]), repeats)
+        first = Profile(total_s, _count(model, calls[0], named, spans, seconds), _dtype(model))
+        return [first, *(Profile(0.0, _count(model, call, named, spans, {}), first.dtype) for call in calls[1:])]
+
+
+def _call(model: nn.Module, batch: Batch) -> Any:
+    args, kwargs = split(batch)
+    return model(*args, **kwargs)
+
+
+def _device(model: nn.Module, batch: Batch) -> str:
+    args, kwargs = split(batch)
+    values = (*model.parameters(), *model.buffers(), *args, *kwargs.values())
+    return next((value.device.type for value in values if isinstance(value, torch.Tensor)), "cpu")
+
+
+def _count(
+    model: nn.Module,
+    run: Callable[[], Any],
+    named: Sequence[tuple[str, nn.Module]],
+    spans: Spans,
+    times: dict[int, float],
+) -> tuple[LayerCost, ...]:
+    """The work of one call, by the modules that were timed."""
+    with FlopCounterMode(display=False, custom_mapping=FORMULAS) as flops:
+        counter = WorkCounter(model, flops)
+        with watched(run, [module for _, module in named], counter) as watched_run:
+            count_work(counter, watched_run)
     work = _fold(counter, spans)
     model_weight_bytes = sum(sum(w.weights.values()) for w in work.values())
-    layers = tuple(
-        _layer(name, module, spans.calls[i], seconds.get(i, 0.0), work.get(i, Work()), model_weight_bytes)
+    return tuple(
+        _layer(name, module, spans.calls[i], times.get(i, 0.0), work.get(i, Work()), model_weight_bytes)
         for i, (name, module) in enumerate(named)
         if i in spans.calls
     )
-    return Profile(total_s, layers, _dtype(model))
 
 
 def _layer(name: str, module: nn.Module, calls: int, time_s: float, work: Work, model_weight_bytes: int) -> LayerCost:
@@ -140,14 +163,14 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _time(
-    run: Callable[[], Any], modules: Sequence[nn.Module], device: str, repeats: int, least_s: float
+    run: Callable[[], Any], modules: Sequence[nn.Module], device: str, repeats: int
 ) -> tuple[float, Spans, dict[int, float]]:
     """Typical seconds of a bare call, the last spans, and typical exclusive seconds by module."""
     run()
     totals: list[float] = []
     samples: list[dict[int, float]] = []
     began = time.perf_counter()
-    while len(totals) < repeats or (time.perf_counter() - began < least_s and len(totals) < _MOST_REPEATS):
+    while len(totals) < repeats or (time.perf_counter() - began < _LEAST_S and len(totals) < _MOST_REPEATS):
         totals.append(_bare_s(run, device))
         spans = Spans(device)
         with watched(run, modules, spans) as watched_run:

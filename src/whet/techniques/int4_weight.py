@@ -66,9 +66,10 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, every layer reads an eighth of its weights' bytes, scales added, and computes at the bfloat16 limit."""
-    scale = weight_scale_of(options)
-    return speedup_bound(profile, limits, dtype=dtype_of(options), weight_scale=scale, activation_scale=0.5)
+    """At most, every layer reads an eighth of its weights' bytes, scales added, and computes at the bfloat16 limit, or
+    at float32's."""
+    dtype, scale = limits.faster(dtype_of(options)), weight_scale_of(options)
+    return speedup_bound(profile, limits, dtype=dtype, weight_scale=scale, activation_scale=0.5)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:

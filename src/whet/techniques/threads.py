@@ -17,6 +17,7 @@ import psutil
 
 from whet.errors import OptionError
 from whet.machine import Limits, Machine
+from whet.machine.cgroup import cpu_quota
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.techniques.technique import Applies, Candidate, Refused, Stage, Verdict
@@ -24,9 +25,9 @@ from whet.workload import Subject
 
 
 def _choices() -> tuple[int, ...]:
-    """Physical cores, half of them, one: of those that this process may use."""
+    """Physical cores, half of them, one: of those that this process may use, and of no more than its quota."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    physical = min(psutil.cpu_count(logical=False) or usable, usable)
+    physical = min(psutil.cpu_count(logical=False) or usable, usable, cpu_quota() or usable)
     return tuple(dict.fromkeys((physical, max(1, physical // 2), 1)))
 
 
@@ -44,8 +45,8 @@ class Options:
 
 
 def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
-    """Applies where there is more than one core, and to another number than the one in force."""
-    if machine.cores == 1:
+    """Applies where there are more cores or threads than one, and to another number than the one in force."""
+    if machine.cores == machine.torch_threads == 1:
         return Refused("the machine has one core")
     if options.num_threads > machine.cores:
         return Refused(f"{options.num_threads} threads are more than this machine's {machine.cores} cores")

@@ -3,7 +3,6 @@
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, Field
 
@@ -44,7 +43,7 @@ def apply_recipe(recipe: str | os.PathLike[str] | Recipe, target: str, out: str 
     for step in plan:
         options_of(step)
     directory = Path(out).absolute()
-    if directory.exists():
+    if os.path.lexists(directory):
         raise OutputError(f"{directory} exists already; choose another --out")
     parent = writable_parent(directory)
     with tempfile.TemporaryDirectory(prefix=".whet-", dir=parent) as scratch:
@@ -52,20 +51,15 @@ def apply_recipe(recipe: str | os.PathLike[str] | Recipe, target: str, out: str 
             "target": target,
             "steps": [step.model_dump() for step in plan],
             "directory": f"{scratch}/artefact",
+            "machine": dict(plan.machine) if plan.fingerprint else None,
         }
-        outcome = isolated(None)("replay", arguments, Path(scratch), _LIMIT_S)
+        outcome = isolated(describe().most_bytes)("replay", arguments, Path(scratch), _LIMIT_S)
         if outcome.failure is not None:
             raise outcome.failure.as_error()
         assert outcome.value is not None
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{directory} cannot be made: {error.strerror}; choose another --out") from error
         replace_directory(Path(scratch) / "artefact", directory)
-    return Applied.model_validate(
-        {**outcome.value, "out": str(directory), "differences": _differences(plan)},
-    )
-
-
-def _differences(plan: Recipe) -> list[str]:
-    machine = describe()
-    if not plan.fingerprint or plan.fingerprint == machine.fingerprint:
-        return []
-    return machine.differences(dict[str, Any](plan.machine))
+    return Applied.model_validate({**outcome.value, "out": str(directory)})

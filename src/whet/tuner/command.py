@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
 
 
 def command_line(
@@ -29,7 +30,7 @@ def command_line(
         "--max-drop",
         str(max_drop),
         "--budget",
-        f"{budget_s:g}s",
+        f"{budget_s:.12g}s",
     ]
     if max_memory_bytes is not None:
         words += ["--max-memory", str(max_memory_bytes)]
@@ -42,6 +43,9 @@ def command_line(
     return shlex.join([*words, "--resume"] if resume else words)
 
 
-def without_password(storage: str | None) -> str | None:
-    """A storage's URL for a page that is passed on: options may hold a password, too."""
-    return make_url(storage).set(query={}).render_as_string(hide_password=True) if storage else None
+def without_password(storage: str) -> str:
+    """A storage's URL for a page that is passed on: options may hold a password, too. What is no URL stays as it is."""
+    try:
+        return make_url(storage).set(query={}).render_as_string(hide_password=True)
+    except (ArgumentError, ValueError):  # ValueError: of a port that is no number
+        return storage

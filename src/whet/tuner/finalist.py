@@ -22,14 +22,17 @@ from whet.workload import Subject, Workload, examine
 from whet.workloads import resolve
 
 PICKLED = "pickled:"  # a workload handed over in memory, in a file that the parent has just written
-SYS_PATH = "sys_path.json"  # beside it: where its code is imported from
+SURROUNDINGS = "surroundings.json"  # beside it: where its code is imported from, and the threads it is run by
 INPUTS = "inputs.safetensors"
 
 
-def measure_finalist(target: str, directory: str | None, inputs: str, budget_s: float) -> dict[str, Any]:
+def measure_finalist(
+    target: str, directory: str | None, inputs: str, budget_s: float, num_threads: int | None = None
+) -> dict[str, Any]:
     """Time one variant alone in this process, and the most memory the process held.
 
-    directory: the artefact; None measures the original as `target` builds it.
+    directory: the artefact; None measures the original as `target` builds it. num_threads: what the target's code
+    leaves PyTorch with; an artefact, which runs none of that code, starts from as many.
     """
     if directory is None:
         workload = open_target(target)
@@ -37,6 +40,8 @@ def measure_finalist(target: str, directory: str | None, inputs: str, budget_s: 
         run: Callable[..., Any] = FlatModel(workload.model, subject.signature).eval()
         batches = subject.flat_inputs
     else:
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
         run = load(directory).run
         batches = read_inputs(Path(inputs))
     measurement = measure_calls([partial(run, *batch) for batch in batches], budget_s=budget_s)
@@ -54,7 +59,9 @@ def open_target(target: str) -> Workload:
     """A target's workload; one handed over in memory comes from the file its parent wrote."""
     if target.startswith(PICKLED):
         path = Path(target.removeprefix(PICKLED))
-        places = json.loads((path.parent / SYS_PATH).read_text(encoding="utf-8"))
+        surroundings = json.loads((path.parent / SURROUNDINGS).read_text(encoding="utf-8"))
+        torch.set_num_threads(surroundings["num_threads"])
+        places = surroundings["sys_path"]
         sys.path[:] = [*places, *(place for place in sys.path if place not in places)]
         workload: Workload = torch.load(path, weights_only=False)
         return workload

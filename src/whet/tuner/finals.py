@@ -8,6 +8,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from whet.errors import ModelError
@@ -22,7 +23,8 @@ _Run = dict[str, Any]  # what one process measured
 ROUNDS = 8
 _ROUNDS_ALONE = 3  # of the original, where there is nothing to compare it with
 _MIN_ROUNDS = 6  # with fewer, the signed-rank test cannot reach 5 %
-_LOST_AFTER = 3  # rounds, each lost: to pass in the end, all the others must be won, and by more
+_MIN_PAIRS = 2  # one has no interval
+_LOST_AFTER = 3  # pairs, each lost: to pass in the end, all the others must be won, and by more
 _RUN_S = 0.7  # of timing in each process
 _START_S = 2.0  # of a process, before it loads anything
 _LIMIT_S = 180.0
@@ -43,7 +45,7 @@ def run_finals(
 
     Returns the original's point and the contenders', each judged against the original. A contender whose process
     fails is left out of the rest and has no point; a round in which the original's fails is no pair. A contender that
-    loses each of the first three rounds is judged by those; where none is left, the finals are over. Raises ModelError
+    loses each of its first three pairs is judged by those; where none is left, the finals are over. Raises ModelError
     where the original fails each time.
     """
     order = random.Random(seed)
@@ -62,7 +64,7 @@ def run_finals(
             if value is None and contender is not None:
                 failed.add(contender.number)
         report(i + 1, rounds)
-        gone = {number for number in runs if i + 1 == _LOST_AFTER and _has_lost(runs[-1], runs[number])} | failed
+        gone = {number for number in runs if _has_lost(runs[-1], runs[number])} | failed
         running = [c for c in running if c is None or c.number not in gone]
         if contenders and running == [None]:
             break
@@ -82,7 +84,7 @@ def _judged(
     points = []
     for contender in contenders:
         pairs = _pairs(runs[-1], runs[contender.number])
-        if not pairs:
+        if len(pairs) < _MIN_PAIRS:
             continue
         point = _point(bench, contender, [run for _, run in pairs])
         comparison = compare([a["latency_ms"] for a, _ in pairs], point.process_latencies_ms, noise=floor)
@@ -98,9 +100,10 @@ def _pairs(original: Sequence[_Run | None], contender: Sequence[_Run | None]) ->
 
 
 def _has_lost(original: Sequence[_Run | None], contender: Sequence[_Run | None]) -> bool:
-    """Whether a contender was slower in every round so far. The original itself never is."""
-    pairs = _pairs(original, contender)
-    return contender is not original and bool(pairs) and all(b["latency_ms"] >= a["latency_ms"] for a, b in pairs)
+    """Whether a contender was slower in each of the first three pairs. The original itself never is."""
+    pairs = _pairs(original, contender)[:_LOST_AFTER]
+    is_slower = all(b["latency_ms"] >= a["latency_ms"] for a, b in pairs)
+    return contender is not original and len(pairs) == _LOST_AFTER and is_slower
 
 
 def expected_s(bench: Workbench, num_contenders: int) -> float:
@@ -118,14 +121,26 @@ def _number(contender: TrialRecord | None) -> int:
 
 
 def _measure(bench: Workbench, contender: TrialRecord | None) -> _Run | None:
-    name = "original" if contender is None else f"trial-{contender.number}"
+    if contender is None:
+        return _measure_artefact(bench, "original", None)
+    return _measure_artefact(bench, f"trial-{contender.number}", bench.artefact(contender.number))
+
+
+def peak_bytes_of(bench: Workbench, saved: Path) -> int | None:
+    """Peak memory of serving the original from an artefact: the most of three processes; None where one fails."""
+    runs = [_measure_artefact(bench, "saved-original", saved) for _ in range(3)]
+    return max(run["peak_bytes"] for run in runs if run) if all(runs) else None
+
+
+def _measure_artefact(bench: Workbench, name: str, directory: Path | None) -> _Run | None:
     outcome = bench.run(
         "measure_finalist",
         {
             "target": bench.target,
-            "directory": None if contender is None else str(bench.artefact(contender.number)),
+            "directory": None if directory is None else str(directory),
             "inputs": str(bench.inputs),
             "budget_s": _RUN_S,
+            "num_threads": bench.facts["num_threads"],
         },
         bench.directory / "finals" / name,
         _LIMIT_S,

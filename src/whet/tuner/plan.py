@@ -2,8 +2,9 @@
 
 1. torch.compile alone: no gain is claimed over eager only.
 2. Each technique alone, with what it needs, the largest bound first. One whose bound is below what has already been
-   measured cannot win alone and waits.
-3. Combinations: each technique added to the best recipe so far. A recipe that is fast but loses quality is tried
+   measured cannot win alone and waits. Where memory or size is asked for, those that make the weights smallest come
+   first, and those that leave them alone wait.
+3. Combinations: each technique added to the best recipe so far. A recipe that is better but loses quality is tried
    again with techniques that give quality back.
 4. Options of the best recipe, one at a time. After that the sampler chooses.
 """
@@ -14,17 +15,18 @@ from whet.recipe import Recipe, Step
 from whet.techniques import TABLE
 from whet.techniques.technique import PRECISION
 from whet.tuner.build import in_order
+from whet.tuner.goal import Goal, ranked
 from whet.tuner.result import TrialRecord
-from whet.tuner.space import Offer, Space
+from whet.tuner.space import Space
 
 COMPILE_ONLY = Recipe(steps=[Step(technique="inductor", options={"engine": "jit", "freezing": False})])
 """torch.compile(model) as its users call it."""
 
 
-def next_recipe(space: Space, records: Sequence[TrialRecord]) -> Recipe | None:
+def next_recipe(space: Space, records: Sequence[TrialRecord], goal: Goal) -> Recipe | None:
     """The next recipe that is worth a trial, or None where the plan is at its end."""
     tried = {record.label for record in records}
-    for steps in _plan(space, records):
+    for steps in _plan(space, records, goal):
         recipe = complete(space, steps)
         if str(recipe) not in tried:
             return recipe
@@ -40,26 +42,24 @@ def complete(space: Space, steps: Sequence[Step]) -> Recipe:
 
 
 def compile_only(space: Space) -> Recipe | None:
-    """torch.compile alone, or None where it cannot be offered (no compiler)."""
-    return complete(space, COMPILE_ONLY.steps) if COMPILE_ONLY.steps[0].technique in space.offers else None
+    """torch.compile alone, or None where it cannot be offered (no compiler, or none that works as it is loaded)."""
+    (step,) = COMPILE_ONLY.steps
+    options = space.offers[step.technique].options if step.technique in space.offers else {}
+    applies = all(value in options.get(name, ()) for name, value in step.options.items())
+    return complete(space, [step]) if applies else None
 
 
-def best_record(records: Sequence[TrialRecord], *, status: str = "done") -> TrialRecord | None:
-    """The fastest trial of a status."""
-    timed = [r for r in records if r.status == status and r.speedup is not None]
-    return max(timed, key=lambda r: (r.speedup or 0.0, -r.number), default=None)
-
-
-def _plan(space: Space, records: Sequence[TrialRecord]) -> Iterator[list[Step]]:
+def _plan(space: Space, records: Sequence[TrialRecord], goal: Goal) -> Iterator[list[Step]]:
     reference = compile_only(space)
     if reference is not None:
         yield list(reference)
-    best = best_record(records)
-    reached = max(1.0, best.speedup or 1.0) if best else 1.0
-    # of equal bounds the shorter recipe first: it is built sooner, and says more
-    singles = sorted(_singles(space), key=lambda steps: (-space.bound(steps), len(steps)))
-    yield from (steps for steps in singles if space.bound(steps) > reached)
-    yield from _combinations(space, records)
+    best = next(iter(ranked(goal, records)), None)
+    reached = max(1.0, best.speedup or 1.0) if best and goal.asks_for_speed else 1.0
+    promise = space.bound if goal.asks_for_speed else space.shrink
+    # of equal promises the shorter recipe first: it is built sooner, and says more
+    singles = sorted(_singles(space), key=lambda steps: (-promise(steps), len(steps)))
+    yield from (steps for steps in singles if promise(steps) > reached)
+    yield from _combinations(space, records, goal)
     if best is not None:
         yield from _options(space, best.steps)
     yield from singles
@@ -68,7 +68,7 @@ def _plan(space: Space, records: Sequence[TrialRecord]) -> Iterator[list[Step]]:
 def _singles(space: Space) -> Iterator[list[Step]]:
     """Each technique alone; an option called `precision` makes each of its values a technique of its own."""
     for offer in space.offers.values():
-        if _restores_quality(offer):
+        if restores_quality(offer.technique):
             continue  # alone it changes nothing
         first = [offer.default] + [
             s for s in offer.variants() if s.options.get(PRECISION) != offer.default.options.get(PRECISION)
@@ -94,30 +94,41 @@ def _needs(space: Space, step: Step) -> list[Step]:
     return needed
 
 
-def _combinations(space: Space, records: Sequence[TrialRecord]) -> Iterator[list[Step]]:
-    best = best_record(records)
-    lossy = best_record([r for r in records if r.drop is not None], status="rejected")
-    if lossy is not None and (best is None or (lossy.speedup or 0) > (best.speedup or 0)):
+def _combinations(space: Space, records: Sequence[TrialRecord], goal: Goal) -> Iterator[list[Step]]:
+    best = next(iter(ranked(goal, records)), None)
+    lossy = next(iter(ranked(goal, [r for r in records if _lost_quality(r)], status="rejected")), None)
+    if lossy is not None and (best is None or _is_better(goal, lossy, best)):
         yield from _less_lossy(space, lossy.steps)
     if best is None:
         return
-    additions = [o for o in space.offers.values() if not _restores_quality(o)]
+    additions = [o for o in space.offers.values() if not restores_quality(o.technique)]
     for offer in sorted(additions, key=lambda o: -o.bound(o.default)):
         if space.compatible(best.steps, offer.default):
             yield [*best.steps, offer.default]
+
+
+def _lost_quality(record: TrialRecord) -> bool:
+    """Whether that is why a trial was rejected: its memory is measured only once its quality is accepted."""
+    return record.drop is not None and record.peak_bytes is None
+
+
+def _is_better(goal: Goal, a: TrialRecord, b: TrialRecord) -> bool:
+    value, other = goal.value(a), goal.value(b)
+    return value is not None and other is not None and value < other
 
 
 def _less_lossy(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
     """A recipe that loses quality, with its most sensitive layers left in floating point: by a technique that marks
     them where a step reads such marks, by the step's own option `keep` where it has one."""
     if any(getattr(TABLE[step.technique], "READS_KEPT", False) for step in steps):
-        for offer in filter(_restores_quality, space.offers.values()):
+        for offer in [o for o in space.offers.values() if restores_quality(o.technique)]:
             yield from ([*steps, step] for step in offer.variants() if space.compatible(steps, step))
     yield from _options(space, steps, "keep")
 
 
-def _restores_quality(offer: Offer) -> bool:
-    return bool(getattr(TABLE[offer.technique], "RESTORES_QUALITY", False))
+def restores_quality(technique: str) -> bool:
+    """Whether a technique changes nothing alone, and marks layers that others are to leave as they are."""
+    return bool(getattr(TABLE[technique], "RESTORES_QUALITY", False))
 
 
 def _options(space: Space, steps: Sequence[Step], only: str = "") -> Iterator[list[Step]]:

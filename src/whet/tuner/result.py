@@ -96,6 +96,14 @@ class RefusedTechnique(BaseModel):
     reason: str
 
 
+class UntriedTechnique(BaseModel):
+    """One that applies here, and no recipe that was tried holds. bound: the most it could have gained by itself."""
+
+    technique: str
+    bound: float
+    reason: str
+
+
 class LayerRow(BaseModel):
     """One layer of the original, for the roofline and the table of layers."""
 
@@ -140,6 +148,7 @@ class Result(BaseModel):
     finalists: list[Point] = Field(default_factory=list)
     trials: list[TrialRecord] = Field(default_factory=list)
     refused: list[RefusedTechnique] = Field(default_factory=list)
+    untried: list[UntriedTechnique] = Field(default_factory=list)
     pareto: list[int] = Field(
         default_factory=list
     )  # numbers of the trials nothing else beats in time, size and quality

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import math
 import shutil
 import sys
 import time
@@ -19,8 +18,9 @@ from whet.measure.isolate import QUIET, Outcome, run_isolated
 from whet.profiler import Profile
 from whet.recipe import Recipe
 from whet.tuner.finalist import INPUTS
+from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import next_recipe
-from whet.tuner.result import Objective, TrialRecord
+from whet.tuner.result import TrialRecord
 from whet.tuner.space import Offer, Space
 from whet.tuner.study import Study
 from whet.tuner.trial import mean_least_time_s
@@ -38,28 +38,6 @@ _ROOMS = {"measure_finalist": "finalist"}  # function of a child -> its module, 
 
 _LIMITS = TypeAdapter(Limits)
 _PROFILES = TypeAdapter(list[tuple[Profile, int]])
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What is wanted. value() is minimised; a variant beyond a constraint is rejected."""
-
-    objective: Objective = "latency"
-    max_drop: float = 0.01
-    max_memory_bytes: int | None = None
-
-    def value(self, record: TrialRecord) -> float | None:
-        """Lower is better; None where the trial has no figure for the objective."""
-        if self.objective in ("latency", "throughput"):
-            return -math.log(record.speedup) if record.speedup else None
-        return (
-            float(record.peak_bytes or math.inf) if self.objective == "memory" else float(record.size_bytes or math.inf)
-        )
-
-    @property
-    def needs_memory(self) -> bool:
-        """Whether every trial's memory has to be measured, in one more process each."""
-        return self.objective == "memory" or self.max_memory_bytes is not None
 
 
 class Runner(Protocol):
@@ -150,7 +128,7 @@ def search(
         if len(records) >= 2 and clock() + expected > deadline:
             _LOG.info("the time is used up after %d trials", len(records))
             break
-        recipe = next_recipe(space, records)
+        recipe = next_recipe(space, records, goal)
         if recipe is None and (not space.offers or repeats >= _MAX_REPEATS):
             break
         number, chosen = study.begin(recipe, space, space.bound(list(recipe)) if recipe else None)
@@ -218,6 +196,7 @@ def _measure_memory(bench: Workbench, goal: Goal, record: TrialRecord) -> None:
         "directory": str(bench.artefact(record.number)),
         "inputs": str(bench.inputs),
         "budget_s": _MEMORY_RUN_S,
+        "num_threads": bench.facts["num_threads"],
     }
     outcome = bench.run("measure_finalist", arguments, folder / "memory", bench.trial_limit_s)
     if outcome.value is None:
@@ -230,12 +209,6 @@ def _measure_memory(bench: Workbench, goal: Goal, record: TrialRecord) -> None:
             f"peak memory {record.peak_bytes / 2**20:,.0f} MiB, more than the "
             f"{goal.max_memory_bytes / 2**20:,.0f} MiB allowed"
         )
-
-
-def ranked(goal: Goal, records: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Accepted trials, the best by the objective first."""
-    valued = [(goal.value(r), r) for r in records if r.status == "done"]
-    return [r for value, r in sorted(((v, r) for v, r in valued if v is not None), key=lambda p: (p[0], p[1].number))]
 
 
 def _drop_losers(bench: Workbench, goal: Goal, records: Sequence[TrialRecord]) -> None:

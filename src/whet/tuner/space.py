@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from whet.machine import Limits, Machine
+from whet.machine.limits import element_bytes
 from whet.profiler import Profile
 from whet.recipe import Recipe, Step
 from whet.techniques import FOLLOWING, TABLE
@@ -24,13 +25,15 @@ Suggest = Callable[[str, Sequence[Any]], Any]
 
 
 class Offer(BaseModel):
-    """A technique that applies. bounds: the most each variant could gain, by the step's text."""
+    """A technique that applies. bounds: the most each variant could gain, by the step's text; shrinks: how many times
+    fewer bytes its weights take than float32's."""
 
     technique: str
     detail: str
     groups: list[str]
     options: dict[str, list[bool | int | float | str]] = {}
     bounds: dict[str, float] = {}
+    shrinks: dict[str, float] = {}
 
     @property
     def default(self) -> Step:
@@ -66,8 +69,19 @@ def offers_for(
             str(step): technique.predict(profile, limits, technique.Options(**step.options))
             for step in offer.variants()
         }
+        offer.shrinks = {
+            str(step): 1 / weight_scale(technique, technique.Options(**step.options)) for step in offer.variants()
+        }
         offers.append(offer)
     return offers, refused
+
+
+def weight_scale(technique: Technique, options: Any) -> float:
+    """Bytes of the weights that a technique leaves, as a fraction of float32's; 1.0 where it leaves them alone."""
+    if (scale_of := getattr(technique, "weight_scale_of", None)) is not None:
+        return float(scale_of(options))
+    dtype_of = getattr(technique, "dtype_of", None)
+    return element_bytes(dtype_of(options)) / element_bytes("float32") if dtype_of is not None else 1.0
 
 
 def _options_that_apply(
@@ -154,6 +168,10 @@ class Space:
         """
         ceiling = max((bound for offer in self.offers.values() for bound in offer.bounds.values()), default=1.0)
         return min(ceiling, math.prod(self.offers[step.technique].bound(step) for step in steps))
+
+    def shrink(self, steps: Sequence[Step]) -> float:
+        """How many times smaller a recipe makes the weights: as much as the one of its steps that does most."""
+        return max((self.offers[step.technique].shrinks.get(str(step), 1.0) for step in steps), default=1.0)
 
     def _suggest_options(self, name: str, suggest: Suggest) -> dict[str, Any]:
         return {option: suggest(f"{name}.{option}", values) for option, values in self.offers[name].options.items()}

@@ -1,21 +1,25 @@
 """The study: every trial that was made, in an Optuna storage, so that a search can stop, go on, and be shared."""
 
+import functools
 import json
 import os
 import random
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import optuna
 import psutil
+from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
+from pydantic import ValidationError
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
 from whet.errors import StudyError
 from whet.recipe import Recipe
+from whet.tuner.command import without_password
 from whet.tuner.result import TrialRecord
 from whet.tuner.space import Space
 
@@ -23,37 +27,57 @@ RECORD = "record"
 FACTS = "facts"
 REPEATED = "repeated"
 FILE = "study.db"
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_ERRORS = (SQLAlchemyError, StorageInternalError, ValidationError)
 _WAITS_S = (0.1, 0.3, 0.9)  # before another try to open a storage
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
+def _telling(method: Callable[Concatenate["Study", P], T]) -> Callable[Concatenate["Study", P], T]:
+    """A method of Study that raises StudyError where the storage fails, or holds what is no record."""
+
+    @functools.wraps(method)
+    def told(self: "Study", /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except _ERRORS as error:
+            raise _error(self._storage, error) from error
+
+    return told
+
+
 class Study:
     """Trials of one target under one objective and one set of constraints."""
 
-    def __init__(self, study: optuna.Study) -> None:
+    def __init__(self, study: optuna.Study, storage: str = "") -> None:
         self._study = study
+        self._storage = storage
         self._open: dict[int, optuna.Trial] = {}
 
     @classmethod
     def open(cls, storage: str, name: str, *, must_exist: bool = False) -> "Study":
         """Open or create. Raises StudyError where the storage is damaged or out of reach."""
         try:
-            return cls(_open_or_create(storage, name, must_exist=must_exist))
-        except (SQLAlchemyError, RuntimeError, ImportError, ValueError, AssertionError, KeyError) as error:
-            reason = str(error).splitlines()[0].removesuffix(".")
-            raise StudyError(f"the study {storage} cannot be read ({reason}); {_remedy(storage)}") from error
+            return cls(_open_or_create(storage, name, must_exist=must_exist), storage)
+        except (*_ERRORS, RuntimeError, ImportError, ValueError, AssertionError, KeyError) as error:
+            raise _error(storage, error) from error
 
     @property
+    @_telling
     def facts(self) -> dict[str, Any] | None:
         """What `look` found, kept with the study; None in a new one."""
         text = self._study.user_attrs.get(FACTS)
         return json.loads(text) if text is not None else None
 
     @facts.setter
+    @_telling
     def facts(self, facts: Mapping[str, Any]) -> None:
         self._study.set_user_attr(FACTS, json.dumps(facts))
 
+    @_telling
     def records(self) -> list[TrialRecord]:
         """Every trial that ended or runs, in order. One whose process is gone is given up, to be tried again."""
         records = []
@@ -71,6 +95,7 @@ class Study:
             records.append(record)
         return records
 
+    @_telling
     def begin(self, recipe: Recipe | None, space: Space, predicted: float | None = None) -> tuple[int, Recipe]:
         """Claim the next trial: of this recipe, or of one that the sampler chooses. Returns its number and recipe."""
         # A sampler seeded by what has ended makes a resumed search choose as an uninterrupted one would: a trial that
@@ -88,6 +113,7 @@ class Study:
         self._open[trial.number] = trial
         return trial.number, chosen
 
+    @_telling
     def end(self, record: TrialRecord, value: float | None) -> None:
         """Record a trial's outcome; the value is minimised, None where there is none."""
         self._open.pop(record.number).set_user_attr(RECORD, record.model_dump_json())
@@ -96,11 +122,13 @@ class Study:
         else:
             self._study.tell(record.number, value)
 
+    @_telling
     def pass_over(self, number: int) -> None:
         """End a trial whose recipe has been measured before."""
         self._open[number].set_user_attr(REPEATED, True)
         self.give_up(number)
 
+    @_telling
     def give_up(self, number: int) -> None:
         """Leave a trial that was interrupted, to be tried again."""
         self._study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
@@ -119,8 +147,16 @@ def _is_gone(attributes: Mapping[str, Any]) -> bool:
     return attributes.get("host") == socket.gethostname() and not psutil.pid_exists(int(attributes.get("pid", -1)))
 
 
-def _remedy(storage: str) -> str:
+def _error(storage: str, error: Exception) -> StudyError:
+    cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
+    reason = str(cause).splitlines()[0].removesuffix(".")
+    return StudyError(f"the study {without_password(storage)} cannot be used ({reason}); {_remedy(storage, reason)}")
+
+
+def _remedy(storage: str, reason: str) -> str:
     if storage.startswith("sqlite:"):
+        if any(word in reason for word in ("unable to open", "readonly", "locked", "full")):
+            return "there must be room for it, and no other program may hold it; file and directory must be writable"
         return "remove it to start anew"
     return "the URL must be one that SQLAlchemy knows, its server up, and its driver installed (PostgreSQL's: psycopg2)"
 
@@ -130,12 +166,15 @@ def _open_or_create(storage: str, name: str, *, must_exist: bool) -> optuna.Stud
     for wait_s in _WAITS_S:
         try:
             return _opened(storage, name, must_exist=must_exist)
-        except (IntegrityError, OperationalError):
+        except (IntegrityError, OperationalError, StorageInternalError):
             time.sleep(wait_s * random.uniform(0.5, 1.5))
     return _opened(storage, name, must_exist=must_exist)
 
 
 def _opened(storage: str, name: str, *, must_exist: bool) -> optuna.Study:
     if must_exist and name not in optuna.get_all_study_names(storage):
-        raise StudyError(f"{storage} holds no search for this target, objective and limits; leave out --resume")
+        raise StudyError(
+            f"{without_password(storage)} holds no search for this target as its weights are now, with this objective "
+            "and these limits; leave out --resume"
+        )
     return optuna.create_study(storage=storage, study_name=name, load_if_exists=True)

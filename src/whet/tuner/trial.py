@@ -17,7 +17,7 @@ from torch import Tensor
 
 from whet.artefact import load
 from whet.files import size_bytes
-from whet.machine import Limits, describe
+from whet.machine import Limits, Machine, describe
 from whet.machine.limits import element_bytes, load_limits
 from whet.measure.clock import measure_pairs
 from whet.measure.stats import paired_ratio
@@ -70,6 +70,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "original_bytes": checkpoint_bytes(workload),
         "offers": [offer.model_dump(mode="json") for offer in offers],
         "refused": [r.model_dump() for r in refused],
+        "exclude": list(exclude),
         "limits": TypeAdapter(Limits).dump_python(limits, mode="json"),
         "profiles": _PROFILES.dump_python(profiles, mode="json"),
         "diagnosis": Diagnosed(
@@ -79,7 +80,9 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
             share_of_limit=diagnosis.share_of_limit,
             layers=_layer_rows(profile, limits),
         ).model_dump(mode="json"),
+        "machine": TypeAdapter(Machine).dump_python(machine, mode="json"),
         "fingerprint": machine.fingerprint,
+        "num_threads": torch.get_num_threads(),
     }
 
 
@@ -115,8 +118,10 @@ def attempt(
     return result
 
 
-def replay(target: str, steps: list[dict[str, Any]], directory: str) -> dict[str, Any]:
-    """Apply the steps that hold here, save the result, and judge its outputs. No timing."""
+def replay(
+    target: str, steps: list[dict[str, Any]], directory: str, machine: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Apply the steps that hold here, save the result, and judge its outputs. No timing. machine: the recipe's."""
     subject = examine(open_target(target))
     recipe = _STEPS.validate_python(steps)
     dropped = refusals(recipe, subject, describe())
@@ -137,6 +142,7 @@ def replay(target: str, steps: list[dict[str, Any]], directory: str) -> dict[str
         "quality": measure_quality(quality, artefact) if quality else agreement.cosine,
         "agreement": agreement.model_dump(),
         "notes": list(candidate.notes),
+        "differences": describe().differences(machine) if machine else [],
     }
 
 
@@ -213,7 +219,7 @@ def least_time_s(profile: Profile, limits: Limits, steps: Sequence[Step]) -> flo
         if (weight_scale_of := getattr(technique, "weight_scale_of", None)) is not None:
             weight_scale = weight_scale_of(options)
     scale = element_bytes(dtype) / element_bytes(profile.dtype)
-    known = dtype if dtype in limits.gemm else "float32"
+    known = limits.faster(dtype)
     return sum(
         attainable_s(
             layer,

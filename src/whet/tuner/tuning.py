@@ -17,8 +17,9 @@ import cloudpickle
 import torch
 from torch import nn
 
-from whet.errors import ModelError, OptionError, OutputError, StudyError, TargetError
-from whet.files import replace_directory, writable_parent, write_whole
+from whet.artefact.runtime import MANIFEST
+from whet.errors import ModelError, OptionError, TargetError
+from whet.files import replace_directory, write_whole
 from whet.machine import describe, versions
 from whet.measure.isolate import FailureKind, Outcome
 from whet.recipe import FILE as RECIPE
@@ -27,18 +28,17 @@ from whet.signature import Batch
 from whet.techniques import TABLE
 from whet.tuner import finals, plan, verdict
 from whet.tuner.command import command_line, without_password
-from whet.tuner.finalist import PICKLED, SYS_PATH
+from whet.tuner.finalist import PICKLED, SURROUNDINGS
+from whet.tuner.goal import Goal, ranked
+from whet.tuner.opening import checked_directory, move_in, open_study
 from whet.tuner.report import write_report
-from whet.tuner.result import FILE, MODEL, Objective, Result, TrialRecord, Word
-from whet.tuner.search import Goal, Workbench, forking, ranked, search, try_recipe
-from whet.tuner.study import FILE as STUDY
-from whet.tuner.study import Study, default_storage
+from whet.tuner.result import FILE, MODEL, Objective, Point, Result, TrialRecord, Word
+from whet.tuner.search import Workbench, forking, search, try_recipe
 from whet.workload import Quality, Workload
 
 _LOOK_LIMIT_S = 180.0
 _FINALS_SHARE = 0.4  # of the budget is left for the finals, at most
 _BEATEN = 0.9  # a trial whose whole screening interval lies below this speedup is slower, whatever the process
-WORK = "trials"
 
 
 class Listener:
@@ -81,33 +81,33 @@ def tune(
     process. budget_s: for search and finals. out: a new directory for recipe, report, result and model; a temporary
     one for a model in memory. storage: an Optuna URL, for several machines of one kind to share a search.
     resume: go on with the search that `out` (or `storage`) holds. exclude: techniques not to be tried. trial_limit_s,
-    memory_limit_bytes: of each trial.
+    memory_limit_bytes: of each trial; nearly all of the machine's memory, if not given.
 
     Raises a WhetError for anything the user can mend, before anything is written.
     """
-    goal = _checked_goal(objective, max_drop, max_memory_bytes, budget_s)
+    goal = Goal.checked(objective, max_drop, max_memory_bytes, budget_s)
     _check_excluded(exclude)
-    chosen = _checked_out(out, resume, has_own_study=not storage)
+    chosen = checked_directory(out, resume, has_own_study=not storage)
     listener = listener or Listener()
     started, began = time.monotonic(), datetime.datetime.now(datetime.UTC)
     deadline = started + budget_s
     with (
         _prepared(target, inputs, quality, calibration) as (address, name, scratch),
-        forking(memory_limit_bytes) as run,
+        forking(memory_limit_bytes or describe().most_bytes) as run,
     ):
         arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
         facts = _looked(run("look", arguments, scratch, _LOOK_LIMIT_S))
         listener.looked(facts)
         directory = chosen or Path(tempfile.mkdtemp(prefix="whet-"))
-        study = _open_study(storage, directory, name, goal, facts, resume, exclude)
-        work = _move_in(scratch, directory)
+        study = open_study(storage, directory, name, goal, facts, resume, exclude)
+        work = move_in(scratch, directory)
         bench = Workbench(address, {**facts, **(study.facts or {})}, work, run, trial_limit_s)
         reserve = min(_FINALS_SHARE * budget_s, finals.expected_s(bench, num_contenders=2))
         records = search(bench, study, goal, deadline=deadline - reserve, report=listener.tried)
         result = _conclude(bench, goal, records, deadline, listener)
         result.target, result.budget_s, result.out = name, budget_s, str(directory)
         result.started_at, result.seconds = began.isoformat(timespec="seconds"), time.monotonic() - started
-        result.command = _command(target, goal, budget_s, storage, exclude)
+        result.command = _command(target, goal, budget_s, storage, bench.facts["exclude"])
         _write(bench, result, directory)
         shutil.rmtree(work, ignore_errors=True)
     if not isinstance(target, str):
@@ -121,7 +121,7 @@ def _command(
     """The command line of the same search; "" for a model in memory, which has none."""
     if not isinstance(target, str):
         return ""
-    shown = without_password(storage)
+    shown = without_password(storage) if storage else None
     return command_line(target, **asdict(goal), budget_s=budget_s, storage=shown, exclude=exclude)
 
 
@@ -133,18 +133,6 @@ def _looked(outcome: Outcome) -> dict[str, Any]:
         raise outcome.failure.as_error()
     assert outcome.value is not None
     return outcome.value
-
-
-def _checked_goal(objective: str, max_drop: float, max_memory_bytes: int | None, budget_s: float) -> Goal:
-    if objective not in ("latency", "throughput", "memory", "size"):
-        raise OptionError(f"objective {objective!r} is none of latency, throughput, memory, size")
-    if not 0 <= max_drop < 1:
-        raise OptionError(f"max_drop must lie in [0, 1): 0.01 allows one percent; got {max_drop}")
-    if max_memory_bytes is not None and max_memory_bytes <= 0:
-        raise OptionError("max_memory must be more than nothing")
-    if budget_s <= 0:
-        raise OptionError("the budget must be more than nothing")
-    return Goal(objective, max_drop, max_memory_bytes)  # type: ignore[arg-type]
 
 
 def _check_excluded(names: Sequence[str]) -> None:
@@ -186,10 +174,13 @@ def _workload(
 
 def _hand_over(workload: Workload, path: Path) -> None:
     """Pickle a workload, code and all. Batches that were split from one tensor share its memory, which cloudpickle by
-    itself would write once for each of them; torch.save writes it once. With it goes where Python finds modules here:
-    what the script was started beside is pickled by name alone."""
-    places = [str(Path(place).absolute()) for place in sys.path]  # "" is the working directory
-    (path.parent / SYS_PATH).write_text(json.dumps(places), encoding="utf-8")
+    itself would write once for each of them; torch.save writes it once. With it goes where Python finds modules here,
+    as what the script was started beside is pickled by name alone, and how many threads PyTorch uses."""
+    surroundings = {
+        "sys_path": [str(Path(place).absolute()) for place in sys.path],  # "" is the working directory
+        "num_threads": torch.get_num_threads(),
+    }
+    (path.parent / SURROUNDINGS).write_text(json.dumps(surroundings), encoding="utf-8")
     try:
         torch.save(workload, path, pickle_module=cloudpickle)
     except Exception as error:  # cloudpickle raises whatever the user's objects do
@@ -199,80 +190,12 @@ def _hand_over(workload: Workload, path: Path) -> None:
         ) from error
 
 
-def _checked_out(out: str | os.PathLike[str] | None, resume: bool, *, has_own_study: bool) -> Path | None:
-    """The directory asked for; None where a temporary one is to be made once there is something to write."""
-    if out is None:
-        if resume and has_own_study:
-            raise StudyError("resume goes on with the search that `out` or `storage` holds; give one of them")
-        return None
-    directory = Path(out).absolute()
-    if resume and has_own_study and not (directory / STUDY).is_file():
-        raise StudyError(f"{directory} holds no search to go on with; leave out --resume")
-    if directory.exists() and not directory.is_dir():
-        raise OutputError(f"{directory} is a file; choose another --out")
-    if directory.is_dir() and any(directory.iterdir()) and not resume:
-        raise OutputError(f"{directory} exists already; choose another --out, or go on with it by --resume")
-    writable_parent(directory)
-    return directory
-
-
-def _open_study(
-    storage: str | None,
-    directory: Path,
-    name: str,
-    goal: Goal,
-    facts: dict[str, Any],
-    resume: bool,
-    exclude: Sequence[str],
-) -> Study:
-    if not storage:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{directory} cannot be made: {error.strerror}; choose another --out") from error
-    title = f"whet {name} {goal.objective} {goal.max_drop} {goal.max_memory_bytes}"
-    study = Study.open(storage or default_storage(directory), title, must_exist=resume)
-    known = study.facts
-    if known is None:
-        kept = ("fingerprint", "offers", "refused", "score", "signature", "weights")
-        study.facts = {key: facts[key] for key in kept}
-    elif known["fingerprint"] != facts["fingerprint"]:
-        raise StudyError(
-            f"this search was begun on another machine (fingerprint {known['fingerprint']}, here "
-            f"{facts['fingerprint']}); times of different machines cannot be compared: give another --storage or --out"
-        )
-    elif known["signature"] != facts["signature"]:
-        raise StudyError("the target has changed since this search was begun; start anew with another --out")
-    elif known.get("weights") != facts["weights"]:
-        raise StudyError(
-            "the model's weights are not those that this search was begun with; start anew with another --out. A "
-            "function that draws weights at random must fix the seed"
-        )
-    elif there := {offer["technique"] for offer in known["offers"]}.intersection(exclude):
-        raise StudyError(
-            f"this search was begun with {', '.join(sorted(there))} to be tried; leave --exclude out, or start anew "
-            "with another --out"
-        )
-    return study
-
-
-def _move_in(scratch: Path, directory: Path) -> Path:
-    """The work directory inside the output directory, with what the first look wrote."""
-    work = directory / WORK
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        for path in scratch.glob("*.safetensors"):
-            shutil.copy(path, work / path.name)
-    except OSError as error:
-        raise OutputError(f"{directory} cannot be written: {error.strerror}") from error
-    return work
-
-
 def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline: float, listener: Listener) -> Result:
     facts = bench.facts
     best_first = ranked(goal, records)
     contenders = _contenders(bench, goal, best_first, deadline)
     baseline, points = finals.run_finals(bench, contenders, deadline=deadline, report=listener.measured)
+    is_fair = goal.objective != "memory" or _hold_only_the_model(bench, baseline)
     reference = plan.compile_only(bench.space)
     compile_only = next((p for p in points if reference and p.label == str(reference)), None)
     if compile_only is None and reference is not None:
@@ -281,7 +204,6 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
     best = verdict.choose(goal, baseline, points)
     beaten = best_first[0] if best_first and _is_beaten(goal, best_first[0]) else None
     word: Word = "gain" if best is not baseline else "failed" if verdict.all_failed(records) else "no-gain"
-    machine = describe()
     return Result(
         target=facts["name"],
         objective=goal.objective,
@@ -290,7 +212,7 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
         verdict=word,
         sentence=verdict.no_gain(goal, baseline, records, points, beaten)
         if best is baseline
-        else verdict.gain(goal, baseline, best, compile_only, facts["quality_name"]),
+        else verdict.gain(goal, baseline, best, compile_only, facts["quality_name"], is_fair=is_fair),
         quality_name=facts["quality_name"],
         higher_is_better=facts["higher_is_better"],
         baseline=baseline,
@@ -299,10 +221,11 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
         finalists=points,
         trials=records,
         refused=facts["refused"],
+        untried=verdict.untried(goal, bench.space, records),
         pareto=verdict.pareto(records),
         diagnosis=facts["diagnosis"],
-        machine=asdict(machine),
-        fingerprint=machine.fingerprint,
+        machine=facts["machine"],
+        fingerprint=facts["fingerprint"],
         limits=facts["limits"],
         versions=versions(),
     )
@@ -315,7 +238,7 @@ def _contenders(bench: Workbench, goal: Goal, best_first: list[TrialRecord], dea
     num = 2 if time_left > finals.expected_s(bench, num_contenders=2) else 1
     chosen = []
     for record in [r for r in best_first if not _is_beaten(goal, r)][:num]:
-        if not (bench.artefact(record.number) / "artefact.json").is_file():
+        if not (bench.artefact(record.number) / MANIFEST).is_file():
             again = try_recipe(bench, goal, record.number, Recipe(steps=record.steps), bench.space, time_left)
             if again.status != "done":
                 continue
@@ -324,8 +247,7 @@ def _contenders(bench: Workbench, goal: Goal, best_first: list[TrialRecord], dea
 
 
 def _is_beaten(goal: Goal, record: TrialRecord) -> bool:
-    asks_for_speed = goal.objective in ("latency", "throughput")
-    return asks_for_speed and record.speedup_ci95 is not None and record.speedup_ci95[1] < _BEATEN
+    return goal.asks_for_speed and record.speedup_ci95 is not None and record.speedup_ci95[1] < _BEATEN
 
 
 def _write(bench: Workbench, result: Result, directory: Path) -> None:
@@ -333,24 +255,31 @@ def _write(bench: Workbench, result: Result, directory: Path) -> None:
     if result.verdict == "gain":
         assert result.best.number is not None
         replace_directory(bench.artefact(result.best.number), directory / MODEL)
-    else:
-        _save_original(bench, directory / MODEL)
+    elif (saved := _saved_original(bench)) is not None:
+        replace_directory(saved, directory / MODEL)
     recipe_of(result).write(directory / RECIPE)
     write_report(result, directory / "report.html")
     write_whole(directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")
 
 
-def _save_original(bench: Workbench, directory: Path) -> None:
+def _saved_original(bench: Workbench) -> Path | None:
     """The original as an artefact, so that what was tuned can be loaded whatever the verdict. A model that
     torch.export cannot trace has none."""
-    scratch = bench.directory / "original"
-    arguments = {
-        "target": bench.target,
-        "signature": bench.facts["signature"],
-        "directory": str(scratch / "artefact"),
-    }
-    if bench.run("save_original", arguments, scratch, bench.trial_limit_s).failure is None:
-        replace_directory(scratch / "artefact", directory)
+    artefact = bench.directory / "original" / "artefact"
+    if not (artefact / MANIFEST).is_file():
+        arguments = {"target": bench.target, "signature": bench.facts["signature"], "directory": str(artefact)}
+        if bench.run("save_original", arguments, artefact.parent, bench.trial_limit_s).failure is not None:
+            return None
+    return artefact
+
+
+def _hold_only_the_model(bench: Workbench, baseline: Point) -> bool:
+    """Take from the original's peak memory what its own code builds beside the model, as the data of a quality: no
+    variant's process builds that. Whether it could be done."""
+    saved = _saved_original(bench)
+    peak_bytes = finals.peak_bytes_of(bench, saved) if saved is not None else None
+    baseline.peak_bytes = min(baseline.peak_bytes, peak_bytes or baseline.peak_bytes)
+    return peak_bytes is not None
 
 
 def recipe_of(result: Result) -> Recipe:

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 from whet.tuner.finals import is_gain
-from whet.tuner.result import Point, TrialRecord
-from whet.tuner.search import Goal
+from whet.tuner.goal import Goal
+from whet.tuner.plan import restores_quality
+from whet.tuner.result import Point, TrialRecord, UntriedTechnique
+from whet.tuner.space import Space
 
 _SIZE_MARGIN = 0.99  # a variant that is smaller by less than a percent is not called smaller
 
@@ -12,7 +14,7 @@ _SIZE_MARGIN = 0.99  # a variant that is smaller by less than a percent is not c
 def choose(goal: Goal, baseline: Point, points: Sequence[Point]) -> Point:
     """The best point that is proved better than the original; the original itself where none is."""
     proved = [p for p in points if improves(goal, baseline, p)]
-    if goal.objective in ("latency", "throughput"):
+    if goal.asks_for_speed:
         return max(proved, key=lambda p: p.speedup, default=baseline)
     if goal.objective == "memory":
         return min(proved, key=lambda p: p.peak_bytes, default=baseline)
@@ -25,7 +27,7 @@ def improves(goal: Goal, baseline: Point, point: Point) -> bool:
 
 
 def _is_better(goal: Goal, baseline: Point, point: Point) -> bool:
-    if goal.objective in ("latency", "throughput"):
+    if goal.asks_for_speed:
         return is_gain(point)
     if goal.objective == "memory":
         return point.peak_bytes < _SIZE_MARGIN * baseline.peak_bytes
@@ -81,12 +83,16 @@ def no_gain(
     return f"No gain: {why}; the original stays."
 
 
-def gain(goal: Goal, baseline: Point, best: Point, compile_only: Point | None, quality_name: str) -> str:
-    """What was gained, in one sentence."""
+def gain(
+    goal: Goal, baseline: Point, best: Point, compile_only: Point | None, quality_name: str, *, is_fair: bool = True
+) -> str:
+    """What was gained, in one sentence. is_fair: whether the original's memory is that of the model alone."""
     low, high = best.speedup_ci95
     text = f"{best.label} is {best.speedup:.2f}x as fast as the original (95% interval {low:.2f} to {high:.2f})"
     if goal.objective == "memory":
         text += f" and holds {baseline.peak_bytes / best.peak_bytes:.2f}x less memory at its peak"
+        if not is_fair:
+            text += " (the original's holds what its own code builds beside the model, which cannot be saved without)"
     if goal.objective == "size":
         text += f" and is {baseline.size_bytes / best.size_bytes:.2f}x smaller on disk"
     if compile_only is not None and best.label != compile_only.label:
@@ -100,6 +106,25 @@ def gain(goal: Goal, baseline: Point, best: Point, compile_only: Point | None, q
 
 def _is_too_large(goal: Goal, point: Point) -> bool:
     return goal.max_memory_bytes is not None and point.peak_bytes > goal.max_memory_bytes
+
+
+def untried(goal: Goal, space: Space, records: Sequence[TrialRecord]) -> list[UntriedTechnique]:
+    """What applies here and came into no trial, the largest bound first, and why."""
+    tried = {step.technique for record in records for step in record.steps}
+    reached = max((r.speedup for r in records if r.status == "done" and r.speedup), default=1.0)
+    found = []
+    for name, offer in space.offers.items():
+        bound = max(offer.bounds.values(), default=1.0)
+        if name in tried:
+            continue
+        if restores_quality(name):
+            reason = "it gives quality back to a recipe that loses it, and the search came to none"
+        elif goal.asks_for_speed and bound <= reached:
+            reason = f"by itself it could gain {bound:.2f}x at most, and {reached:.2f}x was reached without it"
+        else:
+            reason = "the time was up before its turn"
+        found.append(UntriedTechnique(technique=name, bound=bound, reason=reason))
+    return sorted(found, key=lambda entry: -entry.bound)
 
 
 def pareto(records: Sequence[TrialRecord]) -> list[int]:

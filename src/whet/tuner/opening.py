@@ -1,0 +1,89 @@
+"""What a search begins with: the directory for its results, and the study, new or gone on with."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from whet.errors import OutputError, StudyError
+from whet.files import names_in, writable_parent
+from whet.recipe import FILE as RECIPE
+from whet.tuner.finalist import INPUTS
+from whet.tuner.goal import Goal
+from whet.tuner.study import FILE as STUDY
+from whet.tuner.study import Study, default_storage
+
+WORK = "trials"
+
+
+def checked_directory(out: str | os.PathLike[str] | None, resume: bool, *, has_own_study: bool) -> Path | None:
+    """The directory asked for; None where a temporary one is to be made once there is something to write."""
+    if out is None:
+        if resume and has_own_study:
+            raise StudyError("resume goes on with the search that `out` or `storage` holds; give one of them")
+        return None
+    directory = Path(out).absolute()
+    if resume and has_own_study and STUDY not in names_in(directory):
+        raise StudyError(f"{directory} holds no search to go on with; leave out --resume")
+    if names_in(directory):
+        if not resume:
+            raise OutputError(f"{directory} exists already; choose another --out, or go on with it by --resume")
+        if not any((directory / sign).is_file() for sign in (STUDY, f"{WORK}/{INPUTS}", RECIPE)):
+            raise OutputError(f"{directory} holds other things than a search; choose another --out")
+    writable_parent(directory)
+    return directory
+
+
+def open_study(
+    storage: str | None,
+    directory: Path,
+    name: str,
+    goal: Goal,
+    facts: dict[str, Any],
+    resume: bool,
+    exclude: Sequence[str],
+) -> Study:
+    if not storage:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{directory} cannot be made: {error.strerror}; choose another --out") from error
+    title = f"whet {name} {goal.objective} {goal.max_drop} {goal.max_memory_bytes}"
+    if storage:  # there other models of that name may have studies, or this one with other weights
+        title += f" {facts['weights']}"
+    study = Study.open(storage or default_storage(directory), title, must_exist=resume)
+    known = study.facts
+    if known is None:
+        kept = ("fingerprint", "offers", "refused", "score", "signature", "weights", "exclude")
+        study.facts = {key: facts[key] for key in kept}
+    elif known["fingerprint"] != facts["fingerprint"]:
+        raise StudyError(
+            f"this search was begun on another machine (fingerprint {known['fingerprint']}, here "
+            f"{facts['fingerprint']}); times of different machines cannot be compared: give another --storage or --out"
+        )
+    elif known["signature"] != facts["signature"]:
+        raise StudyError("the target has changed since this search was begun; start anew with another --out")
+    elif known.get("weights") != facts["weights"]:
+        raise StudyError(
+            "the model's weights are not those that this search was begun with; start anew with another --out. A "
+            "function that draws weights at random must fix the seed"
+        )
+    elif there := {offer["technique"] for offer in known["offers"]}.intersection(exclude):
+        raise StudyError(
+            f"this search was begun with {', '.join(sorted(there))} to be tried; leave --exclude out, or start anew "
+            "with another --out"
+        )
+    return study
+
+
+def move_in(scratch: Path, directory: Path) -> Path:
+    """The work directory inside the output directory, with what the first look wrote."""
+    work = directory / WORK
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        for path in scratch.glob("*.safetensors"):
+            shutil.copy(path, work / path.name)
+    except OSError as error:
+        raise OutputError(f"{directory} cannot be written: {error.strerror}") from error
+    return work
