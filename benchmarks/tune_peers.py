@@ -5,9 +5,9 @@
 
 For each model, a Hugging Face directory with weights at random or a built-in workload: `whet tune` finds a recipe; then
 every contender lives in a process of its own, idle but for its turn, and is asked for a short burst of calls in random
-order, round after round. A set is one such group of processes; the whole is repeated with fresh ones. The pair is the
-process: the median of a contender's bursts in one set. Ratios are geometric means over the sets' rounds; the interval
-is a bootstrap over rounds of all sets.
+order, round after round. A set is one such group of processes; the whole is repeated with fresh ones. A pair is two
+contenders' bursts in one round. Ratios are geometric means over the rounds of all sets, with their 95 % interval; what
+differs from process to process is in it only as far as there are sets, so take three or more where it matters.
 
 Writes docs/results/peers.MACHINE.json (peers-builtin, -torch-only) and prints the table; `benchmarks/results.py` puts
 it into docs/results.md.

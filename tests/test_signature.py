@@ -3,7 +3,7 @@
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -250,3 +250,20 @@ def test_the_message_shows_free_dimensions_and_constants() -> None:
     assert described(signature) == (
         "this model takes (ids: int64[any, 8], return_dict=True) but was called with (positional: str)"
     )
+
+
+class Found(NamedTuple):
+    logits: Tensor
+    boxes: tuple[Tensor, Tensor]
+
+
+def test_a_named_tuple_keeps_its_names_and_is_taken_apart_as_one() -> None:
+    given = Found(torch.zeros(1), (torch.ones(1), torch.ones(2)))
+    x = torch.zeros(3)
+    signature = read_signature([x], given)
+    found = signature.unflatten(output_tensors(given))
+    assert found.logits is given.logits
+    assert found.boxes[1] is given.boxes[1]
+    logits, (first, _) = found
+    assert logits is given.logits and first is given.boxes[0]
+    assert read_output(found) == read_output(given) != read_output(tuple(given))

@@ -6,8 +6,10 @@ beside an artefact, so that a loaded artefact is called as the original was.
 """
 
 import dataclasses
+from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -38,10 +40,10 @@ class Argument:
 class Output:
     """A node of what a model gives: a tensor, a constant, or a tuple or dict of nodes."""
 
-    kind: str  # "tensor", "constant", "tuple" or "dict"
+    kind: str  # "tensor", "constant", "tuple", "namedtuple" or "dict"
     value: Constant = None  # of a constant
-    keys: tuple[str, ...] = ()  # of a dict
-    items: tuple["Output", ...] = ()  # of a tuple or a dict
+    keys: tuple[str, ...] = ()  # of a dict or a namedtuple
+    items: tuple["Output", ...] = ()  # of a tuple, a namedtuple or a dict
 
 
 class Outputs(dict[str, Any]):
@@ -190,7 +192,8 @@ def read_output(output: Any) -> Output:
     if isinstance(output, Mapping):
         return Output("dict", keys=tuple(map(str, output)), items=tuple(map(read_output, output.values())))
     if isinstance(output, list | tuple):
-        return Output("tuple", items=tuple(map(read_output, output)))
+        names = tuple(getattr(output, "_fields", ()))
+        return Output("namedtuple" if names else "tuple", keys=names, items=tuple(map(read_output, output)))
     raise TargetError(
         f"the model returns a {type(output).__name__}; whet handles tensors and tuples, lists and dicts of them "
         "(for a Hugging Face model with a cache, set config.use_cache = False)"
@@ -215,7 +218,13 @@ def _rebuild(output: Output, tensors: Iterator[Tensor]) -> Any:
         return output.value
     if output.kind == "dict":
         return Outputs((key, _rebuild(item, tensors)) for key, item in zip(output.keys, output.items, strict=True))
-    return tuple(_rebuild(item, tensors) for item in output.items)
+    items = [_rebuild(item, tensors) for item in output.items]
+    return _named(output.keys)(*items) if output.kind == "namedtuple" else tuple(items)
+
+
+@cache
+def _named(names: tuple[str, ...]) -> Any:
+    return namedtuple("Outputs", names)
 
 
 def _fits(value: Any, argument: Argument) -> bool:

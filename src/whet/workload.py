@@ -76,6 +76,13 @@ class Workload:
         if self.num_samples <= 0:
             object.__setattr__(self, "num_samples", samples_of(self.inputs[0]))
 
+    @property
+    def samples_per_batch(self) -> float:
+        """On average, as latency is an average over batches: those of a last, smaller one count for less."""
+        sizes = [samples_of(batch) for batch in self.inputs]
+        is_counted = self.num_samples == sizes[0]  # else the user has said what a sample is
+        return sum(sizes) / len(sizes) if is_counted else self.num_samples
+
 
 @dataclass(frozen=True)
 class Subject:

@@ -195,6 +195,15 @@ def test_a_damaged_study_is_named_on_resume(tmp_path: Path) -> None:
         tune(f"{targets.HERE}:conv", out=tmp_path, budget_s=5, resume=True)
 
 
+def test_models_of_one_name_have_studies_of_their_own_in_a_shared_storage(tmp_path: Path) -> None:
+    storage = f"sqlite:///{tmp_path}/shared.db"
+    for weights in ("a", "b"):
+        open_study(storage, tmp_path, "Net", Goal(), {**FACTS, "weights": weights}, False, ())
+    open_study(storage, tmp_path, "Net", Goal(), {**FACTS, "weights": "a"}, True, ())
+    with pytest.raises(StudyError, match="as its weights are now"):
+        open_study(storage, tmp_path, "Net", Goal(), {**FACTS, "weights": "c"}, True, ())
+
+
 def test_a_directory_of_other_things_is_not_gone_on_with(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     with pytest.raises(OutputError, match="holds other things than a search"):

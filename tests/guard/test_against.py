@@ -53,7 +53,7 @@ def test_a_slower_commit_fails(repository: Path) -> None:
     (verdict,) = gate.verdicts
     assert gate.outcome == verdict.outcome == "fail", verdict
     assert verdict.slowdown is not None
-    assert 1.4 < verdict.slowdown < 2.6
+    assert 1.2 < verdict.slowdown < 4.0  # about 2
     assert verdict.num_pairs == len(verdict.old_ms) == len(verdict.new_ms) < 20
     assert "HEAD~1 (" in gate.compared
     assert _git(repository, "worktree", "list").count("\n") == 1  # the other tree is gone

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from whet.machine import bandwidth
 from whet.machine.bandwidth import default_buffer_bytes, never_rising, read_bandwidth
 from whet.machine.cache import cache_dir, last_level_bytes
 
@@ -52,6 +53,16 @@ def test_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch, compiler: s
 
 def test_the_buffer_leaves_memory_to_others() -> None:
     assert default_buffer_bytes() <= psutil.virtual_memory().available / 3
+
+
+def test_the_buffer_keeps_within_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bandwidth, "memory_limit", lambda: 256 * 2**20)
+    assert default_buffer_bytes() <= 64 * 2**20
+
+
+def test_more_threads_than_the_smallest_set_has_lines() -> None:
+    found = read_bandwidth(1000, buffer_bytes=2**20, num_rounds=1)
+    assert all(speed > 0 for _, speed in found.cached)
 
 
 @given(st.dictionaries(st.integers(1, 2**40), st.floats(1.0, 1e12), min_size=1))

@@ -32,6 +32,16 @@ def test_packages_are_counted_once_and_counters_start_anew(tmp_path: Path) -> No
     assert energy.total_j == pytest.approx(0.45)
 
 
+def test_the_platforms_counter_holds_the_packages_and_is_not_added_to_them(tmp_path: Path) -> None:
+    zones = {"package-0": _zone(tmp_path, "intel-rapl:0", "package-0", 0)}
+    zones["psys"] = _zone(tmp_path, "intel-rapl:1", "psys", 0)
+    meter = power.EnergyMeter(tmp_path)
+    meter.start()
+    for zone, energy_uj in ((zones["package-0"], 200_000), (zones["psys"], 300_000)):
+        (zone / "energy_uj").write_text(f"{energy_uj}\n")
+    assert meter.stop().joules == pytest.approx({"package-0": 0.2})
+
+
 def test_no_counter_is_not_zero(tmp_path: Path) -> None:
     meter = power.EnergyMeter(tmp_path)
     meter.start()

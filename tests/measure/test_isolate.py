@@ -135,6 +135,17 @@ def test_what_a_child_leaves_behind_is_ended(run: Run) -> None:
     assert is_gone(outcome.value["pid"])
 
 
+def test_what_lies_in_the_working_directory_is_not_imported(tmp_path: Path) -> None:
+    """It may be a model that was downloaded; whet does not run what comes with it."""
+    for name in ("psutil", "json", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('this ran')")
+    function, exchange = f"{TARGETS}:add", tmp_path / "exchange"
+    outcome = run_isolated(
+        function, {"a": 1, "b": 2}, exchange, time_limit_s=60, environment=PATH, working_directory=tmp_path
+    )
+    assert outcome.failure is None
+
+
 def test_memory_that_forks_share_counts_once(run: Run) -> None:
     outcome = run("share_memory", memory=1024 * 2**20, megabytes=300, workers=6)
     assert outcome.failure is None

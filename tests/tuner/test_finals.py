@@ -70,7 +70,7 @@ def test_who_loses_three_rounds_is_judged_by_those(asked: list[int]) -> None:
     assert sorted(asked) == [-1, -1, -1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("failing", [{1}, {2, 6}, {3}, {1, 2, 3, 4, 5}])
+@pytest.mark.parametrize("failing", [{1}, {1, 2}, {2, 6}, {3}, {1, 2, 3, 4, 5}])
 @pytest.mark.usefixtures("asked")
 def test_a_round_in_which_the_original_fails_is_no_pair(failing: set[int]) -> None:
     bench = Fails(lambda n: n in failing)

@@ -14,7 +14,7 @@ from whet.recipe import Recipe, Step
 from whet.techniques.technique import Applies, Refused
 from whet.tuner import space as space_of
 from whet.tuner.goal import Goal, ranked
-from whet.tuner.plan import complete, next_recipe
+from whet.tuner.plan import compile_only, complete, next_recipe
 from whet.tuner.result import TrialRecord
 from whet.tuner.search import search
 from whet.tuner.space import Offer, Space
@@ -182,6 +182,39 @@ def test_the_smallest_is_built_upon_where_size_is_asked_for() -> None:
         assert found == {base}
     recipe = next_recipe(space, done, Goal("size"))
     assert recipe is not None and "bf16" in {step.technique for step in recipe}
+
+
+def test_torch_compile_alone_is_left_out_where_it_cannot_be_loaded() -> None:
+    """As with a compiler but without Python's headers: packages can be made, torch.compile alone cannot."""
+    groups = ["backend"]
+    only_packages = Offer(technique="inductor", detail="", groups=groups, options={"engine": ["package"]})
+    space = Space([only_packages])
+    assert compile_only(space) is None
+    recipe = next_recipe(space, [], Goal())
+    assert str(recipe) == "inductor(engine=package)"
+
+
+def test_what_was_rejected_for_its_memory_is_not_given_quality_back() -> None:
+    space = Space(offers())
+    done = [
+        TrialRecord(number=n, steps=list(complete(space, [Step(technique=name)])), status="failed")
+        for n, name in enumerate(("openvino", "bf16", "fuse_qkv", "channels_last", "inductor"))
+    ]
+    reference = compile_only(space)
+    assert reference is not None
+    done.append(TrialRecord(number=5, steps=list(reference), status="done", speedup=8.5))
+    lossy = TrialRecord(
+        number=6,
+        steps=list(complete(space, [Step(technique="int8_static"), Step(technique="inductor")])),
+        status="rejected",
+        speedup=8.8,
+        drop=0.0,
+    )
+    for peak_bytes, restores in ((None, True), (2**30, False)):
+        record = lossy.model_copy(update={"peak_bytes": peak_bytes})
+        recipe = next_recipe(space, [*done, record], Goal())
+        assert recipe is not None
+        assert ("keep_precision" in {step.technique for step in recipe}) is restores
 
 
 def test_a_damaged_study_is_named(tmp_path: Path) -> None:

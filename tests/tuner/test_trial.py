@@ -13,7 +13,7 @@ from whet.techniques import TABLE
 from whet.tuner.result import TrialRecord
 from whet.tuner.space import Space
 from whet.tuner.study import Study, default_storage
-from whet.tuner.trial import agree, digest, judge, least_time_s, mean_least_time_s, samples_per_batch, time_pair
+from whet.tuner.trial import agree, digest, judge, least_time_s, mean_least_time_s, time_pair
 from whet.workload import Quality, Workload, examine
 
 
@@ -106,5 +106,5 @@ def test_a_model_is_known_by_its_weights() -> None:
 def test_throughput_is_of_all_batches() -> None:
     model, _ = targets.conv()
     batches = [torch.randn(size, 3, 32, 32) for size in (8, 8, 5)]
-    assert samples_per_batch(Workload(model=model, inputs=batches)) == 7
-    assert samples_per_batch(Workload(model=model, inputs=batches, num_samples=100)) == 100
+    assert Workload(model=model, inputs=batches).samples_per_batch == 7
+    assert Workload(model=model, inputs=batches, num_samples=100).samples_per_batch == 100

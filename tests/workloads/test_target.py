@@ -33,6 +33,23 @@ class Two(Model):
 def one_call():
     return Two(WIDTH, 2), (torch.zeros(5, WIDTH), torch.ones(5, WIDTH))
 
+class Optional(Model):
+    def forward(self, ids, mask=None):
+        return super().forward(ids if mask is None else ids * mask)
+
+def either():
+    return Optional(WIDTH, 2), (torch.zeros(5, WIDTH), torch.ones(5, WIDTH))
+
+def either_as_a_list():
+    return Optional(WIDTH, 2), [(torch.zeros(5, WIDTH), torch.ones(5, WIDTH))]
+
+class ThreeOfTwo(Two):
+    def forward(self, ids, mask, bias=None):
+        return super().forward(ids, mask)
+
+def call_with_less():
+    return ThreeOfTwo(WIDTH, 2), (torch.zeros(5, WIDTH), torch.ones(5, WIDTH))
+
 def split():
     return Model(WIDTH, 2), torch.zeros(4, WIDTH).split(2)
 
@@ -84,6 +101,10 @@ def test_what_a_function_may_return(folder):
     assert len(resolve("mymodel.py:one_batch").inputs) == 1
     assert len(resolve("mymodel.py:one_call").inputs) == 1
     assert len(resolve("mymodel.py:two_batches").inputs) == 2
+    assert len(resolve("mymodel.py:either_as_a_list").inputs) == 1
+    assert len(resolve("mymodel.py:call_with_less").inputs) == 1
+    with pytest.raises(TargetError, match="as one call or as batches; return a list"):
+        resolve("mymodel.py:either")
     assert len(resolve("mymodel.py:split").inputs) == 2
     triple = resolve("mymodel.py:triple")
     assert triple.quality is not None

@@ -27,7 +27,7 @@ from whet.artefact import int8_fusion
 from whet.artefact.program import ProgramRuntime, export, packed_for, read_packing
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, TargetError, reason
-from whet.machine import describe
+from whet.machine.cpuinfo import instruction_sets, read_cpuinfo
 from whet.workload import Subject, is_near
 
 FILE = "model.pt2"
@@ -67,7 +67,7 @@ class InductorRuntime(Runtime):
                 with torch.no_grad(), _quiet(), _settings(Path(work), freezing=freezing, max_autotune=max_autotune):
                     torch._inductor.aoti_compile_and_package(program, package_path=str(Path(work) / FILE))
                 _copy_without_sources(Path(work) / FILE, folder / FILE)
-            runtime = cls(folder / FILE, describe().isa, packing)
+            runtime = cls(folder / FILE, _isa(), packing)
             weakref.finalize(runtime, shutil.rmtree, folder, ignore_errors=True)
             _check_is_pure(runtime, subject)
         except Exception as error:
@@ -248,12 +248,18 @@ def _check_is_pure(runtime: Runtime, subject: Subject) -> None:
             )
 
 
+def _isa() -> tuple[str, ...]:
+    """Not by describe(), which asks for the GPU: a process that has is not to be forked."""
+    return instruction_sets(read_cpuinfo())
+
+
 def _compiled_for(path: Path, manifest: Manifest) -> list[str]:
     """The instruction sets a package was compiled for; all of them must be here, else its code ends the process."""
     isa = manifest.settings.get("isa")
     if not isinstance(isa, list) or not all(isinstance(name, str) for name in isa):
         raise ArtefactError(f"{path.parent} does not say what it was compiled for; write it again with `whet apply`")
-    missing = [name for name in isa if name not in describe().isa]
+    here = _isa()
+    missing = [name for name in isa if name not in here]
     if missing:
         raise ArtefactError(
             f"{path} was compiled for a machine with {', '.join(missing)}, which this one has not; apply the recipe "

@@ -33,7 +33,7 @@ def tune(
     objective: Annotated[str, typer.Option(help="latency, throughput, memory or size")] = "latency",
     max_drop: Annotated[float, typer.Option(help="of the quality, as a fraction: 0.01 allows one percent")] = 0.01,
     max_memory: Annotated[str | None, typer.Option(help="peak resident memory of the process, as 800MB")] = None,
-    budget: Annotated[str, typer.Option(help="time for each target, as 5m or 90s")] = "5m",
+    budget: Annotated[str, typer.Option(help="time for each target, as 5m; two trials and finals in any case")] = "5m",
     out: Annotated[Path | None, typer.Option(help="a new directory", show_default="whet-out/TARGET")] = None,
     storage: Annotated[str | None, typer.Option(help="an Optuna storage URL, shared by machines of one kind")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the search that --out holds")] = False,

@@ -34,6 +34,7 @@ uint64_t read_slice(const char* start, size_t lines) {
 // Each thread reads its own share of `bytes` from `buffer` (64-byte aligned), `passes` times. Returns the bytes read a
 // pass and, in `seconds`, the time from the first thread's start to the last one's end.
 extern "C" size_t whet_read(const char* buffer, size_t bytes, int num_threads, int passes, double* seconds) {
+  num_threads = std::max(1, std::min<int>(num_threads, bytes / (8 * sizeof(Line))));  // eight lines each, at least
   const size_t lines = bytes / sizeof(Line) / num_threads / 8 * 8;
   std::atomic<int> ready{0};
   std::atomic<uint64_t> sink{0};

@@ -10,6 +10,7 @@ import mmap
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ import torch
 
 from whet.errors import MachineError
 from whet.machine.cache import cache_dir, last_level_bytes
+from whet.machine.cgroup import memory_limit
 
 _SOURCE = Path(__file__).with_name("bandwidth.cpp")
 _COMPILERS = ("c++", "g++", "clang++")
@@ -60,9 +62,11 @@ def read_bandwidth(num_threads: int, *, buffer_bytes: int | None = None, num_rou
 
 
 def default_buffer_bytes() -> int:
-    """Three times the last-level cache, at least 512 MiB, at most a quarter of the memory that is free."""
+    """Three times the last-level cache, at least 512 MiB, at most a quarter of the memory that is free, or that a
+    container may use."""
     wanted = max(512 * 2**20, 3 * last_level_bytes())
-    return max(_SMALLEST, min(wanted, psutil.virtual_memory().available // 4))
+    free = min(psutil.virtual_memory().available, memory_limit() or sys.maxsize)
+    return max(_SMALLEST, min(wanted, free // 4))
 
 
 def never_rising(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:

@@ -69,7 +69,8 @@ class EnergyMeter:
 
 
 def _zones(powercap: Path) -> tuple[list[_Zone], str]:
-    """The packages' zones (their parts, as core and uncore, are counted in them), or why there are none."""
+    """The packages' zones, or why there are none. Their parts, as core and uncore, are counted in them, and they in
+    psys, the platform's, where there is one: that stands alone only where no package has a zone."""
     found, denied = [], False
     for path in sorted(powercap.glob("*:*")):
         if path.name.count(":") != 1:
@@ -89,6 +90,8 @@ def _zones(powercap: Path) -> tuple[list[_Zone], str]:
             found.append(zone)
     if denied and not found:
         return [], f"{powercap}/*/energy_uj may be read by root only: allow it, as `chmod a+r` does until the next boot"
+    packages = [zone for zone in found if zone.name.startswith("package")]
+    found = packages or found
     return found, "" if found else "no energy counter here (no powercap zone, no NVIDIA GPU)"
 
 

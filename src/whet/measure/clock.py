@@ -25,7 +25,7 @@ class Measurement:
     """Times of single calls in seconds, warm, in the order they were taken: `num_calls` different ones in turn."""
 
     samples_s: tuple[float, ...]
-    num_samples_per_call: int = 1
+    num_samples_per_call: float = 1
     num_calls: int = 1
     stopped_by: str | None = None  # what a call raised, where the samples before it were kept
 
@@ -54,7 +54,7 @@ def measure_calls(
     *,
     budget_s: float = 1.0,
     min_calls: int = 5,
-    num_samples_per_call: int = 1,
+    num_samples_per_call: float = 1,
     keeps_partial: bool = False,
 ) -> Measurement:
     """Time `calls` in turn, warm, in whole rounds, for `budget_s` seconds and at least `min_calls` calls.

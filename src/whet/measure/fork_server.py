@@ -38,7 +38,7 @@ class ForkServer:
         self._wire, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(theirs.fileno()), *preload],
+                [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), *preload],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

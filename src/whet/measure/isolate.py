@@ -132,7 +132,7 @@ def _start(
 ) -> Child:
     with (directory / LOG).open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "whet.measure.child", function, str(directory)],
+            [sys.executable, "-P", "-m", "whet.measure.child", function, str(directory)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -174,14 +174,14 @@ def _time(run: _Run) -> None:
         measured = measure_calls(
             [timed(call) for call in run.calls],
             budget_s=_TIMING_S,
-            num_samples_per_call=run.workload.num_samples,
+            num_samples_per_call=run.workload.samples_per_batch,
             keeps_partial=True,
         )
         stopped = measured.stopped_by or ""
     except Exception as error:  # noqa: BLE001 - it raised while it was being warmed up
         stopped = f"{type(error).__name__}: {reason(error)}"
         if samples:
-            measured = Measurement(tuple(samples), run.workload.num_samples)
+            measured = Measurement(tuple(samples), run.workload.samples_per_batch)
     cores = (time.process_time() - cpu_s) / (time.perf_counter() - wall_s)
     fragmentation = cuda_fragmentation() if run.device == "cuda" else None
     _keep(run, memory=timeline.stop(), latency=_latency(measured, cores), fragmentation=fragmentation)

@@ -23,7 +23,7 @@ _ASK_AGAIN_S = 0.1
 _TAIL_BYTES = 4000
 _NICENESS = 5
 
-WHET_SERVE = (sys.executable, "-m", "whet", "serve")
+WHET_SERVE = (sys.executable, "-P", "-m", "whet", "serve")
 
 
 @contextlib.contextmanager

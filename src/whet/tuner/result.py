@@ -222,4 +222,7 @@ class Result(BaseModel):
 
 
 def _figures(point: Point | None) -> dict[str, Any] | None:
-    return None if point is None else point.model_dump(mode="json", exclude={"process_latencies_ms"})
+    if point is None:
+        return None
+    found = point.model_dump(mode="json", exclude={"process_latencies_ms"})
+    return {**found, "peak_bytes": point.peak_bytes or None}  # one that was only screened has none

@@ -31,7 +31,7 @@ from whet.tuner.build import build, refusals, technique_of
 from whet.tuner.finalist import INPUTS, open_target, write_inputs
 from whet.tuner.result import Agreement, Diagnosed, LayerRow
 from whet.tuner.space import offers_for
-from whet.workload import Subject, Workload, examine, measure_quality, samples_of
+from whet.workload import Subject, Workload, examine, measure_quality
 
 AGREEMENT = "agreement (cosine)"  # stands in for a quality where the workload has none
 
@@ -66,7 +66,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "quality_name": quality.name if quality else AGREEMENT,
         "higher_is_better": quality.higher_is_better if quality else True,
         "weights": weights,
-        "num_samples": samples_per_batch(workload),
+        "num_samples": workload.samples_per_batch,
         "original_bytes": checkpoint_bytes(workload),
         "offers": [offer.model_dump(mode="json") for offer in offers],
         "refused": [r.model_dump() for r in refused],
@@ -240,13 +240,6 @@ def checkpoint_bytes(workload: Workload) -> int:
         if isinstance(t, Tensor)
     }
     return sum(tensors.values())
-
-
-def samples_per_batch(workload: Workload) -> float:
-    """On average, as latency is an average over batches: those of a last, smaller one count for less."""
-    sizes = [samples_of(batch) for batch in workload.inputs]
-    is_counted = workload.num_samples == sizes[0]  # else the user has said what a sample is
-    return sum(sizes) / len(sizes) if is_counted else workload.num_samples
 
 
 def digest(workload: Workload) -> str:

@@ -91,21 +91,27 @@ def _as_workload(returned: Any, source: str, default_name: str) -> Workload:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3) or not isinstance(returned[0], nn.Module):
         raise TargetError(f"{source} returned {_describe(returned)}; it must return {_RETURNS}")
     model, inputs, *rest = returned
-    if _is_call(model, inputs) or isinstance(inputs, Tensor | Mapping):
+    if _is_call(model, inputs, source) or isinstance(inputs, Tensor | Mapping):
         inputs = [inputs]  # one batch
     if rest and not isinstance(rest[0], Quality):
         raise TargetError(f"{source} returned a {type(rest[0]).__name__} in third place; it must be a whet.Quality")
     return Workload(model=model.eval(), inputs=inputs, quality=rest[0] if rest else None, name=default_name)
 
 
-def _is_call(model: nn.Module, inputs: Any) -> bool:
-    """Whether a tuple is one call's arguments, as the model cannot be called with fewer; else it is several batches."""
-    needed = [
-        p
-        for p in parameters_of(model.forward).values()
-        if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
-    return isinstance(inputs, tuple) and len(inputs) == len(needed) > 1 and all(isinstance(x, Tensor) for x in inputs)
+def _is_call(model: nn.Module, inputs: Any, source: str) -> bool:
+    """Whether a tuple of tensors is one call's arguments; else it is several batches. TargetError: it may be either."""
+    if not isinstance(inputs, tuple) or len(inputs) < 2 or not all(isinstance(x, Tensor) for x in inputs):
+        return False
+    parameters = parameters_of(model.forward).values()
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    num_needed = sum(p.default is p.empty for p in by_position)
+    takes_all = len(inputs) <= len(by_position) or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if num_needed <= 1 and takes_all:
+        raise TargetError(
+            f"{source} returned a tuple of {len(inputs)} tensors, which {type(model).__name__} takes as one call or as "
+            "batches; return a list: [(a, b)] for one call of several tensors, [a, b] for several batches"
+        )
+    return num_needed <= len(inputs) and takes_all
 
 
 def _describe(value: Any) -> str:

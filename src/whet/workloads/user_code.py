@@ -48,7 +48,8 @@ def what_and_where(error: BaseException) -> str:
 
 
 def _load_file(name: str) -> ModuleType:
-    """Import a file under its own stem, its directory first on the path, as `python FILE.py` would have it."""
+    """Import a file under its own stem, its directory first on the path, as `python FILE.py` would have it, and the
+    current one last."""
     path = Path(name).expanduser().resolve()
     if not path.is_file():
         raise TargetError(f"no file {name}" + ("" if Path(name).is_absolute() else f" in {Path.cwd()}"))
@@ -60,6 +61,8 @@ def _load_file(name: str) -> ModuleType:
     module = module_from_spec(spec)
     module.__dict__["__whet_target__"] = True
     _prefer(path.parent)
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
     sys.modules[path.stem] = module  # before it runs, as import does: dataclasses and pickle look there
     try:
         spec.loader.exec_module(module)
