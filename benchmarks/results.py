@@ -258,8 +258,13 @@ def _operators(report: dict[str, Any]) -> str:
 def _where(report: dict[str, Any]) -> list[str]:
     machine, versions = report["machine"], report["versions"]
     packages = ", ".join(f"{name} {version}" for name, version in versions.items())
+    commands: dict[str, list[str]] = {}
+    for row in report.get("models", []):
+        commands.setdefault(row.get("command", report["command"]), []).append(row.get("name", ""))
+    told = [f"`{command}` for {', '.join(names)}" for command, names in commands.items()]
+    command = "; ".join(told) if len(told) > 1 else f"`{report['command']}`"
     return [
-        f"`{report['command']}` on {machine['chip']}, {machine['cores']} cores "
+        f"{command} on {machine['chip']}, {machine['cores']} cores "
         f"({', '.join(machine['isa'])}; fingerprint {machine['id']}); {packages}.",
     ]
 

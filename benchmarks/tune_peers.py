@@ -80,16 +80,18 @@ def _write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     kind = ("-builtin" if arguments.builtin else "") + ("" if arguments.extras else "-torch-only")
     path = RESULTS / f"peers{kind}.{machine.fingerprint}.json"
-    report["models"] = _with_others(path, report)
+    rows = [{**row, "command": report["command"]} for row in rows]
+    report["models"] = _with_others(path, {**report, "models": rows})
     write_whole(path, json.dumps(report, indent=1) + "\n")
 
 
 def _with_others(path: Path, report: dict[str, Any]) -> list[dict[str, Any]]:
-    """This run's models and, where the file is of the same machine, versions and options, its others."""
+    """This run's models and, where the file is of the same machine, versions and extras, its others."""
     old = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    if any(old.get(key) != report[key] for key in report if key != "models"):
+    if any(old.get(key) != report[key] for key in report if key not in ("models", "command")):
         return list(report["models"])
-    rows = {row["name"]: row for row in [*old["models"], *report["models"]]}
+    others = [{"command": old["command"], **row} for row in old["models"]]
+    rows = {row["name"]: row for row in [*others, *report["models"]]}
     return list(rows.values())
 
 

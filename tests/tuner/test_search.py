@@ -254,6 +254,15 @@ def test_what_a_storage_says_keeps_its_password(tmp_path: Path) -> None:
         Study.open(f"sqlite:///{tmp_path}/none/study.db", "test")
 
 
+def test_an_error_without_words_is_named_by_its_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("optuna.create_study", fail)
+    with pytest.raises(StudyError, match=r"cannot be used \(AssertionError\)"):
+        Study.open(default_storage(tmp_path), "test")
+
+
 def test_nothing_to_resume_is_named(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="leave out --resume"):
         Study.open(default_storage(tmp_path), "test", must_exist=True)

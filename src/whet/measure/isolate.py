@@ -145,7 +145,7 @@ def _start(
 
 def _watch(child: Child, deadline: float, memory_limit: int | None) -> tuple[int, FailureKind | None]:
     tree, listed = _tree(child.pid), time.perf_counter()
-    peak, shared = _rss(tree), 0.0
+    peak, counted = _rss(tree), 0.0
     while True:
         try:
             child.wait(_POLL_S)
@@ -158,10 +158,10 @@ def _watch(child: Child, deadline: float, memory_limit: int | None) -> tuple[int
             tree, listed = _tree(child.pid), now
         resident = _rss(tree)
         peak = max(peak, resident)
-        if memory_limit is not None and resident > memory_limit and now > shared + _LIST_S:
+        if memory_limit is not None and resident > memory_limit and now > counted + _LIST_S:
             if _pss(tree) > memory_limit:
                 return peak, FailureKind.MEMORY
-            shared = now
+            counted = now
         if now > deadline:
             return peak, FailureKind.TIMEOUT
 

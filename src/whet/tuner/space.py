@@ -70,13 +70,13 @@ def offers_for(
             for step in offer.variants()
         }
         offer.shrinks = {
-            str(step): 1 / weight_scale(technique, technique.Options(**step.options)) for step in offer.variants()
+            str(step): 1 / _weight_scale(technique, technique.Options(**step.options)) for step in offer.variants()
         }
         offers.append(offer)
     return offers, refused
 
 
-def weight_scale(technique: Technique, options: Any) -> float:
+def _weight_scale(technique: Technique, options: Any) -> float:
     """Bytes of the weights that a technique leaves, as a fraction of float32's; 1.0 where it leaves them alone."""
     if (scale_of := getattr(technique, "weight_scale_of", None)) is not None:
         return float(scale_of(options))

@@ -17,7 +17,7 @@ from optuna.trial import TrialState
 from pydantic import ValidationError
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
-from whet.errors import StudyError
+from whet.errors import StudyError, reason
 from whet.recipe import Recipe
 from whet.tuner.command import without_password
 from whet.tuner.result import TrialRecord
@@ -149,13 +149,13 @@ def _is_gone(attributes: Mapping[str, Any]) -> bool:
 
 def _error(storage: str, error: Exception) -> StudyError:
     cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
-    reason = str(cause).splitlines()[0].removesuffix(".")
-    return StudyError(f"the study {without_password(storage)} cannot be used ({reason}); {_remedy(storage, reason)}")
+    why = reason(cause).removesuffix(".")
+    return StudyError(f"the study {without_password(storage)} cannot be used ({why}); {_remedy(storage, why)}")
 
 
-def _remedy(storage: str, reason: str) -> str:
+def _remedy(storage: str, why: str) -> str:
     if storage.startswith("sqlite:"):
-        if any(word in reason for word in ("unable to open", "readonly", "locked", "full")):
+        if any(word in why for word in ("unable to open", "readonly", "locked", "full")):
             return "there must be room for it, and no other program may hold it; file and directory must be writable"
         return "remove it to start anew"
     return "the URL must be one that SQLAlchemy knows, its server up, and its driver installed (PostgreSQL's: psycopg2)"
