@@ -8,6 +8,7 @@ import pytest
 from whet.errors import BaselineError, OptionError
 from whet.guard.against import compare_with, run_gate
 from whet.guard.checkout import Tree, checked_out
+from whet.guard.turns import PairTimes
 
 OLD, NEW = Tree("old", Path(), Path()), Tree("new", Path(), Path())
 
@@ -92,10 +93,11 @@ def test_each_benchmark_ends_when_it_is_clear() -> None:
     noise = random.Random(0)
     asked: list[tuple[int, str]] = []
 
-    def measure(trees: tuple[Tree, Tree], target: str, sizes: Mapping[str, int], first: int) -> tuple[float, float]:
+    def measure(trees: tuple[Tree, Tree], target: str, sizes: Mapping[str, int], first: int) -> PairTimes:
         asked.append((first, target))
         spread = 0.02 if target == "noisy" else 0.002
-        return 1 + noise.gauss(0, spread), (1.5 if target == "slow" else 1.0) * (1 + noise.gauss(0, spread))
+        change = 1.5 if target == "slow" else 1.0
+        return PairTimes(1 + noise.gauss(0, spread), change * (1 + noise.gauss(0, spread)))
 
     gate = run_gate([("slow", {}), ("same", {}), ("noisy", {})], (OLD, NEW), measure)
     by_label = {v.label: v for v in gate.verdicts}

@@ -24,8 +24,8 @@ def test_twenty_real_comparisons_of_a_model_with_itself_give_no_gain() -> None:
     gc.freeze()  # each measurement collects garbage first, through all that other tests have left
     gains = 0
     for seed in range(20):
-        first, second = measure_pairs([lambda: model(x)], [lambda: model(x)], budget_s=0.05, num_pairs=8, seed=seed)
-        comparison = compare(first, second, noise=noise_floor([first]))
+        pairs = measure_pairs([lambda: model(x)], [lambda: model(x)], budget_s=0.05, num_pairs=8, seed=seed)
+        comparison = compare(pairs.first, pairs.second, noise=noise_floor([pairs.first]))
         gains += comparison.verdict is Verdict.PASS
     assert gains <= 1  # 5 % of 20
 

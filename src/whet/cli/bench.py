@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from whet.cli.bench_tables import show_gate, show_growth, show_notes, show_sweep, show_verdict
+from whet.cli.busy import BusyWaitOption, OnBusyOption, patience_of, shown
 from whet.cli.units import num_bytes, seconds
 from whet.errors import OptionError, OutputError
 from whet.files import write_whole
@@ -18,6 +19,7 @@ from whet.guard.plot import plot_sweep
 from whet.guard.report import Gate, Sweep, read_sweep
 from whet.guard.sweep import bench as run_bench
 from whet.machine import describe
+from whet.measure.quiet import Patience
 
 _BASELINE_PROCESSES = 5  # how processes scatter can be told from so many
 _ENDED_BADLY = 2
@@ -46,6 +48,8 @@ def bench(
     csv: Annotated[Path | None, typer.Option(help="write the sweep as CSV")] = None,
     plot: Annotated[Path | None, typer.Option(help="draw the sweep, as .svg, .png or .pdf")] = None,
     junit: Annotated[Path | None, typer.Option(help="write the verdicts as JUnit XML")] = None,
+    on_busy: OnBusyOption = "wait",
+    busy_wait: BusyWaitOption = "2m",
     github: Annotated[bool, typer.Option("--github", help="print the verdicts as GitHub annotations")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
 ) -> None:
@@ -54,6 +58,7 @@ def bench(
     Exits with 0 where nothing is slower, 1 where something is, 3 where that cannot be told, 2 on failure.
     """
     console = Console(stderr=as_json or github)
+    patience = patience_of(on_busy, busy_wait)
     if against is not None and compare is not None:
         raise OptionError("--compare holds against a file, --against against a git reference: give one of them")
     for path in (save, csv, plot, junit):
@@ -62,7 +67,7 @@ def bench(
     if against is not None:
         if any(given is not None for given in (save, csv, plot)):
             raise OptionError("--against measures pairs for a verdict; --save, --csv and --plot belong to a sweep")
-        gate = _pairs(console, targets, against, tolerance, seconds(budget or "0.5s"), seconds(limit), sizes)
+        gate = _pairs(console, targets, against, tolerance, seconds(budget or "0.5s"), seconds(limit), sizes, patience)
         _conclude(console, gate, junit, github=github, as_json=as_json)
     baseline = _baseline(compare)
     options: dict[str, Any] = {
@@ -73,6 +78,7 @@ def bench(
         "with_energy": energy,
         "time_limit_s": seconds(limit),
         "memory_limit_bytes": None if memory_limit is None else num_bytes(memory_limit),
+        "patience": patience,
     }
     sweep = _sweep(console, targets, options)
     _write(sweep, save, csv, plot)
@@ -84,6 +90,8 @@ def bench(
         print(json.dumps(sweep.model_dump(mode="json", exclude={"points": {"__all__": {"samples_ms"}}})))
     if all(point.status == "failed" for point in sweep.points):
         raise typer.Exit(_ENDED_BADLY)
+    if not patience.goes_on and any(point.busy for point in sweep.points):
+        raise typer.Exit(EXIT_CODES[Outcome.INCONCLUSIVE])
 
 
 def _pairs(
@@ -94,9 +102,10 @@ def _pairs(
     budget_s: float,
     limit_s: float,
     sizes: dict[str, list[int]],
+    patience: Patience,
 ) -> Gate:
     """Measure pairs until the verdicts are clear."""
-    with console.status("measuring pairs") as status:
+    with console.status("measuring pairs") as status, shown(console, patience):
         return compare_with(
             targets,
             against=against,
@@ -106,12 +115,13 @@ def _pairs(
             report=lambda verdict: status.update(show_verdict(verdict)),
             batch=sizes["batch"],
             seq=sizes["seq"],
+            patience=patience,
         )
 
 
 def _sweep(console: Console, targets: list[str], options: dict[str, Any]) -> Sweep:
     """Measure every point and show what was found. options: of `whet.bench`."""
-    with console.status("measuring") as status:
+    with console.status("measuring") as status, shown(console, options["patience"]):
         sweep = run_bench(targets, report=lambda point: status.update(f"measured {point.label}"), **options)
     given = [f"--{name} {','.join(map(str, options[name]))}" for name in ("batch", "seq") if options[name]]
     sweep.command = " ".join(["whet bench", *targets, *given])

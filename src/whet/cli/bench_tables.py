@@ -44,6 +44,8 @@ def show_growth(console: Console, sweep: Sweep) -> None:
 def show_notes(console: Console, sweep: Sweep, *, with_energy: bool) -> None:
     """What could not be measured, and why."""
     for point in sweep.points:
+        if point.busy:
+            console.print(Text(f"{point.label}: these figures cannot be trusted: {point.busy}", style="yellow"))
         if point.status != "done":
             console.print(Text(f"{point.label}: {point.status}: {point.reason}", style="yellow"))
     if with_energy:

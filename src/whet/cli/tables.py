@@ -19,7 +19,12 @@ _VERDICTS = {
     "inconclusive": ("INCONCLUSIVE", "yellow"),
     "screened": ("screening", "dim"),
 }
-_HEADLINES = {"gain": ("GAIN", "bold green"), "no-gain": ("NO GAIN", "bold"), "failed": ("FAILED", "bold red")}
+_HEADLINES = {
+    "gain": ("GAIN", "bold green"),
+    "no-gain": ("NO GAIN", "bold"),
+    "inconclusive": ("INCONCLUSIVE", "bold yellow"),
+    "failed": ("FAILED", "bold red"),
+}
 _STATUSES = {"done": "green", "rejected": "yellow", "failed": "red", "refused": "dim", "running": "dim"}
 
 
@@ -58,6 +63,8 @@ def show_trial(console: Console, record: TrialRecord) -> None:
     names, options = _names(record.steps), _options(record.steps)
     line.append(names)
     reason = figures.one_line(record.reason).removeprefix(f"{names}: ")
+    if record.busy:
+        reason = f"disturbed, as {figures.one_line(record.busy)}"
     if reason:
         line.append(f": {reason}", "dim")
     elif options:
@@ -72,8 +79,9 @@ def _cells(result: Result, point: Point) -> list[Text]:
         name = Text("torch.compile alone")
     if point.label == result.best.label:
         name.append("  kept" if not point.steps else "  winner", "green")
-    speedup = Text(figures.ratio(point.speedup) if point.steps else figures.DASH)
-    if point.steps and figures.interval(point.speedup_ci95) != figures.DASH:
+    is_shown = bool(point.steps) and not point.doubt  # a factor that cannot be believed is not shown
+    speedup = Text(figures.ratio(point.speedup) if is_shown else figures.DASH)
+    if is_shown and figures.interval(point.speedup_ci95) != figures.DASH:
         speedup.append(f"\n{figures.interval(point.speedup_ci95)}", "dim")
     word, style = _VERDICTS.get(point.verdict, (figures.DASH, ""))
     cosine = point.agreement.cosine if point.agreement else None

@@ -12,13 +12,16 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whet.cli import tables
+from whet.cli.busy import BusyWaitOption, OnBusyOption, show_waiting
 from whet.cli.units import num_bytes, seconds
+from whet.measure.quiet import OnBusy
 from whet.tuner.command import command_line
 from whet.tuner.figures import one_line
 from whet.tuner.result import TrialRecord
 from whet.tuner.tuning import Listener
 from whet.tuner.tuning import tune as run_tune
 
+_INCONCLUSIVE = 3  # exit code
 _LONGEST = 100  # characters of a directory's name; file systems take 255 bytes
 
 
@@ -38,9 +41,14 @@ def tune(
     storage: Annotated[str | None, typer.Option(help="an Optuna storage URL, shared by machines of one kind")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the search that --out holds")] = False,
     exclude: Annotated[str, typer.Option(help="techniques not to be tried, separated by commas")] = "",
+    on_busy: OnBusyOption = "wait",
+    busy_wait: BusyWaitOption = "2m",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
 ) -> None:
-    """Find the fastest recipe for a model on this machine, and prove it."""
+    """Find the fastest recipe for a model on this machine, and prove it.
+
+    Exits with 0 where there is a verdict, 3 where the machine was too busy for one, 1 where nothing could be measured.
+    """
     console = Console(stderr=as_json)
     options: dict[str, Any] = {
         "objective": objective,
@@ -50,12 +58,22 @@ def tune(
         "storage": storage,
         "exclude": [name.strip() for name in exclude.split(",") if name.strip()],
     }
-    has_failed = False
+    wait_s = seconds(busy_wait)
+    OnBusy.checked(on_busy)
+    verdicts = set()
     for target in targets:
         directory = _directory(target, out, alone=len(targets) == 1, resume=resume)
         with _Live(console, target, options["budget_s"]) as listener:
             try:
-                result = run_tune(target, **options, out=directory, resume=resume, listener=listener)
+                result = run_tune(
+                    target,
+                    **options,
+                    out=directory,
+                    resume=resume,
+                    on_busy=on_busy,
+                    busy_wait_s=wait_s,
+                    listener=listener,
+                )
             except KeyboardInterrupt:
                 if listener.num_trials:
                     console.print(f"stopped; {listener.num_trials} trials are kept. To go on:")
@@ -65,9 +83,11 @@ def tune(
         tables.show_result(console, result)
         if as_json:
             print(json.dumps(result.summary()))
-        has_failed |= result.verdict == "failed"
-    if has_failed:
+        verdicts.add(result.verdict)
+    if "failed" in verdicts:
         raise typer.Exit(1)
+    if "inconclusive" in verdicts:
+        raise typer.Exit(_INCONCLUSIVE)
 
 
 def _directory(target: str, out: Path | None, *, alone: bool, resume: bool) -> Path:
@@ -124,6 +144,9 @@ class _Live(Listener):
         self.num_trials += 1
         tables.show_trial(self._console, record)
         self._advance(f"searching, {self.num_trials} trials")
+
+    def waiting(self, text: str) -> None:
+        show_waiting(self._console, text)
 
     def measured(self, rounds_done: int, rounds: int) -> None:
         self._advance(f"finals, round {rounds_done} of {rounds}")

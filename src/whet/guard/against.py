@@ -16,16 +16,25 @@ from whet.guard.checkout import Tree, checked_out
 from whet.guard.gate import LOOKS, Judgement, Outcome
 from whet.guard.report import Gate, Point, Sweep, Verdict
 from whet.guard.sweep import grid
-from whet.guard.turns import measure_pair
+from whet.guard.turns import PairTimes, measure_pair
 from whet.machine import Machine, describe
+from whet.measure.quiet import Patience
 
-Measure = Callable[[tuple[Tree, Tree], str, Mapping[str, int], int], tuple[float, float]]
-"""Milliseconds per call of a target at a size on each of two trees, in a pair of processes; which of them begins."""
+_MOST_ROUNDS = 2  # times as many as there are pairs at the last look: some pairs are disturbed and do not count
+
+Measure = Callable[[tuple[Tree, Tree], str, Mapping[str, int], int], PairTimes]
+"""Measures a target at a size on each of two trees, in a pair of processes; the number says which of them begins."""
 
 
 @dataclass
 class _Benchmark:
-    """One target at one size, and its pairs so far. broken: why it cannot be measured on one of the sides."""
+    """One target at one size, and its quiet pairs so far.
+
+    Attributes:
+        broken: Why it cannot be measured on one of the sides.
+        busy: What disturbed a pair that could not be measured again, or a whole sweep.
+        counts_busy: Whether disturbed pairs count, as the user asked for.
+    """
 
     target: str
     sizes: dict[str, int]
@@ -33,6 +42,8 @@ class _Benchmark:
     new_ms: list[float] = field(default_factory=list)
     seconds: float = 0.0
     broken: str = ""
+    busy: str = ""
+    counts_busy: bool = False
     judgement: Judgement | None = None
 
     @property
@@ -55,13 +66,14 @@ def compare_with(
     budget_s: float = 0.5,
     time_limit_s: float = 300.0,
     directory: Path | None = None,
+    patience: Patience | None = None,
     report: Callable[[Verdict], None] = lambda verdict: None,
 ) -> Gate:
     """Whether the work tree is slower than a git reference, for each target and size.
 
     tolerance: slowdowns below it pass, where they are not proven. looks: numbers of pairs after which to decide; the
     last is the most there will be. budget_s: of timing, in each process. A benchmark whose verdict is clear gets no
-    more pairs.
+    more pairs. patience: how long to wait where the machine is busy; pairs that it disturbed do not count.
 
     Raises BaselineError where the reference cannot be had, OptionError for a tolerance of zero or less.
     """
@@ -75,6 +87,7 @@ def compare_with(
             measure,
             tolerance=tolerance,
             looks=looks,
+            patience=patience,
             report=report,
         )
 
@@ -87,19 +100,24 @@ def run_gate(
     tolerance: float = gate.TOLERANCE,
     looks: Sequence[int] = LOOKS,
     seed: int = 0,
+    patience: Patience | None = None,
     report: Callable[[Verdict], None] = lambda verdict: None,
 ) -> Gate:
-    """Measure pairs in turn, one of each benchmark, and judge at each look; the order within a pair is random."""
+    """Measure pairs in turn, one of each benchmark, and judge at each look; the order within a pair is random.
+
+    A pair that other processes disturbed is measured again as long as there is patience, and does not count otherwise.
+    """
     started = time.monotonic()
+    patience = patience or Patience()
     running = [_Benchmark(target, sizes) for target, sizes in benchmarks]
     order, first = random.Random(seed), 0
-    for i in range(looks[-1]):
+    for i in range(_MOST_ROUNDS * looks[-1]):
         first = order.randrange(2) if i % 2 == 0 else 1 - first  # AB BA or BA AB
         for benchmark in running:
-            if benchmark.is_over:
+            if benchmark.is_over or patience.has_run_out:
                 continue
-            _add_pair(benchmark, trees, first, measure)
-            if not benchmark.broken and i + 1 in looks:
+            is_new = _add_pair(benchmark, trees, first, measure, patience)
+            if is_new and len(benchmark.old_ms) in looks:
                 benchmark.judgement = gate.judge(
                     benchmark.old_ms,
                     benchmark.new_ms,
@@ -108,8 +126,11 @@ def run_gate(
                     looks=looks,
                 )
             report(_verdict(benchmark, None))
-        if all(b.is_over for b in running):
+        if patience.has_run_out or all(b.is_over for b in running):
             break
+    for benchmark in running:
+        if patience.has_run_out and not benchmark.is_over:
+            benchmark.busy = benchmark.busy or patience.sentence
     verdicts = _final(running)
     return Gate(
         outcome=gate.overall([Outcome(v.outcome) for v in verdicts]).value,
@@ -134,6 +155,8 @@ def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = gate.TOL
         benchmark.old_ms = before[point.label].process_latencies_ms if point.label in before else []
         if point.label not in before:
             benchmark.broken = "not in the baseline"
+        elif busy := _disturbed(before[point.label], point):
+            benchmark.busy = busy
         elif min(len(benchmark.old_ms), len(benchmark.new_ms)) < 2:
             benchmark.broken = point.reason or "fewer than two processes on a side: save with --processes 5 or more"
         else:
@@ -163,17 +186,34 @@ def _typed(machine: dict[str, Any]) -> dict[str, Any]:
     return {**machine, "isa": tuple(machine["isa"])}
 
 
-def _add_pair(benchmark: _Benchmark, trees: tuple[Tree, Tree], first: int, measure: Measure) -> None:
-    """Measure one pair; a side that cannot be measured ends the benchmark."""
+def _add_pair(
+    benchmark: _Benchmark, trees: tuple[Tree, Tree], first: int, measure: Measure, patience: Patience
+) -> bool:
+    """Measure one pair, and tell whether it counts. A side that cannot be measured ends the benchmark."""
     started = time.monotonic()
     try:
-        old_ms, new_ms = measure(trees, benchmark.target, benchmark.sizes, first)
+        times = patience.measure(
+            lambda: measure(trees, benchmark.target, benchmark.sizes, first), lambda found: found.cause
+        )
     except BaselineError as error:
         benchmark.broken = str(error)
-    else:
-        benchmark.old_ms.append(old_ms)
-        benchmark.new_ms.append(new_ms)
-    benchmark.seconds += time.monotonic() - started
+        return False
+    finally:
+        benchmark.seconds += time.monotonic() - started
+    if times.cause:
+        benchmark.busy, benchmark.counts_busy = patience.sentence, patience.goes_on
+        if not patience.goes_on:
+            return False
+    benchmark.old_ms.append(times.old_ms)
+    benchmark.new_ms.append(times.new_ms)
+    return True
+
+
+def _disturbed(before: Point, now: Point) -> str:
+    """Return why two sweeps of a point cannot be held against each other, where other processes disturbed either."""
+    if now.busy:
+        return now.busy
+    return f"the baseline was measured on a busy machine ({before.busy}); save it again" if before.busy else ""
 
 
 def _final(benchmarks: Sequence[_Benchmark]) -> list[Verdict]:
@@ -197,6 +237,7 @@ def _verdict(benchmark: _Benchmark, outcome: Outcome | None) -> Verdict:
         num_pairs=min(len(benchmark.old_ms), len(benchmark.new_ms)),
         seconds=benchmark.seconds,
         reason=benchmark.broken,
+        busy=benchmark.busy if decided is Outcome.INCONCLUSIVE or benchmark.counts_busy else "",
         old_ms=benchmark.old_ms,
         new_ms=benchmark.new_ms,
     )

@@ -23,6 +23,7 @@ _COLUMNS = (
     "num_calls",
     "status",
     "reason",
+    "busy",
 )
 
 
@@ -41,13 +42,15 @@ def sweep_csv(sweep: Sweep) -> str:
 
 def sentence(verdict: Verdict) -> str:
     """A verdict in words: ratio, interval, pairs."""
+    if verdict.busy and verdict.outcome == "inconclusive":
+        return f"{verdict.busy}; {verdict.num_pairs} quiet pairs"
     if verdict.slowdown is None or verdict.ci95 is None:
         return verdict.reason or "not measured"
     low, high = (_percent(bound) for bound in verdict.ci95)
     change = verdict.slowdown - 1
     words = f"{abs(change):.1%} {'slower' if change >= 0 else 'faster'}".replace("%", " %")
     text = f"{words} (95 % interval {low} to {high}, {verdict.num_pairs} pairs)"
-    return f"{text}; {verdict.reason}" if verdict.reason else text
+    return "; ".join(part for part in (text, verdict.reason, verdict.busy) if part)
 
 
 def github_annotations(gate: Gate) -> str:

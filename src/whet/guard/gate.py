@@ -21,7 +21,7 @@ from enum import StrEnum
 import numpy as np
 import scipy
 
-from whet.measure.stats import noise_floor, paired_ratio
+from whet.measure.stats import MAX_NOISE, noise_floor, paired_ratio
 
 ALPHA = 0.025  # of calling the same code slower, over all looks and all benchmarks of a run
 PASS_ALPHA = 0.05  # of passing what is slower by the tolerance
@@ -81,7 +81,7 @@ def judge(
         float(scipy.special.stdtrit(len(logs) - 1, 0.975)) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
     )
     is_slower = p_slower <= ALPHA / num_benchmarks and slowdown > noise
-    is_fine = p_worse <= PASS_ALPHA and not is_slower
+    is_fine = p_worse <= PASS_ALPHA and not is_slower and noise <= MAX_NOISE
     outcome = Outcome.FAIL if is_slower else Outcome.PASS if is_fine else Outcome.INCONCLUSIVE
     return Judgement(
         outcome=outcome,
@@ -133,7 +133,7 @@ def judge_unpaired(old: Sequence[float], new: Sequence[float], *, tolerance: flo
     outcome = Outcome.INCONCLUSIVE
     if p_slower <= ALPHA and ratio > noise:
         outcome = Outcome.FAIL
-    elif p_worse <= PASS_ALPHA:
+    elif p_worse <= PASS_ALPHA and noise <= MAX_NOISE:
         outcome = Outcome.PASS
     interval = (math.exp(float(low)), math.exp(float(high)))
     return Judgement(outcome, ratio, interval, p_slower, p_worse, min(len(old), len(new)), noise, is_clear=True)

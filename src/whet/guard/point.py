@@ -50,6 +50,7 @@ def measure_point(
         **_figures(measurement),
         **memory.read(),
         "num_samples": workload.num_samples,
+        "cause": measurement.cause,
         "stopped_by": measurement.stopped_by,
         "share_of_limit": None,
     }

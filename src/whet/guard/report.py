@@ -21,6 +21,7 @@ class Point(BaseModel):
     fewer.
     """
 
+    busy: str = ""  # what disturbed it on a busy machine, where that could not be waited for
     target: str
     sizes: dict[str, int] = Field(default_factory=dict)  # batch, seq; what the target has by itself is left out
     status: Literal["done", "partial", "failed"] = "done"
@@ -68,7 +69,15 @@ class Sweep(BaseModel):
 
 
 class Verdict(BaseModel):
-    """One benchmark of a gate. slowdown: new over old. seconds: that its processes took."""
+    """One benchmark of a gate.
+
+    Attributes:
+        slowdown: New over old; 1.02 is two percent slower.
+        seconds: How long its processes took.
+        reason: Why it could not be measured, where it could not.
+        busy: What disturbed it on a busy machine. A verdict that is not inconclusive rests on quiet pairs alone, unless
+            the user asked to go on.
+    """
 
     label: str
     outcome: Literal["pass", "fail", "inconclusive"]
@@ -79,6 +88,7 @@ class Verdict(BaseModel):
     num_pairs: int = 0
     seconds: float = 0.0
     reason: str = ""
+    busy: str = ""
     old_ms: list[float] = Field(default_factory=list)
     new_ms: list[float] = Field(default_factory=list)
 

@@ -6,6 +6,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from whet.guard.growth import Growth, fit_growth
 from whet.guard.report import Point, Sweep
 from whet.machine import describe, load_limits, versions
 from whet.measure.isolate import QUIET, Failure, FailureKind, Outcome, run_isolated
+from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
 
 FUNCTION = "whet.guard.point:measure_point"
@@ -32,17 +34,32 @@ def bench(
     with_energy: bool = False,
     time_limit_s: float = 300.0,
     memory_limit_bytes: int | None = None,
+    on_busy: str = OnBusy.WAIT,
+    busy_wait_s: float = WAIT_S,
+    patience: Patience | None = None,
     report: Callable[[Point], None] = lambda point: None,
 ) -> Sweep:
     """Measure each target at each batch size and sequence length.
 
-    targets: names as for `whet tune`. processes: per point; more than one tells how processes scatter, which a baseline
-    needs. budget_s: of timing, in each process. time_limit_s, memory_limit_bytes: of each process.
+    Args:
+        targets: Names as for `whet tune`.
+        processes: How many for each point; more than one tells how processes scatter, which a baseline needs.
+        budget_s: Seconds of timing in each process.
+        time_limit_s: Seconds after which a process is ended.
+        memory_limit_bytes: Of each process.
+        on_busy: "wait" for a quiet machine, "inconclusive" to wait for nothing, "go-on" to take what comes. A point
+            that was disturbed all the same says so in `busy`.
+        busy_wait_s: Seconds of waiting in all.
+        patience: In place of the two above, where the caller shows the waiting.
+        report: Told of each point.
 
-    Raises OptionError for sizes below 1, and a WhetError where a target cannot be had at any size.
+    Raises:
+        OptionError: A size is below 1.
+        WhetError: A target cannot be had at any size.
     """
     if processes < 1 or budget_s <= 0:
         raise OptionError("a point needs at least one process and some time")
+    patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     machine = describe()
     load_limits(machine)  # measured once, before anything else runs
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -59,10 +76,13 @@ def bench(
             }
             outcomes = []
             for _ in range(processes):
-                outcomes.append(_run(arguments, Path(scratch), time_limit_s, memory_limit_bytes))
+                run = partial(_run, arguments, Path(scratch), time_limit_s, memory_limit_bytes)
+                outcomes.append(patience.measure(run, _cause))
                 if outcomes[-1].failure is not None:
                     break
             points.append(combined(target, sizes, outcomes))
+            if any(_cause(outcome) for outcome in outcomes):
+                points[-1].busy = patience.sentence
             report(points[-1])
     return Sweep(
         started_at=started,
@@ -92,6 +112,11 @@ def _run(arguments: Mapping[str, Any], directory: Path, time_limit_s: float, mem
         memory_limit_bytes=memory_limit_bytes,
         environment=QUIET,
     )
+
+
+def _cause(outcome: Outcome) -> str:
+    """Return what disturbed a process on a busy machine; "" for a quiet one, and for one that failed."""
+    return str(outcome.value["cause"]) if outcome.value is not None else ""
 
 
 def combined(target: str, sizes: dict[str, int], outcomes: Sequence[Outcome]) -> Point:

@@ -1,8 +1,9 @@
 """A pair: two processes, one on each side's code, that take turns.
 
 What differs from process to process (addresses, pages, where threads run) is drawn anew for each pair. What drifts
-from second to second (other tenants, clock frequency) meets both sides of a pair alike: both processes live at the same
-time, and short blocks of calls alternate between them, while the other one waits. Measured in docs/gate.md.
+from second to second (clock frequency, a little load) meets both sides of a pair alike: both processes live at the same
+time, and short blocks of calls alternate between them, while the other one waits. More load than that does not meet
+both alike, so blocks during which other processes held the cores are measured again. Measured in docs/gate.md.
 """
 
 import math
@@ -12,6 +13,7 @@ import statistics
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,34 @@ from whet.guard.point import first_batch
 from whet.guard.sweep import said
 from whet.measure.clock import quiet_collector, time_block, warm_up
 from whet.measure.isolate import QUIET, Outcome, run_isolated
+from whet.measure.load import NO_LOAD, Load, cause_of, meter, quiet_blocks, total
 from whet.signature import split
 
-NUM_BLOCKS = 10  # of each side
+NUM_BLOCKS = 10  # quiet ones of each side
+_ENOUGH_BLOCKS = 5  # quiet ones that a pair needs to count
+_PATIENCE = 3  # times as many blocks, where some are disturbed
+_QUIET, _DISTURBED = b"+", b"-"
 # glibc gives freed memory back to the system, or does not, by where things happen to lie: each call of a model then
 # faults its pages in again, or does not, for as long as the process lives. With these it never gives any back.
 STEADY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 
 _FUNCTION = "whet.guard.turns:measure_in_turns"
 _ALONE = "the other side ended before its time"
+
+
+@dataclass(frozen=True)
+class PairTimes:
+    """Milliseconds per call on the old and on the new side of one pair of processes.
+
+    Attributes:
+        load: What the machine did beside all blocks of both sides.
+        cause: What disturbed the pair, where too few of its blocks were quiet; "" for a quiet pair.
+    """
+
+    old_ms: float
+    new_ms: float
+    load: Load = NO_LOAD
+    cause: str = ""
 
 
 def measure_pair(
@@ -43,11 +64,20 @@ def measure_pair(
     scratch: Path,
     budget_s: float,
     time_limit_s: float,
-) -> tuple[float, float]:
-    """Milliseconds per call of a target at a size on each of two trees. first: which of them begins.
+) -> PairTimes:
+    """Measure a target at a size on each of two trees, in a pair of processes.
 
-    The second's time is the first's by the median ratio of neighbouring blocks. Raises BaselineError, with what the
-    process said, where a side gives no time.
+    The new side's time is the old side's by the median ratio of neighbouring blocks. Only blocks that were quiet on
+    both sides count, unless too few of them were.
+
+    Args:
+        first: Which of the two sides begins, 0 or 1.
+        scratch: A directory for the processes' files.
+        budget_s: Seconds of timing in each process, if it is quiet.
+        time_limit_s: Seconds after which a process is ended.
+
+    Raises:
+        BaselineError: A side gives no time. The message holds what its process said.
     """
     handles = [end.detach() for end in socket.socketpair()]
     outcomes: dict[int, Outcome] = {}
@@ -72,9 +102,21 @@ def measure_pair(
     finally:
         other.join()
     _raise_failure(outcomes, trees)
-    old, new = (outcomes[side].value["blocks_ms"] for side in range(2))  # type: ignore[index]
-    old_ms = statistics.geometric_mean(old)
-    return old_ms, old_ms * math.exp(statistics.median(math.log(b / a) for a, b in zip(old, new, strict=True)))
+    old, new = (outcomes[side].value for side in range(2))
+    return pair_times(old, new)  # type: ignore[arg-type]
+
+
+def pair_times(old: Mapping[str, Any], new: Mapping[str, Any]) -> PairTimes:
+    """Return the times of a pair from what `measure_in_turns` returned on both sides."""
+    loads = [Load(**a) + Load(**b) for a, b in zip(old["loads"], new["loads"], strict=True)]
+    quiet = quiet_blocks(loads)
+    cause = "" if sum(quiet) >= _ENOUGH_BLOCKS else cause_of(loads)
+    kept = [
+        (a, b) for a, b, is_quiet in zip(old["blocks_ms"], new["blocks_ms"], quiet, strict=True) if is_quiet or cause
+    ]
+    old_ms = statistics.geometric_mean(a for a, _ in kept)
+    ratio = math.exp(statistics.median(math.log(b / a) for a, b in kept))
+    return PairTimes(old_ms, old_ms * ratio, total(loads), cause)
 
 
 def _raise_failure(outcomes: Mapping[int, Outcome], trees: tuple[Tree, Tree]) -> None:
@@ -92,25 +134,40 @@ def _steady() -> dict[str, str]:
 
 def measure_in_turns(
     target: str, sizes: Mapping[str, int], budget_s: float, begins: bool, handle: int
-) -> dict[str, list[float]]:
-    """One side, in a process of its own: warm up, then time `NUM_BLOCKS` blocks, while the other side waits.
+) -> dict[str, list[Any]]:
+    """Measure one side in a process of its own: warm up, then time blocks, while the other side waits.
 
-    handle: the file descriptor of a socket whose other end the other side has. Returns milliseconds per call of each
-    block. Raises BaselineError where the other side ends.
+    Both sides tell each other after each block whether it was quiet, and go on until `NUM_BLOCKS` pairs of blocks were,
+    or three times as many have been measured.
+
+    Args:
+        begins: Whether this side has the first turn.
+        handle: The file descriptor of a socket whose other end the other side has.
+
+    Returns:
+        `blocks_ms`, the milliseconds per call of each block, and `loads`, what the machine did beside it.
+
+    Raises:
+        BaselineError: The other side has ended.
     """
     with socket.socket(fileno=handle) as line, torch.no_grad():
         turns = _Turns(line, begins)
         with turns.mine():  # two teams of threads on the same cores would wait for each other at every barrier
             calls = [_call(target, sizes)]
             warm_up(calls, budget_s=budget_s)
-        blocks = []
-        with quiet_collector():
-            for _ in range(NUM_BLOCKS):
-                with turns.mine():
-                    blocks.append(time_block(calls, budget_s=budget_s / NUM_BLOCKS) * 1e3)
         if begins:
-            line.recv(1)  # the other one measures its last block: nobody ends meanwhile
-        return {"blocks_ms": blocks}
+            turns.wait()
+        read, blocks, loads = meter(), list[float](), list[Load]()
+        with quiet_collector():
+            while not turns.is_enough:
+                with turns.mine():
+                    before = read()
+                    blocks.append(time_block(calls, budget_s=budget_s / NUM_BLOCKS) * 1e3)
+                    loads.append(before.until(read()))
+                    turns.was_quiet = quiet_blocks(loads)[-1]
+                if begins:
+                    turns.wait()  # for the other side's half of the pair; nobody ends while the other one measures
+        return {"blocks_ms": blocks, "loads": [asdict(load) for load in loads]}
 
 
 def _call(target: str, sizes: Mapping[str, int]) -> Callable[[], Any]:
@@ -121,19 +178,41 @@ def _call(target: str, sizes: Mapping[str, int]) -> Callable[[], Any]:
 
 
 class _Turns:
-    """One byte goes to and fro; who has it may run."""
+    """One byte goes to and fro; the side that has it may run. It says whether the block before it was quiet."""
+
+    was_quiet = True  # this side's last block
 
     def __init__(self, line: socket.socket, begins: bool) -> None:
         self._line = line
         self._has_it = begins
+        self._mine: list[bool] = []
+        self._theirs: list[bool] = []
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether enough pairs of blocks are measured. Both sides know the same pairs, so they say the same."""
+        pairs = list(zip(self._mine[1:], self._theirs[1:], strict=False))  # the first turn is the warm-up
+        return sum(a and b for a, b in pairs) >= NUM_BLOCKS or len(pairs) >= _PATIENCE * NUM_BLOCKS
+
+    def wait(self) -> None:
+        """Wait until the other side has had its turn."""
+        if not self._has_it:
+            try:
+                byte = self._line.recv(1)
+            except ConnectionResetError:
+                byte = b""
+            if not byte:
+                raise BaselineError(_ALONE)
+            self._theirs.append(byte == _QUIET)
+            self._has_it = True
 
     @contextmanager
     def mine(self) -> Iterator[None]:
+        self.wait()
+        yield
+        self._has_it = False
+        self._mine.append(self.was_quiet)
         try:
-            if not self._has_it and not self._line.recv(1):
-                raise BaselineError(_ALONE)
-            self._has_it = False
-            yield
-            self._line.sendall(b".")
+            self._line.sendall(_QUIET if self.was_quiet else _DISTURBED)
         except (BrokenPipeError, ConnectionResetError) as error:
             raise BaselineError(_ALONE) from error

@@ -22,7 +22,7 @@ import torch
 
 from whet.errors import MachineError
 from whet.machine.cache import cache_dir, last_level_bytes
-from whet.machine.cgroup import memory_limit
+from whet.measure.cgroup import memory_limit
 
 _SOURCE = Path(__file__).with_name("bandwidth.cpp")
 _COMPILERS = ("c++", "g++", "clang++")

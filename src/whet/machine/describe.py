@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import torch
 
-from whet.machine.cgroup import cpu_quota, memory_limit
 from whet.machine.cpuinfo import chip, instruction_sets, read_cpuinfo
 from whet.machine.nvidia import driver_version
+from whet.measure.cgroup import cpu_quota, memory_limit
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Time calls: warm up until times settle, then repeat until the budget ends; alone, or in interleaved pairs."""
+"""Time calls: warm up until times settle, then repeat until the budget ends; alone, or in interleaved pairs.
+
+Time is taken in short blocks. What else the machine did is read before and after each of them, and a disturbed block is
+measured again, until there is as much quiet time as was asked for or three times as much has gone by.
+"""
 
 import gc
 import itertools
@@ -13,21 +17,34 @@ from typing import Any
 import torch
 
 from whet.errors import reason
+from whet.measure.load import NO_LOAD, Load, Read, cause_of, meter, quiet_blocks, total
 from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
 
 Call = Callable[[], Any]
 
 _BLOCK_CALLS = 3  # different calls in one block of a pair, at most
+_BLOCK_S = 0.1  # between two readings of the load, which together take less than a thousandth of it
+_PATIENCE = 3  # times as long as asked for may a measurement take, where blocks of it are disturbed
+_ENOUGH = 0.5  # of the time asked for has to be quiet
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Times of single calls in seconds, warm, in the order they were taken: `num_calls` different ones in turn."""
+    """Times of single calls in seconds, warm, in the order they were taken: `num_calls` different ones in turn.
+
+    Attributes:
+        samples_s: Times from quiet blocks; from all blocks where `cause` says that the machine was busy.
+        stopped_by: What a call raised, where the samples before it were kept.
+        load: What the machine did beside all blocks, the disturbed ones included.
+        cause: What disturbed the measurement, where too few blocks were quiet; "" for a quiet measurement.
+    """
 
     samples_s: tuple[float, ...]
     num_samples_per_call: float = 1
     num_calls: int = 1
-    stopped_by: str | None = None  # what a call raised, where the samples before it were kept
+    stopped_by: str | None = None
+    load: Load = NO_LOAD
+    cause: str = ""
 
     @property
     def latency_ms(self) -> float:
@@ -49,6 +66,16 @@ class Measurement:
         return self.num_samples_per_call * 1e3 / self.latency_ms
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """Median seconds per call of two variants, in blocks side by side. load and cause: as of a Measurement."""
+
+    first: tuple[float, ...]
+    second: tuple[float, ...]
+    load: Load = NO_LOAD
+    cause: str = ""
+
+
 def measure_calls(
     calls: Sequence[Call],
     *,
@@ -56,24 +83,52 @@ def measure_calls(
     min_calls: int = 5,
     num_samples_per_call: float = 1,
     keeps_partial: bool = False,
+    read: Read | None = None,
 ) -> Measurement:
-    """Time `calls` in turn, warm, in whole rounds, for `budget_s` seconds and at least `min_calls` calls.
+    """Time `calls` in turn, warm, in whole rounds, for `budget_s` quiet seconds and at least `min_calls` calls.
 
-    keeps_partial: where a call raises after at least one whole round was timed, keep what was timed, and say so in
-    `stopped_by`. Else the exception goes on.
+    Args:
+        calls: Different calls, each of them timed.
+        budget_s: Seconds of quiet timing.
+        min_calls: Calls to time at least.
+        num_samples_per_call: Samples that one call works on, for the throughput.
+        keeps_partial: Where a call raises after at least one whole round was timed, keep what was timed, and say so in
+            `stopped_by`. Else the exception goes on.
+        read: Where readings of the load come from: the kernel, by default.
     """
-    samples: list[float] = []
+    read = read or meter()
+    blocks: list[list[float]] = []
+    loads: list[Load] = []
     stopped_by = None
     with quiet_collector():
         warm_up(calls, budget_s=budget_s)
         try:
-            _take(calls, budget_s, min_calls, samples)
+            while not _is_enough(blocks, loads, budget_s, min_calls):
+                blocks.append([])
+                before = read()
+                _take(calls, min(_BLOCK_S, budget_s), 1, blocks[-1])
+                loads.append(before.until(read()))
         except Exception as error:
-            del samples[len(samples) - len(samples) % len(calls) :]
-            if not keeps_partial or not samples:
+            del blocks[-1][len(blocks[-1]) - len(blocks[-1]) % len(calls) :]
+            if not keeps_partial or not any(blocks):
                 raise
             stopped_by = f"{type(error).__name__}: {reason(error)}"
-    return Measurement(tuple(samples), num_samples_per_call, len(calls), stopped_by)
+            loads.append(NO_LOAD)
+    quiet = [block for block, is_quiet in zip(blocks, quiet_blocks(loads), strict=True) if is_quiet]
+    has_enough = sum(map(len, quiet)) >= min_calls and sum(map(sum, quiet)) >= _ENOUGH * budget_s
+    cause = "" if has_enough or stopped_by else cause_of(loads)
+    samples = itertools.chain.from_iterable(blocks if cause or stopped_by else quiet)
+    return Measurement(tuple(samples), num_samples_per_call, len(calls), stopped_by, total(loads), cause)
+
+
+def _is_enough(blocks: Sequence[Sequence[float]], loads: Sequence[Load], budget_s: float, min_calls: int) -> bool:
+    """Tell whether there is as much quiet time as was asked for, or so much time has gone by that it is no use."""
+    if sum(map(len, blocks)) < min_calls:
+        return False
+    quiet = [block for block, is_quiet in zip(blocks, quiet_blocks(loads), strict=True) if is_quiet]
+    if sum(map(sum, quiet)) >= budget_s and sum(map(len, quiet)) >= min_calls:
+        return True
+    return sum(map(sum, blocks)) >= _PATIENCE * budget_s and sum(map(len, blocks)) >= _PATIENCE * min_calls
 
 
 def measure_pairs(
@@ -83,25 +138,44 @@ def measure_pairs(
     budget_s: float = 2.0,
     num_pairs: int = 8,
     seed: int = 0,
-) -> tuple[list[float], list[float]]:
-    """Median seconds per call of two variants, in interleaved blocks whose order is random within each pair.
+    read: Read | None = None,
+) -> Pairs:
+    """Time two variants in interleaved blocks whose order is random within each pair, until `num_pairs` were quiet.
 
     first[i] and second[i] are the same call. The two blocks of a pair make the same few calls in whole rounds, however
-    many of them fit in: with unequal batches, a slow variant would else be timed on others than a fast one.
+    many of them fit in: with unequal batches, a slow variant would else be timed on others than a fast one. A pair in
+    which either block was disturbed is measured again, up to three times as many pairs in all.
 
     The two share a process, so this screens; the final word is given between processes. The first calls of a block
     are thrown away: they pay for the other variant's caches and for its threads that still spin.
     """
+    read = read or meter()
     order = random.Random(seed)
     block_s = budget_s / (2 * num_pairs)
-    medians: tuple[list[float], list[float]] = ([], [])
+    medians: list[tuple[float, float]] = []
+    loads: list[Load] = []  # of both blocks of a pair, one after the other
     with quiet_collector():
         warm_up(first, budget_s=budget_s / 4)
         warm_up(second, budget_s=budget_s / 4)
-        for i in range(num_pairs):
+        for i in range(_PATIENCE * num_pairs):
+            taken = {}
             for which in order.sample((0, 1), 2):
-                medians[which].append(time_block(_window((first, second)[which], i), budget_s=block_s))
-    return medians
+                before = read()
+                taken[which] = time_block(_window((first, second)[which], i), budget_s=block_s)
+                loads.append(before.until(read()))
+            medians.append((taken[0], taken[1]))
+            if sum(_quiet_pairs(loads)) >= num_pairs:
+                break
+    quiet = _quiet_pairs(loads)
+    cause = "" if sum(quiet) >= _ENOUGH * num_pairs else cause_of(loads)
+    kept = [pair for pair, is_quiet in zip(medians, quiet, strict=True) if is_quiet or cause]
+    return Pairs(tuple(a for a, _ in kept), tuple(b for _, b in kept), total(loads), cause)
+
+
+def _quiet_pairs(loads: Sequence[Load]) -> list[bool]:
+    """Tell for each pair of neighbouring blocks whether both were quiet."""
+    quiet = quiet_blocks(loads)
+    return [a and b for a, b in zip(quiet[::2], quiet[1::2], strict=True)]
 
 
 def time_block(calls: Sequence[Call], *, budget_s: float) -> float:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from whet.imports import import_large
+from whet.measure import load
 from whet.measure.child import ending_with_parent, main
 from whet.measure.isolate import LOG
 
@@ -42,7 +43,7 @@ class ForkServer:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, **environment},
+                env={**os.environ, **load.environment(), **environment},
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
             )

@@ -21,6 +21,7 @@ import psutil
 
 from whet import errors
 from whet.errors import WhetError
+from whet.measure import load
 
 # The files of the exchange; child.py, which is run as a program, takes their names from here.
 ARGUMENTS = "arguments.json"
@@ -136,7 +137,7 @@ def _start(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
+            env={**os.environ, **load.environment(), **environment},
             cwd=working_directory,
             start_new_session=True,
             pass_fds=inherit,
@@ -168,11 +169,11 @@ def _watch(child: Child, deadline: float, memory_limit: int | None) -> tuple[int
 
 def _tree(pid: int) -> list[psutil.Process]:
     """A process and all it started, down to the last; none once it has ended."""
-    try:
-        process = psutil.Process(pid)
-        return [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return []
+    found = []
+    for member in load.tree_of(pid):
+        with contextlib.suppress(psutil.Error):
+            found.append(psutil.Process(member))
+    return found
 
 
 def _rss(tree: list[psutil.Process]) -> int:

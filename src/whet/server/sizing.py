@@ -6,7 +6,7 @@ import psutil
 
 from whet.errors import OptionError
 from whet.figures import num_bytes
-from whet.machine.cgroup import memory_limit
+from whet.measure.cgroup import memory_limit
 from whet.models.step import ServedModel
 
 

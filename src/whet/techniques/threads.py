@@ -17,7 +17,7 @@ import psutil
 
 from whet.errors import OptionError
 from whet.machine import Limits, Machine
-from whet.machine.cgroup import cpu_quota
+from whet.measure.cgroup import cpu_quota
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.techniques.technique import Applies, Candidate, Refused, Stage, Verdict

@@ -49,6 +49,7 @@ def measure_finalist(
         "latency_ms": measurement.latency_ms,
         "p90_ms": measurement.p90_ms,
         "num_calls": len(measurement.samples_s),
+        "busy": measurement.cause,
         "peak_bytes": peak_rss_bytes(),
         "live_tensor_bytes": live_tensor_bytes(),
         "cuda_peak_bytes": cuda_peak_bytes(),

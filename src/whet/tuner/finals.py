@@ -8,12 +8,15 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from whet.errors import ModelError
 from whet.files import size_bytes
+from whet.measure.quiet import Patience
 from whet.measure.stats import Verdict, compare, noise_floor
+from whet.tuner.doubt import doubt_about
 from whet.tuner.result import Point, TrialRecord
 from whet.tuner.search import Workbench
 
@@ -37,6 +40,7 @@ def run_finals(
     deadline: float,
     rounds: int = ROUNDS,
     seed: int = 0,
+    patience: Patience | None = None,
     report: Callable[[int, int], None] = lambda done, of: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Point, list[Point]]:
@@ -46,8 +50,10 @@ def run_finals(
     Returns the original's point and the contenders', each judged against the original. A contender whose process
     fails is left out of the rest and has no point; a round in which the original's fails is no pair. A contender that
     loses each of its first three pairs is judged by those; where none is left, the finals are over. Raises ModelError
-    where the original fails each time.
+    where the original fails each time. A process that was disturbed on a busy machine is measured again as long as
+    `patience` lasts; where it has run out, the finals end, and disturbed processes are in no pair.
     """
+    patience = patience or Patience()
     order = random.Random(seed)
     least = _MIN_ROUNDS
     if not contenders:
@@ -56,10 +62,13 @@ def run_finals(
     failed: set[int] = set()
     runs: dict[int, list[_Run | None]] = {_number(c): [] for c in running}
     for i in range(rounds):
-        if sum(map(bool, runs[-1])) >= least and clock() > deadline:
+        is_over = sum(map(_is_quiet, runs[-1])) >= least and clock() > deadline
+        if is_over or (patience.has_run_out and any(runs[-1])):
             break
         for contender in order.sample(running, len(running)):
-            value = _measure(bench, contender)
+            value = patience.measure(partial(_measure, bench, contender), _busy)
+            if value is not None and patience.goes_on:
+                value["busy"] = ""
             runs[_number(contender)].append(value)
             if value is None and contender is not None:
                 failed.add(contender.number)
@@ -68,14 +77,24 @@ def run_finals(
         running = [c for c in running if c is None or c.number not in gone]
         if contenders and running == [None]:
             break
-    return _judged(bench, [c for c in contenders if c.number not in failed], runs)
+    return _judged(bench, [c for c in contenders if c.number not in failed], runs, patience)
+
+
+def _busy(run: _Run | None) -> str:
+    """Return what disturbed a process; "" for a quiet one, and for one that failed."""
+    return str(run.get("busy", "")) if run is not None else ""
+
+
+def _is_quiet(run: _Run | None) -> bool:
+    return run is not None and not _busy(run)
 
 
 def _judged(
-    bench: Workbench, contenders: Sequence[TrialRecord], runs: dict[int, list[_Run | None]]
+    bench: Workbench, contenders: Sequence[TrialRecord], runs: dict[int, list[_Run | None]], patience: Patience
 ) -> tuple[Point, list[Point]]:
     """The original's point, and that of each contender with its verdict."""
-    original = [run for run in runs[-1] if run is not None]
+    ended = [run for run in runs[-1] if run is not None]
+    original = [run for run in ended if not _busy(run)] or ended
     if not original:
         raise ModelError("the original failed each time it was measured; the log above says how")
     baseline = _point(bench, None, original)
@@ -90,13 +109,16 @@ def _judged(
         comparison = compare([a["latency_ms"] for a, _ in pairs], point.process_latencies_ms, noise=floor)
         point.speedup, point.speedup_ci95 = comparison.ratio, comparison.ci95
         point.p_value, point.noise, point.verdict = comparison.p_value, floor, str(comparison.verdict)
+        if comparison.ci95[0] > 1 and (doubt := doubt_about(bench, contender, comparison, patience)):
+            point.verdict, point.doubt = str(Verdict.INCONCLUSIVE), doubt
         points.append(point)
     return baseline, points
 
 
 def _pairs(original: Sequence[_Run | None], contender: Sequence[_Run | None]) -> list[tuple[_Run, _Run]]:
-    """The rounds that both of them ended, of those that both began."""
-    return [(a, b) for a, b in zip(original, contender, strict=False) if a is not None and b is not None]
+    """The rounds in which both of them ended and neither was disturbed."""
+    both = [(a, b) for a, b in zip(original, contender, strict=False) if a is not None and b is not None]
+    return [(a, b) for a, b in both if not _busy(a) and not _busy(b)]
 
 
 def _has_lost(original: Sequence[_Run | None], contender: Sequence[_Run | None]) -> bool:

@@ -44,10 +44,12 @@ def _speed_tile(result: Result) -> Tile:
         return Tile(_SPEED, figures.ratio(best.speedup), detail, main, "good" if best.verdict == "pass" else "")
     others = figures.final_points(result)[1:]
     if not others:
-        return Tile(_SPEED, DASH, "nothing came to the finals", main)
+        return Tile(_SPEED, DASH, result.busy or "nothing came to the finals", main)
     nearest = others[0]
     if nearest.verdict == "pass":  # faster, but not better in what was asked for
         return Tile(_SPEED, DASH, "the original stays", main)
+    if nearest.doubt:  # no factor is shown that cannot be believed
+        return Tile(_SPEED, "no verdict", nearest.doubt, main, "warn")
     tone = "warn" if nearest.verdict == "inconclusive" else ""
     between = figures.interval(nearest.speedup_ci95)
     detail = f"nearest: {figures.ratio(nearest.speedup)}, 95% interval {between}, {_said(nearest)}"

@@ -27,7 +27,7 @@ from whet.tuner.result import MODEL, Point, Result, TrialRecord
 from whet.tuner.verdict import noise_in_words
 
 _HERE = Path(__file__).parent
-_VERDICTS = {"gain": "gain", "no-gain": "no gain", "failed": "failed"}
+_VERDICTS = {"gain": "gain", "no-gain": "no gain", "inconclusive": "inconclusive", "failed": "failed"}
 _ORDER = ("done", "rejected", "failed", "refused", "running")
 _MEANINGS = {
     "compute": "arithmetic is the limit: fewer operations, or a data type the machine multiplies faster, would help",

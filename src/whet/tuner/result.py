@@ -12,7 +12,8 @@ FILE = "result.json"
 MODEL = "model"  # the tuned model's directory inside the output directory
 
 Objective = Literal["latency", "throughput", "memory", "size"]
-Word = Literal["gain", "no-gain", "failed"]  # failed: nothing that was tried could be measured
+Word = Literal["gain", "no-gain", "inconclusive", "failed"]
+"""inconclusive: the machine was too busy to tell. failed: nothing that was tried could be measured."""
 
 
 class Agreement(BaseModel):
@@ -33,7 +34,12 @@ class Agreement(BaseModel):
 
 
 class TrialRecord(BaseModel):
-    """One trial. speedup: original over variant, in interleaved blocks of one process: a screening figure."""
+    """One trial.
+
+    Attributes:
+        speedup: Original over variant, in interleaved blocks of one process: a screening figure.
+        busy: What disturbed the timing, where the machine was busy; the figures are then worth little.
+    """
 
     number: int
     steps: list[Step]
@@ -54,6 +60,7 @@ class TrialRecord(BaseModel):
     seconds: float = 0.0  # all of the trial
     notes: list[str] = Field(default_factory=list)
     fingerprint: str = ""
+    busy: str = ""
 
     @property
     def label(self) -> str:
@@ -89,6 +96,7 @@ class Point(BaseModel):
     p_value: float | None = None
     noise: float = 1.0  # the ratio that as many pairs of the original with itself could show by chance
     verdict: str = ""  # pass, fail or inconclusive: is it faster than the original?
+    doubt: str = ""  # why its times prove nothing, where the verdict is inconclusive for such a reason
 
 
 class RefusedTechnique(BaseModel):
@@ -140,6 +148,7 @@ class Result(BaseModel):
     budget_s: float = 300.0
     verdict: Word
     sentence: str
+    busy: str = ""  # what else ran on the machine, where that disturbed the measurements for good
     quality_name: str
     higher_is_better: bool = True
     baseline: Point
@@ -198,6 +207,7 @@ class Result(BaseModel):
             "target": self.target,
             "verdict": self.verdict,
             "sentence": self.sentence,
+            "busy": self.busy,
             "objective": self.objective,
             "speedup": self.best.speedup,
             "speedup_ci95": list(self.best.speedup_ci95),

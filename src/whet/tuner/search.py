@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from pydantic import TypeAdapter
 from whet.machine import Limits, describe
 from whet.measure.fork_server import ForkServer
 from whet.measure.isolate import QUIET, Outcome, run_isolated
+from whet.measure.quiet import Patience
 from whet.profiler import Profile
 from whet.recipe import Recipe
 from whet.tuner.finalist import INPUTS
@@ -28,7 +30,7 @@ from whet.tuner.trial import mean_least_time_s
 _LOG = logging.getLogger("whet")
 
 _KEPT = 3  # artefacts of this many best trials stay on disk until the finals
-_TIMING_S = 2.4  # of interleaved timing in a trial
+TIMING_S = 2.4  # of interleaved timing in a trial
 _MAX_REPEATS = 8  # after so many recipes in a row that have been measured, the sampler has nothing new
 _MEMORY_RUN_S = 0.3  # of timing in the process that only measures memory
 
@@ -112,18 +114,21 @@ def search(
     *,
     deadline: float,
     max_trials: int = 200,
+    patience: Patience | None = None,
     report: Callable[[TrialRecord], None] = lambda record: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[TrialRecord]:
     """Try recipes until `deadline` (as `clock` tells), the plan's end, or `max_trials`. Returns every record.
 
     A trial that is not expected to end before the deadline is not begun, save the first two: torch.compile alone and
-    the most promising technique. KeyboardInterrupt leaves the study as it is, to be resumed.
+    the most promising technique. KeyboardInterrupt leaves the study as it is, to be resumed. A trial that other
+    processes disturbed is measured again, and left for a resumed search where the machine stays busy.
     """
+    patience = patience or Patience()
     space = bench.space
     records = study.records()
     repeats = 0  # of the sampler, in a row
-    while len(records) < max_trials:
+    while len(records) < max_trials and not patience.has_run_out:
         expected = _expected_s(records)
         if len(records) >= 2 and clock() + expected > deadline:
             _LOG.info("the time is used up after %d trials", len(records))
@@ -138,11 +143,15 @@ def search(
             continue
         try:
             time_left = bench.trial_limit_s if len(records) < 2 else deadline - clock()
-            record = try_recipe(bench, goal, number, chosen, space, time_left)
+            trial = partial(try_recipe, bench, goal, number, chosen, space, time_left)
+            record = patience.measure(trial, lambda found: found.busy)
         except BaseException:
             study.give_up(number)
             raise
-        study.end(record, goal.value(record) if record.status in ("done", "rejected") else None)
+        if record.busy and not patience.goes_on:
+            study.give_up(number)
+        else:
+            study.end(record, goal.value(record) if record.status in ("done", "rejected") else None)
         report(record)
         repeats = 0
         records = study.records()
@@ -172,7 +181,7 @@ def try_recipe(
             "directory": str(bench.artefact(number)),
             "score": bench.facts["score"],
             "max_drop": goal.max_drop,
-            "timing_s": _TIMING_S,
+            "timing_s": TIMING_S,
         },
         folder,
         min(bench.trial_limit_s, max(time_left_s, 30.0)),

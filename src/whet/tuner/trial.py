@@ -20,6 +20,7 @@ from whet.files import size_bytes
 from whet.machine import Limits, Machine, describe
 from whet.machine.limits import element_bytes, load_limits
 from whet.measure.clock import measure_pairs
+from whet.measure.quiet import undisturbed
 from whet.measure.stats import paired_ratio
 from whet.profiler import Profile, diagnose, profile_sizes
 from whet.profiler.diagnosis import attainable_s
@@ -52,7 +53,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
     weights = digest(workload)  # before more calls than one can count: some buffers are counters
     machine = describe()
     limits = load_limits(machine, device="cuda" if device_type(subject) == "cuda" else "cpu")
-    profiles = profile_sizes(subject)
+    profiles, meanwhile = undisturbed(lambda: profile_sizes(subject))
     profile = profiles[0][0]
     offers, refused = offers_for(subject, machine, limits, profile, exclude=exclude)
     write_inputs(subject, Path(directory) / INPUTS)
@@ -83,6 +84,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "machine": TypeAdapter(Machine).dump_python(machine, mode="json"),
         "fingerprint": machine.fingerprint,
         "num_threads": torch.get_num_threads(),
+        "busy": meanwhile.cause,
     }
 
 
@@ -116,6 +118,13 @@ def attempt(
     if drop is not None:
         result |= time_pair(subject, artefact.run, timing_s, num_threads=num_threads)
     return result
+
+
+def screen(target: str, signature: dict[str, Any], directory: str, timing_s: float) -> dict[str, Any]:
+    """Time a variant that is on disk beside the original once more, as `attempt` did."""
+    subject = reopen(target, signature)
+    num_threads = torch.get_num_threads()
+    return time_pair(subject, load(Path(directory)).run, timing_s, num_threads=num_threads)
 
 
 def replay(
@@ -188,17 +197,18 @@ def time_pair(subject: Subject, run: Callable[..., Any], timing_s: float, *, num
             torch.set_num_threads(threads[which])
         return function(*batch)
 
-    first, second = measure_pairs(
+    pairs = measure_pairs(
         [partial(call, 0, original, batch) for batch in subject.flat_inputs],
         [partial(call, 1, run, batch) for batch in subject.flat_inputs],
         budget_s=timing_s,
     )
-    speedup, ci95 = paired_ratio(first, second)
+    speedup, ci95 = paired_ratio(pairs.first, pairs.second)
     return {
-        "baseline_latency_ms": sorted(first)[len(first) // 2] * 1e3,
-        "latency_ms": sorted(second)[len(second) // 2] * 1e3,
+        "baseline_latency_ms": sorted(pairs.first)[len(pairs.first) // 2] * 1e3,
+        "latency_ms": sorted(pairs.second)[len(pairs.second) // 2] * 1e3,
         "speedup": speedup,
         "speedup_ci95": list(ci95),
+        "busy": pairs.cause,
     }
 
 

@@ -22,6 +22,7 @@ from whet.errors import ModelError, OptionError, TargetError
 from whet.files import replace_directory, write_whole
 from whet.machine import describe, versions
 from whet.measure.isolate import FailureKind, Outcome
+from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Evidence, Recipe
 from whet.signature import Batch
@@ -50,6 +51,9 @@ class Listener:
     def tried(self, record: TrialRecord) -> None:
         """A trial has ended."""
 
+    def waiting(self, text: str) -> None:
+        """The machine is busy, and whet waits for quiet; "" once it goes on."""
+
     def measured(self, rounds_done: int, rounds: int) -> None:
         """A round of the finals has ended."""
 
@@ -70,6 +74,8 @@ def tune(
     exclude: Sequence[str] = (),
     trial_limit_s: float = 300.0,
     memory_limit_bytes: int | None = None,
+    on_busy: str = OnBusy.WAIT,
+    busy_wait_s: float = WAIT_S,
     listener: Listener | None = None,
 ) -> Result:
     """Find the fastest recipe for a model on this machine, and prove it.
@@ -81,7 +87,9 @@ def tune(
     process. budget_s: for search and finals. out: a new directory for recipe, report, result and model; a temporary
     one for a model in memory. storage: an Optuna URL, for several machines of one kind to share a search.
     resume: go on with the search that `out` (or `storage`) holds. exclude: techniques not to be tried. trial_limit_s,
-    memory_limit_bytes: of each trial; nearly all of the machine's memory, if not given.
+    memory_limit_bytes: of each trial; nearly all of the machine's memory, if not given. on_busy: where other processes
+    disturb the measurements, "wait" for quiet for `busy_wait_s` seconds in all, on top of the budget, and give no
+    verdict where the machine stays busy; "inconclusive" gives none at once; "go-on" takes the figures as they are.
 
     Raises a WhetError for anything the user can mend, before anything is written.
     """
@@ -89,6 +97,7 @@ def tune(
     _check_excluded(exclude)
     chosen = checked_directory(out, resume, has_own_study=not storage)
     listener = listener or Listener()
+    patience = Patience(OnBusy.checked(on_busy), busy_wait_s, report=listener.waiting)
     started, began = time.monotonic(), datetime.datetime.now(datetime.UTC)
     deadline = started + budget_s
     with (
@@ -96,15 +105,28 @@ def tune(
         forking(memory_limit_bytes or describe().most_bytes) as run,
     ):
         arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
-        facts = _looked(run("look", arguments, scratch, _LOOK_LIMIT_S))
+        patience.begin()
+        looked = patience.measure(
+            lambda: run("look", arguments, scratch, _LOOK_LIMIT_S),
+            lambda outcome: str(outcome.value["busy"]) if outcome.value else "",
+        )
+        facts = _looked(looked)
         listener.looked(facts)
         directory = chosen or Path(tempfile.mkdtemp(prefix="whet-"))
         study = open_study(storage, directory, name, goal, facts, resume, exclude)
         work = move_in(scratch, directory)
         bench = Workbench(address, {**facts, **(study.facts or {})}, work, run, trial_limit_s)
         reserve = min(_FINALS_SHARE * budget_s, finals.expected_s(bench, num_contenders=2))
-        records = search(bench, study, goal, deadline=deadline - reserve, report=listener.tried)
-        result = _conclude(bench, goal, records, deadline, listener)
+        records = search(
+            bench,
+            study,
+            goal,
+            deadline=deadline - reserve,
+            patience=patience,
+            report=listener.tried,
+            clock=lambda: time.monotonic() - patience.spent_s,
+        )
+        result = _conclude(bench, goal, records, deadline, listener, patience)
         result.target, result.budget_s, result.out = name, budget_s, str(directory)
         result.started_at, result.seconds = began.isoformat(timespec="seconds"), time.monotonic() - started
         result.command = _command(target, goal, budget_s, storage, bench.facts["exclude"])
@@ -190,11 +212,25 @@ def _hand_over(workload: Workload, path: Path) -> None:
         ) from error
 
 
-def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline: float, listener: Listener) -> Result:
+def _conclude(
+    bench: Workbench,
+    goal: Goal,
+    records: list[TrialRecord],
+    deadline: float,
+    listener: Listener,
+    patience: Patience,
+) -> Result:
     facts = bench.facts
     best_first = ranked(goal, records)
-    contenders = _contenders(bench, goal, best_first, deadline)
-    baseline, points = finals.run_finals(bench, contenders, deadline=deadline, report=listener.measured)
+    contenders = _contenders(bench, goal, best_first, deadline + patience.spent_s)
+    baseline, points = finals.run_finals(
+        bench,
+        contenders,
+        deadline=deadline,
+        patience=patience,
+        report=listener.measured,
+        clock=lambda: time.monotonic() - patience.spent_s,
+    )
     is_fair = goal.objective != "memory" or _hold_only_the_model(bench, baseline)
     reference = plan.compile_only(bench.space)
     compile_only = next((p for p in points if reference and p.label == str(reference)), None)
@@ -203,16 +239,18 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
         compile_only = verdict.point_of(screened, facts["num_samples"]) if screened else None
     best = verdict.choose(goal, baseline, points)
     beaten = best_first[0] if best_first and _is_beaten(goal, best_first[0]) else None
-    word: Word = "gain" if best is not baseline else "failed" if verdict.all_failed(records) else "no-gain"
+    word, sentence = _verdict(goal, baseline, best, points, records, beaten, patience)
+    if word == "gain":
+        sentence = verdict.gain(goal, baseline, best, compile_only, facts["quality_name"], is_fair=is_fair)
+    is_disturbed = word == "inconclusive" or (patience.goes_on and patience.cause)
     return Result(
         target=facts["name"],
         objective=goal.objective,
         max_drop=goal.max_drop,
         max_memory_bytes=goal.max_memory_bytes,
         verdict=word,
-        sentence=verdict.no_gain(goal, baseline, records, points, beaten)
-        if best is baseline
-        else verdict.gain(goal, baseline, best, compile_only, facts["quality_name"], is_fair=is_fair),
+        sentence=sentence,
+        busy=patience.sentence if is_disturbed and patience.cause else "",
         quality_name=facts["quality_name"],
         higher_is_better=facts["higher_is_better"],
         baseline=baseline,
@@ -229,6 +267,24 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
         limits=facts["limits"],
         versions=versions(),
     )
+
+
+def _verdict(
+    goal: Goal,
+    baseline: Point,
+    best: Point,
+    points: list[Point],
+    records: list[TrialRecord],
+    beaten: TrialRecord | None,
+    patience: Patience,
+) -> tuple[Word, str]:
+    """Return the verdict in a word and, where it is no gain, in a sentence."""
+    if best is not baseline:
+        return "gain", ""
+    if unknown := verdict.inconclusive(baseline, points, patience):
+        return "inconclusive", unknown
+    word: Word = "failed" if verdict.all_failed(records) else "no-gain"
+    return word, verdict.no_gain(goal, baseline, records, points, beaten)
 
 
 def _contenders(bench: Workbench, goal: Goal, best_first: list[TrialRecord], deadline: float) -> list[TrialRecord]:

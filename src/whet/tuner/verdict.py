@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from whet.measure.quiet import Patience
+from whet.measure.stats import MAX_NOISE
 from whet.tuner.finals import is_gain
 from whet.tuner.goal import Goal
 from whet.tuner.plan import restores_quality
@@ -42,6 +44,25 @@ def noise_in_words(baseline: Point) -> str:
 def all_failed(records: Sequence[TrialRecord]) -> bool:
     """Whether nothing that was tried could be built and run: there is nothing to judge."""
     return bool(records) and all(r.status in ("failed", "refused") for r in records)
+
+
+def inconclusive(baseline: Point, points: Sequence[Point], patience: Patience) -> str:
+    """Return why there is no verdict, in one sentence; "" where nothing stands in the way of one.
+
+    Args:
+        baseline: The original in the finals.
+        points: The contenders in the finals.
+        patience: What was waited for.
+    """
+    if patience.has_run_out:
+        why = patience.sentence
+    elif doubtful := [p for p in points if p.doubt]:
+        why = f"{doubtful[0].label} cannot be judged: {doubtful[0].doubt}"
+    elif points and baseline.noise > MAX_NOISE:
+        why = f"runs of the original differ from each other by up to {baseline.noise - 1:.0%}"
+    else:
+        return ""
+    return f"No verdict: {why}. The original stays. On a quiet machine, --resume goes on from here."
 
 
 def no_gain(

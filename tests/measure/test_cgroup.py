@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.machine.cgroup import cpu_quota, memory_limit
+from whet.measure.cgroup import cpu_quota, memory_limit
 
 
 def write(root: Path, files: dict[str, str]) -> None:

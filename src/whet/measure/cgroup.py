@@ -30,6 +30,20 @@ def memory_limit(root: Path = _ROOT, self_file: Path = _SELF) -> int | None:
     return min(limits, default=None)
 
 
+def cpu_stat_files(root: Path = _ROOT, self_file: Path = _SELF) -> list[Path]:
+    """Return the files that count how long this process's groups were kept from running by their CPU quota."""
+    found = (directory / "cpu.stat" for directory in _directories("cpu", root, self_file))
+    return [path for path in dict.fromkeys(found) if "throttled" in _read(path)]
+
+
+def throttled_s(cpu_stat: str) -> float:
+    """Return the seconds of throttling that the text of a `cpu.stat` file reports, in either version of cgroups."""
+    counts = dict(line.split()[:2] for line in cpu_stat.splitlines() if len(line.split()) >= 2)
+    if "throttled_usec" in counts:  # version 2
+        return int(counts["throttled_usec"]) / 1e6
+    return int(counts.get("throttled_time", 0)) / 1e9  # version 1
+
+
 def _directories(controller: str, root: Path, self_file: Path) -> Iterator[Path]:
     """Where limits on this process can stand: its group and the groups around it, in either version."""
     yield root

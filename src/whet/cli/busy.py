@@ -1,0 +1,41 @@
+"""What the commands that measure say and do about a busy machine."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from whet.cli.units import seconds
+from whet.measure.quiet import OnBusy, Patience
+
+OnBusyOption = Annotated[
+    str,
+    typer.Option(
+        "--on-busy",
+        metavar="wait|inconclusive|go-on",
+        help="other processes disturb the measurement: wait for quiet, give no verdict, or measure all the same",
+    ),
+]
+BusyWaitOption = Annotated[str, typer.Option("--busy-wait", help="how long to wait for a quiet machine in all, as 2m")]
+
+
+def patience_of(on_busy: str, busy_wait: str) -> Patience:
+    """Return what the two options say. Raises OptionError."""
+    return Patience(OnBusy.checked(on_busy), seconds(busy_wait))
+
+
+@contextmanager
+def shown(console: Console, patience: Patience) -> Iterator[None]:
+    """Show one line if the machine is busy now, and one whenever the command waits for quiet."""
+    patience.report = lambda text: show_waiting(console, text)
+    patience.begin()
+    yield
+
+
+def show_waiting(console: Console, text: str) -> None:
+    """Show what a Patience reports."""
+    if text:
+        console.print(Text(text, style="yellow"))

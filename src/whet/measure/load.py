@@ -1,0 +1,334 @@
+"""What else the machine did during a timed block, as the kernel counts it: the load beside a measurement.
+
+A block is judged by the effect of the load. What slows a measurement is a thread that is ready to run and finds no
+free core; Linux counts that time for every thread ("run delay", /proc/PID/task/TID/schedstat). A model whose own thread
+pools compete for cores shows run delay as well, so it counts only where other processes used the cores.
+
+Sources: Linux kernel documentation, "Scheduler Statistics", "PSI - Pressure Stall Information" and "Control Group v2"
+(cpu.stat); proc(5) for /proc/stat and /proc/PID/stat.
+"""
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from whet.measure.cgroup import cpu_stat_files, throttled_s
+
+ROOT = "WHET_MEASUREMENT"  # environment variable: the id of the process whose descendants are the measurement
+
+PRETENDED = "WHET_PRETENDED_LOAD"  # environment variable: cores' worth of other processes that tests pretend to see
+
+MAX_WAITED = 0.05  # share of a block that its threads may wait for a core while other processes use some
+MAX_FOREIGN = 0.25  # share of the cores that other processes may use: beyond, caches and clocks are theirs as well
+MAX_STOPPED = 0.05  # share of a block that the hypervisor, a quota or heat may take
+SOME_FOREIGN = 0.05  # cores' worth of other processes; below it, threads wait for others of their own measurement
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01  # the unit in which others' time is counted
+
+_PROC = Path("/proc")
+_HEAT = "/sys/devices/system/cpu/cpu{}/thermal_throttle/core_throttle_total_time_ms"
+
+
+@dataclass(frozen=True)
+class Load:
+    """What happened on the machine during `seconds` of wall time. Every time is in seconds; 0 where nothing tells.
+
+    Attributes:
+        seconds: Wall time of the block.
+        cores: Cores that this process may use.
+        waited_s: Time that threads of this process were ready to run and had no core, summed over the threads.
+        foreign_s: CPU time of processes outside the measurement, on the cores that this process may use.
+        stolen_s: Time that the hypervisor gave to other virtual machines, summed over the cores.
+        throttled_s: Time that a container's CPU quota kept processes from running.
+        heat_s: Time that a core was throttled for heat.
+        pressure_s: Time that some task on the machine or in the container waited for a core (PSI). It includes the
+            measurement's own tasks, so it is evidence and decides nothing.
+    """
+
+    seconds: float = 0.0
+    cores: int = 1
+    waited_s: float = 0.0
+    foreign_s: float = 0.0
+    stolen_s: float = 0.0
+    throttled_s: float = 0.0
+    heat_s: float = 0.0
+    pressure_s: float = 0.0
+
+    @property
+    def foreign_cores(self) -> float:
+        """Cores that other processes used on average."""
+        return self.foreign_s / self.seconds if self.seconds else 0.0
+
+    @property
+    def cause(self) -> str:
+        """What disturbed the block, as a clause for people; "" for a quiet block."""
+        if not self.seconds:
+            return ""
+        slack_s = 2 * _TICK_S  # what counting in ticks can show by itself
+        if self.foreign_s > MAX_FOREIGN * self.cores * self.seconds + slack_s or (
+            self.foreign_cores >= SOME_FOREIGN and self.waited_s > MAX_WAITED * self.seconds
+        ):
+            text = f"other processes used {self.foreign_cores:.1f} of {_cores(self.cores)}"
+            waited = min(1.0, self.waited_s / self.seconds)
+            return text + (f" and made it wait for {waited:.0%} of the time" if waited > MAX_WAITED else "")
+        for lost_s, text in (
+            (self.stolen_s / self.cores, "the hypervisor gave its cores to others for {:.0%} of the time (steal)"),
+            (self.throttled_s, "the container's CPU quota stopped it for {:.0%} of the time"),
+            (self.heat_s, "the processor was throttled for heat for {:.0%} of the time"),
+        ):
+            if lost_s > MAX_STOPPED * self.seconds + slack_s:
+                return text.format(min(1.0, lost_s / self.seconds))
+        return ""
+
+    @property
+    def is_quiet(self) -> bool:
+        return not self.cause
+
+    def __add__(self, other: "Load") -> "Load":
+        """Return both blocks taken together."""
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "cores"}
+        return Load(cores=max(self.cores, other.cores), **sums)
+
+
+NO_LOAD = Load()
+
+
+def total(loads: Iterable[Load]) -> Load:
+    """Return several blocks taken together."""
+    return sum(loads, NO_LOAD)
+
+
+def quiet_blocks(loads: Sequence[Load]) -> list[bool]:
+    """Tell for each of several short blocks of one measurement whether it was quiet.
+
+    The kernel counts other processes' time in ticks of some milliseconds. Whether there was anybody else at all is
+    therefore judged over all blocks together; where there was not, threads waited for others of their own measurement.
+    """
+    alone = total(loads).foreign_cores < SOME_FOREIGN
+    return [load.is_quiet or (alone and load.cause.startswith("other processes")) for load in loads]
+
+
+def cause_of(loads: Sequence[Load]) -> str:
+    """Return what disturbed a measurement: over all its blocks if that tells, else in the first disturbed one."""
+    return total(loads).cause or next((load.cause for load in loads if load.cause), "")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The kernel's counters at one moment, in seconds. The difference of two readings is a Load."""
+
+    at_s: float
+    cores: int = 1
+    own_s: float = 0.0  # CPU time of the measurement's processes
+    busy_s: float = 0.0  # CPU time of everything on the cores that this process may use
+    waited_s: float = 0.0
+    stolen_s: float = 0.0
+    throttled_s: float = 0.0
+    heat_s: float = 0.0
+    pressure_s: float = 0.0
+
+    def until(self, later: "Reading") -> Load:
+        """Return what happened from this reading to a later one."""
+        return Load(
+            seconds=later.at_s - self.at_s,
+            cores=later.cores,
+            waited_s=max(0.0, later.waited_s - self.waited_s),
+            foreign_s=max(0.0, (later.busy_s - self.busy_s) - (later.own_s - self.own_s)),
+            stolen_s=max(0.0, later.stolen_s - self.stolen_s),
+            throttled_s=max(0.0, later.throttled_s - self.throttled_s),
+            heat_s=max(0.0, later.heat_s - self.heat_s),
+            pressure_s=max(0.0, later.pressure_s - self.pressure_s),
+        )
+
+
+Read = Callable[[], Reading]
+
+
+class Meter:
+    """Reads the kernel's counters. Call it before and after a block; a call takes some 40 microseconds.
+
+    Args:
+        also: Ids of processes that belong to the measurement with all their descendants, beside this process and the
+            process that started the measurement: a server on the same machine that is measured from here.
+    """
+
+    def __init__(self, also: Sequence[int] = ()) -> None:
+        self._roots = (*roots(), *also)
+        self._allowed = _allowed_cores()
+        self._own: dict[int, _Counter] = {}
+        self._threads: dict[str, _Counter] = {}
+        self._gone_s = 0.0  # what threads that have ended had waited
+        self._stat = _Counter(_PROC / "stat")
+        self._pressure = _Counter(_PROC / "pressure" / "cpu")
+        self._quotas = [_Counter(path) for path in cpu_stat_files()]
+        self._heat = [_Counter(Path(_HEAT.format(core))) for core in self._allowed]
+        self.look_around()
+
+    def look_around(self) -> None:
+        """List the measurement's processes anew. It takes milliseconds on a machine with many processes."""
+        pids = {pid for root in self._roots for pid in tree_of(root)} - {os.getpid()}
+        self._own = {pid: self._own.get(pid) or _Counter(_PROC / str(pid) / "stat") for pid in pids}
+
+    def __call__(self) -> Reading:
+        if not self._stat.exists:  # not Linux: what psutil knows
+            times = psutil.cpu_times()
+            busy_s = sum(times) - times.idle - getattr(times, "iowait", 0.0)
+            return Reading(time.perf_counter(), len(self._allowed), time.process_time(), busy_s)
+        busy_s, stolen_s = self._cores()
+        return Reading(
+            at_s=time.perf_counter(),
+            cores=len(self._allowed),
+            own_s=self._own_s(),
+            busy_s=busy_s,
+            waited_s=self._waited(),
+            stolen_s=stolen_s,
+            throttled_s=max((throttled_s(counter.text()) for counter in self._quotas), default=0.0),
+            heat_s=sum(float(counter.text() or 0) for counter in self._heat) / 1e3 / max(1, len(self._heat)),
+            pressure_s=_pressure_s(self._pressure.text()),
+        )
+
+    def _own_s(self) -> float:
+        """Return the CPU time of the measurement; this process's share of it comes from a clock finer than ticks."""
+        ended = os.times()
+        here_s = time.process_time() + ended.children_user + ended.children_system
+        return here_s + sum(_process_s(counter.text()) for counter in self._own.values())
+
+    def _cores(self) -> tuple[float, float]:
+        """Return the seconds that the allowed cores were busy, and those that were stolen from them."""
+        busy = stolen = 0
+        for line in self._stat.text().splitlines()[1:]:
+            name, _, rest = line.partition(" ")
+            if not name.startswith("cpu"):
+                break
+            if int(name[3:]) in self._allowed:
+                user, nice, system, _, _, irq, softirq, steal = (int(word) for word in rest.split()[:8])
+                busy += user + nice + system + irq + softirq
+                stolen += steal
+        return busy * _TICK_S, stolen * _TICK_S
+
+    def _waited(self) -> float:
+        """Return the run delay of all threads that this process has, and of those that have ended since it was first
+        asked."""
+        with contextlib.suppress(OSError):
+            tids = set(os.listdir("/proc/self/task"))  # noqa: PTH208 - names alone, and fast
+            for tid in tids - self._threads.keys():
+                self._threads[tid] = _Counter(_PROC / "self" / "task" / tid / "schedstat")
+            for tid in self._threads.keys() - tids:
+                self._gone_s += _delay_s(self._threads.pop(tid).last)
+        return self._gone_s + sum(_delay_s(counter.text()) for counter in self._threads.values())
+
+
+def meter(also: Sequence[int] = ()) -> Read:
+    """Return what reads the kernel's counters, or the load that a test pretends in WHET_PRETENDED_LOAD.
+
+    Tests run beside each other on a machine that is always busy, and check what happens on a quiet one.
+    """
+    pretended = os.environ.get(PRETENDED)
+    return Meter(also) if pretended is None else _pretending(float(pretended))
+
+
+def _pretending(foreign_cores: float) -> Read:
+    def read() -> Reading:
+        now = time.perf_counter()
+        waited_s = 0.5 * now if foreign_cores >= SOME_FOREIGN else 0.0
+        return Reading(now, len(_allowed_cores()), busy_s=foreign_cores * now, waited_s=waited_s)
+
+    return read
+
+
+class _Counter:
+    """A file of the kernel's that is kept open, since opening it takes longer than reading it."""
+
+    def __init__(self, path: Path) -> None:
+        self.last = ""
+        try:
+            self._file: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._file = None
+
+    @property
+    def exists(self) -> bool:
+        return self._file is not None
+
+    def text(self) -> str:
+        """Return what the file holds now; what it held last, where its process has ended; "" where there is none."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self.last = os.pread(self._file, 65536, 0).decode("ascii", errors="replace")
+        return self.last
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._file)
+
+
+class Observed:
+    """A context manager that tells in `load` what the machine did beside a block of code, once the block has ended.
+
+    Args:
+        read: Where readings come from: the kernel, by default.
+    """
+
+    load: Load = NO_LOAD
+
+    def __init__(self, read: Read | None = None) -> None:
+        self._read = read or meter()
+
+    def __enter__(self) -> Self:
+        self._before = self._read()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.load = self._before.until(self._read())
+
+
+def environment() -> dict[str, str]:
+    """Return the environment variable by which a child process knows which measurement it belongs to."""
+    return {ROOT: os.environ.get(ROOT) or str(os.getpid())}
+
+
+def roots() -> tuple[int, ...]:
+    """Return the processes that are the measurement with all their descendants: this one, and the one that began it."""
+    return os.getpid(), int(os.environ.get(ROOT) or os.getpid())
+
+
+def tree_of(pid: int) -> list[int]:
+    """Return a process and all its descendants by their ids; an empty list where it has ended."""
+    try:
+        process = psutil.Process(pid)
+        return [pid, *(child.pid for child in process.children(recursive=True))]
+    except psutil.Error:
+        return []
+
+
+def _allowed_cores() -> frozenset[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def _process_s(stat: str) -> float:
+    """Return the CPU time of a process and of its children that have ended, from /proc/PID/stat."""
+    words = stat.rpartition(")")[2].split()  # the name before it may hold spaces
+    return sum(int(word) for word in words[11:15]) * _TICK_S
+
+
+def _delay_s(schedstat: str) -> float:
+    words = schedstat.split()
+    return int(words[1]) / 1e9 if len(words) > 1 else 0.0
+
+
+def _pressure_s(text: str) -> float:
+    found = text.partition("total=")[2].split()
+    return int(found[0]) / 1e6 if found else 0.0
+
+
+def _cores(count: float) -> str:
+    return "1 core" if math.isclose(count, 1) else f"{count:g} cores"

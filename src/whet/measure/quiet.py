@@ -1,0 +1,223 @@
+"""What to do where the machine is busy: measure again, wait for quiet up to a stated time, then give no verdict."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import TypeVar
+
+import psutil
+
+from whet.errors import OptionError
+from whet.measure.load import SOME_FOREIGN, Load, Observed, Read, meter, roots, tree_of
+
+T = TypeVar("T")
+
+WAIT_S = 120.0  # for quiet, over a whole command
+_FIRST_GLANCE_S = 1.0  # of watching what other processes use, before anything is measured
+_GLANCE_S = 0.5  # of watching while waiting
+_HOPELESS = 3  # disturbed measurements in a row
+_TRIES = 3  # at a block that is measured in this process
+_MOST_NAMED = 3
+
+
+class OnBusy(StrEnum):
+    """What a command does on a busy machine."""
+
+    WAIT = "wait"  # for quiet, up to a stated time; then no verdict
+    INCONCLUSIVE = "inconclusive"  # do not wait; no verdict
+    GO_ON = "go-on"  # measure as it is; the verdict says so
+
+    @classmethod
+    def checked(cls, text: str) -> "OnBusy":
+        """Return the choice that an option names. Raises OptionError."""
+        try:
+            return cls(text)
+        except ValueError as error:
+            raise OptionError(f"--on-busy takes {', '.join(cls)}; got {text!r}") from error
+
+
+class Others:
+    """CPU time of processes outside the measurement, by name, between two looks."""
+
+    def __init__(self, also: Sequence[int] = ()) -> None:
+        self._own = {pid for root in (*roots(), *also) for pid in tree_of(root)}
+        self._before = self._times()
+        self._began = time.monotonic()
+
+    def named(self) -> str:
+        """Return the names of those that used the most since this was made, with their cores, as a clause; "" for
+        nobody. Processes of other containers cannot be seen from inside one."""
+        seconds = max(1e-3, time.monotonic() - self._began)
+        used: defaultdict[str, float] = defaultdict(float)
+        for pid, (name, spent_s) in self._times().items():
+            used[name] += spent_s - self._before.get(pid, (name, 0.0))[1]
+        named = [(name, spent_s / seconds) for name, spent_s in used.items()]
+        most = sorted(named, key=lambda pair: -pair[1])[:_MOST_NAMED]
+        return ", ".join(f"{name} ({cores:.1f} cores)" for name, cores in most if cores >= SOME_FOREIGN)
+
+    def _times(self) -> dict[int, tuple[str, float]]:
+        found = {}
+        for process in psutil.process_iter(["name", "cpu_times"]):
+            times = process.info["cpu_times"]
+            if process.pid not in self._own and times is not None:
+                found[process.pid] = (process.info["name"] or "?", times.user + times.system)
+        return found
+
+
+class Patience:
+    """How long a command still waits for a quiet machine, and what kept it waiting. One for each command.
+
+    Args:
+        on_busy: What to do on a busy machine.
+        wait_s: Seconds that may be spent in all on waiting and on measuring again.
+        report: Told in a sentence when waiting begins, and "" when it ends; may be set later.
+        glance: Watches the machine while this process sleeps for so many seconds; returns the load and the names of
+            other processes.
+        also: Ids of processes that belong to the measurement beside this one's descendants.
+    """
+
+    def __init__(
+        self,
+        on_busy: OnBusy | str = OnBusy.WAIT,
+        wait_s: float = WAIT_S,
+        *,
+        report: Callable[[str], None] = lambda text: None,
+        glance: Callable[[float], tuple[Load, str]] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        also: Sequence[int] = (),
+    ) -> None:
+        self.on_busy = OnBusy(on_busy)
+        self.left_s = wait_s if self.on_busy is OnBusy.WAIT else 0.0
+        self.spent_s = 0.0  # on waiting and on measuring again
+        self.cause = ""  # what disturbed a measurement last, with names
+        self._num_in_row = 0
+        self._wait_s = wait_s
+        self.report = report
+        self._glance = glance or (lambda seconds: glance_at_machine(seconds, also))
+        self._clock = clock
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether disturbed measurements count."""
+        return self.on_busy is OnBusy.GO_ON
+
+    def begin(self) -> None:
+        """Report a machine that is busy already, in one line, and wait for quiet if the user wants to."""
+        load, names = self._glance(_FIRST_GLANCE_S)
+        if load.is_quiet:
+            return
+        self.cause = _with_names(load.cause, names)
+        does = {
+            OnBusy.WAIT: f"whet waits for quiet, {self.left_s:.0f} s at most (--busy-wait)",
+            OnBusy.INCONCLUSIVE: "there will be no verdict",
+            OnBusy.GO_ON: "figures may be wrong by any factor (--on-busy go-on)",
+        }[self.on_busy]
+        self.report(f"The machine is busy: {self.cause}; {does}.")
+        if not self.goes_on and not self.again(load.cause, told=True):
+            self._num_in_row = _HOPELESS
+
+    def again(self, cause: str, spent_s: float = 0.0, *, told: bool = False) -> bool:
+        """Wait until the machine is quiet, and tell whether to measure again.
+
+        Args:
+            cause: What disturbed the measurement, as Load.cause says it.
+            spent_s: Seconds that the disturbed measurement took. They count as waiting, so that a machine which looks
+                quiet and is not cannot be measured for ever.
+            told: Whether the user has been told of the waiting.
+
+        Returns:
+            False once the time for waiting is used up, or where the user does not want to wait.
+        """
+        self._spend(spent_s)
+        began = self._clock()
+        while True:
+            load, names = self._glance(_GLANCE_S)
+            self.cause = _with_names(cause, names) if names or not self.cause else self.cause
+            if self.left_s - (self._clock() - began) <= 0:
+                is_worth_it = False
+                break
+            if load.is_quiet:
+                is_worth_it = True
+                break
+            if not told:
+                self.report(f"Waiting for a quiet machine, {self.left_s:.0f} s at most: {self.cause}.")
+                told = True
+        self._spend(self._clock() - began)
+        if told:
+            self.report("")
+        return is_worth_it
+
+    def measure(self, take: Callable[[], T], cause_of: Callable[[T], str]) -> T:
+        """Measure something, and again after waiting for quiet where it was disturbed and there is time left.
+
+        Args:
+            take: Measures it.
+            cause_of: What disturbed a measurement, as Load.cause says it; "" for a quiet one.
+
+        Returns:
+            The last measurement. It may be a disturbed one.
+        """
+        while True:
+            began = self._clock()
+            value = take()
+            cause = cause_of(value)
+            self._num_in_row = self._num_in_row + 1 if cause else 0
+            if not cause:
+                return value
+            self.cause = self.cause or cause
+            if self.goes_on or not self.again(cause, self._clock() - began):
+                return value
+
+    @property
+    def has_run_out(self) -> bool:
+        """Whether going on is of no use: no time for waiting is left, and the last measurements were all disturbed."""
+        return not self.goes_on and self.left_s <= 0 and self._num_in_row >= _HOPELESS
+
+    @property
+    def sentence(self) -> str:
+        """Why there is no verdict, for people."""
+        if self.on_busy is OnBusy.WAIT:
+            return f"the machine stayed busy for {self._wait_s:.0f} s of waiting: {self.cause}"
+        return f"the machine was busy: {self.cause}"
+
+    def _spend(self, seconds: float) -> None:
+        self.spent_s += seconds
+        self.left_s = max(0.0, self.left_s - seconds)
+
+
+def glance_at_machine(seconds: float, also: Sequence[int] = ()) -> tuple[Load, str]:
+    """Sleep, and return what the machine did meanwhile and the names of who did it."""
+    others = Others(also)
+    with Observed(meter(also)) as seen:
+        time.sleep(seconds)
+    return seen.load, others.named() if seen.load.foreign_cores >= 0.1 else ""
+
+
+def undisturbed(take: Callable[[], T], *, read: Read | None = None, tries: int = _TRIES) -> tuple[T, Load]:
+    """Call `take` under observation, and again while it was disturbed.
+
+    Returns:
+        What the least disturbed call returned, and the load beside it. Its `cause` says so if none was quiet.
+    """
+    read = read or meter()
+    best: tuple[T, Load] | None = None
+    for _ in range(tries):
+        with Observed(read) as seen:
+            value = take()
+        if best is None or _disturbance(seen.load) < _disturbance(best[1]):
+            best = value, seen.load
+        if seen.load.is_quiet:
+            break
+    assert best is not None
+    return best
+
+
+def _disturbance(load: Load) -> float:
+    """Order loads: any quiet one before any disturbed one, then by the time that was lost."""
+    lost_s = load.waited_s + load.foreign_s + load.stolen_s + load.throttled_s + load.heat_s
+    return (0.0 if load.is_quiet else 1e6) + lost_s / max(load.seconds, 1e-9)
+
+
+def _with_names(cause: str, names: str) -> str:
+    return f"{cause}: {names}" if names else cause

@@ -1,0 +1,58 @@
+"""Why a gain that the finals show may still be none: noise that could make any gain, or a screening that denies it."""
+
+import math
+
+from whet.measure.quiet import Patience
+from whet.measure.stats import MAX_NOISE, Comparison
+from whet.tuner.result import TrialRecord
+from whet.tuner.search import TIMING_S, Workbench
+
+_LIMIT_S = 180.0
+_SHARED = 1.25  # what sharing a process, its caches and its threads may do to a ratio at the most
+
+
+def doubt_about(bench: Workbench, contender: TrialRecord, comparison: Comparison, patience: Patience) -> str:
+    """Return why a comparison cannot be believed, as a clause for people; "" where nothing speaks against it.
+
+    Where the screening showed another ratio than the finals, the screening is measured once more before it counts.
+    """
+    if comparison.noise > MAX_NOISE:
+        return (
+            f"runs of the original differ from each other by up to {comparison.noise - 1:.0%}, "
+            f"more than the {MAX_NOISE - 1:.0%} up to which a verdict is given"
+        )
+    if contender.speedup is None or contender.speedup_ci95 is None:
+        return ""
+    if _agree(contender.speedup, contender.speedup_ci95, comparison):
+        return ""
+    arguments = {
+        "target": bench.target,
+        "signature": bench.facts["signature"],
+        "directory": str(bench.artefact(contender.number)),
+        "timing_s": TIMING_S,
+    }
+    outcome = patience.measure(
+        lambda: bench.run("screen", arguments, bench.directory / "screen", _LIMIT_S),
+        lambda found: str(found.value["busy"]) if found.value else "",
+    )
+    if outcome.value is not None and _agree(outcome.value["speedup"], outcome.value["speedup_ci95"], comparison):
+        return ""
+    screened = contender.speedup if outcome.value is None else outcome.value["speedup"]
+    return (
+        f"beside the original in one process it is {screened:.2f}x as fast, "
+        f"in processes of its own {comparison.ratio:.2f}x"
+    )
+
+
+def _agree(screened: float, ci95: tuple[float, float], final: Comparison) -> bool:
+    """Tell whether intervals, noise between processes and a shared process explain the distance of two ratios.
+
+    The screening is one pair of processes, the finals are `num_pairs`; the noise floor is that of their mean.
+    """
+    process = math.log(final.noise) * math.sqrt(final.num_pairs)
+    spread = math.hypot(_half_width(ci95), _half_width(final.ci95), process)
+    return abs(math.log(screened / final.ratio)) <= spread + math.log(_SHARED)
+
+
+def _half_width(ci95: tuple[float, float]) -> float:
+    return math.log(ci95[1] / ci95[0]) / 2
