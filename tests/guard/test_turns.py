@@ -41,9 +41,7 @@ def trees(root: Path, *whats: str) -> tuple[Tree, Tree]:
 
 def test_each_side_runs_the_code_of_its_tree(tmp_path: Path) -> None:
     sides = trees(tmp_path, "time.sleep(0.002)", "time.sleep(0.02)")
-    times = measure_pair(
-        sides, "sleepy.py:build", {}, 1, scratch=tmp_path / "scratch", budget_s=0.05, time_limit_s=60
-    )
+    times = measure_pair(sides, "sleepy.py:build", {}, 1, scratch=tmp_path / "scratch", budget_s=0.05, time_limit_s=60)
     assert 2 <= times.old_ms < 10
     assert 20 <= times.new_ms < 60
 

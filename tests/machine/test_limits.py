@@ -97,7 +97,7 @@ def test_a_measurement_is_kept(cache: Path, calls: list[str]) -> None:
     [
         lambda text: text[: len(text) // 2],
         lambda text: "",
-        lambda text: text.replace('"format": 2', '"format": 9').replace('"format":2', '"format":9'),
+        lambda text: text.replace('"format": 3', '"format": 9').replace('"format":3', '"format":9'),
         lambda text: json.dumps(json.loads(text) | {"limits": {"read_bandwidth": -1.0}}),
         lambda text: json.dumps(json.loads(text) | {"limits": {"read_bandwidth": "fast"}}),
         lambda text: json.dumps(json.loads(text) | {"fingerprint": "of another"}),

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from whet.measure.cgroup import cpu_quota, memory_limit
+from whet.measure.cgroup import cpu_quota, cpu_stat_files, memory_limit, throttled_s
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -59,3 +59,23 @@ def test_reads_limits(
     (tmp_path / "self").write_text(own)
     assert cpu_quota(root, tmp_path / "self") == cores
     assert memory_limit(root, tmp_path / "self") == num_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("usage_usec 5\nnr_periods 7\nnr_throttled 3\nthrottled_usec 2500000\n", 2.5),  # version 2
+        ("nr_periods 7\nnr_throttled 3\nthrottled_time 1500000000\n", 1.5),  # version 1
+        ("", 0.0),
+    ],
+)
+def test_throttling_in_either_version(text: str, seconds: float) -> None:
+    assert throttled_s(text) == seconds
+
+
+def test_only_files_that_count_throttling_are_read(tmp_path: Path) -> None:
+    (tmp_path / "cpu.stat").write_text("usage_usec 5\n")
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.stat").write_text("nr_throttled 0\nthrottled_time 0\n")
+    (tmp_path / "self").write_text("")
+    assert cpu_stat_files(tmp_path, tmp_path / "self") == [tmp_path / "cpu" / "cpu.stat"]

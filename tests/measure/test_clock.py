@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from whet.measure import clock
 from whet.measure.clock import Measurement, measure_calls, measure_pairs, warm_up
+from whet.measure.load import Reading
 
 
 class FakeTime:
@@ -208,3 +209,75 @@ def test_a_real_call_is_timed_in_seconds() -> None:
 
     found = measure_calls([lambda: time.sleep(0.02)], budget_s=0.1)
     assert 19 <= found.latency_ms <= 2000
+
+
+class FakeMachine:
+    """Another process holds one of two cores in some blocks of the measurement: those that `busy` tells, from 0 on."""
+
+    def __init__(self, time: FakeTime, busy: Callable[[int], bool]) -> None:
+        self._time = time
+        self._busy = busy
+        self._num_readings = 0
+        self._foreign_s = 0.0
+        self._last_s = 0.0
+
+    def __call__(self) -> Reading:
+        now_s = self._time.perf_counter()
+        if self._num_readings % 2 and self._busy(self._num_readings // 2):
+            self._foreign_s += now_s - self._last_s
+        self._num_readings += 1
+        self._last_s = now_s
+        return Reading(now_s, 2, busy_s=self._foreign_s, waited_s=self._foreign_s)
+
+
+def slow_while_busy(fake: FakeTime, busy: Callable[[float], bool]) -> Callable[[], None]:
+    """A call of 2 ms, or of 50 ms at moments when another process has a core."""
+
+    def run() -> None:
+        fake.ns += round((50 if busy(fake.perf_counter()) else 2) * 1e6)
+
+    return run
+
+
+def test_disturbed_blocks_are_measured_again(fake: FakeTime) -> None:
+    machine = FakeMachine(fake, lambda block: block % 3 == 1)
+    found = measure_calls([fake.call("a", 2)], budget_s=0.5, read=machine)
+    assert found.cause == ""
+    assert 0.5 <= sum(found.samples_s) <= 0.65  # of quiet time
+    assert found.load.foreign_s == pytest.approx(found.load.seconds / 3, rel=0.3)
+
+
+def test_what_a_disturbed_block_took_does_not_count(fake: FakeTime) -> None:
+    busy_from_s, busy_to_s = 0.3, 0.6
+    call = slow_while_busy(fake, lambda now_s: busy_from_s < now_s < busy_to_s)
+    last_s = 0.0
+    foreign_s = 0.0
+
+    def read() -> Reading:
+        nonlocal last_s, foreign_s
+        now_s = fake.perf_counter()
+        foreign_s += max(0.0, min(now_s, busy_to_s) - max(last_s, busy_from_s))
+        last_s = now_s
+        return Reading(now_s, 2, busy_s=foreign_s, waited_s=foreign_s)
+
+    found = measure_calls([call], budget_s=1.0, read=read)
+    assert set(found.samples_s) == {0.002}
+    assert found.cause == ""
+
+
+def test_a_machine_that_stays_busy_is_told(fake: FakeTime) -> None:
+    machine = FakeMachine(fake, lambda block: True)
+    found = measure_calls([fake.call("a", 2)], budget_s=0.5, read=machine)
+    assert found.cause == "other processes used 1.0 of 2 cores and made it wait for 100% of the time"
+    assert 1.5 <= sum(found.samples_s) <= 1.7  # three times as long, and then no more
+
+
+def test_pairs_in_which_either_block_is_disturbed_are_measured_again(fake: FakeTime) -> None:
+    machine = FakeMachine(fake, lambda block: block in (1, 4, 5))
+    found = measure_pairs([fake.call("a", 6)], [fake.call("b", 2)], budget_s=0.5, num_pairs=4, read=machine)
+    assert found.cause == ""
+    assert found.first == (0.006,) * 4
+    assert found.second == (0.002,) * 4
+    busy = measure_pairs([fake.call("a", 6)], [fake.call("b", 2)], num_pairs=4, read=FakeMachine(fake, lambda _: True))
+    assert busy.cause
+    assert len(busy.first) == 12

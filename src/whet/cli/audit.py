@@ -23,7 +23,7 @@ from whet.files import write_whole
 if TYPE_CHECKING:
     from whet.cli.audit_measure import MeasuredAudit
 
-_CLEAN, _FINDINGS, _FAILED = 0, 1, 2
+_CLEAN, _FINDINGS, _FAILED, _INCONCLUSIVE = 0, 1, 2, 3
 _LEAST_STEPS = 6
 _REPORTS = ("markdown", "html")  # formats that give advice for the machine at hand
 _ABOUT = """Find what makes PyTorch code slow, say what it may cost, and fix it.
@@ -79,6 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="short for --output-format json")
     add("--measure", action="store_true", help="run the script (arguments after --) with each fix, in a copy, in pairs")
     add("--steps", metavar="N", type=int, default=12, help="optimiser steps of each process of --measure (12)")
+    add("--on-busy", metavar="HOW", default="wait", help="of --measure on a busy machine: wait, inconclusive or go-on")
+    add("--busy-wait", metavar="TIME", default="2m", help="how long to wait for a quiet machine in all (2m)")
     add("--budget", metavar="TIME", default="10m", help="of --measure, such as 90s or 10m (10m)")
     return parser
 
@@ -116,6 +118,8 @@ def _audit(given: argparse.Namespace, output_format: str) -> int:
         _say(f"{count(len(outcome.findings), 'finding')} written to {given.write_baseline}", sys.stderr)
     if report.problems or failures:
         return _FAILED
+    if measured is not None and measured.impact.busy:
+        return _INCONCLUSIVE
     is_left = report.findings or (given.diff and outcome.changes)
     return _FINDINGS if is_left and given.write_baseline is None else _CLEAN
 
@@ -131,7 +135,7 @@ def _outcome(given: argparse.Namespace, settings: Settings) -> Outcome:
 def _measured(given: argparse.Namespace, settings: Settings) -> "MeasuredAudit":
     """Imported only here: it needs torch."""
     module = import_module("whet.cli.audit_measure")
-    budget_s = import_module("whet.cli.units").seconds(given.budget)
+    seconds = import_module("whet.cli.units").seconds
     if given.steps < _LEAST_STEPS:
         raise OptionError(f"--steps {given.steps} are too few: the first three are not counted; give {_LEAST_STEPS}")
     measured: MeasuredAudit = module.measure(
@@ -139,7 +143,9 @@ def _measured(given: argparse.Namespace, settings: Settings) -> "MeasuredAudit":
         given.arguments,
         lambda files: look(files, settings)[0],
         num_steps=given.steps,
-        budget_s=budget_s,
+        budget_s=seconds(given.budget),
+        on_busy=given.on_busy,
+        busy_wait_s=seconds(given.busy_wait),
     )
     return measured
 

@@ -3,6 +3,7 @@
 import shlex
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from whet.auditor.settings import Settings
 from whet.impact import Impact, Stage, measure_impact
 from whet.impact.plan import as_measured, script_at
 from whet.impact.sources import script_files
+from whet.measure.quiet import WAIT_S, OnBusy, Patience
 
 _LIMIT_S = 180.0  # for a single process
 
@@ -60,12 +62,16 @@ def measure(
     *,
     num_steps: int,
     budget_s: float,
+    on_busy: str = OnBusy.WAIT,
+    busy_wait_s: float = WAIT_S,
 ) -> MeasuredAudit:
     """Try every fix of the script and of its own modules, telling on stderr how it goes."""
+    patience = Patience(OnBusy.checked(on_busy), busy_wait_s, report=lambda text: _tell(text) if text else None)
+    patience.begin()
     files = script_files(script)
     with tempfile.TemporaryDirectory(prefix="whet-impact-") as directory:
         place = script_at(script, arguments, Path(directory), num_steps=num_steps, limit_s=_LIMIT_S)
-        impact = measure_impact(place, files, look, budget_s=budget_s, report=_tell)
+        impact = measure_impact(place, files, look, budget_s=budget_s, report=_tell, patience=patience)
     command = shlex.join(["whet", "audit", str(script), "--measure", "--", *arguments])
     return MeasuredAudit.of(tuple(files), impact, command)
 
@@ -82,8 +88,11 @@ def table(measured: MeasuredAudit) -> str:
             after = "" if phase.after_ms is None else f"{phase.after_ms:.3g}"
             lines.append(f"{phase.name:<20} {phase.before_ms:>10.3g} {after:>10}")
     lines.append("")
+    if impact.busy:
+        lines += textwrap.wrap(f"No verdict on some fixes: {impact.busy}.", 80)
     if impact.total is None or impact.total.comparison is None:
-        lines.append(f"No fix paid on this machine: a step takes {impact.first.step_s * 1e3:.3g} ms, as before.")
+        word = "No fix is proved to pay" if impact.busy else "No fix paid"
+        lines.append(f"{word} on this machine: a step takes {impact.first.step_s * 1e3:.3g} ms, as before.")
     else:
         total = as_measured(impact.total, "")
         lines.append(

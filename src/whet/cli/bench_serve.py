@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_of, shown
 from whet.cli.model_directory import model_directory
 from whet.cli.units import seconds
 from whet.errors import OptionError
@@ -92,6 +93,8 @@ def bench_serve(
     slo: _Slo = None,
     api_key: _Key = None,
     out: _Out = None,
+    on_busy: OnBusyOption = "wait",
+    busy_wait: BusyWaitOption = "2m",
     as_json: _AsJson = False,
 ) -> None:
     """Replay production traffic, or random arrivals, against a server: latencies, throughput, goodput.
@@ -101,6 +104,7 @@ def bench_serve(
     gaps so that the load is a share of what the server can do.
     """
     console = Console(stderr=True)
+    patience = patience_of(on_busy, busy_wait)
     options = Options(
         trace=None if trace is None else read_trace(trace),
         source="" if trace is None else trace.name,
@@ -120,7 +124,10 @@ def bench_serve(
         slo=None if slo is None else Slo.parse(slo),
     )
     directory = None if out is None else make_directory(out)
-    report, records = _measure(console, target, options, api_key, serve_options or [])
+    with shown(console, patience):
+        report, records = patience.measure(
+            lambda: _measure(console, target, options, api_key, serve_options or []), lambda found: found[0].busy
+        )
     show_report(console if as_json else Console(), report)
     if as_json:
         print(report.to_json(indent=None), end="", flush=True)
@@ -131,6 +138,8 @@ def bench_serve(
         raise typer.Exit(_INTERRUPTED)
     if not report.figures.num_answered:
         raise typer.Exit(_FAILED)
+    if report.busy and not patience.goes_on:
+        raise typer.Exit(INCONCLUSIVE)
 
 
 def _measure(

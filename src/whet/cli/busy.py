@@ -11,6 +11,8 @@ from rich.text import Text
 from whet.cli.units import seconds
 from whet.measure.quiet import OnBusy, Patience
 
+INCONCLUSIVE = 3  # exit code: the machine was too busy to tell
+
 OnBusyOption = Annotated[
     str,
     typer.Option(

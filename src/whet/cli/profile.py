@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from whet.cli.busy import BusyWaitOption, OnBusyOption, patience_of
 from whet.cli.units import seconds
 from whet.errors import OptionError
 
@@ -29,6 +30,8 @@ def profile(
     ] = None,
     step: Annotated[bool, typer.Option("--step", help="the phases of the target's training loop")] = False,
     nvtx: Annotated[bool, typer.Option("--nvtx", help="only run it, in NVTX ranges: for nsys and ncu")] = False,
+    on_busy: OnBusyOption = "wait",
+    busy_wait: BusyWaitOption = "2m",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
 ) -> None:
     """Say what bounds a model, how far it is from the machine's limit, and what addresses it.
@@ -49,14 +52,16 @@ def profile(
         raise OptionError(f"whet profile takes one target, not {1 + len(others)}")
     if depth < 1 or rows < 1:
         raise OptionError(f"--{'depth' if depth < 1 else 'rows'} must be 1 or more")
+    patience = patience_of(on_busy, busy_wait)
     if step:
         if nvtx or out is not None:
             raise OptionError("--step shows the phases of a training loop; --nvtx and --out are for a model")
-        _run("profile_step", "run_step", target, limit_s=seconds(limit), as_json=as_json)
+        _run("profile_step", "run_step", target, limit_s=seconds(limit), as_json=as_json, patience=patience)
     elif nvtx:
         _run("profile_child", "run_nvtx", target)
     else:
-        _run("profile_target", "run_target", target, out=out, depth=depth, rows=rows, limit=limit, as_json=as_json)
+        options = {"out": out, "depth": depth, "rows": rows, "limit": limit, "as_json": as_json}
+        _run("profile_target", "run_target", target, **options, patience=patience)
 
 
 def _run(module: str, function: str, *args: Any, **kwargs: Any) -> None:

@@ -7,18 +7,22 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import typer
 from pydantic import TypeAdapter
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from whet.cli.busy import INCONCLUSIVE, shown
 from whet.cli.profiled_process import error_of
 from whet.errors import ModelError, OptionError, WhetError
 from whet.figures import digits
 from whet.files import write_whole
 from whet.machine import describe
 from whet.measure.isolate import run_isolated
+from whet.measure.load import Observed
+from whet.measure.quiet import Patience
 from whet.steps.figures import count, percent
 from whet.steps.report import PhaseTime, StepReport
 from whet.steps.run import run_training
@@ -34,7 +38,14 @@ _WIDTH = 100  # of a sentence
 _REPORT = TypeAdapter(StepReport)
 
 
-def run_step(target: str, *, num_steps: int = NUM_STEPS, limit_s: float = _LIMIT_S, as_json: bool = False) -> None:
+def run_step(
+    target: str,
+    *,
+    num_steps: int = NUM_STEPS,
+    limit_s: float = _LIMIT_S,
+    as_json: bool = False,
+    patience: Patience | None = None,
+) -> None:
     """Run `num_steps` steps of a training loop after its warm-up, and show where their time went.
 
     limit_s: after so many seconds the loop is stopped at the end of a step, and what was seen is shown. On Ctrl-C too.
@@ -44,15 +55,20 @@ def run_step(target: str, *, num_steps: int = NUM_STEPS, limit_s: float = _LIMIT
     if num_steps < 1:
         raise OptionError("the number of steps must be 1 or more")
     console = Console(stderr=as_json, highlight=False)
-    with tempfile.TemporaryDirectory(prefix="whet-step-") as scratch:
+    patience = patience or Patience()
+    with tempfile.TemporaryDirectory(prefix="whet-step-") as scratch, shown(console, patience):
         try:
-            report, failure = _measured(console, target, num_steps, limit_s, Path(scratch))
+            report, failure, busy = patience.measure(
+                lambda: _measured(console, target, num_steps, limit_s, Path(scratch)), lambda found: found[2]
+            )
         except KeyboardInterrupt:
             partial = _partial(Path(scratch), "stopped by Ctrl-C")
             if partial is not None:
                 show_steps(console, partial)
             raise
     if report is not None:
+        if busy:
+            console.print(Text(f"The machine was busy: {busy}. Times may be too long.", "yellow"))
         show_steps(console, report)
         if as_json:
             print(json.dumps({"target": target, **report.as_json()}))
@@ -60,6 +76,8 @@ def run_step(target: str, *, num_steps: int = NUM_STEPS, limit_s: float = _LIMIT
             failure = ModelError(f"{target} raised {report.ended_by}; the steps before it are shown, and are partial")
     if failure is not None:
         raise failure
+    if busy and not patience.goes_on:
+        raise typer.Exit(INCONCLUSIVE)
 
 
 def look(target: str, num_steps: int, limit_s: float, directory: str) -> dict[str, Any]:
@@ -101,9 +119,9 @@ def show_steps(console: Console, report: StepReport) -> None:
 
 def _measured(
     console: Console, target: str, num_steps: int, limit_s: float, folder: Path
-) -> tuple[StepReport | None, WhetError | None]:
-    """What the child found, whole or in part, and why it ended early."""
-    with console.status(f"watching {target}: {num_steps} steps, for {limit_s:.0f} s at most"):
+) -> tuple[StepReport | None, WhetError | None, str]:
+    """What the child found, whole or in part, why it ended early, and what disturbed it on a busy machine."""
+    with Observed() as seen, console.status(f"watching {target}: {num_steps} steps, for {limit_s:.0f} s at most"):
         outcome = run_isolated(
             "whet.cli.profile_step:look",
             {"target": target, "num_steps": num_steps, "limit_s": limit_s, "directory": str(folder)},
@@ -112,9 +130,10 @@ def _measured(
             memory_limit_bytes=describe().most_bytes,
         )
     if outcome.value is not None:
-        return _REPORT.validate_python(outcome.value), None
+        return _REPORT.validate_python(outcome.value), None, seen.load.cause
     assert outcome.failure is not None
-    return _partial(folder, outcome.failure.message), error_of(outcome.failure, target, "watched")
+    failure = error_of(outcome.failure, target, "watched")
+    return _partial(folder, outcome.failure.message), failure, seen.load.cause
 
 
 def _partial(folder: Path, why: str) -> StepReport | None:

@@ -6,10 +6,12 @@ import tempfile
 import time
 from pathlib import Path
 
+import typer
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from whet.cli.busy import INCONCLUSIVE, shown
 from whet.cli.profile_child import PARTIAL
 from whet.cli.profiled_process import error_of
 from whet.cli.units import seconds
@@ -17,6 +19,7 @@ from whet.errors import ModelError, OutputError, WhetError
 from whet.files import names_in, replace_directory, write_whole
 from whet.machine import describe
 from whet.measure.isolate import QUIET, run_isolated
+from whet.measure.quiet import Patience
 from whet.profiler.chrome import FILE as TRACE
 from whet.profiler.report import Report, from_json
 from whet.profiler.report import as_json as report_json
@@ -24,7 +27,9 @@ from whet.profiler.session import PROFILE
 from whet.profiler.show import show_report
 
 
-def run_target(target: str, *, out: Path | None, depth: int, rows: int, limit: str, as_json: bool) -> None:
+def run_target(
+    target: str, *, out: Path | None, depth: int, rows: int, limit: str, as_json: bool, patience: Patience
+) -> None:
     """Profile a target and show what was found; with `out`, write it there, whole or not at all.
 
     Raises a WhetError where the target cannot be had, or ended before its time; what was found until then is shown.
@@ -35,7 +40,11 @@ def run_target(target: str, *, out: Path | None, depth: int, rows: int, limit: s
         _check_out(out)
     with tempfile.TemporaryDirectory(prefix="whet-profile-") as scratch:
         folder = Path(scratch)
-        report, failure = _measured(console, target, folder, depth, limit_s)
+        with shown(console, patience):
+            report, failure = patience.measure(
+                lambda: _measured(console, target, folder, depth, limit_s),
+                lambda found: found[0].busy if found[0] is not None else "",
+            )
         if report is not None:
             show_report(console, report, rows=rows)
             if out is not None:
@@ -48,6 +57,8 @@ def run_target(target: str, *, out: Path | None, depth: int, rows: int, limit: s
             raise failure
         if report is not None and report.partial:
             raise ModelError(f"{report.partial}; what is shown was measured until then")
+        if report is not None and report.busy and not patience.goes_on:
+            raise typer.Exit(INCONCLUSIVE)
 
 
 def _measured(

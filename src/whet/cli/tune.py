@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whet.cli import tables
-from whet.cli.busy import BusyWaitOption, OnBusyOption, show_waiting
+from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, show_waiting
 from whet.cli.units import num_bytes, seconds
 from whet.measure.quiet import OnBusy
 from whet.tuner.command import command_line
@@ -21,7 +21,6 @@ from whet.tuner.result import TrialRecord
 from whet.tuner.tuning import Listener
 from whet.tuner.tuning import tune as run_tune
 
-_INCONCLUSIVE = 3  # exit code
 _LONGEST = 100  # characters of a directory's name; file systems take 255 bytes
 
 
@@ -87,7 +86,7 @@ def tune(
     if "failed" in verdicts:
         raise typer.Exit(1)
     if "inconclusive" in verdicts:
-        raise typer.Exit(_INCONCLUSIVE)
+        raise typer.Exit(INCONCLUSIVE)
 
 
 def _directory(target: str, out: Path | None, *, alone: bool, resume: bool) -> Path:

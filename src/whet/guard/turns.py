@@ -24,6 +24,7 @@ from whet.guard.checkout import Tree
 from whet.guard.point import first_batch
 from whet.guard.sweep import said
 from whet.measure.clock import quiet_collector, time_block, warm_up
+from whet.measure.clocks import Clocks
 from whet.measure.isolate import QUIET, Outcome, run_isolated
 from whet.measure.load import NO_LOAD, Load, cause_of, meter, quiet_blocks, total
 from whet.signature import split
@@ -110,7 +111,7 @@ def pair_times(old: Mapping[str, Any], new: Mapping[str, Any]) -> PairTimes:
     """Return the times of a pair from what `measure_in_turns` returned on both sides."""
     loads = [Load(**a) + Load(**b) for a, b in zip(old["loads"], new["loads"], strict=True)]
     quiet = quiet_blocks(loads)
-    cause = "" if sum(quiet) >= _ENOUGH_BLOCKS else cause_of(loads)
+    cause = old["cause"] or new["cause"] if sum(quiet) >= _ENOUGH_BLOCKS else cause_of(loads)
     kept = [
         (a, b) for a, b, is_quiet in zip(old["blocks_ms"], new["blocks_ms"], quiet, strict=True) if is_quiet or cause
     ]
@@ -134,7 +135,7 @@ def _steady() -> dict[str, str]:
 
 def measure_in_turns(
     target: str, sizes: Mapping[str, int], budget_s: float, begins: bool, handle: int
-) -> dict[str, list[Any]]:
+) -> dict[str, Any]:
     """Measure one side in a process of its own: warm up, then time blocks, while the other side waits.
 
     Both sides tell each other after each block whether it was quiet, and go on until `NUM_BLOCKS` pairs of blocks were,
@@ -145,7 +146,8 @@ def measure_in_turns(
         handle: The file descriptor of a socket whose other end the other side has.
 
     Returns:
-        `blocks_ms`, the milliseconds per call of each block, and `loads`, what the machine did beside it.
+        `blocks_ms`, the milliseconds per call of each block, `loads`, what the machine did beside it, and `cause`, what
+        else disturbed this side.
 
     Raises:
         BaselineError: The other side has ended.
@@ -157,7 +159,7 @@ def measure_in_turns(
             warm_up(calls, budget_s=budget_s)
         if begins:
             turns.wait()
-        read, blocks, loads = meter(), list[float](), list[Load]()
+        read, clocks, blocks, loads = meter(), Clocks(), list[float](), list[Load]()
         with quiet_collector():
             while not turns.is_enough:
                 with turns.mine():
@@ -167,7 +169,7 @@ def measure_in_turns(
                     turns.was_quiet = quiet_blocks(loads)[-1]
                 if begins:
                     turns.wait()  # for the other side's half of the pair; nobody ends while the other one measures
-        return {"blocks_ms": blocks, "loads": [asdict(load) for load in loads]}
+        return {"blocks_ms": blocks, "loads": [asdict(load) for load in loads], "cause": clocks.cause()}
 
 
 def _call(target: str, sizes: Mapping[str, int]) -> Callable[[], Any]:

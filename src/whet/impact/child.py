@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import TargetError
+from whet.measure.load import Load, meter
 from whet.measure.memory import cuda_peak_bytes, peak_rss_bytes
 from whet.steps.log import StepRecord
 from whet.steps.patches import Patches, patched
@@ -22,6 +23,7 @@ from whet.steps.run import EnoughError
 from whet.steps.watch import watch_everything
 
 _LEAST_STEPS = 7
+_BLOCK_S = 0.1  # between two readings of the load, which take less than a thousandth of it
 _ENOUGH_S = 5.0  # slow steps need no large number: their times scatter less
 
 
@@ -29,8 +31,8 @@ def run_script(script: str, arguments: Sequence[str], num_steps: int, limit_s: f
     """Run a script as `python script arguments...` would, for `num_steps` optimiser steps, fewer where they are slow.
 
     Returns seconds and losses by step (the first of each is the second step: watching begins with the first), the
-    report of the phases, and peak memory in bytes. A loss is the sum of what backward was called on since the step
-    before, so that accumulated micro-batches count as one.
+    report of the phases, the load beside blocks of steps, and peak memory in bytes. A loss is the sum of what backward
+    was called on since the step before, so that accumulated micro-batches count as one.
 
     Raises TargetError where the script makes no optimiser step, or asks for input; whatever it raises itself goes on.
     """
@@ -57,6 +59,7 @@ def run_script(script: str, arguments: Sequence[str], num_steps: int, limit_s: f
     return {
         "seconds": stop.seconds,
         "losses": stop.losses,
+        "blocks": [{"num_steps": num, "load": asdict(load)} for num, load in stop.blocks],
         "report": asdict(report),
         "peak_bytes": peak_rss_bytes(),
         "cuda_peak_bytes": cuda_peak_bytes(),
@@ -69,6 +72,9 @@ class _Stop:
     def __init__(self, num_steps: int, limit_s: float) -> None:
         self.seconds: list[float] = []
         self.losses: list[float | None] = []
+        self.blocks: list[tuple[int, Load]] = []  # how many steps, and the load beside them
+        self._read = meter()
+        self._reading = self._read()
         self._num_steps = num_steps
         self._ends = time.monotonic() + limit_s
         self._began = 0.0
@@ -80,10 +86,23 @@ class _Stop:
         self.losses.append(None if self._sum is None else float(self._sum))
         self._sum = None
         now = time.monotonic()
+        is_over = self._is_over(now)
+        if is_over or time.perf_counter() - self._reading.at_s >= _BLOCK_S:
+            self._end_block()
+        if is_over:
+            raise EnoughError
+
+    def _is_over(self, now: float) -> bool:
         self._began = self._began or now
         is_enough = len(self.seconds) >= _LEAST_STEPS and now - self._began > _ENOUGH_S
-        if len(self.seconds) >= self._num_steps or is_enough or now > self._ends:
-            raise EnoughError
+        return len(self.seconds) >= self._num_steps or is_enough or now > self._ends
+
+    def _end_block(self) -> None:
+        """Note the load beside the steps since the last reading."""
+        reading = self._read()
+        num_before = sum(num for num, _ in self.blocks)
+        self.blocks.append((len(self.seconds) - num_before, self._reading.until(reading)))
+        self._reading = reading
 
     def listen(self, patches: Patches) -> None:
         """Hear of every backward pass, and of what a gradient scaler multiplied its loss with."""

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from whet.auditor.collect import SourceFile
@@ -13,6 +14,7 @@ from whet.errors import TargetError
 from whet.impact.overlay import make_overlay
 from whet.impact.pairs import Paired, Run, ScriptRun, run_once, run_pairs
 from whet.measure.isolate import Outcome, run_isolated
+from whet.measure.quiet import Patience
 
 Look = Callable[[Sequence[SourceFile]], Sequence[Finding]]
 
@@ -60,6 +62,7 @@ class Impact:
     num_steps: int
     seconds: float
     unfixed: tuple[str, ...] = ()  # codes found that have no fix to try
+    busy: str = ""  # why something could not be judged, on a busy machine
 
 
 @dataclass(frozen=True)
@@ -105,17 +108,26 @@ class Script:
 
 
 def measure_impact(
-    script: Script, files: Sequence[SourceFile], look: Look, *, budget_s: float, report: Callable[[str], None]
+    script: Script,
+    files: Sequence[SourceFile],
+    look: Look,
+    *,
+    budget_s: float,
+    report: Callable[[str], None],
+    patience: Patience | None = None,
 ) -> Impact:
     """Try the fixes of what `look` finds in `files`, and keep those that pay at the same loss.
 
+    On a busy machine `patience` says how long to wait; a fix that cannot be judged there is not kept.
+
     Raises TargetError where the script as it is cannot be run.
     """
+    patience = patience or Patience()
     started = time.monotonic()
     originals = list(files)
     as_is = script.version("original", originals, originals)
     report("running the script as it is")
-    first = run_once(as_is)
+    first = patience.measure(partial(run_once, as_is), lambda found: found.busy)
     report(f"{first.step_s * 1e3:.4g} ms a step")
     current, stages, tried, unfixed = originals, list[Stage](), set[str](), list[str]()
     now = as_is
@@ -127,23 +139,28 @@ def measure_impact(
             break
         tried.add(code)
         chosen = [finding for finding in findings if finding.code == code and finding.fix is not None]
-        if time.monotonic() - started > budget_s * (1 - _SHARE_FOR_FINAL):
+        if patience.has_run_out:
+            stages.append(_stage(chosen, "not measured", why=patience.sentence))
+            continue
+        if time.monotonic() - patience.spent_s - started > budget_s * (1 - _SHARE_FOR_FINAL):
             stages.append(_stage(chosen, "not tried", why="the budget was used up"))
             continue
-        stage, version, run = _try(script, len(stages), chosen, current, originals, now, report)
+        stage, version, run = _try(script, len(stages), chosen, current, originals, now, report, patience)
         stages.append(stage)
         if stage.is_kept:
             current, now = version, run
     total = None
     if any(stage.is_kept for stage in stages):
         report("all that were kept, against the script as it is")
-        total = run_pairs(as_is, now, most_pairs=_PAIRS, stop_early=False)
+        total = run_pairs(as_is, now, most_pairs=_PAIRS, stop_early=False, patience=patience)
     others = [finding for finding in look(current) if not is_in_training(finding) and finding.fix is not None]
     for code in sorted({finding.code for finding in others} - tried):
         chosen = [finding for finding in others if finding.code == code]
         stages.append(_stage(chosen, "not tried", why="it lies in inference, which the measured steps do not run"))
     seconds = time.monotonic() - started
-    return Impact(first, tuple(stages), total, tuple(current), script.num_steps, seconds, tuple(unfixed))
+    is_unknown = any(stage.status == "not measured" for stage in stages) or (total is not None and total.busy)
+    busy = patience.sentence if is_unknown else ""
+    return Impact(first, tuple(stages), total, tuple(current), script.num_steps, seconds, tuple(unfixed), busy)
 
 
 def is_in_training(finding: Finding) -> bool:
@@ -184,6 +201,7 @@ def _try(
     originals: Sequence[SourceFile],
     now: Run,
     report: Callable[[str], None],
+    patience: Patience,
 ) -> tuple[Stage, list[SourceFile], Run]:
     """One rule's fixes against what was kept so far."""
     report(f"{chosen[0].code} {chosen[0].name}: {_titles(chosen)[0]}")
@@ -191,9 +209,11 @@ def _try(
     if all(a.text == b.text for a, b in zip(version, current, strict=True)):
         return _stage(chosen, "not applied", why="its fix could not be applied here"), version, now
     run = script.version(f"{number}-{chosen[0].code}", version, originals)
-    paired = run_pairs(now, run, most_pairs=_PAIRS)
+    paired = run_pairs(now, run, most_pairs=_PAIRS, patience=patience)
     if paired.failure:
         status, why = "failed", paired.failure
+    elif paired.busy:
+        status, why = "not measured", paired.busy
     elif not paired.is_faster:
         status, why = "no gain", ""
     elif not paired.same_loss:

@@ -25,38 +25,40 @@ _LONGEST_S = 0.4  # of one multiplication: a dtype that the chip emulates would 
 def gemm_peaks(
     dtypes: Sequence[str], shapes: Sequence[tuple[int, int, int]], *, device: str = "cpu", budget_s: float = 1.2
 ) -> dict[str, float]:
-    """Operations/s (2mnk, dense) by dtype, spending about `budget_s` on each. A dtype torch cannot multiply is absent.
+    """Return operations/s (2mnk, dense) by dtype, spending about `budget_s` on each dtype.
 
-    "tfloat32" is float32 rounded by NVIDIA's tensor cores, as PyTorch runs it where fp32_precision allows it.
+    All dtypes are measured on one shape before the next shape, so that what disturbs the machine for a while does not
+    meet one dtype alone. A dtype that torch cannot multiply is absent. "tfloat32" is float32 rounded by NVIDIA's tensor
+    cores, as PyTorch runs it where fp32_precision allows it.
     """
-    peaks = {}
-    for dtype in dtypes:
-        peak = _peak(dtype, sorted(shapes, key=_operations), device, budget_s / len(shapes))
-        if peak is not None:
-            peaks[dtype] = peak
+    peaks = dict.fromkeys(dtypes, 0.0)
+    for shape in sorted(shapes, key=_operations):
+        for dtype in list(peaks):
+            if peaks[dtype] and _operations(shape) / peaks[dtype] > _LONGEST_S:
+                continue
+            reached = _reached(dtype, shape, device, budget_s / len(shapes))
+            if reached is None and not peaks[dtype]:
+                del peaks[dtype]
+            else:
+                peaks[dtype] = max(peaks[dtype], reached or 0.0)
     return peaks
 
 
-def _peak(dtype: str, shapes: Sequence[tuple[int, int, int]], device: str, budget_s: float) -> float | None:
-    peak = 0.0
+def _reached(dtype: str, shape: tuple[int, int, int], device: str, budget_s: float) -> float | None:
+    """Return operations/s of one product in the fastest way there is; None where torch cannot multiply this dtype."""
     precision = torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "tf32" if dtype == "tfloat32" else "ieee"
     try:
-        for shape in shapes:
-            if peak and _operations(shape) / peak > _LONGEST_S:
-                break
-            ways = [_multiplication(dtype, shape, device), *_packed(dtype, shape, device)]
-            for run in ways:
-                peak = max(peak, _operations(shape) / best_s(run, device, budget_s / len(ways)))
+        ways = [_multiplication(dtype, shape, device), *_packed(dtype, shape, device)]
+        return max(_operations(shape) / best_s(run, device, budget_s / len(ways)) for run in ways)
     except (
         RuntimeError,
         NotImplementedError,
         ValueError,
     ):  # what torch raises for a dtype that it cannot multiply here
-        pass
+        return None
     finally:
         torch.backends.cuda.matmul.fp32_precision = precision
-    return peak or None
 
 
 def best_s(run: Callable[[], object], device: str, budget_s: float) -> float:

@@ -1,11 +1,13 @@
 """The machine's measured limits: how fast it reads memory and multiplies matrices at the very best."""
 
 import logging
-import os
+import math
 import time
 from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import isfinite
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +22,7 @@ from whet.machine.bandwidth import never_rising, read_bandwidth
 from whet.machine.cache import cache_dir
 from whet.machine.cuda import cuda_bandwidth
 from whet.machine.describe import Machine
+from whet.measure.load import Observed
 
 _LOG = logging.getLogger("whet")
 
@@ -27,6 +30,13 @@ _LOG = logging.getLogger("whet")
 _BYTES = {
     "float64": 8, "float32": 4, "tfloat32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1, "int4": 0.5,
 }  # fmt: skip
+
+
+_PROBE = (1024, 1024, 1024)  # one of the shapes by which limits are measured, so no product of it should be faster
+_PROBE_S = 0.03
+_MORE = 1.15  # times a record that a probe may reach
+_LESS = 0.25  # of a record that a probe on a quiet machine reaches at least: it takes no time to find its best
+_GLANCE_S = 0.25  # of watching whether the machine is quiet again
 
 
 def element_bytes(dtype: str) -> float:
@@ -41,7 +51,8 @@ class Limits:
     read_bandwidth: bytes/s, all cores, far beyond cache. gemm: dtype name ("float32", "bfloat16", "float16",
     "int8") -> operations/s (2mnk), dense; a dtype the machine cannot do is absent. cached_bandwidth: (working set in
     bytes, bytes/s), smallest first, for sets that are read again and again. operator_s: what the smallest operator
-    costs to call. notes: what makes a figure worth less.
+    costs to call. notes: what makes a figure worth less. busy: what disturbed the measurement, "" for a quiet machine;
+    the figures may then be too low, and are measured again on a quiet machine.
     """
 
     read_bandwidth: float
@@ -50,10 +61,11 @@ class Limits:
     cached_bandwidth: tuple[tuple[int, float], ...] = ()
     operator_s: float = 1e-6
     notes: tuple[str, ...] = ()
+    busy: str = ""
 
     def __post_init__(self) -> None:
         rates = [self.read_bandwidth, self.operator_s, *self.gemm.values(), *(b for _, b in self.cached_bandwidth)]
-        if not all(isfinite(rate) and rate > 0 for rate in rates):
+        if not all(math.isfinite(rate) and rate > 0 for rate in rates):
             raise ValueError("limits must be positive and finite")
 
     def bandwidth(self, working_set_bytes: float) -> float:
@@ -94,6 +106,7 @@ class Limits:
             cached_bandwidth=never_rising(list(cached.items())),
             operator_s=min(self.operator_s, other.operator_s),
             notes=self.notes if other.notes else (),
+            busy=self.busy if other.busy else "",
         )
 
 
@@ -102,23 +115,30 @@ class _Record(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    format: Literal[2] = 2  # 1 knew float32 products through MKL alone
+    format: Literal[3] = 3  # 2 kept what a busy machine had disturbed; 1 knew float32 products through MKL alone
     fingerprint: str
     limits: Limits
 
 
 def load_limits(machine: Machine, *, refresh: bool = False, device: str = "cpu") -> Limits:
-    """The limits of this machine: measured once for each fingerprint, then read from the cache.
+    """Return the limits of this machine: measured once for each fingerprint, then read from the cache.
 
-    refresh: measure again; the best of all measurements counts, for another process may have disturbed any of them.
-    A damaged file is measured again, and replaced. Raises MachineError where the device cannot be measured.
+    A record is measured again where the file is damaged, where other processes disturbed it and the machine is quiet
+    now, and where a quick probe contradicts it.
+
+    Args:
+        refresh: Measure again. The best of all measurements counts, for load can only lower a figure.
+
+    Raises:
+        MachineError: The device cannot be measured.
     """
     path = cache_dir() / f"limits-{machine.fingerprint}-{device}.json"
     known = _read(path, machine)
-    if known is not None and not refresh:
+    is_wrong = known is not None and _is_too_high(known, machine)
+    if known is not None and not (refresh or is_wrong or _is_too_low(known, machine)):
         return known
     limits = measure_limits(machine, device=device)
-    if known is not None:
+    if known is not None and not is_wrong:
         limits = limits.best_of(known)
     record = _Record(fingerprint=machine.fingerprint, limits=limits)
     try:
@@ -145,22 +165,54 @@ def measure_limits(
         return _measure_cuda(machine, shapes or gemm.CUDA_SHAPES, budget_s)
     if device != "cpu":
         raise MachineError(f"limits of device {device!r} cannot be measured; give 'cpu' or 'cuda'")
-    busy_cores = _busy_cores()
-    bandwidth = read_bandwidth(machine.cores, buffer_bytes=buffer_bytes)
-    num_threads = torch.get_num_threads()
-    try:
-        # Two threads on one physical core share its multipliers.
-        torch.set_num_threads(max(1, min(machine.cores, psutil.cpu_count(logical=False) or machine.cores)))
+    with Observed() as reading:
+        bandwidth = read_bandwidth(machine.cores, buffer_bytes=buffer_bytes)
+    with _all_cores(machine), Observed() as multiplying:
         peaks = gemm.gemm_peaks(gemm.DTYPES, shapes or gemm.SHAPES, budget_s=budget_s)
+    busy = reading.load.cause or multiplying.load.cause
+    notes = bandwidth.notes
+    if busy:
+        notes += (f"{busy} meanwhile, so these may be too low; whet measures again on a quiet machine",)
+    return Limits(bandwidth.memory, peaks, "cpu", bandwidth.cached, _operator_s("cpu"), notes, busy)
+
+
+@contextmanager
+def _all_cores(machine: Machine) -> Iterator[None]:
+    """Have torch use all cores; two threads on one physical core would share its multipliers."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, min(machine.cores, psutil.cpu_count(logical=False) or machine.cores)))
+    try:
+        yield
     finally:
         torch.set_num_threads(num_threads)
-    notes = bandwidth.notes
-    if busy_cores > 0.25:
-        notes += (
-            f"other processes kept {busy_cores:.1f} cores busy meanwhile, so these may be too low; "
-            "`whet limits --refresh` on an idle machine measures again",
-        )
-    return Limits(bandwidth.memory, peaks, "cpu", bandwidth.cached, _operator_s("cpu"), notes)
+
+
+@cache
+def _probe(machine: Machine) -> tuple[float, bool]:
+    """Return the operations/s that float32 products reach in a few milliseconds, and whether the machine was quiet."""
+    with _all_cores(machine), Observed() as seen:
+        peaks = gemm.gemm_peaks(("float32",), (_PROBE,), budget_s=_PROBE_S)
+    return peaks.get("float32", 0.0), seen.load.is_quiet
+
+
+def _is_too_low(known: Limits, machine: Machine) -> bool:
+    """Tell whether a record shows less than the machine can do, as it was measured under load."""
+    if known.device != "cpu":
+        return False
+    if known.busy:
+        with Observed() as seen:
+            time.sleep(_GLANCE_S)
+        if seen.load.is_quiet:
+            return True
+    return _probe(machine)[0] > _MORE * known.gemm.get("float32", math.inf)
+
+
+def _is_too_high(known: Limits, machine: Machine) -> bool:
+    """Tell whether a record is of a faster machine than this one, which calls itself the same."""
+    if known.device != "cpu":
+        return False
+    reached, is_quiet = _probe(machine)
+    return is_quiet and reached < _LESS * known.gemm.get("float32", 0.0)
 
 
 def _measure_cuda(machine: Machine, shapes: tuple[tuple[int, int, int], ...], budget_s: float) -> Limits:
@@ -183,13 +235,6 @@ def _operator_s(device: str, num_calls: int = 200) -> float:
 
     with torch.no_grad():
         return gemm.best_s(run, "cpu", 0.05) / num_calls
-
-
-def _busy_cores(interval_s: float = 0.25) -> float:
-    """Cores that are busy now, while this process sleeps."""
-    psutil.cpu_percent()
-    time.sleep(interval_s)
-    return psutil.cpu_percent() / 100 * (os.cpu_count() or 1)
 
 
 def _read(path: Path, machine: Machine) -> Limits | None:

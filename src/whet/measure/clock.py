@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from whet.errors import reason
+from whet.measure.clocks import Clocks
 from whet.measure.load import NO_LOAD, Load, Read, cause_of, meter, quiet_blocks, total
 from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
 
@@ -102,6 +103,7 @@ def measure_calls(
     stopped_by = None
     with quiet_collector():
         warm_up(calls, budget_s=budget_s)
+        clocks = Clocks()
         try:
             while not _is_enough(blocks, loads, budget_s, min_calls):
                 blocks.append([])
@@ -117,6 +119,7 @@ def measure_calls(
     quiet = [block for block, is_quiet in zip(blocks, quiet_blocks(loads), strict=True) if is_quiet]
     has_enough = sum(map(len, quiet)) >= min_calls and sum(map(sum, quiet)) >= _ENOUGH * budget_s
     cause = "" if has_enough or stopped_by else cause_of(loads)
+    cause = cause or clocks.cause()
     samples = itertools.chain.from_iterable(blocks if cause or stopped_by else quiet)
     return Measurement(tuple(samples), num_samples_per_call, len(calls), stopped_by, total(loads), cause)
 
@@ -157,6 +160,7 @@ def measure_pairs(
     with quiet_collector():
         warm_up(first, budget_s=budget_s / 4)
         warm_up(second, budget_s=budget_s / 4)
+        clocks = Clocks()
         for i in range(_PATIENCE * num_pairs):
             taken = {}
             for which in order.sample((0, 1), 2):
@@ -167,7 +171,7 @@ def measure_pairs(
             if sum(_quiet_pairs(loads)) >= num_pairs:
                 break
     quiet = _quiet_pairs(loads)
-    cause = "" if sum(quiet) >= _ENOUGH * num_pairs else cause_of(loads)
+    cause = clocks.cause() if sum(quiet) >= _ENOUGH * num_pairs else cause_of(loads)
     kept = [pair for pair, is_quiet in zip(medians, quiet, strict=True) if is_quiet or cause]
     return Pairs(tuple(a for a, _ in kept), tuple(b for _, b in kept), total(loads), cause)
 

@@ -1,5 +1,6 @@
 """What to do where the machine is busy: measure again, wait for quiet up to a stated time, then give no verdict."""
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -9,13 +10,13 @@ from typing import TypeVar
 import psutil
 
 from whet.errors import OptionError
-from whet.measure.load import SOME_FOREIGN, Load, Observed, Read, meter, roots, tree_of
+from whet.measure.load import PRETENDED, SOME_FOREIGN, Load, Observed, Read, meter, roots, tree_of
 
 T = TypeVar("T")
 
 WAIT_S = 120.0  # for quiet, over a whole command
-_FIRST_GLANCE_S = 1.0  # of watching what other processes use, before anything is measured
-_GLANCE_S = 0.5  # of watching while waiting
+_GLANCE_S = 0.5  # of watching what other processes use
+_PRETENDED_GLANCE_S = 0.1  # where a test pretends what they use
 _HOPELESS = 3  # disturbed measurements in a row
 _TRIES = 3  # at a block that is measured in this process
 _MOST_NAMED = 3
@@ -104,17 +105,17 @@ class Patience:
 
     def begin(self) -> None:
         """Report a machine that is busy already, in one line, and wait for quiet if the user wants to."""
-        load, names = self._glance(_FIRST_GLANCE_S)
+        load, names = self._glance(_GLANCE_S)
         if load.is_quiet:
             return
         self.cause = _with_names(load.cause, names)
         does = {
             OnBusy.WAIT: f"whet waits for quiet, {self.left_s:.0f} s at most (--busy-wait)",
-            OnBusy.INCONCLUSIVE: "there will be no verdict",
+            OnBusy.INCONCLUSIVE: "what it disturbs will not count (--on-busy inconclusive)",
             OnBusy.GO_ON: "figures may be wrong by any factor (--on-busy go-on)",
         }[self.on_busy]
         self.report(f"The machine is busy: {self.cause}; {does}.")
-        if not self.goes_on and not self.again(load.cause, told=True):
+        if self.on_busy is OnBusy.WAIT and not self.again(load.cause, told=True):
             self._num_in_row = _HOPELESS
 
     def again(self, cause: str, spent_s: float = 0.0, *, told: bool = False) -> bool:
@@ -134,11 +135,8 @@ class Patience:
         while True:
             load, names = self._glance(_GLANCE_S)
             self.cause = _with_names(cause, names) if names or not self.cause else self.cause
-            if self.left_s - (self._clock() - began) <= 0:
-                is_worth_it = False
-                break
-            if load.is_quiet:
-                is_worth_it = True
+            is_over = self.left_s - (self._clock() - began) <= 0
+            if load.is_quiet or is_over:
                 break
             if not told:
                 self.report(f"Waiting for a quiet machine, {self.left_s:.0f} s at most: {self.cause}.")
@@ -146,7 +144,7 @@ class Patience:
         self._spend(self._clock() - began)
         if told:
             self.report("")
-        return is_worth_it
+        return load.is_quiet and not is_over
 
     def measure(self, take: Callable[[], T], cause_of: Callable[[T], str]) -> T:
         """Measure something, and again after waiting for quiet where it was disturbed and there is time left.
@@ -190,7 +188,7 @@ def glance_at_machine(seconds: float, also: Sequence[int] = ()) -> tuple[Load, s
     """Sleep, and return what the machine did meanwhile and the names of who did it."""
     others = Others(also)
     with Observed(meter(also)) as seen:
-        time.sleep(seconds)
+        time.sleep(min(seconds, _PRETENDED_GLANCE_S) if PRETENDED in os.environ else seconds)
     return seen.load, others.named() if seen.load.foreign_cores >= 0.1 else ""
 
 

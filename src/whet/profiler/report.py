@@ -58,7 +58,8 @@ class Latency:
 class Report:
     """What a profile found; what was not looked at is None or empty.
 
-    partial: why it stopped before its end, or "". instrumented: whether the times of the sections hold the cost of
+    partial: why it stopped before its end, or "". busy: what disturbed the times, on a busy machine.
+    instrumented: whether the times of the sections hold the cost of
     tracing. layers_s: what the layers' times add up to; call_s: the whole call that they are parts of, measured beside
     them. commands: to go deeper with other tools.
     """
@@ -68,6 +69,7 @@ class Report:
     dtype: str = ""
     format: Literal[1] = 1
     partial: str = ""
+    busy: str = ""
     verdict: Verdict | None = None
     wall_s: float = 0.0
     cpu_s: float = 0.0

@@ -45,6 +45,8 @@ def show_report(console: Console, report: Report, *, rows: int = 12) -> None:
 def _show_verdict(console: Console, report: Report) -> None:
     if report.partial:
         console.print(Text.assemble(("PARTIAL  ", "bold red"), _plain(report.partial)))
+    if report.busy:
+        console.print(Text(f"The machine was busy: {report.busy}. Times may be too long.", "yellow"))
     if report.verdict is not None:
         head = Text(report.verdict.bound.upper(), "bold")
         if report.verdict.share_of_limit is not None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from whet.errors import ModelError, WhetError, reason
 from whet.machine import Limits
 from whet.measure.clock import Measurement, measure_calls, synchronize
+from whet.measure.quiet import undisturbed
 from whet.profiler import chrome
 from whet.profiler.allocations import AllocationTracker, storage_key
 from whet.profiler.diagnosis import attainable_s, layer_bound
@@ -178,6 +179,7 @@ def _time(run: _Run) -> None:
             keeps_partial=True,
         )
         stopped = measured.stopped_by or ""
+        _keep(run, busy=measured.cause)
     except Exception as error:  # noqa: BLE001 - it raised while it was being warmed up
         stopped = f"{type(error).__name__}: {reason(error)}"
         if samples:
@@ -201,7 +203,8 @@ def _take_apart(run: _Run) -> None:
     """Layer by layer, against the machine's limits; and the verdict."""
     output = run.calls[0]()
     signature = read_signature(run.workload.inputs, output)
-    profile = profile_layers(Subject(run.workload, signature, (), None))
+    subject = Subject(run.workload, signature, (), None)
+    profile, load = undisturbed(lambda: profile_layers(subject))
     limits = run.limits()
     notes = list(run.report.notes)
     hints: Sequence[Hint] = ()
@@ -219,6 +222,7 @@ def _take_apart(run: _Run) -> None:
         )
     _keep(
         run,
+        busy=run.report.busy or load.cause,
         layers=layers,
         call_s=profile.total_s,
         dtype=profile.dtype,

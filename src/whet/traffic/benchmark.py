@@ -3,11 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TypedDict
 
 from whet.errors import OptionError, TargetError
+from whet.measure.load import Observed, meter
 from whet.traffic import arrivals
 from whet.traffic.arrivals import Fitted
 from whet.traffic.calibration import NUM_REQUESTS, Capacity, burst, calibrate
@@ -18,6 +19,7 @@ from whet.traffic.prompts import Prompts
 from whet.traffic.record import Record
 from whet.traffic.replay import Progress, Replay, replay
 from whet.traffic.report import Report
+from whet.traffic.server_process import server_on_this_machine
 from whet.traffic.slo import Slo
 from whet.traffic.trace import Arrival, Trace
 
@@ -122,18 +124,20 @@ async def _run(
         before = await prefix_counters(client)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
         on_stage("replaying")
-        done = await replay(
-            client,
-            plan.fitted.arrivals,
-            _prompts(options, facts, _REPLAY),
-            max_in_flight=options.max_in_flight,
-            on_progress=on_progress,
-        )
+        with Observed(meter(server_on_this_machine(client.url))) as seen:
+            done = await replay(
+                client,
+                plan.fitted.arrivals,
+                _prompts(options, facts, _REPLAY),
+                max_in_flight=options.max_in_flight,
+                on_progress=on_progress,
+            )
         after = None
         with contextlib.suppress(TargetError):  # a server that went down has a report all the same
             after = await prefix_counters(client)
         found = hit_rate(before, after)
     report = _report(client.url, options, facts, plan, done, found, started_at)
+    report = replace(report, busy=seen.load.cause)
     return report, done.records
 
 

@@ -25,7 +25,8 @@ class Report:
     source: the trace's name, or the rate. load: offered_per_s over what the calibration measured. length_scale,
     time_scale: what the trace's lengths and gaps were multiplied with. num_cut: requests cut to fit the server.
     prefix_hit_rate: share of the looked-up prompt tokens that were found in the server's cache. is_partial: it was
-    ended before all requests had been sent and answered.
+    ended before all requests had been sent and answered. busy: what disturbed the replay, on a busy machine; the server
+    belongs to the measurement where it runs on the same one.
     """
 
     url: str
@@ -47,6 +48,7 @@ class Report:
     figures: Figures
     prefix_hit_rate: float | None
     is_partial: bool
+    busy: str = ""
     notes: tuple[str, ...] = ()
     format: int = FORMAT
 

@@ -34,6 +34,8 @@ def show_report(console: Console, report: Report) -> None:
     for name, value, style in _rows(report):
         grid.add_row(Text(name), Text(value, style))
     console.print(grid)
+    if report.busy:
+        console.print(Text(f"The machine was busy: {report.busy}. These figures cannot be trusted.", "yellow"))
     for note in report.notes:
         console.print(Text(f"note: {note}"))
 
