@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -221,3 +222,27 @@ def test_no_study_to_resume_is_said_and_nothing_is_made(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="no search to go on with"):
         tune("digits-cnn", out=tmp_path / "out", resume=True)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_busy_machine_gives_no_verdict_and_says_why(tmp_path: Path) -> None:
+    """Another process holds a core and a half: no factor is shown, exit code 3, and the original stays."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "whet", "tune", f"{targets.HERE}:tiny", "--budget", "20s", "--out", str(out)]
+    environment = {**os.environ, "WHET_PRETENDED_LOAD": "1.5", "COLUMNS": "80"}
+    done = subprocess.run([*command, "--busy-wait", "0.2s"], capture_output=True, text=True, env=environment)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 3, done.stderr
+    assert "The machine is busy: other processes used 1.5 of" in said
+    assert "INCONCLUSIVE No verdict: the machine stayed busy for" in said
+    assert "--resume goes on from here" in said
+    result = json.loads((out / "result.json").read_text())
+    assert (result["verdict"], result["best"]["steps"], result["trials"]) == ("inconclusive", [], [])
+    assert "other processes used 1.5 of" in result["busy"]
+    assert "GAIN" not in done.stdout
+    model, x = targets.tiny()
+    torch.testing.assert_close(whet.load(out / "model")(x), model(x))
+    quiet = {**environment, "WHET_PRETENDED_LOAD": "0"}
+    again = [*command, "--resume", "--exclude", ",".join(ONLY_BF16), "--json"]
+    done = subprocess.run(again, capture_output=True, text=True, env=quiet)
+    assert done.returncode == 2  # the search was begun with the others to be tried
+    assert "to be tried" in done.stderr

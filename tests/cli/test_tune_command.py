@@ -21,7 +21,7 @@ def exit_code(*arguments: str) -> int:
     return 0
 
 
-@pytest.mark.parametrize(("verdict", "code"), [("no-gain", 0), ("failed", 1)])
+@pytest.mark.parametrize(("verdict", "code"), [("no-gain", 0), ("failed", 1), ("inconclusive", 3)])
 def test_a_search_in_which_all_failed_is_no_success(monkeypatch: pytest.MonkeyPatch, verdict: str, code: int) -> None:
     result = no_gain().model_copy(update={"verdict": verdict})
     monkeypatch.setattr(whet.cli.tune, "run_tune", lambda *_, **__: result)

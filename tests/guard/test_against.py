@@ -1,14 +1,20 @@
 import random
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from whet.errors import BaselineError, OptionError
-from whet.guard.against import compare_with, run_gate
+from whet.guard.against import against_baseline, compare_with, run_gate
 from whet.guard.checkout import Tree, checked_out
+from whet.guard.formats import sentence
+from whet.guard.report import Point, Sweep
 from whet.guard.turns import PairTimes
+from whet.machine import describe
+from whet.measure.load import Load
+from whet.measure.quiet import Patience
 
 OLD, NEW = Tree("old", Path(), Path()), Tree("new", Path(), Path())
 
@@ -109,3 +115,65 @@ def test_each_benchmark_ends_when_it_is_clear() -> None:
     begins = [first for first, target in asked if target == "slow"]
     assert len(begins) == 5
     assert set(begins) == {0, 1}  # neither side always goes first
+
+
+class Disturbed:
+    """Measures the same code; the pairs of some numbers were disturbed, and show one side three times as slow."""
+
+    def __init__(self, disturbed: Callable[[int], bool]) -> None:
+        self.num_pairs = 0
+        self._disturbed = disturbed
+        self._noise = random.Random(0)
+
+    def __call__(self, trees: tuple[Tree, Tree], target: str, sizes: Mapping[str, int], first: int) -> PairTimes:
+        is_disturbed = self._disturbed(self.num_pairs)
+        self.num_pairs += 1
+        old, new = (1 + self._noise.gauss(0, 0.002) for _ in range(2))
+        return PairTimes(old, 3 * new if is_disturbed else new, cause="others had a core" if is_disturbed else "")
+
+
+def impatient(on_busy: str = "wait") -> Patience:
+    return Patience(
+        on_busy, 0.001, glance=lambda seconds: (Load(seconds, 2, foreign_s=2 * seconds), "make (2.0 cores)")
+    )
+
+
+def test_pairs_that_were_disturbed_do_not_count() -> None:
+    measure = Disturbed(lambda i: i % 2 == 1)
+    gate = run_gate([("same", {})], (OLD, NEW), measure, patience=impatient())
+    (verdict,) = gate.verdicts
+    assert (gate.outcome, verdict.num_pairs, verdict.busy) == ("pass", 5, "")
+    assert measure.num_pairs == 9
+
+
+def test_a_machine_that_stays_busy_gives_no_verdict_and_says_why() -> None:
+    measure = Disturbed(lambda i: True)
+    gate = run_gate([("same", {}), ("other", {})], (OLD, NEW), measure, patience=impatient())
+    assert measure.num_pairs == 3
+    for verdict in gate.verdicts:
+        assert (verdict.outcome, verdict.num_pairs, verdict.reason) == ("inconclusive", 0, "")
+        assert "others had a core: make (2.0 cores)" in verdict.busy
+        assert "quiet pairs" in sentence(verdict)
+
+
+def test_who_goes_on_gets_a_verdict_that_says_so() -> None:
+    gate = run_gate([("same", {})], (OLD, NEW), Disturbed(lambda i: True), patience=impatient("go-on"))
+    (verdict,) = gate.verdicts
+    assert verdict.outcome == "fail"
+    assert "the machine was busy: others had a core" in sentence(verdict)
+
+
+def test_a_baseline_or_a_sweep_of_a_busy_machine_gives_no_verdict() -> None:
+    machine = describe()
+    facts = {"fingerprint": machine.fingerprint, "machine": asdict(machine)}
+    quiet, slow = ([1.0, 1.01, 0.99, 1.0, 1.0], [3.0, 3.1, 2.9, 3.0, 3.0])
+    then = Sweep(points=[Point(target="t", process_latencies_ms=quiet)], **facts)
+    now = Sweep(points=[Point(target="t", process_latencies_ms=slow)], **facts)
+    assert against_baseline(then, now).outcome == "fail"
+    now.points[0].busy = "others had a core"
+    (verdict,) = against_baseline(then, now).verdicts
+    assert (verdict.outcome, verdict.busy, verdict.reason) == ("inconclusive", "others had a core", "")
+    now.points[0].busy, then.points[0].busy = "", "others had a core"
+    (verdict,) = against_baseline(then, now).verdicts
+    assert verdict.outcome == "inconclusive"
+    assert "the baseline was measured on a busy machine (others had a core); save it again" in verdict.busy

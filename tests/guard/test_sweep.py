@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from whet.cli import main
 from whet.errors import BaselineError, OptionError
 from whet.guard import against
 from whet.guard.plot import plot_sweep
@@ -157,3 +158,18 @@ def test_calls_too_few_in_each_process_and_enough_in_all_give_a_p99() -> None:
     assert combined("t", {}, [outcome(fast), outcome(fast)]).p99_ms is None  # 494 calls
     point = combined("t", {}, [outcome(fast), outcome(slow)])  # 500, of which 2.6 % slow
     assert (point.num_calls, point.p99_ms) == (500, 9.0)
+
+
+def test_points_of_a_busy_machine_say_so(
+    targets: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WHET_PRETENDED_LOAD", "1.5")
+    sweep = bench([f"{targets}:squares"], budget_s=0.1, on_busy="inconclusive")
+    assert sweep.points[0].busy.startswith("the machine was busy: other processes used 1.5 of")
+    assert sweep.points[0].latency_ms is not None
+    with pytest.raises(SystemExit) as left:
+        main(["bench", f"{targets}:squares", "--budget", "0.1s", "--on-busy", "inconclusive"])
+    assert left.value.code == 3
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The machine is busy: other processes used 1.5 of" in said
+    assert "these figures cannot be trusted" in said

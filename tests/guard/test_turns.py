@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from whet.errors import BaselineError
 from whet.guard import turns
 from whet.guard.checkout import Tree
 from whet.guard.turns import NUM_BLOCKS, measure_pair
+from whet.measure.load import Load
 
 SLEEPY = """
 import time
+from dataclasses import asdict
 import torch
 from torch import nn
 
@@ -82,3 +85,34 @@ def test_malloc_is_left_as_the_user_has_set_it(monkeypatch: pytest.MonkeyPatch) 
     assert turns._steady() == turns.STEADY
     monkeypatch.setenv("LD_PRELOAD", "libjemalloc.so.2")
     assert turns._steady() == {}
+
+
+def side(blocks_ms: list[float], *, busy: tuple[int, ...] = (), cause: str = "") -> dict[str, object]:
+    """What one side returns; another process held a core during the blocks of the numbers in `busy`."""
+    loads = [
+        asdict(Load(0.05, 2, waited_s=0.04 * (i in busy), foreign_s=0.05 * (i in busy))) for i in range(len(blocks_ms))
+    ]
+    return {"blocks_ms": blocks_ms, "loads": loads, "cause": cause}
+
+
+def test_only_blocks_that_were_quiet_on_both_sides_count() -> None:
+    old = side([2.0] * 4 + [2.0, 90.0, 2.0, 2.0], busy=(5,))
+    new = side([3.0] * 4 + [80.0, 3.0, 3.0, 3.0], busy=(4,))
+    times = turns.pair_times(old, new)
+    assert times.cause == ""
+    assert times.old_ms == pytest.approx(2.0)
+    assert times.new_ms == pytest.approx(3.0)
+
+
+def test_a_pair_with_too_few_quiet_blocks_says_what_disturbed_it() -> None:
+    times = turns.pair_times(side([2.0] * 8, busy=tuple(range(6))), side([2.0] * 8))
+    assert times.cause.startswith("other processes used")
+    assert turns.pair_times(side([2.0] * 8), side([2.0] * 8, cause="heat")).cause == "heat"
+
+
+def test_both_sides_measure_disturbed_blocks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHET_PRETENDED_LOAD", "1.5")
+    sides = trees(tmp_path, "pass", "pass")
+    times = measure_pair(sides, "sleepy.py:build", {}, 0, scratch=tmp_path / "s", budget_s=0.4, time_limit_s=60)
+    assert "other processes used 1.5 of" in times.cause
+    assert times.load.seconds > 0.9  # three times as many blocks of 40 ms on two sides

@@ -8,6 +8,8 @@ import pytest
 from whet.errors import TargetError
 from whet.impact.pairs import LOSS_TOLERANCE, Run, compare_losses, run_once, run_pairs
 from whet.measure.isolate import Failure, FailureKind, Outcome
+from whet.measure.load import Load
+from whet.measure.quiet import Patience
 
 
 def outcome(step_s: float, losses: Sequence[float | None] = (2.0, 1.0)) -> Outcome:
@@ -92,3 +94,47 @@ def test_lengths_may_differ_and_steps_without_a_loss_are_left_out() -> None:
     assert compare_losses([2.0, None, 1.0, 5.0], [2.0, 3.0, 1.0])[0] == 0.0
     assert compare_losses([None], [1.0])[0] is None
     assert compare_losses([math.nan], [1.0])[0] == math.inf
+
+
+def busy_outcome(step_s: float, *, disturbed: bool) -> Outcome:
+    """Twelve steps in four blocks; another process made those in three of the blocks ten times slower."""
+    found = outcome(step_s)
+    assert found.value is not None
+    load = {"seconds": 1.0, "cores": 2, "foreign_s": 1.0, "waited_s": 0.8}
+    blocks = [{"num_steps": 3, "load": load if disturbed and i else {"seconds": 1.0, "cores": 2}} for i in range(4)]
+    seconds = [step_s * (10 if disturbed and i >= 3 else 1) for i in range(12)]
+    return Outcome({**found.value, "seconds": seconds, "blocks": blocks}, None, 1.0, 0)
+
+
+def test_disturbed_steps_do_not_count() -> None:
+    found = busy_outcome(0.5, disturbed=True)
+    assert found.value is not None
+    found.value["blocks"][2]["load"] = found.value["blocks"][3]["load"] = {"seconds": 1.0, "cores": 2}
+    found.value["seconds"][6:] = [0.5] * 6
+    run = run_once(lambda: found)
+    assert (run.step_s, run.busy) == (0.5, "")
+
+
+def test_a_busy_machine_gives_no_comparison() -> None:
+    patience = Patience("inconclusive")
+    paired = run_pairs(
+        lambda: busy_outcome(1.0, disturbed=False),
+        lambda: busy_outcome(0.5, disturbed=True),
+        most_pairs=6,
+        patience=patience,
+    )
+    assert paired.comparison is None
+    assert not paired.is_faster
+    assert "other processes used" in paired.busy
+
+
+def test_a_process_that_was_disturbed_is_run_again() -> None:
+    left = iter([True, False, False, False, False, False])
+    paired = run_pairs(
+        lambda: busy_outcome(1.0, disturbed=False),
+        lambda: busy_outcome(0.5, disturbed=next(left)),
+        most_pairs=3,
+        patience=Patience("wait", 10.0, glance=lambda seconds: (Load(seconds, 2), "")),
+    )
+    assert paired.comparison is not None
+    assert paired.comparison.ratio == pytest.approx(2.0)

@@ -39,6 +39,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return replace(FOUND, device=device)
 
     monkeypatch.setattr("whet.machine.limits.measure_limits", measure)
+    monkeypatch.setattr("whet.machine.limits._probe", lambda machine: (0.9e12, True))
     return devices
 
 
@@ -199,3 +200,75 @@ def test_measures_the_gpu() -> None:
     torch.cuda.synchronize()
     assert found.read_bandwidth > 2**30 / (time.perf_counter() - start) / 10
     assert found.gemm["bfloat16"] > found.gemm["float32"]
+
+
+@pytest.mark.parametrize(
+    ("reached", "is_quiet", "times"),
+    [
+        (0.9e12, True, 1),
+        (0.3e12, True, 1),  # a probe takes no time to find its best
+        (1.3e12, True, 2),  # the record is of a busy machine
+        (1.3e12, False, 2),
+        (0.1e12, True, 2),  # the record is of another machine
+        (0.1e12, False, 1),  # this machine is busy now
+    ],
+)
+def test_a_record_that_a_probe_contradicts_is_measured_anew(
+    monkeypatch: pytest.MonkeyPatch, calls: list[str], reached: float, is_quiet: bool, times: int
+) -> None:
+    machine = describe()
+    load_limits(machine)
+    monkeypatch.setattr("whet.machine.limits._probe", lambda machine: (reached, is_quiet))
+    load_limits(machine)
+    assert len(calls) == times
+
+
+def test_what_a_slower_machine_reaches_replaces_the_record(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
+    machine = describe()
+    load_limits(machine)
+    slower = replace(FOUND, gemm={"float32": 0.1e12})
+    monkeypatch.setattr("whet.machine.limits._probe", lambda machine: (0.1e12, True))
+    monkeypatch.setattr("whet.machine.limits.measure_limits", lambda machine, *, device: slower)
+    assert load_limits(machine) == slower
+
+
+def test_a_record_of_a_busy_machine_is_provisional(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+
+    def measure(machine: Machine, *, device: str) -> Limits:
+        taken.append(device)
+        is_first = len(taken) == 1
+        return replace(FOUND, gemm={"float32": 0.5e12 * len(taken)}, busy="others had a core" if is_first else "")
+
+    monkeypatch.setattr("whet.machine.limits.measure_limits", measure)
+    monkeypatch.setattr("whet.machine.limits._probe", lambda machine: (0.4e12, False))
+    machine = describe()
+    monkeypatch.setenv("WHET_PRETENDED_LOAD", "1.5")
+    assert load_limits(machine).busy
+    assert load_limits(machine).busy
+    assert len(taken) == 1  # still busy: nothing better is to be had
+    monkeypatch.setenv("WHET_PRETENDED_LOAD", "0")
+    found = load_limits(machine)
+    assert (found.busy, found.gemm["float32"]) == ("", 1e12)
+    assert load_limits(machine) == found
+    assert len(taken) == 2
+
+
+def test_load_during_the_measurement_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WHET_PRETENDED_LOAD", "1.5")
+    found = measure_limits(describe(), buffer_bytes=2**24, shapes=((256, 256, 256),), budget_s=0.2)
+    assert found.busy.startswith("other processes used 1.5 of")
+    assert any("may be too low" in note for note in found.notes)
+
+
+def test_dtypes_are_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+
+    def multiplication(dtype: str, shape: tuple[int, int, int], device: str) -> object:
+        order.append((shape[0], dtype))
+        return lambda: None
+
+    monkeypatch.setattr(gemm, "_multiplication", multiplication)
+    monkeypatch.setattr(gemm, "_packed", lambda *_: [])
+    gemm.gemm_peaks(("float32", "bfloat16"), ((64, 64, 64), (128, 128, 128)), budget_s=0.01)
+    assert order == [(64, "float32"), (64, "bfloat16"), (128, "float32"), (128, "bfloat16")]

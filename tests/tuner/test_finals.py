@@ -1,6 +1,8 @@
 """The statistics on the machine's own noise: a model against itself is no gain."""
 
 import gc
+import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +13,11 @@ import torch
 
 from whet.errors import ModelError
 from whet.measure.clock import measure_pairs
+from whet.measure.isolate import Outcome
+from whet.measure.load import Load
+from whet.measure.quiet import Patience
 from whet.measure.stats import Verdict, compare, noise_floor
-from whet.tuner import finals
+from whet.tuner import finals, verdict
 from whet.tuner.finals import run_finals
 from whet.tuner.result import Point, TrialRecord
 from whet.tuner.search import Workbench, isolated
@@ -113,3 +118,100 @@ def test_twenty_real_comparisons_between_processes_give_no_gain(tmp_path: Path) 
         a, b = zip(*rounds, strict=True)
         gains += compare(a, b, noise=noise_floor([first.process_latencies_ms])).verdict is Verdict.PASS
     assert gains <= 1
+
+
+class Busy:
+    """Measures in place of processes: the original takes 10 ms, a contender 5; other processes disturb some of them,
+    and make those ten times as slow."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, disturbed: Callable[[int], bool], spread: float = 0.01) -> None:
+        self.num = 0
+        self._disturbed = disturbed
+        self._noise = random.Random(0)
+        self._spread = spread
+        monkeypatch.setattr(finals, "_measure", self._measure)
+        monkeypatch.setattr(finals, "_point", self._point)
+
+    def _measure(self, bench: object, contender: TrialRecord | None) -> dict[str, object]:
+        is_disturbed = self._disturbed(self.num)
+        self.num += 1
+        latency_ms = (10.0 if contender is None else 5.0) * math.exp(self._noise.gauss(0, self._spread))
+        return {"latency_ms": latency_ms * (10 if is_disturbed else 1), "busy": "others" if is_disturbed else ""}
+
+    @staticmethod
+    def _point(bench: object, contender: TrialRecord | None, runs: list[dict[str, float]]) -> Point:
+        times = [run["latency_ms"] for run in runs]
+        return Point(latency_ms=times[0], throughput_per_s=1.0, peak_bytes=0, size_bytes=0, process_latencies_ms=times)
+
+
+def judge(contender: TrialRecord, on_busy: str = "wait", wait_s: float = 0.001) -> tuple[Point, list[Point], Patience]:
+    def glance(seconds: float) -> tuple[Load, str]:
+        return Load(seconds, 2, foreign_s=2 * seconds), "make (2.0 cores)"
+
+    patience = Patience(on_busy, wait_s, glance=glance)
+    baseline, points = run_finals(Fails(), [contender], deadline=0.0, patience=patience)  # type: ignore[arg-type]
+    return baseline, points, patience
+
+
+def test_processes_that_were_disturbed_are_in_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    Busy(monkeypatch, lambda i: i in (1, 6))
+    baseline, (point,), _ = judge(FASTER)
+    assert max(*point.process_latencies_ms, *baseline.process_latencies_ms) < 11
+    assert len(point.process_latencies_ms) == 6
+    assert point.verdict == "pass"
+    assert point.speedup == pytest.approx(2, rel=0.05)
+
+
+def test_a_machine_that_stays_busy_gives_no_gain_whatever_the_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = Busy(monkeypatch, lambda i: True)
+    baseline, points, patience = judge(FASTER)
+    assert points == []
+    assert busy.num <= 4
+    said = verdict.inconclusive(baseline, points, patience)
+    assert said.startswith("No verdict: the machine stayed busy for 0 s of waiting: others: make (2.0 cores).")
+
+
+def test_who_goes_on_is_told_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    Busy(monkeypatch, lambda i: True)
+    _, (point,), patience = judge(FASTER, "go-on")
+    assert point.verdict == "pass"
+    assert patience.sentence == "the machine was busy: others"
+
+
+def test_nothing_passes_where_the_original_differs_from_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    Busy(monkeypatch, lambda i: False, spread=0.5)
+    baseline, (point,), patience = judge(TrialRecord(number=1, steps=[], status="done"))
+    assert baseline.noise > 1.25
+    assert point.verdict == "inconclusive"
+    assert "runs of the original differ from each other" in verdict.inconclusive(baseline, [point], patience)
+
+
+@pytest.mark.parametrize(("again", "word"), [(2.1, "pass"), (30.0, "inconclusive")])
+def test_finals_that_the_screening_denies_are_no_gain(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, again: float, word: str
+) -> None:
+    """The screening is measured once more before it counts."""
+    Busy(monkeypatch, lambda i: False)
+    asked: list[str] = []
+
+    def run(function: str, arguments: object, directory: Path, time_limit_s: float) -> Outcome:
+        asked.append(function)
+        value = {"speedup": again, "speedup_ci95": [again * 0.98, again * 1.02], "busy": ""}
+        return Outcome(value, None, 0.1, 0)
+
+    contender = TrialRecord(number=1, steps=[], status="done", speedup=30.0, speedup_ci95=(29.0, 31.0))
+    bench = Workbench("t", {"signature": {}}, tmp_path, run)
+    baseline, (point,) = run_finals(bench, [contender], deadline=0.0)
+    assert asked == ["screen"]
+    assert point.verdict == word
+    assert ("beside the original in one process it is 30.00x as fast" in point.doubt) == (word == "inconclusive")
+    if word == "inconclusive":
+        said = verdict.inconclusive(baseline, [point], Patience())
+        assert said.startswith("No verdict: original cannot be judged: beside the original")
+
+
+def test_a_screening_that_agrees_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    Busy(monkeypatch, lambda i: False)
+    contender = TrialRecord(number=1, steps=[], status="done", speedup=2.3, speedup_ci95=(2.2, 2.4))
+    _, (point,), _ = judge(contender)
+    assert (point.verdict, point.doubt) == ("pass", "")

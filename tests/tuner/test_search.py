@@ -1,15 +1,20 @@
 """The search on a bench of pure arithmetic: order, groups, rejection, failure, interruption, resumption."""
 
+import shutil
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fake_bench import FakeRunner, bench, offers
 
 from whet.errors import StudyError
+from whet.measure.isolate import Outcome
+from whet.measure.load import Load
+from whet.measure.quiet import Patience
 from whet.recipe import Recipe, Step
 from whet.techniques.technique import Applies, Refused
 from whet.tuner import space as space_of
@@ -292,3 +297,47 @@ def test_several_may_begin_a_shared_search_at_the_same_moment(tmp_path: Path) ->
     with ThreadPoolExecutor(6) as pool:
         assert len(list(pool.map(begin, range(6)))) == 6
     assert Study.open(storage, "shared", must_exist=True).records() == []
+
+
+def test_a_trial_that_was_disturbed_is_measured_again_and_else_left_for_later(tmp_path: Path) -> None:
+    runner = FakeRunner()
+    busy_calls = {0, 2, 3, 4}
+
+    def run_busily(function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
+        number = len(runner.calls)
+        outcome = runner(function, arguments, directory, time_limit_s)
+        shutil.rmtree(arguments["directory"])  # the fake makes it anew
+        if outcome.value is not None and number in busy_calls:
+            outcome.value["busy"] = "others had a core"
+        return outcome
+
+    looks: list[float] = []
+
+    def glance(seconds: float) -> tuple[Load, str]:
+        looks.append(seconds)
+        return Load(seconds, 2, foreign_s=0.0 if len(looks) == 1 else 2 * seconds), ""
+
+    study = Study.open(default_storage(tmp_path), "test")
+    patience = Patience("wait", 60.0, glance=glance, clock=lambda: 100.0 * len(looks))
+    found = search(
+        bench(tmp_path, run_busily),  # type: ignore[arg-type]
+        study,
+        Goal(),
+        deadline=FOREVER,
+        patience=patience,
+        clock=lambda: 0.0,
+    )
+    # The first is measured again after a quiet look. Then the machine stays busy: three in a row end the search.
+    assert [record.busy for record in found] == [""]
+    assert patience.has_run_out
+    assert len(runner.calls) == 5
+    busy_calls.clear()
+    again = search(
+        bench(tmp_path, run_busily),  # type: ignore[arg-type]
+        Study.open(default_storage(tmp_path), "test", must_exist=True),
+        Goal(),
+        deadline=FOREVER,
+        max_trials=3,
+        clock=lambda: 0.0,
+    )
+    assert labels(again)[:2] == [labels(found)[0], str(complete(Space(offers()), runner.calls[2]))]

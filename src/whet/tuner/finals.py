@@ -7,8 +7,9 @@ import logging
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ _Run = dict[str, Any]  # what one process measured
 ROUNDS = 8
 _ROUNDS_ALONE = 3  # of the original, where there is nothing to compare it with
 _MIN_ROUNDS = 6  # with fewer, the signed-rank test cannot reach 5 %
+_SPARE_ROUNDS = 4  # in place of rounds that other processes disturbed
 _MIN_PAIRS = 2  # one has no interval
 _LOST_AFTER = 3  # pairs, each lost: to pass in the end, all the others must be won, and by more
 _RUN_S = 0.7  # of timing in each process
@@ -61,8 +63,9 @@ def run_finals(
     running: list[TrialRecord | None] = [None, *contenders]
     failed: set[int] = set()
     runs: dict[int, list[_Run | None]] = {_number(c): [] for c in running}
-    for i in range(rounds):
-        is_over = sum(map(_is_quiet, runs[-1])) >= least and clock() > deadline
+    for i in range(rounds + _SPARE_ROUNDS):
+        num_pairs = min(len(_pairs(runs[-1], runs[_number(c)])) for c in running)
+        is_over = i >= rounds + _num_disturbed(runs) or (num_pairs >= least and clock() > deadline)
         if is_over or (patience.has_run_out and any(runs[-1])):
             break
         for contender in order.sample(running, len(running)):
@@ -72,7 +75,7 @@ def run_finals(
             runs[_number(contender)].append(value)
             if value is None and contender is not None:
                 failed.add(contender.number)
-        report(i + 1, rounds)
+        report(min(i + 1, rounds), rounds)
         gone = {number for number in runs if _has_lost(runs[-1], runs[number])} | failed
         running = [c for c in running if c is None or c.number not in gone]
         if contenders and running == [None]:
@@ -85,8 +88,9 @@ def _busy(run: _Run | None) -> str:
     return str(run.get("busy", "")) if run is not None else ""
 
 
-def _is_quiet(run: _Run | None) -> bool:
-    return run is not None and not _busy(run)
+def _num_disturbed(runs: Mapping[int, Sequence[_Run | None]]) -> int:
+    """Return the number of rounds in which some process was disturbed."""
+    return sum(any(map(_busy, found)) for found in zip_longest(*runs.values()))
 
 
 def _judged(
