@@ -19,8 +19,10 @@ import json
 import math
 import random
 import statistics
+import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from whet.guard.sweep import FUNCTION
 from whet.guard.turns import measure_pair
 from whet.machine import describe, versions
 from whet.measure.isolate import run_isolated
+from whet.measure.quiet import Patience
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results" / "gate.json"
@@ -71,8 +74,9 @@ def main() -> None:
     parser.add_argument("--single-rounds", type=int, default=60, help="to add, for the common ways")
     arguments = parser.parse_args()
     rounds, singles = _known("rounds"), _known("single_rounds")
+    patience = Patience(report=print)
     for _ in range(arguments.rounds):
-        rounds.append(_measure_round(random.Random(len(rounds))))
+        rounds.append(_measure_round(random.Random(len(rounds)), patience))
         _write(rounds, singles, [])
     for _ in range(arguments.single_rounds):
         singles.append(_measure_single_round(random.Random(len(singles))))
@@ -94,14 +98,15 @@ def _known(name: str) -> list[Any]:
     return list(known.get(name, [])) if known["machine"]["id"] == describe().fingerprint else []
 
 
-def _measure_round(order: random.Random) -> list[dict[str, float]]:
+def _measure_round(order: random.Random, patience: Patience) -> list[dict[str, float]]:
     """A pair of processes for each case."""
     found = []
     with tempfile.TemporaryDirectory(prefix="whet-gate-") as scratch:
         for _, old, new in CASES:
             trees = (_tree(Path(scratch), old), _tree(Path(scratch), new))
             started = time.perf_counter()
-            old_ms, new_ms = measure_pair(
+            measure = partial(
+                measure_pair,
                 trees,
                 TARGETS.get(old, "gate_targets.py:same"),
                 {},
@@ -110,8 +115,11 @@ def _measure_round(order: random.Random) -> list[dict[str, float]]:
                 budget_s=_BUDGET_S,
                 time_limit_s=60,
             )
+            times = patience.measure(measure, lambda pair: pair.cause)
+            if times.cause:
+                sys.exit(patience.sentence)
             seconds = round(time.perf_counter() - started, 3)
-            found.append({"old_ms": round(old_ms, 6), "new_ms": round(new_ms, 6), "seconds": seconds})
+            found.append({"old_ms": round(times.old_ms, 6), "new_ms": round(times.new_ms, 6), "seconds": seconds})
     return found
 
 

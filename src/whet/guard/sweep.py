@@ -78,7 +78,7 @@ def bench(
             for _ in range(processes):
                 run = partial(_run, arguments, Path(scratch), time_limit_s, memory_limit_bytes)
                 outcomes.append(patience.measure(run, _cause))
-                if outcomes[-1].failure is not None:
+                if outcomes[-1].failure is not None or patience.has_run_out:
                     break
             points.append(combined(target, sizes, outcomes))
             if any(_cause(outcome) for outcome in outcomes):

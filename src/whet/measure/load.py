@@ -286,6 +286,8 @@ class Observed:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if isinstance(self._read, Meter):
+            self._read.look_around()  # processes that were started meanwhile belong to the measurement
         self.load = self._before.until(self._read())
 
 
