@@ -19,6 +19,7 @@ from whet.files import write_whole
 DOCS = Path(__file__).parents[1] / "docs"
 README = DOCS.parent / "README.md"
 _BEGIN, _END = "<!-- measured: benchmarks/results.py -->", "<!-- end -->"
+_BEGIN_BUSY = "<!-- measured: benchmarks/results.py, busy -->"
 _HEAD = """# Measured results
 
 Written by `python benchmarks/results.py` from what the benchmark scripts measured; nothing here is typed by hand.
@@ -36,6 +37,7 @@ def main() -> None:
         "peers-torch-only": _peers,
         "serve_peers": _serving,
         "gate": _gate,
+        "busy": _busy,
         "overhead": _overhead,
         "trace_reading": _trace_reading,
         "audit_speed": _audit_speed,
@@ -49,13 +51,15 @@ def main() -> None:
     write_whole(DOCS / "results.md", "\n".join([_HEAD, *parts.values()]))
     _put(README, parts["demo"])
     _put(DOCS / "gate.md", parts["gate"])
+    if "busy" in parts:
+        _put(DOCS / "gate.md", parts["busy"], _BEGIN_BUSY)
 
 
-def _put(document: Path, part: str) -> None:
-    """A part without its heading, between a document's markers."""
-    head, rest = document.read_text(encoding="utf-8").split(_BEGIN)
-    tail = rest.split(_END)[1]
-    write_whole(document, f"{head}{_BEGIN}\n{part.partition(chr(10))[2].strip()}\n{_END}{tail}")
+def _put(document: Path, part: str, begin: str = _BEGIN) -> None:
+    """Put a part without its heading between a document's markers."""
+    head, rest = document.read_text(encoding="utf-8").split(begin)
+    tail = rest.partition(_END)[2]
+    write_whole(document, f"{head}{begin}\n{part.partition(chr(10))[2].strip()}\n{_END}{tail}")
 
 
 def _demo(report: dict[str, Any]) -> str:
@@ -148,6 +152,33 @@ def _kept(row: dict[str, Any]) -> str:
 
 def _serving(report: dict[str, Any]) -> str:
     return "\n".join(["## Serving, beside the peers", "", *_where(report), "", *serving_lines(report), ""])
+
+
+def _busy(report: dict[str, Any]) -> str:
+    commands = {"compare": "`bench --compare`", "against": "`bench --against`", "tune": "`tune`"}
+    rows = report["rows"]
+    num, num_wrong, num_far = (sum(row[key] for row in rows) for key in ("num", "num_wrong", "num_far"))
+    num_ratios = sum(row["num_ratios"] for row in rows)
+    lines = [
+        "## Verdicts on a busy machine",
+        "",
+        *_where(report),
+        "",
+        f"{num} verdicts, each beside other work, with {report['wait']} of waiting for quiet: {num_wrong} were wrong. Of "
+        f"{num_ratios} claimed ratios {num_far} differed by more than 15 % from the quiet machine's.",
+        "",
+        "| command | beside it ran | verdicts | wrong | inconclusive | ratios claimed | off by > 15 % | largest distance "
+        "| seconds (median) |",
+        "|---" * 9 + "|",
+    ]
+    for row in rows:
+        largest = "—" if row["largest_distance"] is None else f"{row['largest_distance']:.1%}"
+        lines.append(
+            f"| {commands[row['command']]} | {row['load']} | {row['num']} | **{row['num_wrong']}** "
+            f"| {row['num_inconclusive']} | {row['num_ratios']} | {row['num_far']} | {largest} "
+            f"| {row['median_seconds']:.0f} |"
+        )
+    return "\n".join([*lines, ""])
 
 
 def _gate(report: dict[str, Any]) -> str:

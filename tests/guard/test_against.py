@@ -153,7 +153,7 @@ def test_a_machine_that_stays_busy_gives_no_verdict_and_says_why() -> None:
     for verdict in gate.verdicts:
         assert (verdict.outcome, verdict.num_pairs, verdict.reason) == ("inconclusive", 0, "")
         assert "others had a core: make (2.0 cores)" in verdict.busy
-        assert "quiet pairs" in sentence(verdict)
+        assert "0 of the pairs were quiet" in sentence(verdict)
 
 
 def test_who_goes_on_gets_a_verdict_that_says_so() -> None:

@@ -4,6 +4,7 @@ import json
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -45,6 +46,8 @@ def run_target(
                 lambda: _measured(console, target, folder, depth, limit_s),
                 lambda found: found[0].busy if found[0] is not None else "",
             )
+        if report is not None and report.busy and not patience.goes_on:
+            report = replace(report, verdict=None)  # a busy machine gives none
         if report is not None:
             show_report(console, report, rows=rows)
             if out is not None:

@@ -43,7 +43,7 @@ def sweep_csv(sweep: Sweep) -> str:
 def sentence(verdict: Verdict) -> str:
     """A verdict in words: ratio, interval, pairs."""
     if verdict.busy and verdict.outcome == "inconclusive":
-        return f"{verdict.busy}; {verdict.num_pairs} quiet pairs"
+        return f"{verdict.busy}; {verdict.num_pairs} of the pairs were quiet"
     if verdict.slowdown is None or verdict.ci95 is None:
         return verdict.reason or "not measured"
     low, high = (_percent(bound) for bound in verdict.ci95)

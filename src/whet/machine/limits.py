@@ -243,6 +243,6 @@ def _read(path: Path, machine: Machine) -> Limits | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError):
-        _LOG.warning("%s is damaged; the machine's limits are measured again", path)
+        _LOG.warning("%s is damaged or of another whet; the machine's limits are measured again", path)
         return None
     return record.limits if record.fingerprint == machine.fingerprint else None

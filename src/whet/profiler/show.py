@@ -47,6 +47,8 @@ def _show_verdict(console: Console, report: Report) -> None:
         console.print(Text.assemble(("PARTIAL  ", "bold red"), _plain(report.partial)))
     if report.busy:
         console.print(Text(f"The machine was busy: {report.busy}. Times may be too long.", "yellow"))
+        if report.verdict is None and not report.partial:
+            console.print(Text("NO VERDICT on what bounds the model; profile it on a quiet machine.", "bold yellow"))
     if report.verdict is not None:
         head = Text(report.verdict.bound.upper(), "bold")
         if report.verdict.share_of_limit is not None:

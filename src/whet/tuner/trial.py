@@ -75,7 +75,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "limits": TypeAdapter(Limits).dump_python(limits, mode="json"),
         "profiles": _PROFILES.dump_python(profiles, mode="json"),
         "diagnosis": Diagnosed(
-            sentence=diagnosis.sentence,
+            sentence=f"Measured on a busy machine: {diagnosis.sentence}" if meanwhile.cause else diagnosis.sentence,
             bound=str(diagnosis.bound),
             shares={str(k): v for k, v in diagnosis.shares.items()},
             share_of_limit=diagnosis.share_of_limit,
