@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from operator_cases import EPS, FFN, HIDDEN, LAYER, OPERATORS, VOCAB, Call, Case, cases
+from quietly import quiet_machine
 from rich.console import Console
 from rich.table import Table
 
@@ -59,7 +60,7 @@ def main() -> None:
     machine = describe()
     limits = measure_limits(machine)
     measured: list[dict[str, Any]] = []
-    with torch.inference_mode():
+    with torch.inference_mode(), quiet_machine():
         for operator in OPERATORS:
             if operator in arguments.only:
                 measured += _show(operator, cases(operator), limits, arguments.seconds)
@@ -74,7 +75,8 @@ def main() -> None:
         "limits": asdict(limits),
     }
     if "step" in arguments.only:
-        report["decode_step_ms"] = _steps()
+        with quiet_machine():
+            report["decode_step_ms"] = _steps()
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     write_whole(RESULT, json.dumps(report, indent=1) + "\n")
 

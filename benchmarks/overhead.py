@@ -47,6 +47,7 @@ from overhead_variants import (
     traceml_variants,
     variants,
 )
+from quietly import quiet_machine
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -75,12 +76,8 @@ def main() -> None:
     torch.manual_seed(0)
     gc.collect()
     gc.freeze()  # what was imported is not the loop's: collections, which go on, need not go through it
-    uses = {"whet: a measured call": measured_call_us(), **{name: cost_us(use) for name, use in per_use()}}
-    uses["whet.Monitor: a sample, once a second"] = sample_us()
-    loops = Loop.of_about(10.0), Loop(width=1, batch=1), Loop(width=1, batch=1, empties_caches=True)
-    steps, step_ms = compared(variants, *loops, rounds)
-    with traceml_running():
-        steps |= compared(traceml_variants, *loops, rounds)[0]
+    with quiet_machine():
+        uses, step_ms, steps = _measured(rounds)
     machine = describe()
     report = {
         "command": "python benchmarks/overhead.py",
@@ -95,6 +92,17 @@ def main() -> None:
     }
     write_whole(RESULT, json.dumps(report, indent=1) + "\n")
     show(report)
+
+
+def _measured(rounds: int) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    """Return the cost of each use, the time of a step, and what each variant adds to it."""
+    uses = {"whet: a measured call": measured_call_us(), **{name: cost_us(use) for name, use in per_use()}}
+    uses["whet.Monitor: a sample, once a second"] = sample_us()
+    loops = Loop.of_about(10.0), Loop(width=1, batch=1), Loop(width=1, batch=1, empties_caches=True)
+    steps, step_ms = compared(variants, *loops, rounds)
+    with traceml_running():
+        steps |= compared(traceml_variants, *loops, rounds)[0]
+    return uses, step_ms, steps
 
 
 def cost_us(use: Callable[[], Any]) -> float:

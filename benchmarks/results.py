@@ -164,11 +164,11 @@ def _busy(report: dict[str, Any]) -> str:
         "",
         *_where(report),
         "",
-        f"{num} verdicts, each beside other work, with {report['wait']} of waiting for quiet: {num_wrong} were wrong. Of "
-        f"{num_ratios} claimed ratios {num_far} differed by more than 15 % from the quiet machine's.",
+        f"{num} verdicts, each beside other work, with {report['wait']} of waiting for quiet: {num_wrong} were wrong. "
+        f"Of {num_ratios} claimed ratios {num_far} differed by more than 15 % from the quiet machine's.",
         "",
-        "| command | beside it ran | verdicts | wrong | inconclusive | ratios claimed | off by > 15 % | largest distance "
-        "| seconds (median) |",
+        "| command | beside it ran | verdicts | wrong | inconclusive | ratios claimed | off by > 15 % "
+        "| largest distance | seconds (median) |",
         "|---" * 9 + "|",
     ]
     for row in rows:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from quietly import quiet_machine
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -133,9 +134,10 @@ def main() -> None:
             ("top-k", TOP_K, False),
             ("penalties", PENALISED, False),
         ):
-            found = measure(num_seqs, params, args.vocab, args.steps, has_text)
+            with quiet_machine():
+                found = measure(num_seqs, params, args.vocab, args.steps, has_text)
+                whole = "" if has_text else f"{through_engine_us(num_seqs, params, args.vocab):.0f}"
             share = f"{found['step'] / STEP_MS / 10:.2f} %"
-            whole = "" if has_text else f"{through_engine_us(num_seqs, params, args.vocab):.0f}"
             table.add_row(str(num_seqs), name, *(f"{found[part]:.0f}" for part in (*PARTS, "step")), share, whole)
     Console().print(table)
 

@@ -38,6 +38,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from quietly import quiet_machine
 from serving_peers.claims import FIGURES, figures, judge
 from serving_peers.contender import MODEL, NUM_THREADS
 from serving_peers.model import make_model
@@ -77,7 +78,8 @@ def main() -> None:
         bandwidth = _run(["serving_peers.read_limit"], sys.executable, arguments.launcher)
         answers: dict[str, Any] = {"read_bandwidth": bandwidth}
         for name in random.Random(number).sample(names, len(names)):
-            answers[name] = _measure(name, number, arguments)
+            with quiet_machine():
+                answers[name] = _measure(name, number, arguments)
             _note(f"round {number}: {name}" + (f": {answers[name]['failed']}" if "failed" in answers[name] else ""))
         rounds.append(answers)
         _write(names, rounds, arguments)

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quietly import quiet_machine
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -152,7 +153,8 @@ def main() -> None:
     machine = describe()
     with tempfile.TemporaryDirectory() as directory:
         paths = files(Path(directory), options.events, options.megabytes)
-        rows = [measure(path, options.repeats) for path in paths]
+        with quiet_machine():
+            rows = [measure(path, options.repeats) for path in paths]
     given = f"--events {options.events} --megabytes {options.megabytes} --repeats {options.repeats}"
     report: dict[str, Any] = {
         "command": f"python benchmarks/trace_reading.py {given}",

@@ -31,6 +31,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parent))
 
 from peers import PEERS, make_hf_directories
+from quietly import quiet_machine
 
 from whet.files import write_whole
 from whet.machine import describe, versions
@@ -115,7 +116,9 @@ def _one_model(name: str, target: str, scratch: Path, arguments: argparse.Namesp
     contenders = [p for p in PEERS if arguments.extras or not p.startswith(("openvino", "onnx"))] + [WHET]
     bursts: dict[str, list[float]] = {c: [] for c in contenders}
     for number in range(arguments.sets):
-        for contender, times in _one_set(contenders, target, out, arguments.rounds, number).items():
+        with quiet_machine():
+            one_set = _one_set(contenders, target, out, arguments.rounds, number)
+        for contender, times in one_set.items():
             bursts[contender] += times
     present = [c for c in contenders if bursts[c]]
     best_peer = min((c for c in present if c in EXTERNAL), key=lambda c: statistics.median(bursts[c]))

@@ -3,7 +3,7 @@
 import gc
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from whet.errors import InputsError
@@ -51,6 +51,7 @@ def measure_point(
         **memory.read(),
         "num_samples": workload.num_samples,
         "cause": measurement.cause,
+        "load": asdict(measurement.load),
         "stopped_by": measurement.stopped_by,
         "share_of_limit": None,
     }

@@ -22,6 +22,7 @@ class Point(BaseModel):
     """
 
     busy: str = ""  # what disturbed it on a busy machine, where that could not be waited for
+    load: dict[str, float] = Field(default_factory=dict)  # what else the machine did meanwhile: measure.load.Load
     target: str
     sizes: dict[str, int] = Field(default_factory=dict)  # batch, seq; what the target has by itself is left out
     status: Literal["done", "partial", "failed"] = "done"

@@ -15,6 +15,7 @@ from whet.guard.growth import Growth, fit_growth
 from whet.guard.report import Point, Sweep
 from whet.machine import describe, load_limits, versions
 from whet.measure.isolate import QUIET, Failure, FailureKind, Outcome, run_isolated
+from whet.measure.load import Load, total
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
 
@@ -151,6 +152,7 @@ def combined(target: str, sizes: dict[str, int], outcomes: Sequence[Outcome]) ->
         energy_reason=first.get("energy_reason", ""),
         process_latencies_ms=[v["latency_ms"] for v in values],
         samples_ms=first["samples_ms"],
+        load=asdict(total(Load(**v["load"]) for v in values if "load" in v)),
         **medians,
         **peaks,
     )

@@ -4,7 +4,7 @@ memory is what serving the variant takes."""
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ def measure_finalist(
         "p90_ms": measurement.p90_ms,
         "num_calls": len(measurement.samples_s),
         "busy": measurement.cause,
+        "load": asdict(measurement.load),
         "peak_bytes": peak_rss_bytes(),
         "live_tensor_bytes": live_tensor_bytes(),
         "cuda_peak_bytes": cuda_peak_bytes(),

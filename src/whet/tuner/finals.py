@@ -8,6 +8,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from whet.errors import ModelError
 from whet.files import size_bytes
+from whet.measure.load import Load, total
 from whet.measure.quiet import Patience
 from whet.measure.stats import Verdict, compare, noise_floor
 from whet.tuner.doubt import doubt_about
@@ -195,4 +197,5 @@ def _point(bench: Workbench, contender: TrialRecord | None, runs: Sequence[_Run]
         agreement=None if contender is None else contender.agreement,
         share_of_limit=bench.share_of_limit(steps, latency),
         process_latencies_ms=[r["latency_ms"] for r in runs],
+        load=asdict(total(Load(**r["load"]) for r in runs)),
     )

@@ -96,6 +96,7 @@ class Point(BaseModel):
     p_value: float | None = None
     noise: float = 1.0  # the ratio that as many pairs of the original with itself could show by chance
     verdict: str = ""  # pass, fail or inconclusive: is it faster than the original?
+    load: dict[str, float] = Field(default_factory=dict)  # what else the machine did meanwhile: measure.load.Load
     doubt: str = ""  # why its times prove nothing, where the verdict is inconclusive for such a reason
 
 
