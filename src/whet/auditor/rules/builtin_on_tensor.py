@@ -102,7 +102,7 @@ def _clamped(view: View, call: ast.Call) -> Fix | None:
     if len(numbers) != 1 or len(tensors) != 1 or tensors[0] is numbers[0]:
         return None
     bound = "min" if name_of(call) == "max" else "max"
-    source = view.source(tensors[0])
-    if not isinstance(tensors[0], ast.Name | ast.Attribute | ast.Call | ast.Subscript):
-        source = f"({source})"
+    if not view.is_tensor(tensors[0], surely=True) or view.kind(tensors[0]) is not Kind.TENSOR:
+        return None  # numpy's sum() is named like torch's
+    source = view.operand(tensors[0])
     return view.replace(call, f"{source}.clamp({bound}={view.source(numbers[0])})", "clamp on the GPU", safe=False)
