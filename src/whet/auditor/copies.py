@@ -127,7 +127,8 @@ def _named(view: View, module: Module, name: ast.Name, depth: int) -> Target:
         is_given = any(argument.arg == name.id for argument in scope.arguments)
         bindings = scope.bindings.get(name.id, [])
         if is_given:
-            return max(_given(view, scope, name.id, depth), *[_bound(view, bindings, depth) for _ in bindings[:1]])
+            found = _given(view, scope, name.id, depth)
+            return max(found, _bound(view, bindings, depth)) if bindings else found
         if bindings:
             return _bound(view, bindings, depth)
         scope = scope.parent

@@ -31,6 +31,7 @@ PRIORITY = Priority.HIGH
 _GAIN = Gain(0.01, 0.2, "the caching allocator has to fetch its blocks again in each step; nothing on a CPU")
 _GC_GAIN = Gain(0.0, 0.1, "a collection takes 10 to 100 ms in a process with many objects")
 _FREES = re.compile(r"(^|_)(free|clear|clean|cleanup|flush|release|empty|gc|cache|memory|offload|unload)(_|$)", re.I)
+_AFTER_DELETING = re.compile(r"\bdel [\w., ]+\n\s*(gc\.collect\(\)\n\s*)?torch\.\w+\.empty_cache")
 _MEASURES = re.compile(r"memory_(allocated|reserved)|max_memory|OutOfMemory|sleep_mode")
 _DEVICES = ("cuda", "xpu", "mps", "npu", "accelerator", "hpu", "musa")
 _FUNCTIONS = tuple(f"torch.{device}.empty_cache" for device in _DEVICES)
@@ -73,6 +74,8 @@ def _is_meant(view: View, statement: ast.Expr) -> bool:
     """Whether the place shows that memory is short, or that it is measured."""
     function = view.function_of(statement)
     if _FREES.search(function.name) or _MEASURES.search(_source_of(view, function)):
+        return True
+    if _AFTER_DELETING.search(view.module.text):
         return True
     parent = view.parent(statement)
     if isinstance(parent, ast.If):

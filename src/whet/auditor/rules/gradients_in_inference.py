@@ -83,6 +83,6 @@ def _decorated(view: View, function: Function) -> Fix | None:
 def _is_for_answers(view: View, function: Function) -> bool:
     if not returns_tensors(view, function):
         return True
-    if not is_script(view.module):
-        return False
-    return _EVALUATES.search(function.name) is not None or not trains(view.project, view.module)
+    if _EVALUATES.search(function.name) and any(loop in view.heat.loops for loop in function.loops):
+        return True
+    return is_script(view.module) and not trains(view.project, view.module)

@@ -27,7 +27,10 @@ from whet.auditor.view import View
 CODE = "CMP101"
 NAME = "no-compile"
 PRIORITY = Priority.MEDIUM
-_NOT_COMPILED = r"create_graph|autograd\.grad\(|functional_call|\bvmap\b|jacrev|torch\.func\b|register_hook"
+_NOT_COMPILED = (
+    r"(?i)deepspeed|zero3|\bfsdp|fully_?shard|DistributedDataParallel|\brpc\b|tensor_parallel|tp_plan|opacus|"
+    r"load_in_8bit|quantization_config|\bLazy(Linear|Conv|Batch)|create_graph|autograd\.grad\(|functional_call|\bvmap\b|jacrev|torch\.func\b|register_hook"
+)
 _GAIN = Gain(0.0, 0.3, "a run long enough to pay for compiling, fixed shapes, a GPU or many small operators")
 _COMPILED = (
     "compile jit script_method torch_compile _dynamo export onnxruntime InferenceSession openvino tensorrt trt "

@@ -28,7 +28,7 @@ NAME = "no-mixed-precision"
 PRIORITY = Priority.MEDIUM
 _GAIN = Gain(0.0, 0.5, "a GPU with tensor cores, and a model large enough to keep them busy")
 _UNSAFE = re.compile(
-    r"BCELoss|binary_cross_entropy\(|create_graph|autograd\.grad\(|float64|\bfft\b|stft|ctc_?loss|CTCLoss|scatter|index_(add|copy|put)|cholesky|\bmps\b|\.double\(\)|\bLBFGS\b|linalg"
+    r"BCELoss|binary_cross_entropy\(|create_graph|autograd\.grad\(|float64|\bfft\b|stft|ctc_?loss|CTCLoss|scatter|index_(add|copy|put)|opacus|PrivacyEngine|cholesky|\bmps\b|\.double\(\)|\bLBFGS\b|linalg"
 )
 _NOT_FOR_HALF = re.compile(
     r"^\s*(import|from) (gym|gymnasium|stable_baselines3|pfrl|torch_geometric|e3nn|pyro|gpytorch|botorch)\b"

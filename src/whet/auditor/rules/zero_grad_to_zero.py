@@ -15,6 +15,7 @@ import ast
 from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority, ReplaceStatement
+from whet.auditor.project import name_of
 from whet.auditor.project_words import neighbours
 from whet.auditor.view import View
 
@@ -83,12 +84,18 @@ def _uses_gradients(view: View, node: ast.AST) -> bool:
     """Whether the program, but for the statement of a node and its guard, reads or writes gradients by hand."""
     own = view.statement(node)
     parent = view.parent(own)
-    is_guarded = isinstance(parent, ast.If) and parent.body == [own] and ".grad" in ast.unparse(parent.test)
+    is_guarded = isinstance(parent, ast.If) and ".grad" in ast.unparse(parent.test) and all(map(_clears, parent.body))
     lines = range(parent.lineno if is_guarded and isinstance(parent, ast.If) else own.lineno, (own.end_lineno or 0) + 1)
     if any(each.attr in _GRADIENTS and each.lineno not in lines for each in view.nodes(ast.Attribute)):
         return True
     others = neighbours(view.project)[view.module] - {view.module}
     return any(each.attr in _GRADIENTS for other in others for each in other.nodes(ast.Attribute))
+
+
+def _clears(statement: ast.stmt) -> bool:
+    """`p.grad.zero_()` or `p.grad.detach_()`."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and name_of(call) in ("zero_", "fill_", "detach_", "requires_grad_")
 
 
 def _is_false(value: ast.expr | None) -> bool:
