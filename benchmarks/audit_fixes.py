@@ -1,6 +1,6 @@
 """Apply `whet audit --fix`, safe and unsafe, to public repositories; import and test them before and after.
 
-    python benchmarks/audit_fixes.py CHECKOUTS [--out docs/audit-fixes.md] [--test-seconds 60] [NAME ...]
+    python benchmarks/audit_fixes.py CHECKOUTS [--out docs/audit-fixes.md] [--test-seconds 20] [NAME ...]
 
 Every directory in CHECKOUTS is a repository; a file `.revision` in it may name its commit. Nothing is changed in place:
 each repository is copied three times (as it is, with safe fixes, with all fixes). A module that a fix changes is
@@ -29,7 +29,7 @@ from whet.auditor.run import run
 from whet.auditor.settings import Settings
 
 _IMPORT_SECONDS = 60
-_MOST_TEST_FILES = 12
+_MOST_TEST_FILES = 8
 _IGNORED = shutil.ignore_patterns(".git", "*.ipynb", "node_modules")
 _IMPORTER = """
 import importlib, importlib.util, os, py_compile, signal, sys
@@ -282,11 +282,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--out", type=Path, default=Path("docs/audit-fixes.md"))
     parser.add_argument("--diffs", type=Path, help="a directory for what the fixes changed")
-    parser.add_argument("--test-seconds", type=int, default=60)
+    parser.add_argument("--test-seconds", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     found = [path for path in sorted(args.checkouts.iterdir()) if path.is_dir()]
     found = [path for path in found if not args.names or path.name in args.names]
+    found.sort(key=lambda path: sum(1 for _ in path.rglob("*.py")))
     if args.diffs is not None:
         args.diffs.mkdir(parents=True, exist_ok=True)
 
@@ -294,7 +295,7 @@ def main() -> None:
         running = [pool.submit(try_repository, source, args.test_seconds, args.diffs) for source in found]
         for done in as_completed(running):
             print(json.dumps(asdict(done.result())), flush=True)
-    write_page([done.result() for done in running], args.out)
+            write_page([one.result() for one in running if one.done()], args.out)
 
 
 if __name__ == "__main__":
