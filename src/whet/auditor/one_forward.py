@@ -54,7 +54,7 @@ def _of_prefix(view: View, loop: ast.For, index: str, times: str) -> _Replacemen
         upper = columns.upper if isinstance(columns, ast.Slice) else None
         if _is_all(rows) and is_cut and isinstance(upper, ast.Name) and upper.id == index:
             found.append(node)
-    return (found[0], f"{view.source(found[0].value)}[:, : {times} - 1]") if len(found) == 1 else None
+    return (found[0], f"{view.operand(found[0].value)}[:, : {times} - 1]") if len(found) == 1 else None
 
 
 def _of_last(view: View, loop: ast.For, times: str) -> _Replacement | None:
@@ -68,7 +68,7 @@ def _of_last(view: View, loop: ast.For, times: str) -> _Replacement | None:
             if _is_all(rows) and is_one and all(map(_is_all, rest)) and ast.unparse(last) == "-1":
                 found.append(node)
     space = "" if times.isidentifier() or times.isdigit() else " "  # as formatters have it
-    return (found[0], f"{view.source(found[0].value)}[:, -{times}{space}:]") if len(found) == 1 else None
+    return (found[0], f"{view.operand(found[0].value)}[:, -{times}{space}:]") if len(found) == 1 else None
 
 
 def _of_loss(view: View, loop: ast.For, index: str, times: str) -> _Replacement | None:
@@ -84,7 +84,7 @@ def _of_loss(view: View, loop: ast.For, index: str, times: str) -> _Replacement 
         return None
     if not isinstance(place.elts[1], ast.Name) or place.elts[1].id != index:
         return None
-    function, wanted = view.source(calls[0].func), view.source(target.value)
+    function, wanted = view.source(calls[0].func), view.operand(target.value)
     return calls[0], f"{times} * {function}({logits.id}.flatten(0, 1), {wanted}[:, :{times}].flatten())"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import lru_cache
 
 from whet.auditor.project import Project
@@ -75,3 +76,15 @@ def _words(module: Module) -> frozenset[str]:
     found |= set(module.imports)
     found |= {name.rpartition(".")[2] for name in module.imports.values()}
     return frozenset(found)
+
+
+@lru_cache(maxsize=1024)
+def mentions(project: Project, module: Module, pattern: str) -> bool:
+    """Whether a text of the program a module is of matches a regular expression."""
+    found = re.compile(pattern)
+    return any(found.search(near.text) for near in neighbours(project)[module])
+
+
+def trains(project: Project, module: Module) -> bool:
+    """Whether the program a module is of differentiates anything."""
+    return mentions(project, module, r"\.backward\(|manual_backward|autograd\.grad\(|\.grad\b|Trainer\b|\boptim\b")

@@ -144,6 +144,13 @@ class View:
         """The node's source as written."""
         return self.module.source_of(node)
 
+    def operand(self, node: ast.expr) -> str:
+        """The node's source as it may stand as an operand or before a dot: in parentheses where it needs them."""
+        source = self.source(node)
+        is_atom = isinstance(node, ast.Name | ast.Attribute | ast.Call | ast.Subscript)
+        is_number = isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+        return source if is_atom or is_number else f"({source})"
+
     def span(self, node: ast.AST) -> Span:
         return self.module.span(node)
 

@@ -6,7 +6,8 @@ Why slow    The step grows with n, so n can't be raised to save memory without a
 Example     loss.backward(); if step % accum == 0: optimizer.step(); optimizer.zero_grad()
 Instead     (loss / accum).backward()
 Gain        none in time; it lets the batch be split for memory at the same result.
-Fix         unsafe: it changes the size of the gradients, as intended.
+Fix         unsafe: it changes the size of the gradients, as intended. None where the program shows another division:
+            by a number of tokens, or of gradients by hand.
 Source      PyTorch AMP examples, "Gradient accumulation".
 """
 
@@ -16,12 +17,14 @@ from collections.abc import Iterator
 from whet.auditor.accumulation import accumulations, is_named_so, last_name
 from whet.auditor.calls import CallKind
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
+from whet.auditor.project_words import mentions
 from whet.auditor.view import View
 
 CODE = "MEM104"
 NAME = "accumulation-not-normalised"
 PRIORITY = Priority.MEDIUM
 _GAIN = Gain(0.0, 0.0, "correctness and memory, not time")
+_SCALED = r"(?i)tokens\b|token_count|scale_grad|\.grad\b|num_items|normali[sz]er|loss_scale|grad_scale|world_size"
 _DIVIDES_ITSELF = ("accelerator", "fabric", "engine", "trainer")
 
 
@@ -79,5 +82,7 @@ def _divided(view: View, call: ast.Call, every: ast.expr) -> Fix | None:
     loss = call.func.value if isinstance(call.func, ast.Attribute) else None
     if not isinstance(loss, ast.Name) or call.args:
         return None
-    source = f"({view.source(loss)} / {view.source(every)})"
+    if mentions(view.project, view.module, _SCALED):
+        return None
+    source = f"({loss.id} / {view.operand(every)})"
     return view.replace(loss, source, "take the mean over the micro-steps", safe=False)

@@ -6,7 +6,8 @@ Why slow    Memory for all layers. Attention weights can't come from a fused ker
 Example     h = model(ids, output_hidden_states=True).hidden_states[-1]
 Instead     h = model(ids).last_hidden_state
 Gain        for attentions the gap between fused and plain attention; for hidden states memory alone.
-Fix         safe where none of them is read and no result is read by its number.
+Fix         safe for hidden states of a Transformers model of which none is read, nor any result by its number; unsafe
+            for attentions, without which a fused kernel rounds in another order. None for models of other origin.
 Source      Transformers, "Model outputs" and "Attention interface".
 """
 
@@ -14,7 +15,7 @@ import ast
 from collections.abc import Iterator
 
 from whet.auditor.calls import CallKind
-from whet.auditor.finding import Confidence, Gain, Hit, Priority
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
 from whet.auditor.heat import HeatKind
 from whet.auditor.source import Function
 from whet.auditor.view import View
@@ -53,7 +54,7 @@ def _asked(view: View, call: ast.Call, option: str) -> Iterator[Hit]:
     what = "only the last is read" if uses else "none is read"
     fix = None
     if not uses and not by_number:
-        fix = view.remove_keyword(call, option, "ask for what is read", safe=True)
+        fix = _not_asked(view, call, option)
     yield Hit(
         at=call,
         hot=hot,
@@ -62,6 +63,17 @@ def _asked(view: View, call: ast.Call, option: str) -> Iterator[Hit]:
         gain=_ATTENTION_GAIN if option == "output_attentions" else _GAIN,
         fix=fix,
     )
+
+
+def _not_asked(view: View, call: ast.Call, option: str) -> Fix | None:
+    model = view.value(call.func)
+    is_library = model.is_sure and model.cls is None and (model.dotted or "").startswith("transformers.")
+    if model.cls is not None:
+        forward = view.project.method(model.cls, "forward")
+        if forward is None or forward.default_of(option) is None:
+            return None
+    is_safe = is_library and option == "output_hidden_states"
+    return view.remove_keyword(call, option, "ask for what is read", safe=is_safe)
 
 
 def _reads(view: View, call: ast.Call) -> tuple[list[tuple[str, str]], bool] | None:

@@ -48,7 +48,7 @@ def _options(view: View) -> Iterator[Hit]:
         for default in defaults:
             if default.module is view.module and _is_one(view.constant(default.node)) and _trains(view):
                 message = f"{default.option} is 1 by default: one sample per step"
-                fix = one_batch(view, default)
+                fix = one_batch(view, default) if any(view.loops(HeatKind.TRAINING)) else None
                 yield Hit(at=default.call, message=message, confidence=Confidence.MEDIUM, gain=_GAIN, fix=fix)
     for loop in view.loops(HeatKind.TRAINING):
         function = view.function_of(loop)

@@ -6,7 +6,8 @@ Why slow    The mean of each channel is subtracted at once, the bias with it; it
 Example     nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU())
 Instead     nn.Sequential(nn.Conv2d(3, 64, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU())
 Gain        one small kernel for each such layer and pass: a hundredth of a step or so.
-Fix         unsafe: saved weights have a key that the model has no more.
+Fix         unsafe: saved weights have a key that the model has no more. None where the program loads weights, or does
+            something with a bias itself, which would be None.
 Source      PyTorch performance tuning guide, "Disable bias for convolutions directly followed by a batch norm".
 """
 
@@ -14,12 +15,14 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.layer_order import layer_pairs
+from whet.auditor.project_words import mentions
 from whet.auditor.view import View, is_known
 
 CODE = "CMP113"
 NAME = "bias-before-norm"
 PRIORITY = Priority.LOW
 _GAIN = Gain(0.0, 0.02, "a network of many small convolutions")
+_USED = r"\.bias\b|load_state_dict|pretrained|model_zoo|torch\.load|load_file|checkpoint"
 _BIAS_AT = {"Conv": 7, "ConvTranspose": 8, "Linear": 2}
 _NORMS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm", "LazyBatchNorm", "LazyInstanceNorm")
 
@@ -44,5 +47,7 @@ def check(view: View) -> Iterator[Hit]:
             message=f"the bias of {view.shown(first)} is taken away by {view.shown(second.func)}",
             confidence=Confidence.HIGH,
             gain=_GAIN,
-            fix=view.set_keyword(first, "bias", "False", "leave the bias out", safe=False) if is_default else None,
+            fix=view.set_keyword(first, "bias", "False", "leave the bias out", safe=False)
+            if is_default and not mentions(view.project, view.module, _USED)
+            else None,
         )

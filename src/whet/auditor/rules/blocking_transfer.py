@@ -6,13 +6,15 @@ Why slow    The CPU stands still for the length of the copy instead of queueing 
 Example     for x, y in loader: x = x.to(device)
 Instead     for x, y in loader: x = x.to(device, non_blocking=True)
 Gain        copy time / step time, at most; nothing from pageable memory (see MOV102) or on a CPU.
-Fix         safe: the default stream orders the copy before the kernels that read it.
+Fix         safe where a tensor of a DataLoader's batch surely goes to CUDA, or to the CPU where there is none: the
+            stream orders the copy before the kernels that read it. Unsafe where that is only likely. None where the
+            object may be no tensor, or where the copy may go to the CPU (which may read too early) or to MPS.
 Source      PyTorch tutorial "A guide on good usage of non_blocking and pin_memory()".
 """
 
-import ast
 from collections.abc import Iterator
 
+from whet.auditor.copies import queued
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.loaders import is_from_pinned
 from whet.auditor.transfers import blocking_copies, step_of
@@ -30,14 +32,11 @@ def check(view: View) -> Iterator[Hit]:
         hot = step_of(view, call)
         if hot is None or is_from_pinned(view, call):
             continue
-        is_plain = isinstance(call.func, ast.Attribute) and call.func.attr in ("to", "cuda")
         yield Hit(
             at=call,
             hot=hot,
             message=f"{view.shown(call)} waits for the copy in every step",
             confidence=Confidence.MEDIUM if view.value(moved).is_sure and hot.loop_line else Confidence.LOW,
             gain=_GAIN,
-            fix=view.set_keyword(call, "non_blocking", "True", "queue the copy and go on", safe=True)
-            if is_plain
-            else None,
+            fix=queued(view, call, moved),
         )

@@ -6,7 +6,8 @@ Why slow    Each hides an `.item()`: the value is not there before all kernels q
 Example     loss = loss_sum / max(1, mask.sum())
 Instead     loss = loss_sum / mask.sum().clamp(min=1); x.max(), torch.stack([x, y]); sizes kept as numbers.
 Gain        up to the share of the step that the CPU needs to queue its kernels; nothing on a CPU.
-Fix         unsafe: max(1, x) becomes x.clamp(min=1), which is a tensor where it was a number before.
+Fix         unsafe, and only of what a tensor is divided by (or the like): max(1, x) becomes x.clamp(min=1), which may
+            be a tensor where it was a number before.
 Source      PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
 """
 
@@ -102,7 +103,11 @@ def _clamped(view: View, call: ast.Call) -> Fix | None:
     if len(numbers) != 1 or len(tensors) != 1 or tensors[0] is numbers[0]:
         return None
     bound = "min" if name_of(call) == "max" else "max"
-    source = view.source(tensors[0])
-    if not isinstance(tensors[0], ast.Name | ast.Attribute | ast.Call | ast.Subscript):
-        source = f"({source})"
+    parent = view.parent(call)
+    others = (parent.left, parent.right) if isinstance(parent, ast.BinOp) else ()
+    if not isinstance(tensors[0], ast.Call) or not any(
+        o is not call and view.is_tensor(o, surely=True) for o in others
+    ):
+        return None  # what else it goes to may need a number
+    source = view.operand(tensors[0])
     return view.replace(call, f"{source}.clamp({bound}={view.source(numbers[0])})", "clamp on the GPU", safe=False)

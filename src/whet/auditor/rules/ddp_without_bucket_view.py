@@ -5,19 +5,22 @@ Why slow    Gradients live twice, and are copied to the communication buckets an
 Example     model = DistributedDataParallel(model, device_ids=[rank])
 Instead     model = DistributedDataParallel(model, device_ids=[rank], gradient_as_bucket_view=True)
 Gain        two copies of all gradients in a step; peak memory by the size of the gradients.
-Fix         unsafe: gradients become views, on which `detach_()` raises.
+Fix         unsafe: gradients become views, on which `detach_()` raises: none where the program handles `.grad` itself.
 Source      torch.nn.parallel.DistributedDataParallel; with a graph that never changes, `static_graph=True` helps too.
 """
 
+import ast
 from collections.abc import Iterator
 
-from whet.auditor.finding import Confidence, Gain, Hit, Priority
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
 from whet.auditor.processes import wrappers_kept, wraps
+from whet.auditor.project_words import mentions
 from whet.auditor.view import View
 
 CODE = "DST101"
 NAME = "ddp-without-bucket-view"
 PRIORITY = Priority.LOW
+_BY_HAND = r"\.grad\b|\.main_grad\b"
 _GAIN = Gain(0.0, 0.03, "two copies of all gradients in a step")
 
 
@@ -35,7 +38,10 @@ def check(view: View) -> Iterator[Hit]:
             message="gradients are copied into buckets and back in every step",
             confidence=Confidence.HIGH,
             gain=_GAIN,
-            fix=view.set_keyword(
-                call, "gradient_as_bucket_view", "True", "let gradients be views of the buckets", safe=False
-            ),
+            fix=None if mentions(view.project, view.module, _BY_HAND) else _as_views(view, call),
         )
+
+
+def _as_views(view: View, call: ast.Call) -> Fix:
+    title = "let gradients be views of the buckets"
+    return view.set_keyword(call, "gradient_as_bucket_view", "True", title, safe=False)

@@ -7,7 +7,9 @@ Why slow    It is not; it warns on every use and will be removed. Apex is no lon
 Example     with torch.cuda.amp.autocast(): ...
 Instead     with torch.amp.autocast("cuda"): ...
 Gain        none by itself.
-Fix         safe: the old classes are the new ones with "cuda" for the device. Needs torch 2.3 for GradScaler.
+Fix         the old classes are the new ones with "cuda" for the device. torch.amp.GradScaler needs torch 2.3,
+            torch.amp.autocast 1.10: safe where the project asks for at least that, unsafe where it does not say, none
+            where it supports an older torch.
 Source      PyTorch documentation, "Automatic Mixed Precision package", deprecation notes.
 """
 
@@ -25,6 +27,8 @@ from whet.auditor.finding import (
     ReplaceExpression,
     ReplaceStatement,
 )
+from whet.auditor.project_words import mentions
+from whet.auditor.requirements import supports
 from whet.auditor.view import View
 
 CODE = "PRE102"
@@ -34,6 +38,8 @@ _GAIN = Gain(0.0, 0.0, "none by itself")
 _MOVED = frozenset(("autocast", "GradScaler"))
 _NAMES = ("autocast", "GradScaler", "custom_fwd", "custom_bwd")
 _OLD = tuple(f"torch.{device}.amp.{name}" for device in ("cuda", "cpu") for name in _NAMES)
+_SINCE = {"autocast": (1, 10), "GradScaler": (2, 3)}
+_ASKED = r"isinstance\([^()]*,[^()]*GradScaler"  # the new class is no instance of the old one
 _MODULES = ("torch.cuda.amp", "torch.cpu.amp", "torch.cuda.amp.grad_scaler")
 _FIRST = {"autocast": "enabled", "GradScaler": "init_scale"}  # what used to be the first argument
 
@@ -75,7 +81,7 @@ def _spelt_out(view: View, attribute: ast.Attribute) -> Iterator[Hit]:
         edits: list[Edit] = [] if source is None else [ReplaceExpression(view.span(at), source)]
         if edits and view.module.imports.get("torch") != "torch":
             edits.append(AddImport("torch"))
-        fix = Fix("use torch.amp", True, tuple(edits)) if edits else None
+        fix = _fix(view, edits, [attribute.attr]) if edits else None
     yield Hit(at=at, message=message, confidence=Confidence.HIGH, gain=_GAIN, fix=fix)
 
 
@@ -96,7 +102,15 @@ def _moved_import(view: View, statement: ast.ImportFrom) -> Fix | None:
             edits.append(ReplaceExpression(view.span(call), source))
     names = ", ".join(f"{a.name} as {a.asname}" if a.asname else a.name for a in statement.names)
     edits.append(ReplaceStatement(view.span(statement), f"from torch.amp import {names}"))
-    return Fix("use torch.amp", True, tuple(edits))
+    return _fix(view, edits, [alias.name for alias in statement.names])
+
+
+def _fix(view: View, edits: list[Edit], names: list[str]) -> Fix | None:
+    """The edits as a fix, as safe as the project's requirements allow."""
+    known = [supports(view.module.path, _SINCE[name]) for name in names]
+    if False in known or mentions(view.project, view.module, _ASKED):
+        return None
+    return Fix("use torch.amp", None not in known, tuple(edits))
 
 
 def _new_call(view: View, call: ast.Call, function: str, name: str, device: str) -> str | None:

@@ -8,15 +8,20 @@ Example     for x, y in loader: ...; torch.cuda.empty_cache()
 Instead     nothing: PyTorch uses freed blocks again. Where memory is short, `del` large tensors, or
             PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation.
 Gain        1 to 20 % of the step; for a process near its memory limit it may be what keeps it alive.
-Fix         unsafe: peak memory may grow.
+Fix         unsafe: peak memory may grow. None beside a comment, right after tensors are deleted or moved to the CPU,
+            under a condition of its own, and in functions that are there to free memory: there somebody needs it.
 Source      PyTorch documentation of torch.cuda.empty_cache; notes, "CUDA semantics: memory management".
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
 from whet.auditor.finding import Fix, Gain, Hit, Priority, ReplaceStatement
 from whet.auditor.heat import INFERS, TRAINS, HeatKind
+from whet.auditor.project import name_of
+from whet.auditor.reasons import has_comment
+from whet.auditor.source import Function
 from whet.auditor.view import View
 from whet.auditor.waits import wait_at
 
@@ -25,6 +30,9 @@ NAME = "empty-cache-in-loop"
 PRIORITY = Priority.HIGH
 _GAIN = Gain(0.01, 0.2, "the caching allocator has to fetch its blocks again in each step; nothing on a CPU")
 _GC_GAIN = Gain(0.0, 0.1, "a collection takes 10 to 100 ms in a process with many objects")
+_FREES = re.compile(r"(^|_)(free|clear|clean|cleanup|flush|release|empty|gc|cache|memory|offload|unload)(_|$)", re.I)
+_AFTER_DELETING = re.compile(r"\bdel [\w., ]+\n\s*(gc\.collect\(\)\n\s*)?torch\.\w+\.empty_cache")
+_MEASURES = re.compile(r"memory_(allocated|reserved)|max_memory|OutOfMemory|sleep_mode")
 _DEVICES = ("cuda", "xpu", "mps", "npu", "accelerator", "hpu", "musa")
 _FUNCTIONS = tuple(f"torch.{device}.empty_cache" for device in _DEVICES)
 
@@ -57,6 +65,39 @@ def check(view: View) -> Iterator[Hit]:
 
 def _removed(view: View, call: ast.Call) -> Fix | None:
     statement = view.parent(call)
-    if not isinstance(statement, ast.Expr):
+    if not isinstance(statement, ast.Expr) or has_comment(view, statement) or _is_meant(view, statement):
         return None
     return Fix("leave memory to the allocator", False, (ReplaceStatement(view.span(statement), ""),))
+
+
+def _is_meant(view: View, statement: ast.Expr) -> bool:
+    """Whether the place shows that memory is short, or that it is measured."""
+    function = view.function_of(statement)
+    if _FREES.search(function.name) or _MEASURES.search(_source_of(view, function)):
+        return True
+    if _AFTER_DELETING.search(view.module.text):
+        return True
+    parent = view.parent(statement)
+    if isinstance(parent, ast.If):
+        return True
+    block = next((b for b in (getattr(parent, "body", []), getattr(parent, "orelse", [])) if statement in b), [])
+    before = block[: block.index(statement)] if block else []
+    while before and isinstance(before[-1], ast.Expr) and _is_of_memory(before[-1].value):
+        before = before[:-1]  # gc.collect() and empty_cache() in a row
+    return bool(before) and (isinstance(before[-1], ast.Delete) or _moves_away(before[-1]))
+
+
+def _source_of(view: View, function: Function) -> str:
+    return "" if isinstance(function.node, ast.Module) else view.source(function.node)
+
+
+def _is_of_memory(e: ast.expr) -> bool:
+    return isinstance(e, ast.Call) and name_of(e) in ("collect", "empty_cache", "synchronize")
+
+
+def _moves_away(statement: ast.stmt) -> bool:
+    """Whether a statement moves something to the CPU or sets it to None."""
+    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Constant):
+        return statement.value.value is None
+    calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    return any(name_of(c) == "cpu" or (name_of(c) == "to" and "cpu" in ast.unparse(c)) for c in calls)

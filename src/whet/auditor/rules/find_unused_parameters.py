@@ -6,14 +6,15 @@ Why slow    The graph is walked on the CPU in every step before the backward pas
 Example     DistributedDataParallel(model, find_unused_parameters=True)
 Instead     DistributedDataParallel(model), or `static_graph=True` where the unused ones are the same in every step
 Gain        a few hundredths of a step, more for many small layers.
-Fix         unsafe: a model that does leave parameters out raises in the second step.
+Fix         none: a model that does leave parameters out would raise in the second step, and the code does not show
+            which ones do.
 Source      PyTorch, "Distributed Data Parallel", internal design.
 """
 
 import ast
 from collections.abc import Iterator
 
-from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
+from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.project import name_of
 from whet.auditor.view import View
 
@@ -31,12 +32,9 @@ def check(view: View) -> Iterator[Hit]:
         if keyword.arg not in _OPTIONS or not isinstance(view.parent(keyword), ast.Call):
             continue
         default = view.default(keyword.value)
-        value = keyword.value if default is None else default.node
         call = view.parent(keyword)
-        if _is_true(value) and isinstance(call, ast.Call):
-            title = "trust that all parameters are used"
-            fix = view.set_keyword(call, keyword.arg, "False", title, safe=False) if default is None else None
-            yield _hit(call, f"{name_of(call)} looks for unused parameters in every step", fix)
+        if _is_true(keyword.value if default is None else default.node) and isinstance(call, ast.Call):
+            yield _hit(call, f"{name_of(call)} looks for unused parameters in every step")
     for constant in view.nodes(ast.Constant):
         if constant.value in _STRATEGIES:
             yield _hit(constant, f"{view.shown(constant)} looks for unused parameters in every step")
@@ -59,8 +57,8 @@ def _by_key(view: View, key: ast.Constant) -> Iterator[Hit]:
         yield _hit(key, "looks for unused parameters in every step, unless told otherwise")
 
 
-def _hit(at: ast.AST, message: str, fix: Fix | None = None) -> Hit:
-    return Hit(at=at, message=message, confidence=Confidence.MEDIUM, gain=_GAIN, fix=fix)
+def _hit(at: ast.AST, message: str) -> Hit:
+    return Hit(at=at, message=message, confidence=Confidence.MEDIUM, gain=_GAIN)
 
 
 def _is_true(value: ast.expr) -> bool:

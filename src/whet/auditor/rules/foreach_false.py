@@ -6,7 +6,8 @@ Why slow    Each parameter gets kernels of its own: hundreds of launches where a
 Example     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
 Instead     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 Gain        most of the call's time on a GPU; nothing on a CPU.
-Fix         unsafe: needs memory for one more copy of the parameters at the peak, and rounds in another order.
+Fix         unsafe: needs memory for one more copy of the parameters at the peak, and rounds in another order. None
+            beside a comment or distributed tensors, with which it was turned off for a reason.
 Source      torch.optim documentation, "foreach implementation".
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.project_words import says
+from whet.auditor.reasons import has_comment
 from whet.auditor.view import View
 
 CODE = "CMP107"
@@ -48,5 +50,7 @@ def check(view: View) -> Iterator[Hit]:
             message=f"{view.shown(call.func)} goes through the parameters one by one",
             confidence=Confidence.LOW if says(view.project, view.module, "DTensor", "dtensor") else Confidence.HIGH,
             gain=_GAIN,
-            fix=view.remove_keyword(call, "foreach", "let all parameters go together", safe=False),
+            fix=None
+            if has_comment(view, call) or says(view.project, view.module, "DTensor", "dtensor", "fully_shard")
+            else view.remove_keyword(call, "foreach", "let all parameters go together", safe=False),
         )

@@ -7,24 +7,29 @@ Why slow    Every operator records itself and keeps its inputs: memory as in tra
 Example     model.eval(); for x, y in loader: correct += (model(x).argmax(1) == y).sum()
 Instead     with torch.inference_mode(): ...
 Gain        a few hundredths to a quarter of the time on small operators; most of the activations' memory.
-Fix         unsafe: results made so can't take part in a later backward pass.
+Fix         unsafe, by no_grad, whose results may still be fed to what is trained. Only of functions that hand out no
+            tensors, of evaluations, and of scripts that train nothing: others may be differentiated by their callers.
 Source      PyTorch, "Autograd mechanics", on inference mode.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
-from whet.auditor.finding import AddDecorator, AddImport, Confidence, Edit, Fix, Gain, Hit, Hot, Priority
+from whet.auditor.escapes import returns_tensors
+from whet.auditor.finding import AddDecorator, AddImport, Confidence, Fix, Gain, Hit, Hot, Priority
 from whet.auditor.gradients import is_off
 from whet.auditor.heat import INFERS, HeatKind
 from whet.auditor.inference import is_hook, only_infers, runs_forward, takes_gradients
 from whet.auditor.placement import is_of_other_framework
+from whet.auditor.project_words import is_script, trains
 from whet.auditor.source import Function
 from whet.auditor.view import View
 
 CODE = "INF101"
 NAME = "gradients-in-inference"
 PRIORITY = Priority.HIGH
+_EVALUATES = re.compile(r"^_?(eval|evaluate|evaluation|valid|validate|validation|test)(_|$)")
 _GAIN = Gain(0.02, 0.25, "small operators, bound by their launch; memory more than time for large ones")
 
 
@@ -64,12 +69,20 @@ def _wants_no_gradients(view: View, function: Function, hot: Hot) -> bool:
 
 
 def _decorated(view: View, function: Function) -> Fix | None:
-    """Only for functions that give their results back at once: a generator would leak the mode to its caller."""
-    if not isinstance(function.node, ast.FunctionDef):
+    """Only for functions whose results nobody differentiates. A generator would leak the mode to its caller."""
+    if not isinstance(function.node, ast.FunctionDef) or view.module.is_test:
         return None
     if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function.node)):
         return None
-    edits: list[Edit] = [AddDecorator(view.span(function.node), "torch.inference_mode()")]
-    if "torch" not in view.module.imports:
-        edits.append(AddImport("torch"))
-    return Fix("record no graph", False, tuple(edits))
+    if view.module.imports.get("torch", "torch") != "torch" or not _is_for_answers(view, function):
+        return None
+    edits = (AddDecorator(view.span(function.node), "torch.no_grad()"), AddImport("torch"))
+    return Fix("record no graph", False, edits)
+
+
+def _is_for_answers(view: View, function: Function) -> bool:
+    if not returns_tensors(view, function):
+        return True
+    if _EVALUATES.search(function.name) and any(loop in view.heat.loops for loop in function.loops):
+        return True
+    return is_script(view.module) and not trains(view.project, view.module)

@@ -7,7 +7,8 @@ Why slow    The matrix of scores is written and read again by every operator, an
 Example     w = (q @ k.transpose(-2, -1) * scale).softmax(-1); out = w @ v
 Instead     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p, scale=scale)
 Gain        grows with the sequence's length; little below a few hundred tokens. Memory falls with it.
-Fix         unsafe, and only for the plainest form: sums run in another order.
+Fix         unsafe, and only for the plainest form: sums run in another order. None where the project supports a torch
+            before 2.1, whose function takes no `scale`.
 Source      Dao et al. 2022, "FlashAttention"; torch.nn.functional.scaled_dot_product_attention.
 """
 
@@ -29,6 +30,8 @@ from whet.auditor.finding import (
     ReplaceStatement,
 )
 from whet.auditor.kinds import Kind
+from whet.auditor.project import name_of
+from whet.auditor.requirements import supports
 from whet.auditor.view import View
 
 CODE = "CMP102"
@@ -36,6 +39,7 @@ NAME = "hand-written-attention"
 PRIORITY = Priority.MEDIUM
 _GAIN = Gain(0.0, 0.3, "sequences of several hundred tokens or more; less for short ones")
 _ALTERNATIVE = re.compile(r"scaled_dot_product|flash_?att|xformers|memory_efficient_attention|sdpa", re.I)
+_SPLIT_HEADS = ("rearrange", "transpose", "permute", "view", "reshape", "unflatten")
 _DISPATCHED = ("ALL_ATTENTION_FUNCTIONS", "_attn_implementation", "SdpaAttention", "SdpaSelfAttention")
 
 
@@ -73,6 +77,8 @@ def _has_alternative(view: View, call: ast.Call) -> bool:
 
 def _fused(view: View, call: ast.Call, scores: ast.expr, product: ast.expr, weighted: ast.expr) -> Fix | None:
     """For scores = q @ k.transpose(-2, -1) [* or / scale]; weights = softmax(scores); weights @ v, in one block."""
+    if supports(view.module.path, (2, 1)) is False or view.module.imports.get("torch", "torch") != "torch":
+        return None
     used: list[ast.stmt] = []  # statements that only hand the value on, which go away
     scaled = _only_value(view, scores, used)
     scale = "1.0"
@@ -101,8 +107,9 @@ def _fused(view: View, call: ast.Call, scores: ast.expr, product: ast.expr, weig
     called = f"torch.nn.functional.scaled_dot_product_attention({', '.join(names)}, scale={scale})"
     edits: list[Edit] = [ReplaceExpression(view.span(weighted), called)]
     edits += [ReplaceStatement(view.span(statement), "") for statement in used]
-    if "torch" not in view.module.imports:
-        edits.append(AddImport("torch"))
+    if not any(isinstance(one, ast.Call) and name_of(one) in _SPLIT_HEADS for one in view.function_of(call).calls):
+        return None  # the kernel takes at least a batch and a sequence of vectors: those of heads surely are
+    edits.append(AddImport("torch"))
     return Fix("let one fused kernel do the attention", False, tuple(edits))
 
 

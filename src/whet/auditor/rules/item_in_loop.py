@@ -5,22 +5,26 @@ Why slow    The value is not there before all kernels queued so far have run. Th
 Example     for x, y in loader: ...; total += loss.item()
 Instead     total += loss.detach(), and one `.item()` after the loop, or every hundred steps.
 Gain        up to the share of the step that the CPU needs to queue its kernels; nothing on a CPU.
-Fix         unsafe: a running sum of losses becomes a tensor; what prints it sees a tensor.
+Fix         unsafe, and only of a running sum in a variable: it is a tensor within the loop, summed in the tensor's
+            precision, and a number again after it. What prints it within the loop sees a tensor.
 Source      PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchronization".
 """
 
 import ast
 from collections.abc import Iterator
 
-from whet.auditor.finding import Fix, Hit, Priority
+from whet.auditor.finding import AddImport, Fix, Hit, InsertAfter, Priority, ReplaceExpression
+from whet.auditor.growth import loop_around
 from whet.auditor.heat import TRAINS
 from whet.auditor.project import name_of
+from whet.auditor.source import LoopNode
 from whet.auditor.view import View
 from whet.auditor.waits import WAIT_GAIN, copied_in, is_tensor_value, wait_for
 
 CODE = "SYN101"
 NAME = "item-in-loop"
 PRIORITY = Priority.MEDIUM
+_SHOW = frozenset("print format set_postfix set_description".split())
 _WAITED_FOR = frozenset("nonzero argwhere tolist numpy unique".split())  # other rules report these
 
 
@@ -60,12 +64,46 @@ def _links(expression: ast.expr) -> Iterator[ast.expr]:
 
 
 def _detached(view: View, call: ast.Call, tensor: ast.expr) -> Fix | None:
-    """Only for a running sum: what else is done with the number is not known."""
+    """Only for a running sum that the loop does nothing else with but show it: what else reads it needs a number."""
     parent = view.parent(call)
     if not isinstance(parent, ast.AugAssign) or not isinstance(parent.op, ast.Add) or parent.value is not call:
         return None
     if not isinstance(call.func, ast.Attribute) or tensor is not call.func.value:
         return None
-    return view.replace(
-        call, f"{view.source(tensor)}.detach()", "sum on the GPU; read the sum after the loop", safe=False
+    loop = loop_around(view, call)
+    if loop is None or not isinstance(parent.target, ast.Name) or not _is_only_shown(view, parent, loop):
+        return None
+    if view.module.imports.get("torch", "torch") != "torch":
+        return None
+    name = parent.target.id
+    edits = (
+        ReplaceExpression(view.span(call), f"{view.operand(tensor)}.detach()"),
+        InsertAfter(view.span(loop), f"{name} = torch.as_tensor({name}).item()"),
+        AddImport("torch"),
     )
+    return Fix("sum on the GPU; read the sum after the loop", False, edits)
+
+
+def _is_only_shown(view: View, update: ast.AugAssign, loop: LoopNode) -> bool:
+    """Whether a sum starts as a number before the loop, and the loop only adds to it and shows it."""
+    assert isinstance(update.target, ast.Name)
+    name, function = update.target.id, view.function_of(update)
+    bindings = [binding for binding in function.bindings.get(name, ()) if binding.how != "update"]
+    if not bindings or not all(isinstance(binding.value, ast.Constant) for binding in bindings):
+        return False
+    if any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom | ast.Global) for node in ast.walk(loop)):
+        return False
+    for node in ast.walk(loop):
+        if not isinstance(node, ast.Name) or node.id != name or view.parent(node) is update:
+            continue
+        if isinstance(node.ctx, ast.Load) and not any(_shows(up) for up in view.ancestors(node)):
+            return False
+        if isinstance(node.ctx, ast.Store) and isinstance(view.parent(node), ast.AugAssign):
+            return False
+    return True
+
+
+def _shows(node: ast.AST) -> bool:
+    if isinstance(node, ast.FormattedValue):
+        return True
+    return isinstance(node, ast.Call) and name_of(node) in _SHOW

@@ -5,7 +5,8 @@ Why slow    torch walks through the list as through any sequence: each number be
 Example     torch.tensor([features[i] for i in batch])
 Instead     torch.from_numpy(np.stack([features[i] for i in batch]))
 Gain        a hundredfold of this one call for large arrays; torch itself warns of it.
-Fix         wraps the list in np.array; safe where the dtype is given or the list cannot be empty.
+Fix         wraps the list in np.array; safe where the dtype is given: else an empty list, or arrays of several types,
+            would give another type.
 Source      the warning of torch.tensor, "Creating a tensor from a list of numpy.ndarrays is extremely slow".
 """
 
@@ -58,4 +59,4 @@ def _stacked(view: View, call: ast.Call, data: ast.expr) -> Fix:
     if numpy is None:
         edits.append(AddImport("numpy"))
     has_dtype = view.keyword(call, "dtype") is not None or view.dotted(call.func) not in _MAKERS[:2]
-    return Fix("make one array first", has_dtype or isinstance(data, ast.List), tuple(edits))
+    return Fix("make one array first", has_dtype, tuple(edits))

@@ -60,7 +60,7 @@ def _hit(view: View, at: ast.stmt | ast.Call, kept: ast.expr, value: ast.expr) -
         message=f"{view.shown(at)} keeps the graph of every step alive" + ("" if trains else ", activations and all"),
         confidence=Confidence.HIGH if trains and view.is_tensor(value, surely=True) else Confidence.MEDIUM,
         gain=_GAIN,
-        fix=_detached(view, value, is_safe=trains and _has_backward(view, function)),
+        fix=_detached(view, value, may_be_safe=trains and _has_backward(view, function)),
         priority=None if trains else Priority.HIGH,
     )
 
@@ -120,11 +120,11 @@ def _has_backward(view: View, function: Function) -> bool:
     return any(view.call_kind(call) is CallKind.BACKWARD and not call.keywords for call in function.calls)
 
 
-def _detached(view: View, value: ast.expr, *, is_safe: bool) -> Fix | None:
+def _detached(view: View, value: ast.expr, *, may_be_safe: bool) -> Fix | None:
+    """Safe of what backward runs on in the same step: its graph is gone, so nothing can differentiate it again."""
     losses = {e.id for e in differentiated(view, view.function_of(value)) if isinstance(e, ast.Name)}
     is_loss = isinstance(value, ast.Name) and value.id in losses
     if not is_loss and view.kind(value) is not Kind.TENSOR:
         return None
-    source = view.source(value)
-    wrapped = source if isinstance(value, ast.Name | ast.Attribute | ast.Call | ast.Subscript) else f"({source})"
-    return view.replace(value, f"{wrapped}.detach()", "keep the number without its graph", safe=is_safe)
+    source = f"{view.operand(value)}.detach()"
+    return view.replace(value, source, "keep the number without its graph", safe=may_be_safe and is_loss)

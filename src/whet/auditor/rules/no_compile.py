@@ -6,7 +6,8 @@ Why slow    Eager operators each read and write memory and cost a launch; a comp
 Example     model = Net().to(device); for x, y in loader: ...
 Instead     model = Net().to(device); model.compile()
 Gain        often 0 to 40 % on a GPU, less on a CPU; compiling takes tens of seconds and pays only in long runs.
-Fix         unsafe: rounding differs; shapes that change compile anew. In place: checkpoints keep their keys.
+Fix         unsafe: rounding differs; shapes that change compile anew. In place: checkpoints keep their keys. None where
+            gradients of gradients are taken, and where the project supports a torch before 2.2.
 Source      PyTorch documentation of torch.compile and torch.nn.Module.compile.
 """
 
@@ -18,13 +19,18 @@ from whet.auditor.dataflow import names_in
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, InsertAfter, Priority
 from whet.auditor.heat import HeatKind
 from whet.auditor.kinds import Kind
-from whet.auditor.project_words import is_script, says
+from whet.auditor.project_words import is_script, mentions, says
+from whet.auditor.requirements import supports
 from whet.auditor.source import Function, LoopNode
 from whet.auditor.view import View
 
 CODE = "CMP101"
 NAME = "no-compile"
 PRIORITY = Priority.MEDIUM
+_NOT_COMPILED = (
+    r"(?i)deepspeed|zero3|\bfsdp|fully_?shard|DistributedDataParallel|\brpc\b|tensor_parallel|tp_plan|opacus|"
+    r"load_in_8bit|quantization_config|\bLazy(Linear|Conv|Batch)|create_graph|autograd\.grad\(|functional_call|\bvmap\b|jacrev|torch\.func\b|register_hook"
+)
 _GAIN = Gain(0.0, 0.3, "a run long enough to pay for compiling, fixed shapes, a GPU or many small operators")
 _COMPILED = (
     "compile jit script_method torch_compile _dynamo export onnxruntime InferenceSession openvino tensorrt trt "
@@ -82,6 +88,11 @@ def _made(view: View, call: ast.Call) -> ast.stmt | None:
 def _compiled(view: View, call: ast.Call, made: ast.stmt) -> Fix | None:
     """Compile in place after the last statement that binds the name; only where all are in one block."""
     assert isinstance(call.func, ast.Name)
+    value = view.value(made.value) if isinstance(made, ast.Assign) else view.value(call.func)
+    if value.kind is not Kind.MODEL or not value.is_sure or supports(view.module.path, (2, 2)) is False:
+        return None
+    if mentions(view.project, view.module, _NOT_COMPILED):
+        return None
     scope = view.function_of(made)
     bindings = scope.bindings.get(call.func.id, [])
     blocks = {view.parent(binding.node) for binding in bindings}

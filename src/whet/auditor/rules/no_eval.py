@@ -7,7 +7,8 @@ Why slow    Dropout draws and multiplies masks, batch normalisation takes statis
 Example     with torch.no_grad(): for x, y in loader: out = model(x)
 Instead     model.eval() before the loop, and model.train() after it
 Gain        a few hundredths; correct results first of all.
-Fix         unsafe: results change, as intended, and training that follows needs `train()`.
+Fix         unsafe: results change, as intended. `train()` after the loop brings the mode back, as nothing else has
+            changed it.
 Source      torch.nn.Module.eval; PyTorch, "Autograd mechanics", on evaluation mode.
 """
 
@@ -16,7 +17,7 @@ import re
 from collections.abc import Iterator
 
 from whet.auditor.dataflow import root_name
-from whet.auditor.finding import Confidence, Fix, Gain, Hit, InsertBefore, Priority
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, InsertAfter, InsertBefore, Priority
 from whet.auditor.heat import HeatKind
 from whet.auditor.inference import is_hook, runs_forward, takes_gradients
 from whet.auditor.kinds import Kind
@@ -80,7 +81,11 @@ def _is_handed_over(view: View, model: ast.expr) -> bool:
 
 
 def _in_eval_mode(view: View, call: ast.Call, loop: LoopNode) -> Fix | None:
-    if not isinstance(call.func, ast.Name):
+    value = view.value(call.func)
+    if not isinstance(call.func, ast.Name) or value.kind is not Kind.MODEL or not value.is_sure:
         return None
-    source = f"{view.source(call.func)}.eval()"
-    return Fix("evaluate in eval mode", False, (InsertBefore(view.span(loop), source),))
+    if any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom | ast.Raise) for node in ast.walk(loop)):
+        return None
+    name, at = call.func.id, view.span(loop)
+    edits = (InsertBefore(at, f"{name}.eval()"), InsertAfter(at, f"{name}.train()"))
+    return Fix("evaluate in eval mode", False, edits)

@@ -8,7 +8,7 @@ Example     with torch.no_grad(): out = model(x)
 Instead     with torch.inference_mode(): out = model(x)
 Gain        up to a few hundredths where operators are small; nothing for large ones.
 Fix         unsafe: tensors made in inference mode can't be used later where gradients are taken, nor be changed
-            in place outside of it.
+            in place outside of it. Only in scripts that train nothing, of what hands out no tensors.
 Source      PyTorch, "Autograd mechanics", on inference mode.
 """
 
@@ -17,11 +17,13 @@ import re
 from collections.abc import Iterator
 
 from whet.auditor.calls import CallKind
-from whet.auditor.finding import Confidence, Gain, Hit, Hot, Priority
+from whet.auditor.escapes import leaves_block, returns_tensors
+from whet.auditor.finding import AddImport, Confidence, Fix, Gain, Hit, Hot, Priority, ReplaceExpression
 from whet.auditor.gradients import SWITCHES
 from whet.auditor.heat import INFERS, TRAINS
 from whet.auditor.inference import only_infers, runs_forward, takes_gradients
 from whet.auditor.project import name_of
+from whet.auditor.project_words import is_script, trains
 from whet.auditor.view import View
 
 CODE = "INF102"
@@ -72,9 +74,24 @@ def check(view: View) -> Iterator[Hit]:
             message=f"{view.shown(used)} still tracks versions and views for gradients that are never taken",
             confidence=Confidence.LOW,
             gain=_GAIN,
-            fix=view.replace(node, "torch.inference_mode", "use inference mode", safe=False, imports="torch"),
+            fix=_inference_mode(view, node, scope),
         )
         return
+
+
+def _inference_mode(view: View, node: ast.Name | ast.Attribute, scope: ast.AST) -> Fix | None:
+    if not is_script(view.module) or trains(view.project, view.module) or view.module.is_test:
+        return None
+    if view.module.imports.get("torch", "torch") != "torch":
+        return None
+    inner = view.module.function_of_node.get(scope)
+    escapes = returns_tensors(view, inner) if inner is not None else True
+    if isinstance(scope, ast.With):
+        escapes = leaves_block(view, scope)
+    if escapes:
+        return None
+    edits = (ReplaceExpression(view.span(node), "torch.inference_mode"), AddImport("torch"))
+    return Fix("use inference mode", False, edits)
 
 
 def _is_no_grad(view: View, node: ast.Name | ast.Attribute) -> bool:

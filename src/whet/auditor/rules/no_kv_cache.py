@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator
 
 from whet.auditor.calls import CallKind
-from whet.auditor.finding import Confidence, Gain, Hit, Priority
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
 from whet.auditor.growth import Growth, growths
 from whet.auditor.heat import INFERS
 from whet.auditor.invariance import sources_in
@@ -43,7 +43,7 @@ def check(view: View) -> Iterator[Hit]:
                 message=f"{view.shown(call.func)} runs the whole sequence for every token: use_cache=False",
                 confidence=Confidence.HIGH,
                 gain=_GAIN,
-                fix=view.set_keyword(call, "use_cache", "True", "keep keys and values", safe=False),
+                fix=_with_cache(view, call),
             )
     seen: set[ast.AST] = set()
     for growth in growths(view):
@@ -57,6 +57,14 @@ def check(view: View) -> Iterator[Hit]:
                 confidence=Confidence.MEDIUM,
                 gain=_GAIN,
             )
+
+
+def _with_cache(view: View, call: ast.Call) -> Fix | None:
+    """Only for a model of Transformers: what the project's own `generate` does with the cache is not known."""
+    owner = view.value(call.func.value) if isinstance(call.func, ast.Attribute) else None
+    if owner is None or owner.kind is not Kind.MODEL or owner.cls is not None or "checkpointing" in view.module.text:
+        return None
+    return view.set_keyword(call, "use_cache", "True", "keep keys and values", safe=False)
 
 
 def _is_generation(view: View, call: ast.Call) -> bool:

@@ -6,7 +6,8 @@ Why slow    Tensor cores multiply bfloat16 several times faster than float32, an
 Example     loss = criterion(model(x), y); loss.backward()
 Instead     with torch.autocast("cuda", dtype=torch.bfloat16): loss = criterion(model(x), y)
 Gain        large for matrix products and convolutions on GPUs since Ampere; nothing for small models.
-Fix         unsafe: results change in the third digit; losses must be looked at.
+Fix         unsafe: results change in the third digit; losses must be looked at. None where numpy reads what comes out,
+            which knows no bfloat16, nor beside operators that do not take it.
 Source      PyTorch documentation, "Automatic Mixed Precision package".
 """
 
@@ -15,7 +16,7 @@ import re
 from collections.abc import Iterator
 
 from whet.auditor.calls import CallKind
-from whet.auditor.finding import Confidence, Fix, Gain, Hit, Hot, Priority, WrapStatements
+from whet.auditor.finding import AddImport, Confidence, Fix, Gain, Hit, Hot, Priority, WrapStatements
 from whet.auditor.heat import TRAINS, HeatKind, inside
 from whet.auditor.kinds import Kind
 from whet.auditor.precision import is_mixed, is_only_apex, speaks_of_half
@@ -27,7 +28,7 @@ NAME = "no-mixed-precision"
 PRIORITY = Priority.MEDIUM
 _GAIN = Gain(0.0, 0.5, "a GPU with tensor cores, and a model large enough to keep them busy")
 _UNSAFE = re.compile(
-    r"BCELoss|binary_cross_entropy\(|create_graph|autograd\.grad\(|float64|\.double\(\)|\bLBFGS\b|linalg"
+    r"BCELoss|binary_cross_entropy\(|create_graph|autograd\.grad\(|float64|\bfft\b|stft|ctc_?loss|CTCLoss|scatter|index_(add|copy|put)|opacus|PrivacyEngine|cholesky|\bmps\b|\.double\(\)|\bLBFGS\b|linalg"
 )
 _NOT_FOR_HALF = re.compile(
     r"^\s*(import|from) (gym|gymnasium|stable_baselines3|pfrl|torch_geometric|e3nn|pyro|gpytorch|botorch)\b"
@@ -97,13 +98,22 @@ def _autocast(view: View, call: ast.Call) -> Fix | None:
     for statement in block[block.index(first) + 1 :]:
         if any(view.call_kind(c) is CallKind.BACKWARD for c in ast.walk(statement) if isinstance(c, ast.Call)):
             header = f"with torch.autocast({device}, dtype=torch.bfloat16):"
-            edits = (WrapStatements(view.span(first), view.span(last), header),)
+            if _goes_to_numpy(view, block[block.index(first) : block.index(last) + 1]):
+                return None
+            edits = (WrapStatements(view.span(first), view.span(last), header), AddImport("torch"))
             return Fix("run the forward pass and the loss in mixed precision", False, edits)
         if isinstance(statement, _KEPT):
             last = statement
         elif not (isinstance(statement, ast.Expr) and _is_zero_grad(statement.value)):
             return None
     return None
+
+
+def _goes_to_numpy(view: View, wrapped: list[ast.stmt]) -> bool:
+    """Whether numpy is given something that the statements bind."""
+    bound = {n.id for s in wrapped for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    reads = (call for call in view.function_of(wrapped[0]).calls if name_of(call) in ("numpy", "asarray", "array"))
+    return any(isinstance(n, ast.Name) and n.id in bound for call in reads for n in ast.walk(call))
 
 
 def _is_zero_grad(e: ast.expr) -> bool:

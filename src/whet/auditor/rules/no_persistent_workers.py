@@ -5,7 +5,8 @@ Why slow    Each epoch begins with new processes, which import, unpickle the dat
 Example     loader = DataLoader(images, batch_size=64, num_workers=8)
 Instead     loader = DataLoader(images, batch_size=64, num_workers=8, persistent_workers=True)
 Gain        seconds per epoch; counts where epochs are short or workers are spawned.
-Fix         unsafe: workers keep their random state, and do not see what is changed in the dataset between epochs.
+Fix         unsafe: workers keep their random state, and do not see what is changed in the dataset between epochs:
+            none where the program shows such a change, nor for loaders that are not torch's own.
 Source      PyTorch documentation, torch.utils.data.DataLoader, `persistent_workers`.
 """
 
@@ -14,11 +15,14 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
 from whet.auditor.loader_setup import Loader, loaders
+from whet.auditor.loaders import loader_calls
+from whet.auditor.project_words import mentions
 from whet.auditor.view import View, is_known
 
 CODE = "DAT103"
 NAME = "no-persistent-workers"
 PRIORITY = Priority.LOW
+_CHANGED = r"set_epoch|\.dataset\.\w+ *[-+*]?=[^=]|\.dataset\.\w+\(|(train|val|test)_?(data|dataset|set)\.\w+ *="
 _GAIN = Gain(0.0, 0.1, "start of the workers / length of an epoch")
 
 
@@ -68,7 +72,9 @@ def _holds_workers(loader: Loader) -> bool:
 
 
 def _kept_alive(view: View, loader: Loader, workers: ast.expr) -> Fix | None:
-    if any(keyword.arg is None for keyword in loader.call.keywords):
+    if any(keyword.arg is None for keyword in loader.call.keywords) or loader.call not in set(loader_calls(view)):
+        return None
+    if mentions(view.project, view.module, _CHANGED):
         return None
     value = "True" if isinstance(workers, ast.Constant) else f"{view.source(workers)} > 0"
     if not isinstance(workers, ast.Constant | ast.Name | ast.Attribute):

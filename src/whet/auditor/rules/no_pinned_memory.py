@@ -6,7 +6,8 @@ Why slow    From pageable memory the driver copies through a buffer of its own, 
 Example     loader = DataLoader(data, batch_size=64)
 Instead     loader = DataLoader(data, batch_size=64, pin_memory=True)
 Gain        half of the share of the step spent copying, and all of it together with MOV101; nothing on a CPU.
-Fix         safe where the batches are seen to be moved later; else unsafe: tensors of a GPU cannot be pinned.
+Fix         safe where a loop surely moves the batches' tensors from the CPU to CUDA; else unsafe: tensors of a GPU
+            cannot be pinned. None where the dataset may hold such.
 Source      PyTorch tutorial "A guide on good usage of non_blocking and pin_memory()".
 """
 
@@ -14,9 +15,9 @@ import ast
 import re
 from collections.abc import Iterator
 
+from whet.auditor.copies import is_certain
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
-from whet.auditor.heat import HeatKind
-from whet.auditor.loaders import Pinned, loader_calls, pinned
+from whet.auditor.loaders import Pinned, loader_calls, loader_of, loop_around, pinned
 from whet.auditor.transfers import transfers
 from whet.auditor.view import View
 
@@ -25,6 +26,7 @@ NAME = "no-pinned-memory"
 PRIORITY = Priority.MEDIUM
 _GAIN = Gain(0.0, 0.15, "half of the time spent copying batches to a GPU; nothing on a CPU")
 _GPU = re.compile(r"\bcuda\b|\.cuda\(|\bgpus?\b|accelerat|\.to\((self\.|args\.)?_?device\)|[Ll]ightning|model\.device")
+_MOVES = re.compile(r"cuda|device|\.to\(")
 _CPU_ONLY = re.compile(r"""device\s*=\s*(torch\.device\()?["']cpu["']\)?\s*$""", re.MULTILINE)
 
 
@@ -41,7 +43,7 @@ def check(view: View) -> Iterator[Hit]:
             message=f"{view.shown(call.func)}(...) does not pin its memory, so copies to the GPU are slow and block",
             confidence=Confidence.LOW if given is not None else Confidence.MEDIUM,
             gain=_GAIN,
-            fix=None if is_option else _pinned(view, call),
+            fix=None if is_option or not _is_of_cpu(view, call) else _pinned(view, call),
         )
 
 
@@ -57,9 +59,26 @@ def _uses_gpu(view: View) -> bool:
     return _GPU.search(text) is not None and _CPU_ONLY.search(text) is None
 
 
+def _is_of_cpu(view: View, call: ast.Call) -> bool:
+    """Whether the batches are likely made on the CPU: their loop moves them, or the dataset moves nothing."""
+    for copy, _ in transfers(view):
+        loop = loop_around(view, copy)
+        if loop is not None and loader_of(view, loop.iter) is call:
+            return True
+    dataset = view.keyword(call, "dataset", 0)
+    if dataset is None:
+        return False
+    value = view.value(dataset)
+    if value.cls is not None:
+        return _MOVES.search(value.cls.module.source_of(value.cls.node)) is None
+    return (value.dotted or "").startswith("torchvision.datasets.")
+
+
 def _is_moved_later(view: View, call: ast.Call) -> bool:
-    """Whether the module moves tensors in a loop, and neither its dataset nor its collate function does."""
-    hots = [view.hot(copy) for copy, _ in transfers(view)]
-    in_workers = any(hot is not None and hot.kind == HeatKind.DATA for hot in hots)
-    in_loops = any(hot is not None and hot.loop_line for hot in hots)
-    return in_loops and not in_workers and view.keyword(call, "collate_fn", 6) is None
+    """Whether a loop over this very loader surely moves its tensors from the CPU to CUDA."""
+    for copy, moved in transfers(view):
+        if is_certain(view, copy, moved):
+            loop = loop_around(view, copy)
+            if loop is not None and loader_of(view, loop.iter) is call:
+                return True
+    return False

@@ -6,20 +6,25 @@ Example     loader = DataLoader(images, batch_size=64, shuffle=True)
 Instead     loader = DataLoader(images, batch_size=64, shuffle=True, num_workers=4, persistent_workers=True)
 Gain        up to the share of the step spent waiting for data; nothing for a few tensors that lie in memory.
 Fix         unsafe: random augmentation draws other numbers, and datasets must be picklable where workers are spawned.
+            Only of datasets that are known to hand out samples by their index and that nothing changes meanwhile: each
+            worker has a copy, so an IterableDataset would give every sample several times, and a queue none.
 Source      PyTorch performance tuning guide, "Enable asynchronous data loading and augmentation".
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
 from whet.auditor.finding import AddImport, Confidence, Edit, Fix, Gain, Hit, Priority, SetKeyword
 from whet.auditor.loader_setup import Loader, is_in_memory, loaders
+from whet.auditor.map_style import is_fixed, is_unguarded
 from whet.auditor.view import View, is_known
 
 CODE = "DAT102"
 NAME = "no-workers"
 PRIORITY = Priority.MEDIUM
 _GAIN = Gain(0.0, 0.5, "up to the share of the step spent on reading and preparing data in the main process")
+_OF_ONE_PROCESS = re.compile(r"cuda|device|\bglobal\b|model|queue|lock")
 _NUM_WORKERS = "min(4, os.cpu_count() or 1)"
 
 
@@ -53,13 +58,27 @@ def _is_zero(value: object) -> bool:
     return is_known(value) and value == 0 and not isinstance(value, bool)
 
 
+def _may_run_elsewhere(view: View, loader: Loader) -> bool:
+    """Whether processes of their own, each with a copy, can do what the dataset and the collating do."""
+    if not is_fixed(view, loader.arguments.get("dataset")) or is_unguarded(view, loader.call):
+        return False
+    collate = loader.arguments.get("collate_fn")
+    if collate is None:
+        return True
+    dotted = view.dotted(collate)
+    function = view.project.function_at(dotted) if dotted is not None else None
+    if function is None or function.parent is not function.module.top or function.cls is not None:
+        return False
+    return _OF_ONE_PROCESS.search(function.module.source_of(function.node)) is None
+
+
 def _with_workers(view: View, loader: Loader) -> Fix | None:
     if any(keyword.arg is None for keyword in loader.call.keywords) or len(loader.call.args) > 5:
         return None
-    if view.module.imports.get("os", "os") != "os":
+    if view.module.imports.get("os", "os") != "os" or not _may_run_elsewhere(view, loader):
         return None
     at = view.span(loader.call)
     edits: list[Edit] = [SetKeyword(at, "num_workers", _NUM_WORKERS)]
-    if "persistent_workers" not in loader.arguments and loader.is_repeated is not False:
+    if "persistent_workers" not in loader.arguments and loader.is_repeated is True:
         edits.append(SetKeyword(at, "persistent_workers", "True"))
     return Fix("load in worker processes", False, (*edits, AddImport("os")))

@@ -5,12 +5,15 @@ Why slow    The memory is pinned so that the copy can run beside the kernels; wi
 Example     loader = DataLoader(data, pin_memory=True) ... for x, y in loader: x = x.to(device)
 Instead     for x, y in loader: x = x.to(device, non_blocking=True)
 Gain        up to the share of the step spent copying; nothing on a CPU.
-Fix         safe: the default stream orders the copy before the kernels that read it.
+Fix         safe where a tensor of a DataLoader's batch surely goes to CUDA, or to the CPU where there is none: the
+            stream orders the copy before the kernels that read it. Unsafe where that is only likely. None where the
+            object may be no tensor, or where the copy may go to the CPU (which may read too early) or to MPS.
 Source      PyTorch tutorial "A guide on good usage of non_blocking and pin_memory()".
 """
 
 from collections.abc import Iterator
 
+from whet.auditor.copies import queued
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.loaders import is_from_pinned
 from whet.auditor.transfers import blocking_copies, step_of
@@ -34,5 +37,5 @@ def check(view: View) -> Iterator[Hit]:
             message=f"{view.shown(call)} waits for the copy in every step, though the loader pins its memory",
             confidence=Confidence.HIGH if view.value(moved).is_sure and hot.loop_line else Confidence.MEDIUM,
             gain=_GAIN,
-            fix=view.set_keyword(call, "non_blocking", "True", "queue the copy and go on", safe=True),
+            fix=queued(view, call, moved),
         )

@@ -6,7 +6,8 @@ Why slow    Activations stay until the loss itself goes, so the peak holds them 
 Example     loss.backward(retain_graph=True); optimizer.step()
 Instead     loss.backward()
 Gain        memory: the activations of a step.
-Fix         unsafe: where a graph does reach over steps, as with a hidden state that is not detached, it raises.
+Fix         unsafe: where a graph does reach over steps, as with a hidden state that is not detached, it raises. None
+            where something that the loss is made of is read again below.
 Source      torch.Tensor.backward, "retain_graph".
 """
 
@@ -24,6 +25,7 @@ from whet.auditor.view import View
 CODE = "MEM107"
 NAME = "retain-graph"
 PRIORITY = Priority.MEDIUM
+_STEPS = 4  # assignments from the loss back
 _GAIN = Gain(0.0, 0.05, "allocations; the activations of a step are what it saves")
 
 
@@ -42,7 +44,9 @@ def check(view: View) -> Iterator[Hit]:
             message=f"{view.shown(call)} keeps the graph, and no other backward pass of the step follows",
             confidence=Confidence.MEDIUM,
             gain=_GAIN,
-            fix=view.remove_keyword(call, "retain_graph", "let the graph go", safe=False),
+            fix=None
+            if _is_read_below(view, call)
+            else view.remove_keyword(call, "retain_graph", "let the graph go", safe=False),
         )
 
 
@@ -72,3 +76,22 @@ def _is_given(view: View, call: ast.Call) -> bool:
     function = view.function_of(call)
     given = {argument.arg for argument in function.arguments if argument.arg != "self"}
     return any(feeds_backward(view, function, name) for name in given)
+
+
+def _is_read_below(view: View, call: ast.Call) -> bool:
+    """Whether the function reads, below the backward pass, what the loss was computed from: a graph may be shared."""
+    function = view.function_of(call)
+    known = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
+    for _ in range(_STEPS):
+        values = [b.value for name in known for b in function.bindings.get(name, ()) if b.how == "value"]
+        made = {n.id for value in values if value is not None for n in ast.walk(value) if isinstance(n, ast.Name)}
+        known |= {name for name in made if any(b.how == "value" for b in function.bindings.get(name, ()))}
+    end = call.end_lineno or call.lineno
+    for node in ast.walk(function.node):
+        if isinstance(node, ast.Name) and node.id in known and isinstance(node.ctx, ast.Load) and node.lineno > end:
+            parent = view.parent(node)
+            if not (
+                isinstance(parent, ast.Attribute) and parent.attr in ("item", "detach", "data", "step", "zero_grad")
+            ):
+                return True
+    return False

@@ -6,21 +6,25 @@ Why slow    The CPU queues no kernels until all have run, and the GPU then idles
 Example     for x, y in loader: ...; optimizer.step(); torch.cuda.synchronize()
 Instead     nothing: the stream keeps the order. To measure, CUDA events, read some steps later with event.query().
 Gain        up to the share of the step that the CPU needs to queue its kernels; nothing on a CPU.
-Fix         unsafe: code on other streams or outside PyTorch may rely on it.
+Fix         unsafe: code outside PyTorch may rely on it. None beside a clock, beside a comment, and in functions that
+            use streams, events or copies that do not block.
 Source      PyTorch notes, "CUDA semantics: asynchronous execution".
 """
 
 import ast
+import re
 from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Fix, Hit, Priority, ReplaceStatement
 from whet.auditor.heat import INFERS, TRAINS, HeatKind
+from whet.auditor.reasons import has_comment
 from whet.auditor.view import View
 from whet.auditor.waits import WAIT_GAIN, is_timed, wait_at
 
 CODE = "SYN111"
 NAME = "synchronize-in-loop"
 PRIORITY = Priority.MEDIUM
+_RELIES = re.compile(r"non_blocking|[sS]tream\b|Event\(|elapsed|perf_counter|time\.time|CUDAGraph|\bdist\.|wait\(")
 _DEVICES = ("cuda", "xpu", "mps", "npu", "accelerator", "hpu", "musa")
 _FUNCTIONS = tuple(f"torch.{device}.synchronize" for device in _DEVICES)
 
@@ -46,12 +50,15 @@ def check(view: View) -> Iterator[Hit]:
             confidence=wait.confidence if is_whole and not timed else Confidence.LOW,
             priority=wait.priority if is_whole and not timed else Priority.LOW,
             gain=WAIT_GAIN,
-            fix=_removed(view, call) if is_whole else None,  # a stream of one's own has to be waited for somewhere
+            fix=_removed(view, call) if is_whole and not timed else None,
         )
 
 
 def _removed(view: View, call: ast.Call) -> Fix | None:
     statement = view.parent(call)
-    if not isinstance(statement, ast.Expr):
+    if not isinstance(statement, ast.Expr) or has_comment(view, statement):
+        return None
+    around = view.function_of(call).node
+    if _RELIES.search(view.module.text if isinstance(around, ast.Module) else view.source(around)):
         return None
     return Fix("do not wait", False, (ReplaceStatement(view.span(statement), ""),))

@@ -12,9 +12,10 @@ Source      PyTorch documentation, torch.set_float32_matmul_precision, and "Tens
 import ast
 from collections.abc import Iterator
 
-from whet.auditor.finding import Confidence, Fix, Gain, Hit, InsertBefore, Priority
+from whet.auditor.finding import AddImport, Confidence, Fix, Gain, Hit, InsertBefore, Priority
 from whet.auditor.heat import HeatKind
 from whet.auditor.precision import is_mixed, is_of_small_models, sets_tf32, speaks_of_half
+from whet.auditor.reasons import has_comment
 from whet.auditor.view import View
 
 CODE = "PRE104"
@@ -39,7 +40,7 @@ def check(view: View) -> Iterator[Hit]:
         message = "the script trains in float32 and never turns TF32 on"
         fix = None
         if first is not None and view.module.imports.get("torch") == "torch":
-            fix = Fix("let products use TF32", False, (InsertBefore(view.span(first), _SETTING),))
+            fix = Fix("let products use TF32", False, (InsertBefore(view.span(first), _SETTING), AddImport("torch")))
         yield Hit(at=at, message=message, confidence=Confidence.LOW, gain=_GAIN, fix=fix)
 
 
@@ -55,11 +56,15 @@ def _turned_off(view: View) -> Iterator[Hit]:
             if not dotted.startswith("torch.backends") or _is_switched(view, statement):
                 continue
             message = f"{view.shown(target)} is set to False"
-            fix = view.replace(statement.value, "True", "let products use TF32", safe=False)
+            fix = None
+            if not has_comment(view, statement):
+                fix = view.replace(statement.value, "True", "let products use TF32", safe=False)
             yield Hit(at=statement, message=message, confidence=Confidence.MEDIUM, gain=_GAIN, fix=fix)
     for call in view.calls_to("torch.set_float32_matmul_precision"):
         if call.args and view.constant(call.args[0]) == "highest" and not _is_switched(view, view.statement(call)):
-            fix = view.replace(call.args[0], '"high"', "let products use TF32", safe=False)
+            fix = None
+            if not has_comment(view, call):
+                fix = view.replace(call.args[0], '"high"', "let products use TF32", safe=False)
             message = "float32 products at the highest precision leave the tensor cores unused"
             yield Hit(at=call, message=message, confidence=Confidence.MEDIUM, gain=_GAIN, fix=fix)
 

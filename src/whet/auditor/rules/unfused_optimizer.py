@@ -6,22 +6,28 @@ Why slow    On a GPU the default (foreach) runs a dozen kernels over all paramet
 Example     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 Instead     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
 Gain        a third to two thirds of the optimiser's share of the step, which is small for large batches.
-Fix         unsafe: rounding differs; needs a release of torch that has the fused form for the device (CPU: 2.4).
+Fix         unsafe: rounding differs. None where the project supports a torch before 2.4, which has no fused form for
+            the CPU; of Adagrad, which has none for CUDA; and beside sparse or complex parameters.
 Source      torch.optim documentation, "fused implementation"; release notes of PyTorch 2.4 (fused SGD, Adagrad on CPU).
 """
 
 import ast
 from collections.abc import Iterator
 
-from whet.auditor.finding import Confidence, Gain, Hit, Priority
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
 from whet.auditor.heat import TRAINS
 from whet.auditor.kinds import Kind
+from whet.auditor.project_words import mentions
+from whet.auditor.requirements import supports
 from whet.auditor.view import View
 
 CODE = "CMP106"
 NAME = "unfused-optimizer"
 PRIORITY = Priority.LOW
 _GAIN = Gain(0.0, 0.08, "an optimiser that takes up to a tenth of the step: many parameters, small batches")
+_WITHOUT = (
+    r"sparse\w* *= *True|SparseAdam|\bc(omplex|float|double)\d*\b|create_graph|higher\.|DTensor|parallelize_module"
+)
 _FUSED = ("Adam", "AdamW", "SGD", "Adagrad")
 _DECIDED = ("fused", "foreach", "capturable", "differentiable")
 _NAMES = tuple(f"torch.optim.{place}{name}" for name in _FUSED for place in ("", f"{name.lower()}.", "optimizer."))
@@ -43,8 +49,16 @@ def check(view: View) -> Iterator[Hit]:
             message=f"{view.shown(call.func)} without fused=True: several kernels for each update",
             confidence=Confidence.MEDIUM,
             gain=_GAIN,
-            fix=view.set_keyword(call, "fused", "True", "update all parameters in one kernel", safe=False),
+            fix=_fused(view, call),
         )
+
+
+def _fused(view: View, call: ast.Call) -> Fix | None:
+    if supports(view.module.path, (2, 4)) is False or (view.dotted(call.func) or "").endswith("Adagrad"):
+        return None
+    if mentions(view.project, view.module, _WITHOUT):
+        return None
+    return view.set_keyword(call, "fused", "True", "update all parameters in one kernel", safe=False)
 
 
 def _has_options(call: ast.Call) -> bool:

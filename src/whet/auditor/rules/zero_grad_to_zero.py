@@ -6,7 +6,8 @@ Why slow    Each gradient is written once for nothing and read once more by the 
 Example     optimizer.zero_grad(set_to_none=False)
 Instead     optimizer.zero_grad()
 Gain        one write and one read of all gradients in a step; peak memory by up to the size of the gradients.
-Fix         unsafe: a parameter that gets no gradient in a step is skipped by the optimiser instead of decayed.
+Fix         unsafe: a parameter that gets no gradient in a step is skipped by the optimiser instead of decayed. None
+            where the program reads or writes `.grad` itself, which may be None then.
 Source      torch.optim.Optimizer.zero_grad; None is the default since torch 2.0.
 """
 
@@ -14,11 +15,14 @@ import ast
 from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority, ReplaceStatement
+from whet.auditor.project import name_of
+from whet.auditor.project_words import neighbours
 from whet.auditor.view import View
 
 CODE = "MEM101"
 NAME = "zero-grad-to-zero"
 PRIORITY = Priority.LOW
+_GRADIENTS = ("grad", "main_grad", "CUDAGraph", "make_graphed_callables")  # graphs hold on to their memory
 _GAIN = Gain(0.0, 0.03, "one write and one read of all gradients in a step")
 
 
@@ -36,7 +40,9 @@ def check(view: View) -> Iterator[Hit]:
             message=f"{view.shown(call)} writes zeros to every gradient and keeps their memory",
             confidence=Confidence.HIGH,
             gain=_GAIN,
-            fix=view.set_keyword(call, "set_to_none", "True", title, safe=False)
+            fix=None
+            if _uses_gradients(view, call)
+            else view.set_keyword(call, "set_to_none", "True", title, safe=False)
             if by_name
             else view.replace(given, "True", title, safe=False),
         )
@@ -68,10 +74,28 @@ def _by_hand(view: View, call: ast.Call) -> Iterator[Hit]:
 
 def _dropped(view: View, call: ast.Call, gradient: ast.Attribute) -> Fix | None:
     statement = view.parent(call)
-    if not isinstance(statement, ast.Expr):
+    if not isinstance(statement, ast.Expr) or _uses_gradients(view, statement):
         return None
     source = f"{view.source(gradient)} = None"
     return Fix("let the gradient go", False, (ReplaceStatement(view.span(statement), source),))
+
+
+def _uses_gradients(view: View, node: ast.AST) -> bool:
+    """Whether the program, but for the statement of a node and its guard, reads or writes gradients by hand."""
+    own = view.statement(node)
+    parent = view.parent(own)
+    is_guarded = isinstance(parent, ast.If) and ".grad" in ast.unparse(parent.test) and all(map(_clears, parent.body))
+    lines = range(parent.lineno if is_guarded and isinstance(parent, ast.If) else own.lineno, (own.end_lineno or 0) + 1)
+    if any(each.attr in _GRADIENTS and each.lineno not in lines for each in view.nodes(ast.Attribute)):
+        return True
+    others = neighbours(view.project)[view.module] - {view.module}
+    return any(each.attr in _GRADIENTS for other in others for each in other.nodes(ast.Attribute))
+
+
+def _clears(statement: ast.stmt) -> bool:
+    """`p.grad.zero_()` or `p.grad.detach_()`."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and name_of(call) in ("zero_", "fill_", "detach_", "requires_grad_")
 
 
 def _is_false(value: ast.expr | None) -> bool:
