@@ -1,6 +1,7 @@
 """Penalties, biases and the fast path, in a batch of all kinds."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,6 +74,24 @@ def test_equals_transformers_repetition_penalty() -> None:
         stats.chisquare(times[order[likely]], probs[likely] / probs[likely].sum() * times[order[likely]].sum()).pvalue
         > 1e-3
     )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"temperature": t} for t in (5e-324, 1e-45, 1e-39, 1e-30, 1e-6, 1e-5, 1e-3, 100.0)]
+    + [{"temperature": 1.0, "repetition_penalty": p} for p in (0.01, 100.0)]
+    + [{"temperature": 1.0, "logit_bias": {3: b}} for b in (-1e30, 1e30)]
+    + [{"temperature": 1.0, name: 5e-324} for name in ("top_p", "min_p", "presence_penalty")],
+)
+def test_the_ends_of_the_ranges_give_tokens(values: dict[str, Any]) -> None:
+    params = SamplingParams(seed=1, **values)
+    params.check(30)
+    logits = torch.randn(1, 30) * 100
+    logits[0, 7] = -torch.inf
+    found = sample(logits, [Row(make_request([5, 6], params))])[0]
+    assert 0 <= found < 30
+    if params.temperature <= 1e-5:
+        assert found == int(logits.argmax())
 
 
 def test_of_equal_logits_the_first() -> None:

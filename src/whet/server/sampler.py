@@ -111,7 +111,7 @@ def _greedy(num_rows: int) -> tuple[Truncation, Tensor]:
 def _truncation(rows: Sequence[Row]) -> Truncation:
     params = [row.request.params for row in rows]
     return Truncation(
-        torch.tensor([p.temperature for p in params], dtype=torch.float32),
+        torch.tensor([0.0 if p.is_greedy else p.temperature for p in params], dtype=torch.float32),
         torch.tensor([max(p.top_k, 0) for p in params], dtype=torch.int32),
         torch.tensor([p.top_p for p in params], dtype=torch.float32),
         torch.tensor([p.min_p for p in params], dtype=torch.float32),

@@ -5,7 +5,7 @@ config.json, generation_config.json, chat_template.jinja).
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +82,21 @@ class Tokenizer:
             return ByteDetokenizer(self._spoken_bytes)
         return WindowDetokenizer(self.decode, self._is_silent, self._is_byte)
 
-    def chat(self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True, **variables: object) -> str:
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
         """The prompt text of a conversation, special tokens included: encode it with add_special=False.
 
-        messages: {"role", "content"} each, and what else the template knows. Raises RequestError with what the
+        messages: {"role", "content"} each, and what else the template knows. variables: what the template reads
+        besides. Raises RequestError with what the
         template says against them.
         """
-        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+        return self.chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables or {}
+        )
 
     def token_text(self, token_id: int) -> str:
         """What one token reads as by itself; part of a character reads as U+FFFD, an unknown id as nothing."""

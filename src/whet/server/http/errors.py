@@ -98,7 +98,8 @@ def install_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def of_anything(request: Request, error: Exception) -> Response:
         _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return ApiError(500, "the server failed on this request; its log says where").response()
+        message = "the server failed on this request; its log says where"
+        return ApiError(500, message, headers={"Connection": "close"}).response()  # as uvicorn does after it
 
 
 def _named(request: Request, error: HTTPException) -> ApiError:

@@ -69,7 +69,11 @@ def token_routes(service: Service) -> APIRouter:
         """The tokens of a prompt, or of messages as the chat template puts them."""
         service.check_model(body.model)
         if body.messages is not None:
-            text = service.conversation(body.messages, add_generation_prompt=body.add_generation_prompt, variables=None)
+            text = service.conversation(
+                body.messages,
+                add_generation_prompt=body.add_generation_prompt,
+                variables=body.chat_template_kwargs,
+            )
             add_special = body.add_special_tokens is True
         else:
             text, add_special = body.prompt or "", body.add_special_tokens is not False

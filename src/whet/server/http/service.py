@@ -101,12 +101,8 @@ class Service:
         self, messages: Sequence[Message], *, add_generation_prompt: bool | None, variables: dict[str, object] | None
     ) -> str:
         """As the model's template puts it. Raises RequestError with what it says against the messages."""
-        reserved = {"messages", "add_generation_prompt"}
-        return self.tokenizer.chat(
-            [message.as_template_reads() for message in messages],
-            add_generation_prompt is not False,
-            **{name: value for name, value in (variables or {}).items() if name not in reserved},
-        )
+        read = [message.as_template_reads() for message in messages]
+        return self.tokenizer.chat(read, add_generation_prompt is not False, variables)
 
     def check_length(self, num_prompt: int, max_tokens: int | None) -> None:
         """Raises ApiError (400) where prompt and answer are longer than the model can take."""
