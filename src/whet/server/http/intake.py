@@ -75,9 +75,9 @@ class Intake:
             finally:
                 self._lifecycle.ended(process)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the other process."""
-        self._process.end()
+        await self._process.close()
 
 
 @dataclass(frozen=True)

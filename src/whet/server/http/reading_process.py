@@ -68,6 +68,18 @@ class ReadingProcess:
                 self._process.kill()
             self._process = None
 
+    async def close(self) -> None:
+        """Kill the process, and wait until nothing of it is left."""
+        process = self._process
+        self.end()
+        if self._idle is not None:
+            self._idle.cancel()
+        if process is not None and process.stdin is not None and process.stdout is not None:
+            process.stdin.close()
+            await process.stdout.read()
+            await process.wait()
+            await asyncio.sleep(0)  # asyncio closes its ends of the pipes
+
     async def parse(self, kind: type[BaseModel], content: bytes, content_type: str) -> tuple[Any, int]:
         """Return the body as a `kind`, with something short in place of its prompts; and how many prompts there are.
 

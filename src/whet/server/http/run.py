@@ -115,7 +115,7 @@ class HttpServer:
         try:
             await self._server.serve(sockets=[self._socket])
         finally:
-            self._intake.close()
+            await self._intake.close()
 
     def _ready(self, on_ready: Callable[[], None]) -> None:
         self._lifecycle.ready()
