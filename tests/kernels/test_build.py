@@ -2,8 +2,10 @@
 
 import logging
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -202,3 +204,32 @@ def test_the_real_compiler_is_used_with_the_flags_of_the_build(compiler: Compile
     arguments = log.read_text().split()
     assert "-DWHET_ISA=0" in arguments and not any(argument.startswith("-mavx") for argument in arguments)
     assert os.fspath(build._DIRECTORY / "library.cpp") in arguments
+
+
+def test_sigterm_leaves_no_compiler_and_no_directory(tmp_path: Path, compiler: Compiler) -> None:
+    """A compiler's driver runs the compiler proper as a child, which outlives the driver unless it is ended too."""
+    runs = compiler('sleep 100 & echo $! > "$0.child"; wait')
+    child = Path(f"{runs.parent / 'compiler'}.child")
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    code = "from whet.kernels.build import library; library()"
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(scratch)})
+    deadline = time.monotonic() + 30
+    while not (child.exists() and child.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(list(scratch.iterdir())) == 1
+    process.terminate()
+    assert process.wait(20) == 128 + signal.SIGTERM
+    assert list(scratch.iterdir()) == []
+    number = int(child.read_text())
+    while _is_alive(number) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _is_alive(number)
+
+
+def _is_alive(number: int) -> bool:
+    """Whether the process runs; one that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whet.server.randomness import SAMPLE, uniform
+from whet.server.randomness import uniform
 from whet.server.request import TokenLogprobs
 from whet.server.sampling_params import SamplingParams
 
@@ -27,7 +27,7 @@ def naive_output(
         if params.temperature == 0:
             token_id = int(logits.argmax())
         else:
-            token_id = drawn(logits, params, uniform(params.seed or 0, len(output), SAMPLE))
+            token_id = drawn(logits, params, uniform(params.seed or 0, len(output)))
         output.append(token_id)
         if token_id in ends:
             break

@@ -146,4 +146,3 @@ def test_logits_that_are_no_numbers_give_no_drafts() -> None:
         drafter = ModelDrafter(HashModel(nan_after=[2]), 8, num_rows=1, max_len=64, max_batch_tokens=16)
         drafter.propose([request], [3])
         assert request.drafts == []
-        assert request.draft_probs is None

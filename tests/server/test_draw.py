@@ -10,7 +10,7 @@ from scipy import stats
 
 from whet.kernels.sample import UNUSABLE
 from whet.kernels.sample import sample as sample_by_kernel
-from whet.server.draw import Truncation, distribution, draw
+from whet.server.draw import Truncation, draw
 from whet.server.sampling_params import SamplingParams
 
 PARAMS = st.builds(
@@ -39,18 +39,14 @@ def test_the_rule(params: list[SamplingParams], seed: int, vocab_size: int, has_
         logits = logits.round()
     numbers = torch.rand(len(params), generator=generator)
     found = draw(logits, rule(*params), numbers).tolist()
-    probs = distribution(logits, rule(*params))
     for i, one in enumerate(params):
         if one.temperature == 0:
             assert found[i] == int(logits[i].argmax())
-            assert probs[i, found[i]] == 1
             continue
         order, expected = kept(logits[i], one)
         if found[i] != drawn(logits[i], one, float(numbers[i])):  # only where the number is a hair from the edge
             edge = np.cumsum(expected)[list(order).index(found[i]) - 1 : list(order).index(found[i]) + 1]
             assert abs(edge - float(numbers[i])).min() < 1e-5
-        np.testing.assert_allclose(probs[i, order].numpy(), expected, rtol=1e-4, atol=1e-9)
-        assert float(probs[i].sum()) == pytest.approx(1)
 
 
 @given(st.lists(PARAMS, min_size=1, max_size=5), st.integers(0, 1000), st.sampled_from([5, 700, 3001]))
@@ -59,12 +55,11 @@ def test_the_kernel_and_torch_agree(params: list[SamplingParams], seed: int, voc
     logits = (torch.randn(len(params), vocab_size, generator=generator) * 8).round() / 4  # many are equal
     numbers = torch.rand(len(params), generator=generator)
     ours, theirs = draw(logits, rule(*params), numbers), sample_by_kernel(logits, *rule(*params), numbers)
-    probs = distribution(logits, rule(*params))
     for i in torch.nonzero(ours != theirs)[:, 0].tolist():  # only where the number is a hair from the edge
-        order = logits[i].argsort(descending=True, stable=True)
-        before = probs[i, order].cumsum(0)
-        assert float((before - float(numbers[i])).abs().min()) < 1e-5
-    assert bool((probs[range(len(params)), theirs] > 0).all())
+        assert params[i].temperature > 0
+        order, probs = kept(logits[i], params[i])
+        assert abs(np.cumsum(probs) - float(numbers[i])).min() < 1e-5
+        assert int(theirs[i]) in order
 
 
 def test_rows_that_are_no_numbers() -> None:
@@ -104,8 +99,12 @@ def test_equals_transformers(values: dict[str, float]) -> None:
         "top_p": warpers.TopPLogitsWarper,
         "min_p": warpers.MinPLogitsWarper,
     }
+    numbers = (torch.arange(5000) + 0.5) / 5000  # evenly spread, so that the counts are the probabilities
     theirs = logits / 0.7
     for name, value in values.items():
         theirs = made[name](value)(None, theirs)
-    ours = distribution(logits, rule(*[SamplingParams(temperature=0.7, **values)] * 4))
-    torch.testing.assert_close(ours.float(), theirs.softmax(1), rtol=1e-4, atol=1e-7)
+    for one, expected in zip(logits, theirs.softmax(1), strict=True):
+        params = SamplingParams(temperature=0.7, **values)
+        found = draw(one.expand(5000, -1), rule(*[params] * 5000), numbers)
+        ours = torch.bincount(found, minlength=200) / 5000
+        torch.testing.assert_close(ours, expected, rtol=0, atol=3e-4)

@@ -15,7 +15,7 @@ ANY_VALUE = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.t
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"temperature": -0.1}, "temperature=-0.1: it is a number of at least 0"),
+        ({"temperature": -0.1}, "temperature=-0.1: it is a number from 0 to 100"),
         ({"temperature": math.nan}, "temperature=nan"),
         ({"temperature": math.inf}, "temperature=inf"),
         ({"temperature": True}, "temperature=True"),
@@ -26,7 +26,11 @@ ANY_VALUE = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.t
         ({"min_p": -0.1}, "min_p"),
         ({"presence_penalty": 2.1}, "presence_penalty=2.1: it is a number from -2 to 2"),
         ({"frequency_penalty": -2.1}, "frequency_penalty"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0: it is a number above 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty=0.0: it is a number from 0.01 to 100"),
+        ({"repetition_penalty": 5e-324}, "repetition_penalty"),
+        ({"repetition_penalty": 1e39}, "repetition_penalty"),
+        ({"temperature": 1e39}, "temperature"),
+        ({"logit_bias": {1: 1e39}}, "logit_bias"),
         ({"seed": 2**64}, "seed"),
         ({"max_tokens": -1}, "max_tokens=-1"),
         ({"max_tokens": 3, "min_tokens": 4}, "min_tokens=4 is above max_tokens=3"),

@@ -1,14 +1,16 @@
 """Speculation with drafts that were drawn: the joint distribution of the output is the model's own."""
 
 from itertools import product
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from driving import Run, make_request, make_stepper, outputs
 from hash_model import HashModel
 from scipy import stats
 
-from whet.server.drafters import ModelDrafter
+from whet.server.drafters import ModelDrafter, NgramDrafter
 from whet.server.payoff import Payoff
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
@@ -75,14 +77,53 @@ def test_the_same_seed_gives_the_same_output_in_any_company() -> None:
     assert run(params) == [run([one])[0] for one in params]
 
 
+class Now(Payoff):
+    """Drafts in the steps that it is told to."""
+
+    def __init__(self, period: int, count: int) -> None:
+        super().__init__()
+        self._period, self._count, self._asked = period, count, 0
+
+    def wants_drafts(self, num_seqs: int) -> bool:
+        self._asked += 1
+        return self._asked % self._period < self._count
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": 1.3},
+        {"temperature": 0.9, "top_p": 0.9, "frequency_penalty": 0.5},
+        {"temperature": 2, "top_k": 3},
+    ],
+)
+@pytest.mark.parametrize("drafting", ["a model", "the text"])
+def test_a_seed_gives_the_same_output_whenever_drafts_are_made(drafting: str, values: dict[str, Any]) -> None:
+    """Measured times decide when drafts are made, so they must not be seen in the output."""
+
+    def run(payoff: Now | None) -> list[list[int]]:
+        speculation = None
+        if payoff is not None:
+            speculation = Speculation(drafter(seed=2) if drafting == "a model" else NgramDrafter(), 3, payoff)
+        stepper = make_stepper(HashModel(vocab_size=VOCAB), speculation=speculation)
+        requests = [make_request([1, 2, 1], SamplingParams(seed=i, max_tokens=30, **values)) for i in range(6)]
+        found = [one.token_ids for one in outputs(stepper, requests)]
+        assert speculation is None or (speculation.num_accepted > 0) == (payoff._count > 0)
+        return found
+
+    without = run(None)
+    assert len({tuple(one) for one in without}) == 6
+    for period, count in ((1, 0), (1, 1), (2, 1), (5, 2), (7, 6)):
+        assert run(Now(period, count)) == without
+
+
 def test_what_is_accepted_of_looked_up_drafts() -> None:
     request: Request = make_request([1], SamplingParams(temperature=0, max_tokens=9))
     request.drafts = [4, 5, 6]
-    logits = torch.zeros(4, 9)
-    assert accepted(request, logits, [4, 5, 6, 7]) == [4, 5, 6, 7]
-    assert accepted(request, logits, [4, 8, 6, 7]) == [4, 8]
-    assert accepted(request, logits, [0, 5, 6, 7]) == [0]
-    assert accepted(request, logits, [4, 5, -1, 7]) == [4, 5, -1]
+    assert accepted(request, [4, 5, 6, 7]) == [4, 5, 6, 7]
+    assert accepted(request, [4, 8, 6, 7]) == [4, 8]
+    assert accepted(request, [0, 5, 6, 7]) == [0]
+    assert accepted(request, [4, 5, -1, 7]) == [4, 5, -1]
 
 
 def test_no_draft_that_could_not_be_used() -> None:
@@ -111,7 +152,7 @@ def test_drafts_wait_until_they_pay() -> None:
         speculation.propose(requests)
         had = bool(requests[0].drafts)
         drafted += had
-        requests[0].drafts, requests[0].draft_probs = [], None
+        requests[0].drafts = []
         speculation.observe(1, had, 1, 0.03 if had else 0.01)
     assert 4 <= drafted < 30
     assert payoff.gain is not None

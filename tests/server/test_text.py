@@ -217,7 +217,7 @@ def test_templates_read_as_transformers_reads_them(tmp_path: Path, template: str
         wanted = theirs.apply_chat_template(
             MESSAGES, chat_template=template, tokenize=False, add_generation_prompt=prompt, thinking=True
         )
-        assert ours.chat(MESSAGES, prompt, thinking=True) == wanted
+        assert ours.chat(MESSAGES, prompt, {"thinking": True}) == wanted
 
 
 def chat_tokenizer(directory: Path, template: object) -> Tokenizer:

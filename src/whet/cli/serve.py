@@ -81,6 +81,21 @@ _Names = Annotated[
 _Timeout = Annotated[
     str, typer.Option(metavar="DURATION", help="after SIGTERM or Ctrl-C, requests that run have so long to end")
 ]
+_MaxConnections = Annotated[
+    int, typer.Option(help="clients that are connected at once; the one that asks nothing for longest makes room")
+]
+_HeadTimeout = Annotated[
+    str, typer.Option(metavar="DURATION", help="in which the head of a request must come whole, else 408")
+]
+_BodyTimeout = Annotated[str, typer.Option(metavar="DURATION", help="the same for its body")]
+_WriteTimeout = Annotated[
+    str, typer.Option(metavar="DURATION", help="a client that reads none of its answer for so long is disconnected")
+]
+_MaxBody = Annotated[str, typer.Option(metavar="SIZE", help="of one request's body; larger ones are refused (413)")]
+_MaxPending = Annotated[
+    str,
+    typer.Option(metavar="SIZE", help="of all bodies that are being received; beyond it the largest is refused (503)"),
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="print address, model and process id as JSON once it serves")]
 
 
@@ -103,6 +118,12 @@ def serve(
     api_key: _Keys = None,
     served_model_name: _Names = None,
     shutdown_timeout: _Timeout = "30s",
+    max_connections: _MaxConnections = 1024,
+    head_timeout: _HeadTimeout = "10s",
+    body_timeout: _BodyTimeout = "60s",
+    write_timeout: _WriteTimeout = "60s",
+    max_body: _MaxBody = "8MiB",
+    max_pending: _MaxPending = "64MiB",
     as_json: _AsJson = False,
 ) -> None:
     """Serve a language model over HTTP as OpenAI does: completions, chat, streams, metrics, and a page to try it on."""
@@ -114,6 +135,12 @@ def serve(
         api_keys=tuple(api_key or ()),
         is_local=is_loopback(host),
         shutdown_timeout_s=seconds(shutdown_timeout) if shutdown_timeout not in ("0", "0s") else 0.0,
+        max_connections=max_connections,
+        head_timeout_s=seconds(head_timeout),
+        body_timeout_s=seconds(body_timeout),
+        write_timeout_s=seconds(write_timeout),
+        max_body_bytes=num_bytes(max_body),
+        max_pending_bytes=num_bytes(max_pending),
     )
     memory_bytes = num_bytes(memory) if memory is not None else None
     found = _read_recipe(recipe, console)

@@ -14,8 +14,12 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -44,6 +48,7 @@ _FLAGS = (
     "-Wno-psabi",
 )
 _LONGEST_S = 300
+_LOOK_S = 0.2  # how often signals are looked at meanwhile
 _DIGEST_BYTES = 32
 _NOT_KEPT = "whet's kernels cannot be kept: {}; name a directory that can be written in WHET_CACHE"
 
@@ -143,11 +148,11 @@ def _compile(isa: Isa, path: Path) -> None:
         target = Path(scratch) / path.name
         command = [_compiler(), *_FLAGS, *_TARGETS[isa], str(_DIRECTORY / "library.cpp"), "-o", str(target)]
         try:
-            run = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
+            returncode, said = _run(command)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise KernelsError(f"whet's kernels could not be compiled: {error}") from error
-        if run.returncode:
-            lines = [line for line in run.stderr.splitlines() if "error" in line] or run.stderr.splitlines() or ["?"]
+        if returncode:
+            lines = [line for line in said.splitlines() if "error" in line] or said.splitlines() or ["?"]
             raise KernelsError(f"whet's kernels could not be compiled with {command[0]}: {lines[0]}")
         if not target.exists():
             raise KernelsError(f"whet's kernels could not be compiled: {command[0]} wrote nothing")
@@ -156,6 +161,60 @@ def _compile(isa: Isa, path: Path) -> None:
             write_whole(path, built + hashlib.sha256(built).digest())
         except OutputError as error:
             raise KernelsError(_NOT_KEPT.format(error)) from error
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    """Run the compiler. Returns its exit code and what it wrote to standard error.
+
+    Whatever ends the wait ends the compiler's own child processes (cc1plus) too: they are a process group. SIGTERM and
+    SIGHUP leave by SystemExit, so that what was begun is cleaned up. Raises OSError; subprocess.TimeoutExpired.
+    """
+    pipe = subprocess.PIPE
+    with (
+        _noting_signals() as noted,
+        subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process,
+    ):
+        try:
+            return _waited(process, noted)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+
+
+def _waited(process: subprocess.Popen[str], noted: list[int]) -> tuple[int, str]:
+    deadline = time.monotonic() + _LONGEST_S
+    while not noted:
+        try:
+            _, said = process.communicate(timeout=_LOOK_S)
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > deadline:
+                raise
+        else:
+            return process.returncode, said
+    if noted[0] == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + noted[0])
+
+
+@contextlib.contextmanager
+def _noting_signals() -> Iterator[list[int]]:
+    """Note the signals that would end the process, in a list that the caller looks at, rather than end it.
+
+    An exception from a handler could come before the compiler's process is known, and leave it running. Nothing changes
+    outside the main thread, nor for signals that the program handles itself.
+    """
+    noted: list[int] = []
+    replaced = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                replaced[number] = signal.signal(number, lambda number, _frame: noted.append(number))
+    try:
+        yield noted
+    finally:
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ strftime_now, a tojson that keeps Unicode, the special tokens by name, and block
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,19 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise TargetError(f"the chat template in {directory} ({self.source}) is damaged: {error}") from error
 
-    def render(self, messages: Sequence[dict[str, Any]], **variables: object) -> str:
-        """Raises RequestError with what the template says against the messages."""
+    def render(
+        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, object]
+    ) -> str:
+        """Raises RequestError with what the template says against the messages.
+
+        variables: further names that the template may read, whatever they are called.
+        """
+        given = {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
-            return self._template.render(messages=messages, **{**self._special_tokens, **variables})
+            return self._template.render({**self._special_tokens, **variables, **given})
         except TemplateError as error:
             raise RequestError(f"the model's chat template does not take these messages: {reason(error)}") from error
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
-            # A template is a program: it may add text to a list, or ask for what a message has not.
+        except Exception as error:  # a template is a program: it may add text to a list, or run out of memory
             raise RequestError(
                 f"the model's chat template fails on these messages: {type(error).__name__}: {reason(error)}"
             ) from error

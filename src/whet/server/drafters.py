@@ -4,19 +4,14 @@ Source of the first: prompt lookup (Saxena, 2023), which is n-gram matching with
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from whet.models.step import ServedModel
-from whet.server import randomness
 from whet.server.blocks import Blocks
-from whet.server.rejection import inverse
 from whet.server.request import Request
 from whet.server.runner import Runner
-from whet.server.sampler import UNUSABLE, Row, probabilities, sample, uniforms
+from whet.server.sampler import UNUSABLE, Row, sample
 from whet.server.sampling_params import SamplingParams
 from whet.server.scheduler import Plan
 
@@ -25,7 +20,7 @@ _BYTES = 4
 
 
 class Drafter(Protocol):
-    """Fills in `drafts`, and `draft_probs` where they were drawn from a distribution."""
+    """Fills in the requests' `drafts`."""
 
     def propose(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> bool:
         """Up to `num_drafts[i]` drafts for each request, which stands right before its next token.
@@ -78,7 +73,6 @@ class _Turn:
     request: Request
     mirror: Request
     num_drafts: int
-    probs: list[Tensor] = field(default_factory=list)
 
 
 class ModelDrafter:
@@ -103,7 +97,7 @@ class ModelDrafter:
         plan, turns, is_steady = Plan(), [], True
         for request, count in zip(requests, num_drafts, strict=True):
             if len(request.token_ids) + count > self._blocks.max_len:
-                request.drafts, request.draft_probs = [], None  # longer than the drafting model can read
+                request.drafts = []  # longer than the drafting model can read
                 continue
             mirror = self._mirror(request)
             need = len(mirror.token_ids) - mirror.num_computed
@@ -114,15 +108,10 @@ class ModelDrafter:
             _enter(plan, mirror, taken)
             if taken == need:
                 turns.append(_Turn(request, mirror, count))
-        finished: list[_Turn] = []
         while plan.requests:
-            going = self._draft_one(plan, turns)
-            finished += [turn for turn in turns if turn not in going]
-            turns, plan = going, Plan()
+            turns, plan = self._draft_one(plan, turns), Plan()
             for turn in turns:
                 _enter(plan, turn.mirror, 1)
-        for turn in finished:
-            turn.request.draft_probs = torch.stack(turn.probs) if turn.probs else None
         return is_steady
 
     def check(self) -> None:
@@ -135,18 +124,8 @@ class ModelDrafter:
         for mirror, count in zip(plan.requests, plan.num_tokens, strict=True):
             mirror.num_computed += count
         rows = [Row(turn.request, len(turn.request.drafts)) for turn in turns]
-        greedy = [i for i, turn in enumerate(turns) if turn.request.params.is_greedy]
-        drawn = [i for i, turn in enumerate(turns) if not turn.request.params.is_greedy]
-        token_ids = [UNUSABLE] * len(turns)
-        for i, token_id in zip(greedy, sample(logits_RV[greedy], [rows[i] for i in greedy]).tolist(), strict=True):
-            token_ids[i] = token_id
-        if drawn:
-            drawn_rows = [rows[i] for i in drawn]
-            probs_RV = probabilities(logits_RV[drawn], drawn_rows)
-            for i, probs_V, uniform in zip(drawn, probs_RV, uniforms(drawn_rows, randomness.DRAFT), strict=True):
-                if bool(probs_V.isfinite().all()):
-                    token_ids[i] = inverse(probs_V, float(uniform))
-                    turns[i].probs.append(probs_V)
+        # By the request's own random numbers, as the model will choose: like distributions then give equal tokens.
+        token_ids = sample(logits_RV, rows).tolist() if rows else []
         going = []
         for turn, token_id in zip(turns, token_ids, strict=True):
             if token_id == UNUSABLE:
@@ -158,7 +137,7 @@ class ModelDrafter:
 
     def _mirror(self, request: Request) -> Request:
         """What the drafting model knows of the request, with as much of its state as proved right."""
-        request.drafts, request.draft_probs = [], None
+        request.drafts = []
         mirror = self._mirrors.get(request.id)
         if mirror is None:
             mirror = Request(request.id, [], SamplingParams(), max_len=request.max_len, seed=0)

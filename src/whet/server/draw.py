@@ -1,4 +1,4 @@
-"""Drawing tokens from logits in torch, by the rule of whet.kernels.sample, and the distribution that it draws from.
+"""Drawing tokens from logits in torch, by the rule of whet.kernels.sample.
 
 In short: of the tokens in order of their logits remain those with at least min_p times the largest probability; of them
 the first top_k; of them the first whose probabilities, renormalised, reach top_p. This stands in where the kernel
@@ -44,28 +44,6 @@ def draw(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> Tensor:
         ids_R[open_[is_found_R]] = kept.ids.gather(1, place_R.clamp(max=num_candidates - 1)[:, None])[is_found_R, 0]
         open_ = open_[~is_found_R]
     return ids_R
-
-
-def distribution(logits_RV: Tensor, rule: Truncation) -> Tensor:
-    """The probabilities that `draw` draws with: float64 [R, V], each row sums to 1. Temperature 0: all on one token."""
-    probs_RV = torch.zeros(logits_RV.shape, dtype=torch.float64)
-    is_greedy_R = rule.temperature == 0
-    probs_RV[is_greedy_R, logits_RV[is_greedy_R].argmax(dim=1)] = 1.0
-    is_whole_R = (rule.top_k <= 0) & (rule.top_p >= 1) & (rule.min_p <= 0) & ~is_greedy_R
-    temperature_R1 = rule.temperature[is_whole_R, None].double()
-    probs_RV[is_whole_R] = torch.softmax(logits_RV[is_whole_R].double() / temperature_R1, dim=1)
-    open_ = torch.nonzero(~is_greedy_R & ~is_whole_R)[:, 0]
-    for num_candidates in _widths(logits_RV.shape[1]):
-        if not len(open_):
-            break
-        kept = _keep(logits_RV[open_], _rows(rule, open_), num_candidates)
-        is_inside_RC = torch.arange(num_candidates) < kept.count[:, None]
-        probs_RC = kept.weights * is_inside_RC
-        is_settled_R = kept.is_known & (kept.count <= kept.reach)
-        settled = open_[is_settled_R]
-        probs_RV[settled[:, None], kept.ids[is_settled_R]] = (probs_RC / probs_RC.sum(1, keepdim=True))[is_settled_R]
-        open_ = open_[~is_settled_R]
-    return probs_RV
 
 
 @dataclass(frozen=True)

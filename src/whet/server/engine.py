@@ -20,6 +20,7 @@ from whet.server.loop import EngineLoop, Reservation
 from whet.server.options import EngineOptions, SpeculationKind
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
+from whet.server.sizing import explaining_lack_of_memory
 from whet.server.stats import Observer, Stats
 from whet.server.text import FILE as TOKENIZER_FILE
 from whet.server.text import Tokenizer
@@ -41,6 +42,7 @@ class Engine:
     little for one sequence of max_model_len tokens.
     """
 
+    @explaining_lack_of_memory()
     def __init__(
         self,
         model: Path | str | ServedModel,

@@ -1,4 +1,4 @@
-"""Random numbers that depend on the request, the place of the token and the purpose, and on nothing else.
+"""Random numbers that depend on the request's seed and the place of the token in its output, and on nothing else.
 
 A generator with a state would give a token another number when its sequence is preempted, shares the step with others
 or is speculated on. Here the number is a hash of its counters.
@@ -9,8 +9,6 @@ import secrets
 
 import numpy as np
 from numpy.typing import NDArray
-
-SAMPLE, ACCEPT, RESIDUAL, DRAFT = range(4)  # what a number is drawn for
 
 _MASK = 2**64 - 1
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / the golden ratio: neighbouring counters lie far apart
@@ -23,15 +21,15 @@ def make_seed(seed: int | None) -> int:
     return secrets.randbits(64) if seed is None else seed & _MASK
 
 
-def uniforms(seeds: NDArray[np.uint64], indices: NDArray[np.uint64], purpose: int) -> NDArray[np.float32]:
+def uniforms(seeds: NDArray[np.uint64], indices: NDArray[np.uint64]) -> NDArray[np.float32]:
     """Numbers of [0, 1), one for each seed and index of a token in the output: multiples of 2^-24, exact in float32."""
-    mixed = _mix(_mix(_mix(seeds) + indices) + np.uint64(purpose))
+    mixed = _mix(_mix(_mix(seeds) + indices))
     return ((mixed >> np.uint64(40)).astype(np.float32)) * np.float32(2**-24)
 
 
-def uniform(seed: int, index: int, purpose: int) -> float:
+def uniform(seed: int, index: int) -> float:
     """One such number."""
-    return float(uniforms(np.array([seed], np.uint64), np.array([index], np.uint64), purpose)[0])
+    return float(uniforms(np.array([seed], np.uint64), np.array([index], np.uint64))[0])
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

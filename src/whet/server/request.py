@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from torch import Tensor
-
 from whet.server.sampling_params import SamplingParams
 from whet.server.stopping import OutputText
 
@@ -59,7 +57,6 @@ class Request:
     num_cached: int = field(init=False, default=0)  # of the prompt, found when it was first admitted
     num_preemptions: int = field(init=False, default=0)
     drafts: list[int] = field(init=False, default_factory=list)  # tokens guessed, to be verified in the next step
-    draft_probs: Tensor | None = field(init=False, default=None)  # [len(drafts), V] that they were drawn from
 
     row: int = field(init=False, default=NO_ROW)
     blocks: list[int] = field(init=False, default_factory=list)

@@ -19,11 +19,11 @@ from torch import Tensor
 from whet.kernels.dispatch import kernels_for, pointer
 from whet.kernels.sample import UNUSABLE
 from whet.server import randomness
-from whet.server.draw import Truncation, distribution, draw
+from whet.server.draw import Truncation, draw
 from whet.server.penalties import Penalties
 from whet.server.request import Request
 
-__all__ = ["UNUSABLE", "Row", "Sampler", "probabilities", "sample", "uniforms"]
+__all__ = ["UNUSABLE", "Row", "Sampler", "sample"]
 
 
 class Row(NamedTuple):
@@ -50,7 +50,7 @@ class Sampler:
             self._look_at(rows)
         if self._is_plain:
             return _choose(logits_RV, *_greedy(len(rows)))
-        uniform_R = torch.from_numpy(randomness.uniforms(self._seeds, _indices(rows), randomness.SAMPLE))
+        uniform_R = torch.from_numpy(randomness.uniforms(self._seeds, _indices(rows)))
         if not self._is_changed:
             return _choose(logits_RV, self._rule, uniform_R)
         logits_RV = logits_RV.contiguous()
@@ -71,18 +71,6 @@ class Sampler:
 def sample(logits_RV: Tensor, rows: Sequence[Row]) -> NDArray[np.int64]:
     """As Sampler.sample, once."""
     return Sampler().sample(logits_RV, rows)
-
-
-def probabilities(logits_RV: Tensor, rows: Sequence[Row]) -> Tensor:
-    """The distributions that the rows' tokens are drawn from: float64 [R, V]."""
-    logits_RV = logits_RV.clone(memory_format=torch.contiguous_format)
-    Penalties().apply(logits_RV, rows)
-    return distribution(logits_RV, _truncation(rows))
-
-
-def uniforms(rows: Sequence[Row], purpose: int) -> NDArray[np.float32]:
-    """A random number for each row's token."""
-    return randomness.uniforms(_seeds(rows), _indices(rows), purpose)
 
 
 def _seeds(rows: Sequence[Row]) -> NDArray[np.uint64]:
@@ -123,7 +111,7 @@ def _greedy(num_rows: int) -> tuple[Truncation, Tensor]:
 def _truncation(rows: Sequence[Row]) -> Truncation:
     params = [row.request.params for row in rows]
     return Truncation(
-        torch.tensor([p.temperature for p in params], dtype=torch.float32),
+        torch.tensor([0.0 if p.is_greedy else p.temperature for p in params], dtype=torch.float32),
         torch.tensor([max(p.top_k, 0) for p in params], dtype=torch.int32),
         torch.tensor([p.top_p for p in params], dtype=torch.float32),
         torch.tensor([p.min_p for p in params], dtype=torch.float32),

@@ -9,20 +9,24 @@ from whet.errors import RequestError
 
 MAX_LOGPROBS = 100  # of the most probable tokens, for each token: each is an object that is kept, sent and read
 MAX_STOP_STRINGS = 64
+MAX_TEMPERATURE = 100.0
+LEAST_TEMPERATURE = 1e-5  # below it, logits divided by it leave float32's range: the most probable token is taken
+LEAST_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0  # a wider range takes logits out of float32's
 _MAX_PENALTY = 2.0
+_MAX_BIAS = 1e30  # of a float32 logit
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """How to choose the tokens of one request. Raises RequestError from `check`, not when it is made.
 
-    temperature            0 takes the most probable token; 1 samples the model's own distribution
+    temperature            0 (or below 1e-5) takes the most probable token; 1 samples the model's own distribution
     top_k                  only the k most probable; 0 or -1: all
     top_p                  only the most probable that together have this probability
     min_p                  only those with at least this share of the most probable one's probability
     presence_penalty       taken from the logit of each token in the output, -2 to 2
     frequency_penalty      the same, once for each time it is there
-    repetition_penalty     logits of tokens in prompt or output are divided by it (negative ones multiplied)
+    repetition_penalty     0.01 to 100: logits of tokens in prompt or output are divided by it (negative ones: times)
     seed                   the same seed gives the same tokens, whatever shares the batch; None: a random one
     max_tokens             of the output; None: as many as the model can take
     min_tokens             before these, no end of any kind
@@ -54,7 +58,7 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         """Whether the most probable token is taken."""
-        return self.temperature == 0
+        return self.temperature < LEAST_TEMPERATURE
 
     @property
     def is_penalised(self) -> bool:
@@ -68,13 +72,13 @@ class SamplingParams:
 
     def check(self, vocab_size: int) -> None:
         """Raises RequestError for the first value that is out of its range. vocab_size: of the model, in tokens."""
-        _number("temperature", self.temperature, 0, math.inf)
+        _number("temperature", self.temperature, 0, MAX_TEMPERATURE)
         _whole("top_k", self.top_k, -1)
         _number("top_p", self.top_p, 0, 1, open_below=True)
         _number("min_p", self.min_p, 0, 1)
         _number("presence_penalty", self.presence_penalty, -_MAX_PENALTY, _MAX_PENALTY)
         _number("frequency_penalty", self.frequency_penalty, -_MAX_PENALTY, _MAX_PENALTY)
-        _number("repetition_penalty", self.repetition_penalty, 0, math.inf, open_below=True)
+        _number("repetition_penalty", self.repetition_penalty, LEAST_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
         if self.seed is not None:
             _whole("seed", self.seed, -(2**63), 2**64 - 1)
         _whole("min_tokens", self.min_tokens, 0)
@@ -94,7 +98,7 @@ class SamplingParams:
             raise RequestError(f"logit_bias={self.logit_bias!r}: it maps tokens to numbers")
         for token_id, bias in self.logit_bias.items():
             _whole("logit_bias: a token", token_id, 0, vocab_size - 1)
-            _number(f"logit_bias of {token_id}", bias, -math.inf, math.inf)
+            _number(f"logit_bias of {token_id}", bias, -_MAX_BIAS, _MAX_BIAS)
 
 
 def _several(name: str, values: Sequence[Any]) -> Sequence[Any]:
@@ -107,10 +111,7 @@ def _number(name: str, value: float, low: float, high: float, *, open_below: boo
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if is_number and math.isfinite(value) and low <= value <= high and not (open_below and value == low):
         return
-    if math.isinf(high):
-        wanted = "a number" if math.isinf(low) else f"a number {'above' if open_below else 'of at least'} {low:g}"
-    else:
-        wanted = f"a number from {low:g}{' (not itself)' if open_below else ''} to {high:g}"
+    wanted = f"a number from {low:g}{' (not itself)' if open_below else ''} to {high:g}"
     raise RequestError(f"{name}={value!r}: it is {wanted}")
 
 

@@ -84,14 +84,14 @@ class Scheduler:
             self.waiting.remove(request)
         self.blocks.release(request)
         request.status, request.finish_reason = Status.FINISHED, reason
-        request.drafts, request.draft_probs = [], None
+        request.drafts = []
 
     def preempt(self, request: Request) -> None:
         """Put a running request back to the front of the queue, to be computed anew."""
         self.running.remove(request)
         self.blocks.release(request)
         request.status = Status.WAITING
-        request.drafts, request.draft_probs = [], None
+        request.drafts = []
         request.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.appendleft(request)
@@ -204,8 +204,6 @@ class Scheduler:
         count = min(1 + len(request.drafts), max(room, 1))
         if len(request.drafts) >= count:
             del request.drafts[count - 1 :]
-            if request.draft_probs is not None:
-                request.draft_probs = request.draft_probs[: count - 1] if count > 1 else None
         return count
 
     def _fail(self, request: Request, plan: Plan) -> None:

@@ -1,13 +1,32 @@
 """How many blocks fit into the memory that an engine may use."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import psutil
 
-from whet.errors import OptionError
+from whet.errors import OptionError, TargetError, reason
 from whet.figures import num_bytes
 from whet.measure.cgroup import memory_limit
 from whet.models.step import ServedModel
+
+_SIGNS = ("allocate memory", "not enough memory", "can't start new thread", "out of memory")
+
+
+@contextmanager
+def explaining_lack_of_memory() -> Iterator[None]:
+    """Raise TargetError in the place of the various errors by which libraries say that memory cannot be had."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        is_it = isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in _SIGNS)
+        if not is_it:
+            raise
+        raise TargetError(
+            f"there is too little memory for this model and its requests ({reason(error)}): take fewer bits "
+            "(weights int8 or int4), fewer sequences at once (max_num_seqs), or a smaller model"
+        ) from error
 
 
 class Sizes(NamedTuple):

@@ -1,21 +1,18 @@
 """Speculation: tokens are guessed cheaply, and the model verifies several in one step instead of making one.
 
-Drafts are just more tokens of a step. What the output is does not change: a greedy request, or one whose drafts were
-looked up, keeps the drafts that are the tokens it would have chosen anyway, by the same random numbers (for a draft
-that was not drawn, this is what rejection sampling comes to). Where drafts were drawn from a smaller model, rejection
-sampling keeps the distribution.
+Drafts are just more tokens of a step. A draft is kept where it equals the token that the model itself chooses there, by
+the random number that belongs to that place of the output. So a request has the same output with drafts and without
+them, and the distribution is the model's own. A drafting model draws by the same random numbers: the more alike the two
+models are, the more often they choose the same token. Rejection sampling would accept more of its drafts, but then the
+output of a seeded request would depend on whether drafts were made, which depends on measured times.
+Source: Daliri, Musco and Suresh, 2025, arXiv:2408.07978 (drafter-invariant speculative decoding by coupled draws).
 """
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
-from whet.server import randomness
 from whet.server.drafters import Drafter
 from whet.server.payoff import Payoff
-from whet.server.rejection import verify
 from whet.server.request import Request
-from whet.server.sampler import UNUSABLE, Row, probabilities, uniforms
 
 
 class Speculation:
@@ -51,20 +48,18 @@ class Speculation:
         self._is_steady = True
 
 
-def accepted(request: Request, logits_RV: Tensor, ids: list[int]) -> list[int]:
-    """The new tokens of a request, at least one: its drafts as far as they are accepted, then one of the model's own.
+def accepted(request: Request, ids: list[int]) -> list[int]:
+    """Return the new tokens of a request: its drafts as far as the model chose them too, then one of the model's own.
 
-    logits_RV: after its last token and after each draft, R = drafts + 1. ids: what `sample` chose there. A row whose
-    logits cannot be used ends the list with UNUSABLE.
+    Args:
+        request: The request, with its drafts.
+        ids: The tokens that the sampler chose after the request's last token and after each draft: one more than there
+            are drafts. UNUSABLE stands where the logits could not be used; it equals no draft, so it ends the list.
+
+    Returns:
+        At least one token.
     """
-    drafts = request.drafts
-    if request.draft_probs is None or UNUSABLE in ids:
-        for place, draft in enumerate(drafts):
-            if ids[place] != draft:
-                return ids[: place + 1]
-        return ids
-    rows = [Row(request, place) for place in range(len(drafts))]
-    accept = uniforms(rows, randomness.ACCEPT).tolist()
-    residual = uniforms(rows, randomness.RESIDUAL).tolist()
-    tokens = verify(probabilities(logits_RV[:-1], rows), request.draft_probs, drafts, accept, residual)
-    return [*tokens, ids[-1]] if tokens == drafts else tokens
+    for place, draft in enumerate(request.drafts):
+        if ids[place] != draft:
+            return ids[: place + 1]
+    return ids

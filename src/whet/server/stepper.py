@@ -120,7 +120,7 @@ class Stepper:
                 tokens = ids[first:end]
                 if request.drafts:
                     end += len(request.drafts)
-                    tokens = self._accept(request, chosen, first, ids[first:end])
+                    tokens = self._accept(request, ids[first:end])
                 progress.append(Progress(request, self._take(request, tokens, chosen, first, now)))
             except Exception as error:  # noqa: BLE001 - the others go on, whatever is wrong with this one
                 _LOG.exception("request %s failed", request.id)
@@ -132,14 +132,14 @@ class Stepper:
                     self.scheduler.blocks.publish(request)
         return progress
 
-    def _accept(self, request: Request, chosen: "_Chosen", first: int, ids: list[int]) -> list[int]:
+    def _accept(self, request: Request, ids: list[int]) -> list[int]:
         """The new tokens of a request that had drafts."""
         num_drafts = len(request.drafts)
-        tokens = accepted(request, chosen.logits[first : first + 1 + num_drafts], ids)
+        tokens = accepted(request, ids)
         if self.speculation is not None:
             self.speculation.count(num_drafts, len(tokens) - 1)
         request.num_computed -= len(ids) - len(tokens)  # what was refused is overwritten by what comes
-        request.drafts, request.draft_probs = [], None
+        request.drafts = []
         return tokens
 
     def _take(self, request: Request, tokens: list[int], chosen: "_Chosen", first: int, now: float) -> Delta:
@@ -212,7 +212,7 @@ class Stepper:
             _LOG.exception("drafting failed and is off from now on")
             self.speculation = None
             for request in self.scheduler.running:
-                request.drafts, request.draft_probs = [], None
+                request.drafts = []
         self._drafting_s = self._clock() - now
 
 

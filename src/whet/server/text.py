@@ -5,12 +5,13 @@ config.json, generation_config.json, chat_template.jinja).
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from whet.errors import MissingExtra, RequestError, TargetError, reason
 from whet.server.chat_template import ChatTemplate
+from whet.server.compression import bytes_per_token
 from whet.server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 
 __all__ = ["Detokenizer", "Tokenizer"]
@@ -31,8 +32,8 @@ class Tokenizer:
     """
 
     def __init__(self, directory: Path | str) -> None:
-        directory = Path(directory)
-        self._tokenizer, decoder = _load(directory / FILE)
+        self.directory = directory = Path(directory).resolve()
+        self._tokenizer, described = _load(directory / FILE)
         settings = _read_object(directory / "tokenizer_config.json")
         config = _read_object(directory / "config.json")
         generation = _read_object(directory / "generation_config.json")
@@ -43,7 +44,8 @@ class Tokenizer:
         self.bos_id: int | None = self._id_of(names.get("bos_token"), config.get("bos_token_id"))
         self.eos_ids: frozenset[int] = self._eos_ids(generation, config, names.get("eos_token"))
         self.chat_template = ChatTemplate(directory, settings, names)
-        self._is_byte_level = _is_byte_level(decoder)
+        self._is_byte_level = _is_byte_level(described.get("decoder"))
+        self._bytes_per_token = bytes_per_token(described)
         self._bytes: dict[int, bytes] = {}  # filled as tokens are met
         if isinstance(config.get("vocab_size"), int):
             self.check_fits(config["vocab_size"])
@@ -70,7 +72,12 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the text is not valid Unicode at character {error.start}") from error
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
+        # encode_batch_fast lets other threads run meanwhile, which encode does not.
+        return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids)
+
+    def most_bytes(self, num_tokens: int) -> int | None:
+        """Return the bytes of UTF-8 that a text of `num_tokens` tokens has at most; None where no bound is known."""
+        return None if self._bytes_per_token is None else num_tokens * self._bytes_per_token
 
     def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
         """Text. Ids that the tokenizer does not know add nothing, and special ones only if they are not skipped."""
@@ -82,13 +89,21 @@ class Tokenizer:
             return ByteDetokenizer(self._spoken_bytes)
         return WindowDetokenizer(self.decode, self._is_silent, self._is_byte)
 
-    def chat(self, messages: Sequence[dict[str, Any]], add_generation_prompt: bool = True, **variables: object) -> str:
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
         """The prompt text of a conversation, special tokens included: encode it with add_special=False.
 
-        messages: {"role", "content"} each, and what else the template knows. Raises RequestError with what the
+        messages: {"role", "content"} each, and what else the template knows. variables: what the template reads
+        besides. Raises RequestError with what the
         template says against them.
         """
-        return self.chat_template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+        return self.chat_template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables or {}
+        )
 
     def token_text(self, token_id: int) -> str:
         """What one token reads as by itself; part of a character reads as U+FFFD, an unknown id as nothing."""
@@ -138,8 +153,8 @@ class Tokenizer:
         return frozenset(id for id in ids if isinstance(id, int) and id >= 0)
 
 
-def _load(path: Path) -> tuple[Any, object]:
-    """The library's tokenizer, and the decoder as the file describes it."""
+def _load(path: Path) -> tuple[Any, dict[str, Any]]:
+    """The library's tokenizer, and what the file says."""
     try:
         import tokenizers
     except ImportError as error:
@@ -152,12 +167,12 @@ def _load(path: Path) -> tuple[Any, object]:
     try:
         content = path.read_text(encoding="utf-8")
         tokenizer = tokenizers.Tokenizer.from_str(content)
-        decoder = json.loads(content).get("decoder")
+        described = json.loads(content)
     except Exception as error:  # the library raises plain Exception for a damaged file
         raise TargetError(f"{path} cannot be read as a tokenizer: {reason(error)}") from error
     tokenizer.no_truncation()  # a checkpoint saved after training may cut or pad every text, unasked
     tokenizer.no_padding()
-    return tokenizer, decoder
+    return tokenizer, described
 
 
 def _read_object(path: Path) -> dict[str, Any]:

@@ -179,7 +179,7 @@ def test_the_parts_of_an_answer_are_in_order() -> None:
         said.append((message.get("body"), message.get("more_body")))
 
     async def answer() -> None:
-        one = Body(Headers({"content-length": "180"}), receive, send, 100)
+        one = Body(Headers({"content-length": "180"}), receive, send, most_bytes=100)
         await one.send({"type": "http.response.start", "status": 413})
         await one.send({"type": "http.response.body", "body": b"no"})
 

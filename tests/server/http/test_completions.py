@@ -232,11 +232,13 @@ def test_a_token_without_text_is_a_chunk_too(server: HttpServer) -> None:
     assert [part["choices"][0]["delta"] for part in parts] == [{"content": text} for text in texts]
 
 
-def test_long_prompts_are_tokenised_too(server: HttpServer, engine: FakeEngine) -> None:
-    engine.max_model_len = 10_000
-    text = "a word " * 1000
-    complete(server, prompt=text)
-    assert engine.asked[0].prompt_ids == TOKENIZER.encode(text)
+def test_long_prompts_are_tokenised_too(engine: FakeEngine) -> None:
+    engine.max_model_len = 30_000
+    with serving(engine) as server:
+        for count in (1000, 10_000):  # in a thread, and in another process
+            text = "a word " * count
+            complete(server, prompt=text)
+            assert engine.asked[-1].prompt_ids == TOKENIZER.encode(text)
 
 
 def test_tokenize_and_back(server: HttpServer) -> None:

@@ -8,7 +8,9 @@ import pytest
 from asking import ask, serving
 from fake_engine import FakeEngine
 
+from whet.server.http import unsupported
 from whet.server.http.documented import Failed
+from whet.server.http.protocol import ChatRequest, CompletionRequest, TokenizeRequest
 from whet.server.http.run import HttpServer
 
 ENGINE = FakeEngine()
@@ -63,7 +65,10 @@ def refused(server: HttpServer, path: str, body: object, status: int = 400) -> d
         ({"top_p": 1.5}, "top_p", "less than or equal to 1"),
         ({"min_p": -1}, "min_p", "greater than or equal to 0"),
         ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than or equal to 0.01"),
+        ({"repetition_penalty": 5e-324}, "repetition_penalty", "greater than or equal to 0.01"),
+        ({"repetition_penalty": 1e-39}, "repetition_penalty", "greater than or equal to 0.01"),
+        ({"stop": "a" * 5000}, "stop", "at most 4096 characters"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
         ({"logprobs": True}, "logprobs", "valid integer"),
         ({"logit_bias": {"x": 1}}, "logit_bias", 'token ids, as text: {"50256": -100}'),
@@ -80,6 +85,8 @@ def refused(server: HttpServer, path: str, body: object, status: int = 400) -> d
         ({"max_tokens": 3, "min_tokens": 5}, None, "min_tokens=5 is above max_tokens=3"),
         ({"best_of": 3}, "best_of", "best_of"),
         ({"suffix": "end"}, "suffix", "suffix"),
+        ({"max_completion_tokens": 5}, "max_completion_tokens", "use max_tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "does not support it"),
         ({"cache_salt": ""}, "cache_salt", "at least 1 character"),
         ({"prompt": "a\ud800"}, None, "not valid Unicode at character 1"),
         ({"cache_salt": "\ud800"}, "cache_salt", "valid string"),
@@ -112,7 +119,14 @@ def test_fields_of_a_completion(server: HttpServer, fields: dict[str, Any], para
         ({"max_completion_tokens": -2}, "max_completion_tokens", "greater than or equal to 0"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
         ({"logprobs": 2}, "logprobs", "valid boolean"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "answers in text only"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "'text'"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "'text'"),
+        ({"tool_choice": "required"}, "tool_choice", "does not call tools"),
+        ({"functions": [{"name": "f"}]}, "functions", "does not support it"),
+        ({"modalities": ["text", "audio"]}, "modalities", "does not support it"),
+        ({"echo": True}, "echo", "does not support it"),
+        ({"continue_final_message": True}, "continue_final_message", "does not support it"),
+        ({"chat_template": "{{ 1 }}"}, "chat_template", "does not support it"),
         ({"tools": [{"type": "function"}]}, "tools", "does not call tools"),
         ({"chat_template_kwargs": {"bos_token": "\ud800"}}, None, "not valid Unicode"),
     ],
@@ -120,6 +134,78 @@ def test_fields_of_a_completion(server: HttpServer, fields: dict[str, Any], para
 def test_fields_of_a_chat(server: HttpServer, fields: dict[str, Any], param: str | None, message: str) -> None:
     error = refused(server, "/v1/chat/completions", {"model": "fake", "messages": CHAT, **fields})
     assert (error["param"], message in error["message"]) == (param, True), error
+
+
+ASKED = {
+    "guided_json": {"type": "object"},
+    "guided_choice": ["a", "b"],
+    "guided_regex": "a+",
+    "guided_grammar": "root ::= x",
+    "structured_outputs": {"json": {}},
+    "structural_tag": "{}",
+    "grammar": "root ::= x",
+    "json_schema": {},
+    "regex": "a",
+    "ebnf": "x",
+    "bad_words": ["a"],
+    "include_stop_str_in_output": True,
+    "prompt_logprobs": 0,
+    "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
+    "skip_special_tokens": False,
+    "use_beam_search": True,
+    "length_penalty": 0.5,
+    "allowed_token_ids": [1],
+    "truncate_prompt_tokens": 5,
+    "logits_processors": ["a.b"],
+    "repeat_penalty": 1.2,
+    "n_predict": 5,
+    "mirostat": 2,
+    "typical_p": 0.5,
+    "priority": True,
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_what_other_servers_do_and_this_one_does_not(server: HttpServer, path: str) -> None:
+    """A 200 with text that does not follow the grammar would be worse than a refusal."""
+    body = {"prompt": "Once"} if path == "/v1/completions" else {"messages": CHAT}
+    for name, value in ASKED.items():
+        error = refused(server, path, {**body, name: value})
+        assert (error["param"], error["type"]) == (name, "invalid_request_error")
+        assert f"{name}: this server does not support it" in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_values_that_ask_for_nothing(server: HttpServer, path: str) -> None:
+    """Clients that send every parameter with its default are served."""
+    is_chat = path == "/v1/chat/completions"
+    body: dict[str, Any] = {"messages": CHAT} if is_chat else {"prompt": "Once"}
+    refusable = unsupported.CHAT if is_chat else unsupported.COMPLETION
+    body |= dict.fromkeys(refusable) | dict.fromkeys(unsupported.IGNORED)
+    assert ask(server, path, {**body, "max_tokens": 2}).status == 200
+    for name, neutral in refusable.items():
+        for value in neutral:
+            assert ask(server, path, {**body, "max_tokens": 2, name: value}).status == 200, (name, value)
+    known = {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "no_such_field": [1]}
+    assert ask(server, path, {**body, "max_tokens": 2, **known}).status == 200
+
+
+def test_no_parameter_is_both_followed_and_refused() -> None:
+    for request in (CompletionRequest, ChatRequest, TokenizeRequest):
+        fields = set(request.model_fields)
+        assert not fields & (set(request.refused) | unsupported.IGNORED)
+        assert not set(request.refused) & unsupported.IGNORED
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_names_that_a_template_has_already(server: HttpServer, path: str) -> None:
+    for name in ("self", "messages", "add_generation_prompt", "tools", "tokenize", "chat_template"):
+        error = refused(server, path, {"messages": CHAT, "chat_template_kwargs": {name: 1}})
+        assert (error["param"], name in error["message"]) == ("chat_template_kwargs", True)
+    for name in ("loop", "range", "args", "kwargs", "context", "", "a b", "__class__", "raise_exception", "variables"):
+        body = {"messages": CHAT, "chat_template_kwargs": {name: 1}, "max_tokens": 2}
+        assert ask(server, path, body).status == 200
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
@@ -190,3 +276,4 @@ def test_a_mistake_in_the_server_is_a_500_and_said_in_the_log(
     assert "NoneType" not in answer.error["message"]
     assert "POST /v1/completions failed" in caplog.text
     assert engine.num_reserved == 0
+    assert answer.headers["connection"] == "close"  # as it is: the framework raises the error on

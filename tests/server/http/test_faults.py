@@ -186,16 +186,17 @@ def test_the_end_cuts_what_takes_too_long(others: ThreadPoolExecutor) -> None:
     assert sorted(engine.aborted) == ["request-0", "request-1"]
 
 
-def test_a_slow_reader_loses_nothing(server: HttpServer, engine: FakeEngine, others: ThreadPoolExecutor) -> None:
+def test_a_slow_reader_loses_nothing(engine: FakeEngine, others: ThreadPoolExecutor) -> None:
     engine.max_model_len = 5000
-    opening = others.submit(open_stream, server, stream=True, max_tokens=4000)
-    engine.wait_running(1)
-    engine.let_go()
-    connection, response = opening.result()
-    content = b""
-    while part := response.read1(1000):
-        content += part
-    connection.close()
+    with serving(engine) as server:
+        opening = others.submit(open_stream, server, stream=True, max_tokens=4000)
+        engine.wait_running(1)
+        engine.let_go()
+        connection, response = opening.result()
+        content = b""
+        while part := response.read1(1000):
+            content += part
+        connection.close()
     events = Answer(200, {}, content).events
     wanted = TOKENIZER.decode((WORD_IDS * (4000 // len(WORD_IDS) + 1))[:4000])
     assert "".join(event["choices"][0]["text"] for event in events) == wanted
@@ -220,9 +221,9 @@ def test_nothing_is_left_after_a_crowd_that_comes_and_goes(server: HttpServer, e
     assert engine.num_reserved == 0
     assert ask(server, PATH, BODY).status == 200
     deadline = time.monotonic() + 10
-    while threading.active_count() > before + 1 and time.monotonic() < deadline:
+    while threading.active_count() > before + 2 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() <= before + 1
+    assert threading.active_count() <= before + 2  # the two that tokenise
 
 
 def send_and_leave_early(server: HttpServer, body: dict[str, Any]) -> None:

@@ -4,11 +4,13 @@ from fastapi import FastAPI
 
 from whet import __version__
 from whet.server.engine import Engine
+from whet.server.http import documented
 from whet.server.http.errors import install_handlers
 from whet.server.http.guard import Guard
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.metrics import Metrics
 from whet.server.http.page import page_routes
+from whet.server.http.reading import KINDS
 from whet.server.http.routes import completion_routes, state_routes, token_routes
 from whet.server.http.service import Service
 from whet.server.http.settings import Settings
@@ -18,9 +20,12 @@ def make_app(engine: Engine, settings: Settings, lifecycle: Lifecycle) -> FastAP
     """It takes requests once the lifecycle is ready. No interactive documentation: that would load from elsewhere."""
     app = FastAPI(title="whet serve", version=__version__, docs_url=None, redoc_url=None)
     service = Service(engine, settings, lifecycle)
+    app.state.intake = service.intake
     metrics = Metrics(engine, service.model_name)
     for router in (completion_routes(service), token_routes(service), state_routes(service, metrics), page_routes()):
         app.include_router(router)
     install_handlers(app)
+    described = app.openapi()
+    described["components"]["schemas"].update(documented.schemas(*KINDS.values()))
     app.add_middleware(Guard, settings=settings, lifecycle=lifecycle)
     return app

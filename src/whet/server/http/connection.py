@@ -1,5 +1,8 @@
 """One connection: bytes that are no HTTP, or more of it than a head may have, are answered like any other mistake.
 
+A client that sends half a head, or reads none of its answer, is disconnected after a time. Where there are more
+connections than there may be, the one that has asked nothing for longest gives way.
+
 Source: uvicorn's H11Protocol, whose own answer is plain text, and lost where the client is still sending.
 """
 
@@ -13,28 +16,42 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from whet.server.http.body import DISCARDED, PATIENCE_S
 from whet.server.http.errors import ApiError
-from whet.server.http.settings import MAX_BODY_BYTES
+from whet.server.http.settings import MAX_BODY_BYTES, Settings
 
 _STATUSES = {400, 413, 431, 501}
+_MOST_READ = 8 * 2**10  # bytes read at once: a body in chunks of a byte each takes a tenth of a second for 32 KiB
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, but for what it cannot read."""
+    """uvicorn's connection, but for what it cannot read, and for clients that are slow."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, settings: Settings, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._settings = settings
         self._is_refused = False
         self._num_discarded = 0
+        self._head: asyncio.TimerHandle | None = None
+        self._write: asyncio.TimerHandle | None = None
+        self.since_s = self.loop.time()  # it was last answered, or made
+
+    @property
+    def standing(self) -> int:
+        """How much the server does for it: 0 where it has asked nothing, 1 where its body is not whole, else 2."""
+        if self.cycle is None or self.cycle.response_complete:
+            return 0
+        return 1 if self.cycle.more_body and not self.cycle.response_started else 2
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio.Protocol. One that asks nothing is closed like one that asks nothing more."""
         super().connection_made(transport)
+        transport.max_size = _MOST_READ  # type: ignore[attr-defined]  # asyncio's own name for it
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol. What comes after a refusal is dropped, up to a bound."""
         if not self._is_refused:
             super().data_received(data)
+            self._watch_head()
             return
         self._num_discarded += len(data)
         if self._num_discarded > DISCARDED * MAX_BODY_BYTES:
@@ -49,7 +66,51 @@ class Connection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer is out, or on its way
             self.transport.close()
             return
-        answer = _refusal(sys.exception()).response()
+        self._refuse(_refusal(sys.exception()))
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol. The client does not read; it may come to its senses."""
+        super().pause_writing()
+        if self._write is None:
+            self._write = self.loop.call_later(self._settings.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        super().resume_writing()
+        _cancel(self._write)
+        self._write = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio.Protocol."""
+        super().connection_lost(exc)
+        _cancel(self._head)
+        _cancel(self._write)
+
+    def on_response_complete(self) -> None:
+        """Called by uvicorn's cycle."""
+        self.since_s = self.loop.time()
+        super().on_response_complete()
+
+    def _watch_head(self) -> None:
+        """The rest of a head that has begun must come in time."""
+        if self.conn.their_state is not h11.IDLE:
+            _cancel(self._head)
+            self._head = None
+        elif self._head is None and not self.transport.is_closing():
+            self._head = self.loop.call_later(self._settings.head_timeout_s, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        self._head = None
+        if self.conn.their_state is not h11.IDLE or self._is_refused or self.transport.is_closing():
+            return
+        self._is_refused = True
+        message = f"the head of the request has not come whole within {self._settings.head_timeout_s:g} s"
+        self._refuse(ApiError(408, message, code="head_timeout"))
+        self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer with an error, and read on for a while."""
+        answer = error.response()
         headers = [*answer.raw_headers, (b"connection", b"close")]
         events = [
             h11.Response(status_code=answer.status_code, headers=headers, reason=HTTPStatus(answer.status_code).phrase),
@@ -66,6 +127,12 @@ class Connection(H11Protocol):
     def _should_upgrade(self) -> bool:
         """Never: the offer is passed over, as HTTP allows, without a word about web sockets."""
         return False
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    """Stop a timer, if it runs."""
+    if timer is not None:
+        timer.cancel()
 
 
 def _refusal(error: BaseException | None) -> ApiError:

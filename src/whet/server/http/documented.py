@@ -3,6 +3,7 @@
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import models_json_schema
 
 
 class _Answer(BaseModel):
@@ -158,3 +159,18 @@ def answers(model: type[BaseModel], *, streams: bool = False) -> Responses:
     if streams:
         success["content"] = {"text/event-stream": {"itemSchema": _EVENT}}
     return {200: success}
+
+
+_REFERENCE = "#/components/schemas/{model}"
+
+
+def body(model: type[BaseModel]) -> dict[str, Any]:
+    """Describe a request's body, which the route reads itself. `schemas` has what it refers to."""
+    content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def schemas(*models: type[BaseModel]) -> dict[str, Any]:
+    """Return the schemas of request bodies and of their parts, by name."""
+    _, found = models_json_schema([(model, "validation") for model in models], ref_template=_REFERENCE)
+    return dict(found["$defs"])

@@ -22,7 +22,6 @@ _TYPES = {
     500: "server_error",
     503: "service_unavailable_error",
 }
-_NO_OBJECT = {"missing", "model_attributes_type", "model_type", "dict_type"}
 _RETRY_S = 1
 
 
@@ -89,7 +88,7 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def of_fields(request: Request, error: RequestValidationError) -> Response:
-        return _of_field(error.errors()).response()
+        return of_field(error.errors()).response()
 
     @app.exception_handler(RequestError)
     async def of_engine(request: Request, error: RequestError) -> Response:
@@ -98,7 +97,8 @@ def install_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def of_anything(request: Request, error: Exception) -> Response:
         _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return ApiError(500, "the server failed on this request; its log says where").response()
+        message = "the server failed on this request; its log says where"
+        return ApiError(500, message, headers={"Connection": "close"}).response()  # as uvicorn does after it
 
 
 def _named(request: Request, error: HTTPException) -> ApiError:
@@ -114,18 +114,12 @@ def _named(request: Request, error: HTTPException) -> ApiError:
     return ApiError(error.status_code, message, headers=error.headers)
 
 
-def _of_field(errors: Sequence[Mapping[str, object]]) -> ApiError:
-    """The first field that is wrong."""
+def of_field(errors: Sequence[Mapping[str, object]]) -> ApiError:
+    """Return the error for the first field that is wrong. errors: as pydantic lists them."""
     first = errors[0]
     where = first.get("loc")
     path = [str(part) for part in where if part != "body"] if isinstance(where, (tuple, list)) else []
     message = str(first.get("msg"))
-    if first.get("type") == "json_invalid":
-        context = first.get("ctx")
-        said = context.get("error") if isinstance(context, Mapping) else message
-        return invalid(f"the body is not JSON: {said}, at character {path[0] if path else 0}", code="invalid_json")
-    if not path and first.get("type") in _NO_OBJECT:
-        return invalid("the body must be a JSON object, sent with Content-Type: application/json")
     if not path:
         return invalid(message, param=str(first.get("type")))  # of the whole, and named after the field at fault
     return invalid(f"{'.'.join(path)}: {message}", param=path[0])

@@ -14,6 +14,8 @@ from whet.server.http.lifecycle import Lifecycle
 from whet.server.loop import Reservation
 from whet.server.sampling_params import SamplingParams
 
+_LONG = 2048  # tokens of a prompt after which others on the event loop have their turn
+
 
 @dataclass(frozen=True)
 class Order:
@@ -57,7 +59,7 @@ class Generation:
         self._awake = asyncio.Event()
         self._is_cut = False
 
-    def start(self, orders: Sequence[Order], slots: list[Reservation], cache_salt: str) -> None:
+    async def start(self, orders: Sequence[Order], slots: list[Reservation], cache_salt: str) -> None:
         """Hand all to the engine, or none. Raises what the engine does. slots: one for each; taken from the list."""
         self._lifecycle.started(self)
         try:
@@ -67,6 +69,8 @@ class Generation:
                     list(order.prompt_ids), order.params, cache_salt=cache_salt, on_delta=on_delta, reservation=slots[0]
                 )
                 del slots[0]
+                if len(order.prompt_ids) > _LONG:
+                    await asyncio.sleep(0)
         except BaseException:
             self.close()
             raise

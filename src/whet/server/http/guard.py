@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from whet.server.http.body import Body
+from whet.server.http.body import BODY, Bodies, Body
 from whet.server.http.errors import ApiError
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.settings import Settings
@@ -25,16 +25,26 @@ class Guard:
         self._app = app
         self._settings = settings
         self._lifecycle = lifecycle
+        self._bodies = Bodies(settings.max_pending_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = Body(Headers(scope=scope), receive, send, self._settings.max_body_bytes)
+        body = Body(
+            Headers(scope=scope),
+            receive,
+            send,
+            most_bytes=self._settings.max_body_bytes,
+            timeout_s=self._settings.body_timeout_s,
+            bodies=self._bodies,
+        )
+        scope[BODY] = body
         self._lifecycle.started(body)
         try:
             await self._answer(scope, body)
         finally:
+            body.release()
             self._lifecycle.ended(body)
 
     async def _answer(self, scope: Scope, body: Body) -> None:

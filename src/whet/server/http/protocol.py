@@ -1,15 +1,30 @@
-"""Requests as clients of OpenAI's API send them. Fields that are not known here are ignored.
+"""Requests as clients of OpenAI's API send them. whet.server.http.unsupported has the fields that are refused.
 
 Source: platform.openai.com/docs/api-reference (completions, chat), and the fields that vLLM added to them.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from whet.server.sampling_params import SamplingParams
+from whet.server.http import unsupported
+from whet.server.sampling_params import (
+    LEAST_REPETITION_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_TEMPERATURE,
+    SamplingParams,
+)
 
 T = TypeVar("T")
 
@@ -21,6 +36,11 @@ _MAX_PARTS = 1024
 _MAX_MESSAGES = 16_384
 _MAX_PROMPTS = 65_536
 _MAX_INT = 2**31 - 1
+_MAX_STOP = 4096  # characters of one stop string
+_MAX_NAME = 1024  # characters of a name or a salt
+_TAKEN_VARIABLES = frozenset(
+    "add_generation_prompt chat_template continue_final_message messages self tokenize tools".split()
+)
 
 
 def _whole(value: object) -> object:
@@ -39,22 +59,40 @@ def _few(value: object) -> object:
 Each = Field(fail_fast=True)
 Int = Annotated[int, BeforeValidator(_whole)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-Stop = Annotated[str, Field(min_length=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=_MAX_STOP)]
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenIds = Annotated[list[TokenId], Each]
 Texts = Annotated[list[str], Field(max_length=_MAX_PROMPTS), Each]
 Prompt = str | Texts | TokenIds | Annotated[list[TokenIds], Field(max_length=_MAX_PROMPTS), Each]
+Name = Annotated[str, Field(max_length=_MAX_NAME)]
 Count = Annotated[Int, Field(ge=0, le=_MAX_INT)]
 
 
 class _Request(BaseModel):
     # strict: "5" is no number, and 1 no boolean
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+    refused: ClassVar[unsupported.Neutral] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_known(cls, fields: object) -> object:
+        """Refuse what is known and not done, before anything else."""
+        unsupported.check_supported(fields, cls.refused)
+        return fields
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        """Show the refused fields too."""
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        schema["properties"] = {**schema.get("properties", {}), **unsupported.as_schema(cls.refused)}
+        return schema
 
 
 class StreamOptions(_Request):
     """include_usage: a last chunk with the number of tokens."""
+
+    refused = {"continuous_usage_stats": (False,)}
 
     include_usage: bool | None = None
 
@@ -62,17 +100,17 @@ class StreamOptions(_Request):
 class Sampling(_Request):
     """What both kinds of completion take."""
 
-    model: str | None = None
+    model: Name | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[Int, Field(ge=-1, le=_MAX_INT)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = None
     logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few)] | None = None
     seed: Annotated[Int, Field(ge=-(2**63), lt=2**64)] | None = None
     max_tokens: Count | None = None
@@ -80,7 +118,7 @@ class Sampling(_Request):
     stop: Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS), Each] | None = None
     stop_token_ids: Annotated[TokenIds, Field(max_length=_MAX_BIASES)] | None = None
     ignore_eos: bool | None = None
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=_MAX_NAME)] | None = None
 
     @field_validator("logit_bias")
     @classmethod
@@ -131,11 +169,13 @@ class Sampling(_Request):
 class CompletionRequest(Sampling):
     """POST /v1/completions."""
 
+    refused = unsupported.COMPLETION
+
     prompt: Prompt
     echo: bool | None = None
     logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Int | None = None
-    suffix: str | None = None
+    suffix: Annotated[str, Field(max_length=0)] | None = None
     add_special_tokens: bool | None = None
 
     @field_validator("prompt", mode="wrap")
@@ -151,8 +191,6 @@ class CompletionRequest(Sampling):
 
     @model_validator(mode="after")
     def _check_supported(self) -> "CompletionRequest":
-        if self.suffix:
-            raise PydanticCustomError("suffix", "suffix: this server does not insert before a suffix")
         if self.best_of is not None and self.best_of != self.num_choices:
             raise PydanticCustomError("best_of", "best_of: this server returns all that it samples; leave it out")
         return self
@@ -174,8 +212,8 @@ class CompletionRequest(Sampling):
 class TextPart(_Request):
     """One part of a message."""
 
-    type: str
-    text: str | None = None
+    type: Literal["text"]
+    text: str
 
 
 class Message(BaseModel):
@@ -190,37 +228,55 @@ class Message(BaseModel):
         """With the parts of its content put together, one a line."""
         content = self.content
         if isinstance(content, list):
-            content = "\n".join(part.text or "" for part in content)
+            content = "\n".join(part.text for part in content)
         return {**(self.model_extra or {}), "role": self.role, "content": content or ""}
 
-    @field_validator("content")
+    @field_validator("content", mode="wrap")
     @classmethod
-    def _check_parts(cls, content: str | list[TextPart] | None) -> str | list[TextPart] | None:
-        for part in content if isinstance(content, list) else ():
-            if part.type != "text" or part.text is None:
-                raise PydanticCustomError("content", 'this server reads text only: {"type": "text", "text": ...}')
-        return content
+    def _say_once(cls, value: object, check: Any) -> Any:
+        """One sentence, where a part is no text."""
+        try:
+            return check(value)
+        except ValueError:
+            if not isinstance(value, list):
+                raise
+            message = 'this server reads text only: {"type": "text", "text": ...}'
+            raise PydanticCustomError("content", message) from None
 
 
+def _check_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    taken = sorted(_TAKEN_VARIABLES & variables.keys())
+    if taken:
+        raise PydanticCustomError("variables", f"{taken[0]} is no variable that a request may give the chat template")
+    return variables
+
+
+Variables = Annotated[
+    dict[str, Any],
+    AfterValidator(_check_variables),
+    Field(json_schema_extra={"propertyNames": {"not": {"enum": sorted(_TAKEN_VARIABLES)}}}),
+]
 Messages = Annotated[list[Message], Field(min_length=1, max_length=_MAX_MESSAGES), Each]
 
 
-class Kind(_Request):
-    """An object of which only the type matters here."""
+class TextFormat(_Request):
+    """The only format of answers that there is."""
 
-    type: str
+    type: Literal["text"]
 
 
 class ChatRequest(Sampling):
     """POST /v1/chat/completions."""
+
+    refused = unsupported.CHAT
 
     messages: Messages
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    response_format: Kind | None = None
+    chat_template_kwargs: Variables | None = None
+    response_format: TextFormat | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
 
@@ -228,10 +284,10 @@ class ChatRequest(Sampling):
     def _check_supported(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
             raise PydanticCustomError("top_logprobs", "top_logprobs needs logprobs: true")
-        if self.response_format is not None and self.response_format.type != "text":
-            raise PydanticCustomError("response_format", "response_format: this server answers in text only")
         if self.tools and self.tool_choice != "none":
             raise PydanticCustomError("tools", "tools: this server does not call tools; leave them out")
+        if self.tool_choice not in (None, "none", "auto"):
+            raise PydanticCustomError("tool_choice", "tool_choice: this server does not call tools; leave it out")
         return self
 
     @property
@@ -242,12 +298,15 @@ class ChatRequest(Sampling):
 class TokenizeRequest(_Request):
     """POST /tokenize: a prompt, or messages as the chat template puts them."""
 
-    model: str | None = None
+    refused = unsupported.TOKENIZE
+
+    model: Name | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
+    chat_template_kwargs: Variables | None = None
 
     @model_validator(mode="after")
     def _check_one(self) -> "TokenizeRequest":
@@ -259,7 +318,7 @@ class TokenizeRequest(_Request):
 class DetokenizeRequest(_Request):
     """POST /detokenize."""
 
-    model: str | None = None
+    model: Name | None = None
     tokens: TokenIds
 
 

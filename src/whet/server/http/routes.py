@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
 
 from whet import __version__
 from whet.server.http import documented
@@ -23,37 +24,37 @@ def completion_routes(service: Service) -> APIRouter:
     """What makes text."""
     router = APIRouter(responses=documented.ERRORS)
 
-    @router.post("/v1/completions", responses=documented.answers(documented.Completion, streams=True))
-    async def completions(body: CompletionRequest, request: Request) -> Response:
+    @router.post(
+        "/v1/completions",
+        responses=documented.answers(documented.Completion, streams=True),
+        openapi_extra=documented.body(CompletionRequest),
+    )
+    async def completions(request: Request) -> Response:
         """Go on from one prompt or several."""
-        service.check_model(body.model)
-        prompts = body.prompts
-        if not prompts:
-            raise ApiError(400, "there is no prompt in the list", param="prompt")
-        with service.slots(len(prompts) * body.num_choices) as slots:
-            add_special = body.add_special_tokens is not False
-            prompt_ids = [await service.prompt_ids(prompt, add_special=add_special) for prompt in prompts]
-            for ids in prompt_ids:
-                service.check_length(len(ids), body.max_tokens)
-            generation = service.start(request, body, prompt_ids, partial(completion_params, body), slots)
-        texts = [service.text(prompt) if body.needs_text else "" for prompt in prompts]
-        writer = CompletionWriter(body, prompt_ids, texts, service.tokenizer, service.model_name)
+        async with service.intake.reading(request, CompletionRequest) as read:
+            body: CompletionRequest = read.body
+            if not read.num_prompts:
+                raise ApiError(400, "there is no prompt in the list", param="prompt")
+            with service.slots(read.num_prompts * body.num_choices) as slots:
+                prompts = await read.prompts()
+                params = partial(completion_params, body)
+                generation = await service.start(request, body, prompts.token_ids, params, slots)
+        writer = CompletionWriter(body, prompts.token_ids, prompts.texts, service.tokenizer, service.model_name)
         return await _answer(request, generation, writer, streams=bool(body.stream))
 
-    @router.post("/v1/chat/completions", responses=documented.answers(documented.ChatCompletion, streams=True))
-    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+    @router.post(
+        "/v1/chat/completions",
+        responses=documented.answers(documented.ChatCompletion, streams=True),
+        openapi_extra=documented.body(ChatRequest),
+    )
+    async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        service.check_model(body.model)
-        with service.slots(body.num_choices) as slots:
-            text = service.conversation(
-                body.messages,
-                add_generation_prompt=body.add_generation_prompt,
-                variables=body.chat_template_kwargs,
-            )
-            prompt_ids = await service.prompt_ids(text, add_special=False)
-            params = partial(chat_params, body)
-            service.check_length(len(prompt_ids), params(0).max_tokens)
-            generation = service.start(request, body, [prompt_ids], params, slots)
+        async with service.intake.reading(request, ChatRequest) as read:
+            body: ChatRequest = read.body
+            with service.slots(body.num_choices) as slots:
+                prompts = await read.prompts()
+                params = partial(chat_params, body)
+                generation = await service.start(request, body, prompts.token_ids, params, slots)
         writer = ChatWriter(body, service.tokenizer, service.model_name)
         return await _answer(request, generation, writer, streams=bool(body.stream))
 
@@ -64,30 +65,27 @@ def token_routes(service: Service) -> APIRouter:
     """Text to tokens and back."""
     router = APIRouter(responses=documented.ERRORS)
 
-    @router.post("/tokenize", responses=documented.answers(documented.Tokens))
-    async def tokenize(body: TokenizeRequest) -> Response:
-        """The tokens of a prompt, or of messages as the chat template puts them."""
-        service.check_model(body.model)
-        if body.messages is not None:
-            text = service.conversation(body.messages, add_generation_prompt=body.add_generation_prompt, variables=None)
-            add_special = body.add_special_tokens is True
-        else:
-            text, add_special = body.prompt or "", body.add_special_tokens is not False
-        ids = await service.encode(text, add_special=add_special)
-        pieces = [service.tokenizer.token_text(id) for id in ids] if body.return_token_strs else None
-        return json_response(
-            {"count": len(ids), "max_model_len": service.engine.max_model_len, "tokens": ids, "token_strs": pieces}
-        )
+    async def answer(request: Request, kind: type[BaseModel]) -> Response:
+        async with service.intake.reading(request, kind) as read:
+            return Response(await read.answer(), media_type="application/json")
 
-    @router.post("/detokenize", responses=documented.answers(documented.Text))
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    @router.post(
+        "/tokenize",
+        responses=documented.answers(documented.Tokens),
+        openapi_extra=documented.body(TokenizeRequest),
+    )
+    async def tokenize(request: Request) -> Response:
+        """The tokens of a prompt, or of messages as the chat template puts them."""
+        return await answer(request, TokenizeRequest)
+
+    @router.post(
+        "/detokenize",
+        responses=documented.answers(documented.Text),
+        openapi_extra=documented.body(DetokenizeRequest),
+    )
+    async def detokenize(request: Request) -> Response:
         """The text of tokens, special ones included."""
-        service.check_model(body.model)
-        unknown = max(body.tokens, default=0)
-        if unknown >= service.engine.model.vocab_size:
-            message = f"token {unknown}: the model's go up to {service.engine.model.vocab_size - 1}"
-            raise ApiError(400, message, param="tokens")
-        return json_response({"prompt": service.tokenizer.decode(body.tokens, skip_special=False)})
+        return await answer(request, DetokenizeRequest)
 
     return router
 
@@ -114,7 +112,7 @@ def state_routes(service: Service, metrics: Metrics) -> APIRouter:
     @router.get("/v1/models/{name:path}", responses=documented.answers(documented.Model))
     async def one_model(name: str) -> Response:
         """One of them."""
-        service.check_model(name)
+        service.served.check_model(name)
         return json_response(model(name))
 
     @router.get("/health", responses=documented.answers(documented.Health))

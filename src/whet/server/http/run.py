@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import uvicorn
 
@@ -15,6 +16,7 @@ from whet.server.engine import Engine
 from whet.server.http.app import make_app
 from whet.server.http.connection import Connection
 from whet.server.http.lifecycle import Lifecycle
+from whet.server.http.listener import Listener, most_connections
 from whet.server.http.settings import Settings
 
 DEFAULT_HOST = "127.0.0.1"
@@ -52,8 +54,10 @@ class HttpServer:
         self._settings = settings
         self._socket = claimed
         self.host, self.port = claimed.getsockname()[:2]
+        app = make_app(engine, settings, self._lifecycle)
+        self._intake = app.state.intake
         config = uvicorn.Config(
-            make_app(engine, settings, self._lifecycle),
+            app,
             http=Connection,
             log_level="warning",
             access_log=False,
@@ -63,7 +67,7 @@ class HttpServer:
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_CLOSE_S,
         )
-        self._server = _Server(config)
+        self._server = _Server(config, settings)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
@@ -108,7 +112,10 @@ class HttpServer:
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._loop.add_signal_handler(number, self._end)
         self._loop.call_soon(self._ready, on_ready)
-        await self._server.serve(sockets=[self._socket])
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            await self._intake.close()
 
     def _ready(self, on_ready: Callable[[], None]) -> None:
         self._lifecycle.ready()
@@ -126,7 +133,27 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals alone: uvicorn would close the port at once, and end by the signal rather than with 0."""
+    """Accepts connections itself, and leaves signals alone.
+
+    asyncio's own listener writes a thousand tracebacks where files run out. uvicorn's handlers of signals would close
+    the port at once, and end by the signal rather than with 0.
+    """
+
+    def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
+        super().__init__(config)
+        self._settings = settings
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn does, with listeners of our own."""
+        await self.lifespan.startup()
+        most = most_connections(self._settings.max_connections)
+        connections = cast("set[Connection]", self.server_state.connections)
+        self.servers = [Listener(one, self._connection, connections, most) for one in sockets or ()]  # type: ignore[misc]
+        self.started = True
+
+    def _connection(self) -> Connection:
+        state = self.lifespan.state
+        return Connection(config=self.config, server_state=self.server_state, app_state=state, settings=self._settings)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -9,17 +9,17 @@ from fastapi import Request
 
 from whet.errors import EngineClosed, QueueFull, RequestError, TargetError
 from whet.server.engine import Engine
-from whet.server.http.errors import ApiError, invalid, queue_full, unavailable
+from whet.server.http.errors import invalid, queue_full, unavailable
 from whet.server.http.generation import Generation, Mailbox, Order
 from whet.server.http.guard import KEY
+from whet.server.http.intake import Intake
 from whet.server.http.lifecycle import Lifecycle
-from whet.server.http.protocol import Message, Sampling
+from whet.server.http.protocol import Sampling
+from whet.server.http.reading import Served
 from whet.server.http.settings import Settings
 from whet.server.loop import Reservation
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
-
-_SHORT = 4096  # characters that are tokenised at once; longer texts in a thread, so that others go on meanwhile
 
 
 class Service:
@@ -36,18 +36,17 @@ class Service:
         self.created = int(time.time())
         self._most_choices = engine.options.max_num_seqs + engine.options.max_waiting
         self._mailbox: Mailbox | None = None
+        self.served = Served(settings.served_names, engine.max_model_len, engine.model.vocab_size)
+        self.intake = Intake(self.tokenizer, self.served, lifecycle, self.check_room)
 
     @property
     def model_name(self) -> str:
         return self.settings.served_names[0]
 
-    def check_model(self, name: str | None) -> None:
-        """Raises ApiError (404) unless this is what is served. None: whatever is."""
-        if name is not None and name not in self.settings.served_names:
-            served = ", ".join(self.settings.served_names)
-            raise ApiError(
-                404, f"there is no model {name!r} here, but: {served}", param="model", code="model_not_found"
-            )
+    def check_room(self) -> None:
+        """Raises ApiError where the engine's queue has no room for one more request (429), or the engine ends (503)."""
+        with self.slots(1):
+            pass
 
     @contextmanager
     def slots(self, count: int) -> Iterator[list[Reservation]]:
@@ -70,55 +69,7 @@ class Service:
             for slot in taken:
                 slot.release()
 
-    async def prompt_ids(self, prompt: str | Sequence[int], *, add_special: bool = True) -> list[int]:
-        """The tokens of a prompt. Raises ApiError (400) for ids that are none, and for no tokens at all."""
-        if isinstance(prompt, str):
-            ids = await self.encode(prompt, add_special=add_special)
-        else:
-            ids = list(prompt)
-            unknown = max(ids, default=0)
-            if unknown >= self.engine.model.vocab_size:
-                raise invalid(
-                    f"the prompt has token {unknown}; the model's go up to {self.engine.model.vocab_size - 1}", "prompt"
-                )
-        if not ids and self.tokenizer.bos_id is not None:
-            ids = [self.tokenizer.bos_id]
-        if not ids:
-            raise invalid("the prompt is empty, and this model has no token to begin with", "prompt")
-        return ids
-
-    def text(self, prompt: str | Sequence[int]) -> str:
-        """A prompt as it reads, special tokens included."""
-        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt, skip_special=False)
-
-    async def encode(self, text: str, *, add_special: bool) -> list[int]:
-        """Raises RequestError for text that is not Unicode."""
-        if len(text) <= _SHORT:
-            return self.tokenizer.encode(text, add_special)
-        return await asyncio.to_thread(self.tokenizer.encode, text, add_special)
-
-    def conversation(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool | None, variables: dict[str, object] | None
-    ) -> str:
-        """As the model's template puts it. Raises RequestError with what it says against the messages."""
-        reserved = {"messages", "add_generation_prompt"}
-        return self.tokenizer.chat(
-            [message.as_template_reads() for message in messages],
-            add_generation_prompt is not False,
-            **{name: value for name, value in (variables or {}).items() if name not in reserved},
-        )
-
-    def check_length(self, num_prompt: int, max_tokens: int | None) -> None:
-        """Raises ApiError (400) where prompt and answer are longer than the model can take."""
-        most = self.engine.max_model_len
-        wanted = num_prompt + (1 if max_tokens is None else max_tokens)
-        if wanted > most:
-            said = f"{num_prompt} in the prompt" + (f" and {max_tokens} to be made" if max_tokens else "")
-            raise invalid(
-                f"the model takes {most} tokens, and this asks for {said}", "prompt", code="context_length_exceeded"
-            )
-
-    def start(
+    async def start(
         self,
         request: Request,
         body: Sampling,
@@ -133,7 +84,7 @@ class Service:
         generation = Generation(self.engine, self._mailbox, self.lifecycle)
         salt = self.settings.cache_salt(request.scope.get(KEY, ""), body.cache_salt)
         try:
-            generation.start([Order(ids, one) for ids in prompts for one in by_choice], slots, salt)
+            await generation.start([Order(ids, one) for ids in prompts for one in by_choice], slots, salt)
         except QueueFull as error:
             raise queue_full(str(error)) from error
         except EngineClosed as error:

@@ -15,7 +15,12 @@ class Settings:
     """served_names: what requests may call the model; the first is what answers call it.
 
     api_keys: one of them must come with each request; none: everyone may ask. is_local: only this machine can connect.
-    shutdown_timeout_s: how long requests that run may go on after the end was asked for. Raises OptionError.
+    shutdown_timeout_s: how long requests that run may go on after the end was asked for.
+
+    What a client may take of the server without asking anything: head_timeout_s from the first byte of a request's head
+    to the last, body_timeout_s for its body, write_timeout_s in which it reads none of an answer; max_connections at
+    once, at most as many as files may be open; max_body_bytes of one body, and max_pending_bytes of all bodies that
+    are being received. Raises OptionError.
     """
 
     served_names: tuple[str, ...]
@@ -23,6 +28,11 @@ class Settings:
     is_local: bool = True
     shutdown_timeout_s: float = 30.0
     max_body_bytes: int = MAX_BODY_BYTES
+    max_pending_bytes: int = 8 * MAX_BODY_BYTES
+    max_connections: int = 1024
+    head_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    write_timeout_s: float = 60.0
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def __post_init__(self) -> None:
@@ -31,6 +41,14 @@ class Settings:
         for key in self.api_keys:
             if not key or not key.isascii() or not key.isprintable() or " " in key:
                 raise OptionError("--api-key: a key is printable ASCII without spaces, and not empty")
+        for name in ("head_timeout_s", "body_timeout_s", "write_timeout_s", "max_connections"):
+            if not getattr(self, name) > 0:
+                option = name.removesuffix("_s").replace("_", "-")
+                raise OptionError(f"--{option} {getattr(self, name):g}: more than 0")
+        if self.max_pending_bytes < self.max_body_bytes:
+            raise OptionError(
+                f"--max-pending {self.max_pending_bytes} bytes: at least one body of --max-body {self.max_body_bytes}"
+            )
         if self.shutdown_timeout_s < 0:
             raise OptionError(f"--shutdown-timeout {self.shutdown_timeout_s:g}: at least 0 seconds")
 

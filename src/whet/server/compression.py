@@ -1,0 +1,88 @@
+"""How much text one token can stand for, so that a text too long for a model is known without tokenising it.
+
+Most tokenizers lose nothing: every byte of the text ends up in a token, and a token holds a bounded number of them. But
+some drop or merge text without bound: WordPiece makes one [UNK] of any long word, normalisers strip accents, and
+pre-tokenizers remove spaces. There is no bound for these, nor for parts that are not known here.
+
+Source: the tokenizers library's file format (tokenizer.json).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+_BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
+_KEEPING = {"ByteLevel", "Metaspace", "Digits"}  # pre-tokenizers that drop nothing
+_SPLITTING = {"Split", "Punctuation"}  # those that drop nothing unless their behaviour is to remove
+
+# How many bytes of text a normaliser makes one byte of, at most. A composed character (NFC) has at most a third of the
+# UTF-8 bytes that its parts have; compatibility forms (NFKC, NFKD) shrink to a quarter at most; so does lower case.
+_SHRINKING = {"Prepend": 1, "ByteLevel": 1, "NFD": 1, "NFC": 3, "Lowercase": 4, "NFKD": 4, "NFKC": 12}
+
+
+def bytes_per_token(described: Mapping[str, Any]) -> int | None:
+    """Return the most bytes of UTF-8 that one token can stand for; None where there is no bound, or none is known.
+
+    Args:
+        described: The content of tokenizer.json.
+    """
+    model = described.get("model") or {}
+    vocabulary = model.get("vocab")
+    added = described.get("added_tokens") or []
+    if model.get("type") != "BPE" or not isinstance(vocabulary, dict):
+        return None
+    if any(token.get("lstrip") or token.get("rstrip") for token in added):  # it takes any number of spaces with it
+        return None
+    splitting = _parts(described.get("pre_tokenizer"), "pretokenizers")
+    normalising = _parts(described.get("normalizer"), "normalizers")
+    is_byte_level = any(part.get("type") == "ByteLevel" for part in [*normalising, *splitting])
+    shrinking = _shrinking(normalising)
+    has_all_bytes = (is_byte_level and _alphabet() <= vocabulary.keys()) or (
+        bool(model.get("byte_fallback")) and vocabulary.keys() >= _BYTE_TOKENS
+    )
+    if shrinking is None or not has_all_bytes or not all(map(_keeps_all, splitting)):
+        return None
+    size = len if is_byte_level else _num_bytes  # in a byte-level vocabulary a character is a byte
+    longest = max(map(size, vocabulary), default=1)
+    longest_added = max((_num_bytes(token.get("content", "")) for token in added), default=1)
+    return max(longest, longest_added) * shrinking
+
+
+def _shrinking(normalising: list[Mapping[str, Any]]) -> int | None:
+    """How many bytes of text the normalisers make one byte of, at most; None where that is not known."""
+    factor = 1
+    for part in normalising:
+        kind = part.get("type")
+        if kind == "Replace":
+            pattern = (part.get("pattern") or {}).get("String")
+            if pattern is None or _num_bytes(pattern) > _num_bytes(part.get("content") or ""):
+                return None
+        elif kind in _SHRINKING:
+            factor *= _SHRINKING[kind]
+        else:
+            return None
+    return factor
+
+
+def _keeps_all(part: Mapping[str, Any]) -> bool:
+    kind = part.get("type")
+    return kind in _KEEPING or (kind in _SPLITTING and part.get("behavior") != "Removed")
+
+
+def _parts(described: Any, name: str) -> list[Mapping[str, Any]]:
+    """The steps of a normaliser or a pre-tokenizer, one after another."""
+    if not isinstance(described, dict):
+        return []
+    if described.get("type") == "Sequence":
+        return [part for one in described.get(name) or [] for part in _parts(one, name)]
+    return [described]
+
+
+def _alphabet() -> frozenset[str]:
+    """The characters that stand for bytes in a byte-level vocabulary."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return frozenset(ByteLevel.alphabet())
+
+
+def _num_bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))

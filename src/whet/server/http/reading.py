@@ -1,0 +1,183 @@
+"""From the bytes of a request's body to its fields, its prompts' tokens, or the whole answer where there is no model's.
+
+All of it holds the interpreter's lock for a time that grows with the body. So bodies over SMALL bytes are read by a
+process of their own (whet.server.http.reading_process), with the code of this module; others are read in the server.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from whet.errors import RequestError
+from whet.server.http.errors import ApiError, invalid, of_field
+from whet.server.http.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Message,
+    Sampling,
+    TokenizeRequest,
+)
+from whet.server.text import Tokenizer
+
+SMALL = 64 * 2**10  # bytes of a body
+_LEAST_READ = 64 * 2**10  # bytes of a text, or tokens, that /tokenize and /detokenize take of any model
+_NOT_JSON = "the body must be a JSON object, sent with Content-Type: application/json"
+
+KINDS: dict[str, type[BaseModel]] = {
+    kind.__name__: kind for kind in (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+}
+
+
+@dataclass(frozen=True)
+class Served:
+    """What is served: the names of the model, the tokens that it takes, and its vocabulary's size."""
+
+    names: tuple[str, ...]
+    max_model_len: int
+    vocab_size: int
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError (404) unless this is what is served. None: whatever is."""
+        if name is not None and name not in self.names:
+            said = f"there is no model {name!r} here, but: {', '.join(self.names)}"
+            raise ApiError(404, said, param="model", code="model_not_found")
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Token ids of each prompt; and the prompts' texts, where the answer needs them (else empty texts)."""
+
+    token_ids: Sequence[Sequence[int]]
+    texts: Sequence[str]
+
+
+class Reader:
+    """Reads bodies. Every method raises ApiError where the request cannot be served."""
+
+    def __init__(self, tokenizer: Tokenizer, served: Served) -> None:
+        self._tokenizer, self._served = tokenizer, served
+
+    def parse(self, kind: type[BaseModel], content: bytes, content_type: str) -> Any:
+        """Return the body as a `kind`. Its model is one that is served."""
+        media_type = content_type.partition(";")[0].strip().lower()
+        if not (media_type == "application/json" or (media_type.startswith("application/") and "+json" in media_type)):
+            raise invalid(_NOT_JSON)
+        try:
+            fields = json.loads(content) if content else None
+        except json.JSONDecodeError as error:
+            raise invalid(
+                f"the body is not JSON: {error.msg}, at character {error.pos}", code="invalid_json"
+            ) from error
+        except (ValueError, RecursionError) as error:  # no Unicode, a number of thousands of digits, deep nesting
+            raise invalid("the body cannot be read as JSON", code="invalid_json") from error
+        if not isinstance(fields, dict):
+            raise invalid(_NOT_JSON)
+        try:
+            body = kind.model_validate(fields)
+        except ValidationError as error:
+            raise of_field(error.errors(include_url=False, include_input=False)) from None
+        self._served.check_model(getattr(body, "model", None))
+        return body
+
+    def prompts(self, body: Sampling) -> Prompts:
+        """Return the tokens of a request's prompts, each short enough for the model and its answer."""
+        if isinstance(body, ChatRequest):
+            text = self.conversation(body)
+            given: Sequence[str | list[int]] = [text]
+            add_special, needs_text = False, False
+            max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        else:
+            assert isinstance(body, CompletionRequest)
+            given, add_special, needs_text = body.prompts, body.add_special_tokens is not False, body.needs_text
+            max_tokens = body.max_tokens
+        token_ids = [self._prompt_ids(prompt, add_special=add_special) for prompt in given]
+        for ids in token_ids:
+            self._check_length(len(ids), max_tokens)
+        return Prompts(token_ids, [self._text(prompt) if needs_text else "" for prompt in given])
+
+    def answer(self, body: TokenizeRequest | DetokenizeRequest) -> bytes:
+        """Return the answer to a request about tokens, as JSON."""
+        if isinstance(body, DetokenizeRequest):
+            return _json({"prompt": self._detokenized(body)})
+        if body.messages is not None:
+            text, add_special = self.conversation(body), body.add_special_tokens is True
+        else:
+            text, add_special = body.prompt or "", body.add_special_tokens is not False
+        self._check_bytes(text, _LEAST_READ)
+        ids = self._encode(text, add_special=add_special)
+        pieces = [self._tokenizer.token_text(id) for id in ids] if body.return_token_strs else None
+        max_model_len = self._served.max_model_len
+        return _json({"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": pieces})
+
+    def conversation(self, body: ChatRequest | TokenizeRequest) -> str:
+        """Return messages as the model's template puts them."""
+        messages: Sequence[Message] = body.messages or ()
+        read = [message.as_template_reads() for message in messages]
+        try:
+            return self._tokenizer.chat(read, body.add_generation_prompt is not False, body.chat_template_kwargs)
+        except RequestError as error:
+            raise invalid(str(error)) from error
+
+    def _prompt_ids(self, prompt: str | Sequence[int], *, add_special: bool) -> Sequence[int]:
+        if isinstance(prompt, str):
+            self._check_bytes(prompt)
+            ids: Sequence[int] = self._encode(prompt, add_special=add_special)
+        else:
+            ids, last = prompt, self._served.vocab_size - 1
+            unknown = max(ids, default=0)
+            if unknown > last:
+                raise invalid(f"the prompt has token {unknown}; the model's go up to {last}", "prompt")
+        if not ids and self._tokenizer.bos_id is not None:
+            ids = [self._tokenizer.bos_id]
+        if not ids:
+            raise invalid("the prompt is empty, and this model has no token to begin with", "prompt")
+        return ids
+
+    def _encode(self, text: str, *, add_special: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, add_special)
+        except RequestError as error:
+            raise invalid(str(error)) from error
+
+    def _text(self, prompt: str | Sequence[int]) -> str:
+        """A prompt as it reads, special tokens included."""
+        return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt, skip_special=False)
+
+    def _detokenized(self, body: DetokenizeRequest) -> str:
+        last = self._served.vocab_size - 1
+        unknown = max(body.tokens, default=0)
+        if unknown > last:
+            raise invalid(f"token {unknown}: the model's go up to {last}", "tokens")
+        most = max(self._served.max_model_len, _LEAST_READ)
+        if len(body.tokens) > most:
+            raise invalid(f"{len(body.tokens)} tokens; this server reads {most} at most", "tokens")
+        return self._tokenizer.decode(body.tokens, skip_special=False)
+
+    def _check_bytes(self, text: str, least: int = 0) -> None:
+        """Refuse a text that surely has more tokens than the model takes, before it is tokenised."""
+        most = self._tokenizer.most_bytes(self._served.max_model_len)
+        if most is None or 4 * len(text) <= max(most, least):  # a character has up to four bytes
+            return
+        num_bytes = len(text.encode(errors="replace"))
+        if num_bytes > max(most, least):
+            raise invalid(
+                f"the model takes {self._served.max_model_len} tokens, which are at most {most} bytes of text; "
+                f"this has {num_bytes}",
+                "prompt",
+                code="context_length_exceeded",
+            )
+
+    def _check_length(self, num_prompt: int, max_tokens: int | None) -> None:
+        most = self._served.max_model_len
+        if num_prompt + (1 if max_tokens is None else max_tokens) > most:
+            said = f"{num_prompt} in the prompt" + (f" and {max_tokens} to be made" if max_tokens else "")
+            message = f"the model takes {most} tokens, and this asks for {said}"
+            raise invalid(message, "prompt", code="context_length_exceeded")
+
+
+def _json(content: object) -> bytes:
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")

@@ -1,0 +1,166 @@
+"""Parameters of OpenAI's API, vLLM, llama.cpp and SGLang that this server knows and does not follow.
+
+Each parameter that a client may send is one of these: it is followed (the fields of whet.server.http.protocol), it may
+be left out of account (IGNORED), or it is refused by name, unless its value asks for nothing (the others here). A
+parameter that no such server knows is ignored.
+
+Sources: platform.openai.com/docs/api-reference (completions, chat); docs.vllm.ai, "OpenAI-Compatible Server" and
+"Sampling Parameters"; llama.cpp's tools/server/README.md; docs.sglang.ai, "Sampling Parameters".
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+Neutral = Mapping[str, tuple[object, ...]]  # a parameter, and the values of it that ask for nothing, beside null
+
+# Accounting, hints about speed, and choices between forms of one answer. The tokens are the same with and without them.
+IGNORED = frozenset(
+    {
+        "cache_prompt",
+        "id_slot",
+        "include_reasoning",
+        "metadata",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "reasoning_effort",
+        "reasoning_format",
+        "request_id",
+        "safety_identifier",
+        "separate_reasoning",
+        "service_tier",
+        "store",
+        "user",
+        "verbosity",
+    }
+)
+
+_STRUCTURE = (
+    "ebnf",
+    "grammar",
+    "grammar_lazy",
+    "grammar_triggers",
+    "guided_choice",
+    "guided_decoding_backend",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "guided_whitespace_pattern",
+    "json_schema",
+    "regex",
+    "structural_tag",
+    "structured_outputs",
+)
+
+EVERYWHERE: Neutral = {
+    **dict.fromkeys(_STRUCTURE, ()),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "custom_logit_processor": (),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "lora": ([],),
+    "lora_path": (),
+    "min_new_tokens": (0,),
+    "mirostat": (0,),
+    "n_indent": (0,),
+    "n_keep": (0,),
+    "n_predict": (),
+    "n_probs": (0,),
+    "no_stop_trim": (False,),
+    "post_sampling_probs": (False,),
+    "priority": (0,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "repeat_penalty": (1,),
+    "repetition_detection": (),
+    "response_fields": ([],),
+    "return_hidden_states": (False,),
+    "return_token_ids": (False,),
+    "return_tokens": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "samplers": ([],),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_regex": ([],),
+    "t_max_predict_ms": (0,),
+    "thinking_token_budget": (),
+    "timings_per_token": (False,),
+    "top_n_sigma": (-1, 0),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "vllm_xargs": (),
+    "xtc_probability": (0,),
+}
+_CHAT_TEMPLATE: Neutral = {
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "media_io_kwargs": (),
+    "mm_processor_kwargs": (),
+}
+CHAT: Neutral = {
+    **EVERYWHERE,
+    **_CHAT_TEMPLATE,
+    "add_special_tokens": (False,),
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "suffix": ("",),
+    "web_search_options": (),
+}
+COMPLETION: Neutral = {
+    **EVERYWHERE,
+    "max_completion_tokens": (),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "top_logprobs": (),
+}
+TOKENIZE: Neutral = {**_CHAT_TEMPLATE, "tools": ([],)}
+
+_INSTEAD = {
+    "max_completion_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "n_predict": "max_tokens",
+    "n_probs": "logprobs",
+    "repeat_penalty": "repetition_penalty",
+    "top_logprobs": "logprobs",
+}
+
+
+def check_supported(fields: object, refused: Neutral) -> None:
+    """Raise PydanticCustomError, named after the field, for the first field that asks for what is not done here."""
+    if not isinstance(fields, dict):
+        return
+    for name in refused.keys() & fields.keys():
+        value = fields[name]
+        if value is None or any(_is_same(value, neutral) for neutral in refused[name]):
+            continue
+        hint = f"use {_INSTEAD[name]}" if name in _INSTEAD else "leave it out"
+        raise PydanticCustomError(name, f"{name}: this server does not support it; {hint}")
+
+
+def as_schema(refused: Neutral) -> dict[str, Any]:
+    """Return the JSON schema's properties for refused parameters: nothing but the values that ask for nothing."""
+    return {
+        name: {"enum": [None, *neutral], "description": "not supported by this server"}
+        for name, neutral in sorted(refused.items())
+    }
+
+
+def _is_same(value: object, neutral: object) -> bool:
+    """Whether both are the same JSON: 1 is 1.0, and not true."""
+    return isinstance(value, bool) is isinstance(neutral, bool) and value == neutral
