@@ -165,3 +165,14 @@ def test_a_program_runs_without_gradients() -> None:
     assert not logits.requires_grad
     assert top.shape == (2,)
     assert isinstance(subject.workload.model, Small)
+
+
+def test_a_model_for_a_gpu_is_refused_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "artefact"
+    save(small(), directory)
+    manifest = json.loads((directory / "artefact.json").read_text())
+    manifest["settings"]["device"] = "cuda"
+    (directory / "artefact.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ArtefactError, match="holds a model for a GPU, and torch finds none here"):
+        load(directory)

@@ -121,13 +121,17 @@ class ProgramRuntime(Runtime):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Weights that are packed for one kind of chip say for which."""
-        return packed_for(self._program)
+        """What kind of chip packed weights are for, and that the model needs a GPU."""
+        tensors = [*self._program.state_dict.values(), *self._program.constants.values()]
+        needs_gpu = any(isinstance(tensor, Tensor) and tensor.device.type == "cuda" for tensor in tensors)
+        return {**packed_for(self._program), **({"device": "cuda"} if needs_gpu else {})}
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
         path = directory / FILE
         read_packing(path, manifest)
+        if manifest.settings.get("device") == "cuda" and not torch.cuda.is_available():
+            raise ArtefactError(f"{path} holds a model for a GPU, and torch finds none here; load it where there is one")
         check_archive(path)
         try:
             return cls(torch.export.load(path))

@@ -115,6 +115,11 @@ class _Live(Listener):
 
     def looked(self, facts: dict[str, Any]) -> None:
         self._console.print(facts["diagnosis"]["sentence"], markup=False)
+        gpu = facts["machine"]["gpu"]
+        if gpu and facts["limits"]["device"] == "cpu":
+            mark = "&" if "?" in self._target else "?"
+            again = f"this model is on the CPU; on the {gpu}: whet tune '{self._target}{mark}device=cuda'"
+            self._console.print(again, markup=False, highlight=False, soft_wrap=True)
         score = facts["score"]
         if score is not None:
             self._console.print(f"{one_line(facts['quality_name'])} of the original: {score:.4g}", markup=False)
