@@ -204,3 +204,12 @@ def test_a_real_call_is_timed_in_seconds() -> None:
 
     found = measure_calls([lambda: time.sleep(0.02)], budget_s=0.1)
     assert 19 <= found.latency_ms <= 2000
+
+
+def test_the_gpu_that_is_waited_for_is_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda.synchronize waits for the current GPU alone."""
+    seen = []
+    monkeypatch.setattr(torch.cuda, "set_device", seen.append)
+    for name in ("cuda:1", "cpu"):
+        clock.use_device_of(SimpleNamespace(device=torch.device(name)))
+    assert seen == [torch.device("cuda:1")]
