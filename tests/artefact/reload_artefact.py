@@ -2,8 +2,10 @@
 
 Reads one directory a line; answers "ok", or the error on one line. Each artefact is loaded in a fork of this process,
 which has imported torch, whet and the modules that it was called with, and done nothing else: as good as new, without
-importing them again. One for a GPU is loaded in this process itself, as CUDA outlives no fork. DIR holds the artefact; DIR.inputs.safetensors its inputs, named by batch and position ("0.1");
-their metadata may name a device for all of them. The outputs go to DIR.outputs.safetensors.
+importing them again. One for a GPU is loaded in this process itself, as CUDA outlives no fork.
+
+DIR holds the artefact; DIR.inputs.safetensors its inputs, named by batch and position ("0.1"); their metadata may name
+a device for all of them. The outputs go to DIR.outputs.safetensors.
 """
 
 import importlib

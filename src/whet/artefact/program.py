@@ -131,7 +131,7 @@ class ProgramRuntime(Runtime):
         path = directory / FILE
         read_packing(path, manifest)
         if manifest.settings.get("device") == "cuda" and not torch.cuda.is_available():
-            raise ArtefactError(f"{path} holds a model for a GPU, and torch finds none here; load it where there is one")
+            raise ArtefactError(f"{path} holds a model for a GPU, and torch finds none here; load it on such a machine")
         check_archive(path)
         try:
             return cls(torch.export.load(path))

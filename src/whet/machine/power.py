@@ -111,7 +111,7 @@ def _gpus() -> list[Any]:
     uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
     try:
         pynvml.nvmlInit()  # type: ignore[no-untyped-call]
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")  # type: ignore[no-untyped-call]
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)  # type: ignore[no-untyped-call]
     except pynvml.NVMLError:
         return []

@@ -80,8 +80,8 @@ def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
         items = {key: _mapped(item, change) for key, item in value.items()}
         return items if type(value) is dict else Outputs(items)
     if isinstance(value, list | tuple):
-        items = [_mapped(item, change) for item in value]
+        parts = [_mapped(part, change) for part in value]
         if hasattr(value, "_fields"):
-            return type(value)(*items)
-        return items if isinstance(value, list) else tuple(items)
+            return type(value)(*parts)
+        return parts if isinstance(value, list) else tuple(parts)
     return value
