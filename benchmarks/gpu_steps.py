@@ -3,6 +3,7 @@
 A step raises where something is wrong; the script makes a row of the table of it.
 """
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -106,7 +107,8 @@ def gate_against(target: str, reference: str, budget_s: float) -> dict[str, Any]
     """Hold the work tree against a git reference of the same code, in pairs of processes."""
     from whet.guard.against import compare_with
 
-    if subprocess.run(["git", "rev-parse", reference], cwd=ROOT, capture_output=True, check=False).returncode:
+    known = ["git", "rev-parse", "--verify", reference]
+    if shutil.which("git") is None or subprocess.run(known, cwd=ROOT, capture_output=True, check=False).returncode:
         return {"sentence": f"this is no git repository that has {reference}", "figures": {}, "skipped": True}
     found = compare_with([target], against=reference, looks=(6,), budget_s=budget_s, directory=ROOT)
     return _gated(found.outcome, found.verdicts[0].model_dump(mode="json"))
