@@ -123,7 +123,7 @@ def described(device: str) -> dict[str, Any]:
 def plan(device: str, *, quick: bool) -> list[Step]:
     """Every step: the short ones first, so that none of the long ones keeps them from their turn."""
     size = "small_transformer" if quick else "transformer"
-    bf16 = f"{ROOT / 'benchmarks' / 'gpu_targets.py'}:{size}?device={device}"
+    bf16 = f"benchmarks/gpu_targets.py:{size}?device={device}"
     target = bf16 if quick else f"digits-cnn?device={device}"
     budget_s, width = (3.0, 64) if quick else (25.0, 512)
     tuned = [] if quick else [(name, f"{name}?device={device}") for name in BUILTIN]
@@ -142,12 +142,17 @@ def plan(device: str, *, quick: bool) -> list[Step]:
 
 
 def isolated(scratch: Path) -> Run:
-    """Run steps in processes of their own, each with a time limit and a log that goes with `scratch`."""
+    """Run steps in processes of their own in the repository's root, each with a time limit; logs go with `scratch`."""
     from whet.measure.isolate import QUIET, run_isolated
 
     def run(function: str, arguments: dict[str, Any], limit_s: float) -> tuple[dict[str, Any] | None, str, str]:
         outcome = run_isolated(
-            f"gpu_steps:{function}", arguments, scratch / function, time_limit_s=limit_s, environment=QUIET
+            f"gpu_steps:{function}",
+            arguments,
+            scratch / function,
+            time_limit_s=limit_s,
+            environment=QUIET,
+            working_directory=ROOT,
         )
         failure = outcome.failure
         return outcome.value, failure.message if failure else "", failure.type if failure else ""

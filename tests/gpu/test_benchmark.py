@@ -110,6 +110,15 @@ def test_a_step_that_fails_is_a_row_and_never_the_end(gpu: ModuleType, tmp_path:
     assert lines[-1] == "2 of 7 steps went well, in 100 s"
 
 
+def test_the_figures_become_a_table_of_the_results(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = {"chip": "a chip", "gpu": "H100 (sm_90)", "gpu_driver": "550, CUDA 12.8"}
+    rows = [{"name": "limits", "status": "ok", "sentence": "a | b"}, {"name": "x", "status": "failed", "sentence": "c"}]
+    report = {**ABOUT, "device": "cuda", "machine": machine, "command": "python benchmarks/gpu.py", "steps": rows}
+    lines = _module("results", monkeypatch)._gpu(report).splitlines()
+    assert lines[0] == "## On a GPU: H100 (sm_90)"
+    assert lines[-2:] == ["| limits | ok | a / b |", "| x | failed | c |"]
+
+
 def test_every_step_of_the_plan_is_a_function_with_its_arguments(gpu: ModuleType) -> None:
     steps = _arguments_of(ROOT / "benchmarks" / "gpu_steps.py")
     for quick in (True, False):
