@@ -125,14 +125,15 @@ def plan(device: str, *, quick: bool) -> list[Step]:
     size = "small_transformer" if quick else "transformer"
     bf16 = f"benchmarks/gpu_targets.py:{size}?device={device}"
     target = bf16 if quick else f"digits-cnn?device={device}"
-    budget_s, width = (3.0, 64) if quick else (25.0, 512)
+    budget_s = 3.0 if quick else 25.0
+    loop = {"device": device, "width": 64 if quick else 512, "num_steps": 12 if quick else 60}
     tuned = [] if quick else [(name, f"{name}?device={device}") for name in BUILTIN]
     tuned.append(("bf16-transformer", bf16))
     return [
         Step("limits", "measure_limits", {"device": device}, 45, 15),
         Step("profile", "profile", {"target": bf16, "device": device}, 60, 20),
-        Step("watch", "watch", {"device": device, "width": width}, 40, 10),
-        Step("monitor", "monitor", {"device": device, "width": width}, 40, 10),
+        Step("watch", "watch", loop, 40, 10),
+        Step("monitor", "monitor", loop, 40, 10),
         Step("bench", "bench", {"target": target, "batches": [1] if quick else [1, 8, 64], "budget_s": 0.5}, 45, 20),
         Step("gate", "gate", {"target": target, "processes": 2 if quick else 4, "budget_s": 0.3}, 60, 20),
         Step("gate against HEAD", "gate_against", {"target": target, "reference": "HEAD", "budget_s": 0.3}, 75, 30),

@@ -155,11 +155,11 @@ def profile(target: str, device: str) -> dict[str, Any]:
     return {"sentence": report.verdict.sentences[0], "figures": figures}
 
 
-def watch(device: str, width: int) -> dict[str, Any]:
+def watch(device: str, width: int, num_steps: int) -> dict[str, Any]:
     """Watch a training loop: where its steps go, on the host's clock and on the GPU's."""
     import whet
 
-    steps, run = _train(device, width)
+    steps, run = _train(device, width, num_steps)
     watched = whet.watch(*steps)
     run(watched)
     report = watched.report()
@@ -168,11 +168,11 @@ def watch(device: str, width: int) -> dict[str, Any]:
     return {"sentence": report.sentence, "figures": {"step_ms": report.step_ms, "phases": report.as_json()["phases"]}}
 
 
-def monitor(device: str, width: int) -> dict[str, Any]:
+def monitor(device: str, width: int, num_steps: int) -> dict[str, Any]:
     """Monitor a training loop; on a GPU its use and memory, by NVML."""
     import whet
 
-    steps, run = _train(device, width)
+    steps, run = _train(device, width, num_steps)
     with whet.Monitor(show=False, interval_s=0.1) as monitored:
         run(monitored.batches(steps[2]), monitored.step)
         time.sleep(0.3)  # for a sample, where all steps are over in less
@@ -189,14 +189,14 @@ def monitor(device: str, width: int) -> dict[str, Any]:
     return {"sentence": "; ".join([f"{summary.num_steps} steps", *used]), "figures": figures}
 
 
-def _train(device: str, width: int) -> tuple[tuple[Any, Any, Any], Any]:
+def _train(device: str, width: int, num_steps: int) -> tuple[tuple[Any, Any, Any], Any]:
     """(model, optimiser, batches), and a function that trains over batches that come through an observer.
 
     It calls its second argument after each step.
     """
     from gpu_targets import training
 
-    model, optimizer, batches = training(device, width=width)
+    model, optimizer, batches = training(device, width, num_steps)
 
     def run(observed: Any, after: Callable[[], Any] = lambda: None) -> None:
         for ids_BT in observed:

@@ -53,11 +53,11 @@ def small_transformer(device: str = "cpu") -> tuple[nn.Module, list[Tensor]]:
     return _made(device, width=64, num_layers=2, num_heads=4, batch=2, tokens=32)
 
 
-def training(device: str, *, width: int = 512) -> tuple[nn.Module, torch.optim.Optimizer, Iterator[Tensor]]:
+def training(device: str, width: int, num_steps: int) -> tuple[nn.Module, torch.optim.Optimizer, Iterator[Tensor]]:
     """A model, its optimiser, and batches of 8 x 128 tokens on the CPU."""
     torch.manual_seed(0)
     model = Transformer(width, 2, 8).to(device)
-    batches = (torch.randint(_VOCABULARY, (8, 128)) for _ in range(40))
+    batches = (torch.randint(_VOCABULARY, (8, 128)) for _ in range(num_steps))
     return model, torch.optim.AdamW(model.parameters(), lr=1e-3), batches
 
 
