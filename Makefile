@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 QUIETLY := --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: demo test test-all check format clean
+.PHONY: demo test test-all check format gpu gpu-wheels clean
 
 demo: $(STAMP)
 	$(BIN)/whet tune digits-cnn docs-encoder docs-gpt --budget 85s --out whet-out/demo-$$(date +%Y%m%d-%H%M%S)
@@ -26,6 +26,16 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# The check on a GPU, in whatever environment PYTHON has: torch with CUDA, NumPy and SciPy must be there. It runs
+# `python -m pytest -m gpu` as one of its steps. What whet needs besides comes from .wheels/, which `make gpu-wheels`
+# fills on a machine with a network, for the GPU machine's Python.
+gpu:
+	$(PYTHON) benchmarks/gpu.py
+
+GPU_PYTHON ?= 3.12
+gpu-wheels: $(STAMP)
+	$(BIN)/python benchmarks/gpu_wheels.py --python $(GPU_PYTHON)
+
 # torch goes first: asked for by another package, it would come with several GB of CUDA libraries. Bytecode is made
 # while pip, which uses one core, fetches the rest, and by two processes after that; not of what no test imports. Some
 # packages ship files that are no Python, hence `true`.
@@ -38,4 +48,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .wheels .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

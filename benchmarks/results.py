@@ -43,6 +43,7 @@ def main() -> None:
         "audit_speed": _audit_speed,
         "limits": _limits,
         "operators": _operators,
+        "gpu": _gpu,
     }
     parts = {}
     for name, render in renderers.items():
@@ -82,6 +83,24 @@ def _demo(report: dict[str, Any]) -> str:
             f"| {row['size_bytes_baseline'] / 1e6:.1f} → {row['size_bytes_best'] / 1e6:.1f} MB "
             f"| {row['best']['label']} |"
         )
+    return "\n".join([*lines, ""])
+
+
+def _gpu(report: dict[str, Any]) -> str:
+    """Every step of the check on a GPU, those that failed too."""
+    versions = report["versions"]
+    lines = [
+        f"## On a GPU: {report['machine']['gpu']}",
+        "",
+        f"`{report['command']}`; torch {versions['torch']}, Python {versions['python']}, driver and runtime "
+        f"{report['machine']['gpu_driver']}.",
+        "",
+        "| step | outcome | what was found |",
+        "|---|---|---|",
+    ]
+    for step in report["steps"]:
+        found = " ".join(step["sentence"].split()).replace("|", "/")
+        lines.append(f"| {step['name']} | {step['status']} | {found} |")
     return "\n".join([*lines, ""])
 
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from pathlib import Path
 
 # Before torch is imported, and handed on to child processes. Threads that spin while they wait make two processes on
 # one machine many times slower than one after the other.
@@ -35,3 +36,20 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     torch.manual_seed(0)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Under `-m gpu`, import the files alone that have such tests: others may need packages that are not there."""
+    if config.option.markexpr != "gpu" or not collection_path.name.startswith("test_"):
+        return None
+    return True if "mark.gpu" not in collection_path.read_text(encoding="utf-8") else None
+
+
+@pytest.fixture
+def gpu() -> str:
+    """The device of tests that are marked gpu: "cuda", or what WHET_GPU_STANDIN names to check their own logic."""
+    if stand_in := os.environ.get("WHET_GPU_STANDIN"):
+        return stand_in
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device that torch can use")
+    return "cuda"

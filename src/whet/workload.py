@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import InputsError, ModelError, TargetError, WhetError, reason
+from whet.measure.clock import use_device_of
 from whet.signature import Batch, Signature, argument_of, output_tensors, read_output, read_signature, split
 
 Predict = Callable[..., Any]
@@ -117,6 +118,8 @@ def examine(workload: Workload, *, with_quality: bool = True) -> Subject:
     answers the same question differently twice, TargetError where the quality function fails.
     """
     model = workload.model.eval()
+    for tensor in itertools.islice(_tensors_of(workload.inputs[0]), 1):
+        use_device_of(tensor)
     seen: list[Batch] = []
     with torch.no_grad():
         raw = [_run(model, batch) for batch in workload.calibration]

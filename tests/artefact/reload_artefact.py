@@ -2,8 +2,10 @@
 
 Reads one directory a line; answers "ok", or the error on one line. Each artefact is loaded in a fork of this process,
 which has imported torch, whet and the modules that it was called with, and done nothing else: as good as new, without
-importing them again. DIR holds the artefact; DIR.inputs.safetensors its inputs, named by batch and position ("0.1");
-the outputs go to DIR.outputs.safetensors.
+importing them again. One for a GPU is loaded in this process itself, as CUDA outlives no fork.
+
+DIR holds the artefact; DIR.inputs.safetensors its inputs, named by batch and position ("0.1"); their metadata may name
+a device for all of them. The outputs go to DIR.outputs.safetensors.
 """
 
 import importlib
@@ -12,6 +14,7 @@ import sys
 import traceback
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import whet.artefact
@@ -21,6 +24,9 @@ def main() -> None:
     for module in sys.argv[1:]:
         importlib.import_module(module)
     for line in sys.stdin:
+        if _device(line.strip()) != "cpu":
+            print(_answer(line.strip()), flush=True)
+            continue
         read_end, write_end = os.pipe()
         if os.fork() == 0:
             os.close(read_end)
@@ -34,6 +40,11 @@ def main() -> None:
         print(text or "the process died", flush=True)
 
 
+def _device(directory: str) -> str:
+    with safe_open(f"{directory}.inputs.safetensors", framework="pt") as file:
+        return (file.metadata() or {}).get("device", "cpu")
+
+
 def _answer(directory: str) -> str:
     try:
         _run(directory)
@@ -44,7 +55,7 @@ def _answer(directory: str) -> str:
 
 def _run(directory: str) -> None:
     artefact = whet.artefact.load(directory)
-    inputs = load_file(f"{directory}.inputs.safetensors")
+    inputs = load_file(f"{directory}.inputs.safetensors", device=_device(directory))
     outputs = {}
     for batch in sorted({name.partition(".")[0] for name in inputs}):
         tensors = [inputs[name] for name in sorted(inputs) if name.startswith(f"{batch}.")]

@@ -17,7 +17,7 @@ import whet
 import whet.techniques
 from whet.artefact import MANIFEST, inductor, load, program
 from whet.artefact.inductor import FILE, CompileRuntime, InductorRuntime
-from whet.errors import ArtefactError, TargetError
+from whet.errors import ArtefactError, InputsError, TargetError
 from whet.machine import describe
 
 NEEDS_COMPILER = pytest.mark.skipif(bool(inductor.missing_tools(at_load=True)), reason="no C++ compiler")
@@ -228,3 +228,42 @@ def test_tools_that_are_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert inductor.missing_tools(at_load=False) == ""
     monkeypatch.setattr(inductor.sysconfig, "get_path", lambda name: str(tmp_path))
     assert "python3-dev" in inductor.missing_tools(at_load=True)
+
+
+def test_tools_that_are_missing_for_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(inductor, "find_spec", lambda name: None)
+    assert "pip install triton" in inductor.missing_tools(at_load=True, device="cuda")
+    monkeypatch.setattr(inductor, "find_spec", lambda name: object())
+    monkeypatch.setattr(inductor.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    assert "set CUDA_HOME" in inductor.missing_tools(at_load=False, device="cuda")
+    assert "set CUDA_HOME" not in inductor.missing_tools(at_load=True, device="cuda")
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "cuda.h").write_text("")
+    assert inductor.missing_tools(at_load=False, device="cuda") == ""
+
+
+@NEEDS_COMPILER
+def test_inputs_on_another_device_are_refused(package: Path) -> None:
+    """Compiled code reads the address of a tensor, whichever memory it is of."""
+    with pytest.raises(InputsError, match="runs on cpu, and an input lies on meta"):
+        load(package).run(torch.empty(3, 4, device="meta"))
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(("capability", "said"), [(None, "torch finds none here"), ((8, 0), "this GPU is sm_80")])
+def test_a_package_for_another_gpu(copied: Path, monkeypatch: pytest.MonkeyPatch, capability, said) -> None:
+    change_settings(copied, gpu="sm_90")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    with pytest.raises(ArtefactError, match=said):
+        load(copied)
+
+
+def test_settings_that_this_torch_lacks_are_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """torch 2.11 has no aot_inductor.enable_line_tables, and its config.patch refuses names that it does not know."""
+    import torch._inductor.config as config
+
+    monkeypatch.delitem(config._config, "aot_inductor.enable_line_tables")
+    with inductor._settings(tmp_path, freezing=True, max_autotune=False):
+        assert config.freezing

@@ -12,7 +12,7 @@ import torch
 from small_programs import Small, save, small
 from torch import Tensor, nn
 
-from whet.artefact import load
+from whet.artefact import load, program
 from whet.artefact.program import FILE, ProgramRuntime, export
 from whet.errors import ArtefactError, TargetError
 from whet.techniques.technique import Candidate
@@ -165,3 +165,34 @@ def test_a_program_runs_without_gradients() -> None:
     assert not logits.requires_grad
     assert top.shape == (2,)
     assert isinstance(subject.workload.model, Small)
+
+
+def test_a_model_for_a_gpu_is_refused_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "artefact"
+    save(small(), directory)
+    manifest = json.loads((directory / "artefact.json").read_text())
+    manifest["settings"]["device"] = "cuda"
+    (directory / "artefact.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ArtefactError, match="holds a model for a GPU, and torch finds none here"):
+        load(directory)
+
+
+class ByOne(nn.Module):
+    """Does something else with a batch of one, which torch.export takes for two or more without a word."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.shape[0] == 1 else x + 1
+
+
+@pytest.mark.parametrize("can_be_copied", [True, False])
+def test_sizes_of_one_are_tried_for_a_model_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch, can_be_copied: bool) -> None:
+    """On a copy on the CPU; where there can be none, a size of 1 is left out rather than answered wrongly."""
+    monkeypatch.setattr(program, "_lies_on_cpu", lambda tensors: False)
+    if not can_be_copied:
+        monkeypatch.setattr(nn.Module, "cpu", lambda module: 1 / 0)
+    honest = nn.Sequential(nn.ReLU())
+    for model, expected in ((ByOne(), True), (honest, not can_be_copied)):
+        subject = examine(Workload(model=model.eval(), inputs=[torch.randn(3, 4), torch.randn(5, 4)]))
+        export(Candidate.original(subject).module, subject)
+        assert ("L['tensors'][0].size()[0] >= 2" in program.conditions(subject)) == expected

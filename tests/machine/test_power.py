@@ -1,6 +1,9 @@
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from whet.machine import power
 
@@ -60,3 +63,25 @@ def test_a_counter_that_may_not_be_read_says_what_to_do(tmp_path: Path, monkeypa
     energy = power.EnergyMeter(tmp_path).stop()
     assert energy.total_j is None
     assert "chmod a+r" in energy.reason
+
+
+def test_only_the_gpu_in_use_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine's other GPUs work for others; one that is not in use has no part in what a CPU does."""
+    monkeypatch.undo()
+    counters = {"GPU-ours": 5_000, "GPU-theirs": 900_000}
+    nvml = ModuleType("pynvml")
+    nvml.NVMLError = type("NVMLError", (Exception,), {})  # type: ignore[attr-defined]
+    nvml.nvmlInit = lambda: None  # type: ignore[attr-defined]
+    nvml.nvmlDeviceGetHandleByUUID = lambda uuid: uuid  # type: ignore[attr-defined]
+    nvml.nvmlDeviceGetTotalEnergyConsumption = counters.__getitem__  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert not power.EnergyMeter(tmp_path).is_available
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    properties = {1: SimpleNamespace(uuid="ours"), 0: SimpleNamespace(uuid="theirs")}
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties.__getitem__)
+    meter = power.EnergyMeter(tmp_path)
+    meter.start()
+    counters["GPU-ours"] += 2_500
+    assert meter.stop().joules == {"gpu-0": 2.5}

@@ -281,3 +281,12 @@ def test_pairs_in_which_either_block_is_disturbed_are_measured_again(fake: FakeT
     busy = measure_pairs([fake.call("a", 6)], [fake.call("b", 2)], num_pairs=4, read=FakeMachine(fake, lambda _: True))
     assert busy.cause
     assert len(busy.first) == 12
+
+
+def test_the_gpu_that_is_waited_for_is_the_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda.synchronize waits for the current GPU alone."""
+    seen = []
+    monkeypatch.setattr(torch.cuda, "set_device", seen.append)
+    for name in ("cuda:1", "cpu"):
+        clock.use_device_of(SimpleNamespace(device=torch.device(name)))
+    assert seen == [torch.device("cuda:1")]

@@ -115,3 +115,12 @@ def test_without_a_gpu_there_is_no_gpu_peak() -> None:
     if torch.cuda.is_initialized():
         pytest.skip("a GPU is in use")
     assert cuda_peak_bytes() is None
+
+
+def test_the_allocators_peak_starts_anew_with_the_processs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What building a model took on a GPU is no part of what its calls take."""
+    seen = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: seen.append("reset"))
+    memory.reset_peak_rss()
+    assert seen == ["reset"]

@@ -1,10 +1,12 @@
 """Memory of the process over time, against psutil and allocations of a known size; fragmentation by hand."""
 
+import threading
 import time
 
 import numpy as np
 import psutil
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,6 +50,27 @@ def test_points_rise_with_time_and_are_told_to_whoever_asks() -> None:
     assert seen == [p.rss_bytes for p in use.points]
     assert all(p.cuda_allocated_bytes is None for p in use.points)
     assert block.size
+
+
+def test_the_gpu_is_the_one_of_the_thread_that_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread has a current GPU of its own: the one that samples would read the first GPU's memory."""
+    main = threading.get_ident()
+    held = {0: 5, 1: 700}
+
+    def read(index: int | None = None) -> int:
+        return held[index if index is not None else 1 if threading.get_ident() == main else 0]
+
+    for name in ("memory_allocated", "memory_reserved", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, name, read)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1 if threading.get_ident() == main else 0)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda index=None: None)
+    timeline = Timeline("cuda", interval_s=0.001)
+    timeline.start()
+    time.sleep(0.05)
+    use = timeline.stop()
+    assert len(use.points) > 3
+    assert {point.cuda_allocated_bytes for point in use.points} == {700}
+    assert use.peak_bytes == 700
 
 
 def test_points_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

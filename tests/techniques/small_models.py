@@ -76,7 +76,7 @@ class HuggingFaceLike(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
         x = self.embed(input_ids)
         q, k, v = (p(x).unflatten(-1, (4, -1)).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
-        angles = torch.outer(torch.arange(x.shape[1]).float(), self.inv_freq).repeat(1, 2).to(x.dtype)
+        angles = torch.outer(torch.arange(x.shape[1], device=x.device).float(), self.inv_freq).repeat(1, 2).to(x.dtype)
         q, k = q * angles.cos(), k * angles.cos()
         keep = attention_mask[:, None, None, :].bool()
         if self.config._attn_implementation == "sdpa":

@@ -2,7 +2,8 @@
 
 check -> apply (the original stays as it was) -> call (close to the original) -> save -> reload in a fresh process
 (the same outputs as before). Small models: a convolution network, an encoder with attention by hand, and one with the
-interface of a Hugging Face model. A new technique joins by its line in the table, and by a tolerance here.
+interface of a Hugging Face model. A new technique joins by its line in the table, and by a tolerance here. The same on
+a GPU, where techniques that are for CPUs must say so.
 """
 
 import ast
@@ -29,12 +30,14 @@ from torch import Tensor
 import whet.techniques
 from whet.errors import MissingExtra
 from whet.files import size_bytes
-from whet.machine import Limits
+from whet.machine import Limits, Machine, describe
 from whet.profiler import LayerCost, Profile
 from whet.techniques import FOLLOWING, TABLE, Candidate, Refused, Technique, fp16
 from whet.techniques.graph import relative_error
+from whet.techniques.half import device_type
 from whet.techniques.technique import STAGES
-from whet.workload import Subject
+from whet.workload import Subject, examine
+from whet.workloads.device import on_device
 
 HEADINGS = ("What", "When it helps", "When it hurts", "Numerics", "Composes", "Source")
 
@@ -62,6 +65,26 @@ OPTION_TOLERANCES = {"bf16": 3e-2, "fp16": 5e-3, "int8": 0.2}  # where an option
 # Techniques that take seconds to apply: their defaults only, and one model.
 COSTLY = frozenset({"inductor", "openvino", "onnxruntime", "int8_static", "keep_precision"})
 
+# Techniques for CPUs alone: on a GPU each refuses, and says that it is for the CPU.
+FOR_CPUS = frozenset(
+    {
+        "int8_dynamic",
+        "int8_static",
+        "int8_weight",
+        "int4_weight",
+        "keep_precision",
+        "openvino",
+        "onnxruntime",
+        "threads",
+    }
+)
+
+# NVIDIA GPUs run convolutions in TF32 and choose their kernels by free memory, so nothing on them is nearer than this.
+GPU_TOLERANCE = 5e-3
+
+# What COSTLY techniques are tried with on a GPU besides their defaults, which may be refused there.
+GPU_OPTIONS: dict[str, list[dict[str, Any]]] = {"inductor": [{"engine": "jit"}, {"engine": "cudagraphs"}]}
+
 TECHNIQUES = pytest.mark.parametrize("name", TABLE)
 
 
@@ -80,11 +103,19 @@ class Case:
     @property
     def tolerance(self) -> float:
         chosen = [OPTION_TOLERANCES[v] for v in dataclasses.asdict(self.options).values() if v in OPTION_TOLERANCES]
-        return max([TOLERANCES[self.technique.NAME], *chosen])
+        return max([TOLERANCES[self.technique.NAME], *chosen, 0.0 if self.device == "cpu" else GPU_TOLERANCE])
+
+    @property
+    def device(self) -> str:
+        """The kind of device that the model and its inputs lie on."""
+        return device_type(self.subject)
+
+
+Reload = Callable[[Path], str]
 
 
 @pytest.fixture(scope="module")
-def reload() -> Iterator[Callable[[Path], str]]:
+def reload() -> Iterator[Reload]:
     """Loads an artefact in a fresh process and runs it; "ok", or what went wrong."""
     command = [sys.executable, str(RELOAD), "torch._dynamo", "torch._export.serde.serialize"]  # for torch.export.load
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
@@ -102,11 +133,24 @@ def reload() -> Iterator[Callable[[Path], str]]:
 @TECHNIQUES
 def test_contract(name, machine, reload, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(fp16, "float16_speedup", lambda device: 2.0)  # its numerics are the same on every chip
+    _hold_to_contract(name, machine, reload, tmp_path, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(180)
+@TECHNIQUES
+def test_contract_on_a_gpu(name, gpu, machine, reload, tmp_path, monkeypatch) -> None:
+    if gpu == "cpu":
+        monkeypatch.setattr(fp16, "float16_speedup", lambda device: 2.0)
+    _hold_to_contract(name, machine if gpu == "cpu" else describe(), reload, tmp_path, gpu)
+
+
+def _hold_to_contract(name: str, machine: Machine, reload: Reload, directory: Path, device: str) -> None:
     assert name in TOLERANCES, f"say in TOLERANCES how close {name} stays to the original"
     default = TABLE[name].Options()
     applied: set[Any] = set()
     reasons = []
-    for i, case in enumerate(_cases(TABLE[name])):
+    for i, case in enumerate(_cases(TABLE[name], device)):
         if case.options in applied and (name in COSTLY or case.options != default):
             continue
         verdict = case.technique.check(case.subject, machine, case.options)
@@ -115,31 +159,37 @@ def test_contract(name, machine, reload, tmp_path, monkeypatch) -> None:
             reasons.append(f"{case}: {verdict.reason}")
             continue
         assert verdict.detail
-        directory = tmp_path / str(i)
-        _apply_and_save(case, directory)
-        assert reload(directory) == "ok", str(case)
-        _compare_reloaded(case, directory)
+        _apply_and_save(case, directory / str(i))
+        assert reload(directory / str(i)) == "ok", str(case)
+        _compare_reloaded(case, directory / str(i))
         applied.add(case.options)
+    if device != "cpu" and name in FOR_CPUS:
+        assert not applied
+        assert all("CPU" in reason for reason in reasons), reasons
+        return
     missing = [reason for reason in reasons if "pip install" in reason]
     if not applied and missing:
         pytest.skip(missing[0])
     assert applied, f"{name} applies to none of the small models: {reasons}"
 
 
-def _cases(technique: Technique) -> Iterator[Case]:
+def _cases(technique: Technique, device: str) -> Iterator[Case]:
     """The default options on every model, then each option's other values, which need only one model that they fit."""
     defaults = {name: values[0] for name, values in technique.SPACE.items()}
     chosen = [defaults]
     if technique.NAME not in COSTLY:
         chosen += [{**defaults, name: value} for name, values in technique.SPACE.items() for value in values[1:]]
+    elif device != "cpu":
+        chosen += [{**defaults, **options} for options in GPU_OPTIONS.get(technique.NAME, [])]
     for options, model in itertools.product(chosen, SUBJECTS):
-        yield Case(technique, technique.Options(**options), _subject(model))
+        yield Case(technique, technique.Options(**options), _subject(model, device))
 
 
 @functools.cache
-def _subject(name: str) -> Subject:
+def _subject(name: str, device: str) -> Subject:
     """Built once for all techniques: none may change it, which is tested."""
-    return SUBJECTS[name]()
+    subject = SUBJECTS[name]()
+    return subject if device == "cpu" else examine(on_device(subject.workload, device))
 
 
 def _apply_and_save(case: Case, directory: Path) -> None:
@@ -166,7 +216,7 @@ def _apply_and_save(case: Case, directory: Path) -> None:
         assert error <= case.tolerance, f"{case} is off by {error:.1e}"
     tuned.save(directory)
     assert size_bytes(directory) > 0
-    save_file(_named(batches), f"{directory}.inputs.safetensors")
+    save_file(_named(batches), f"{directory}.inputs.safetensors", metadata={"device": case.device})
     save_file(_named(found), f"{directory}.expected.safetensors")
 
 
@@ -175,7 +225,7 @@ def _compare_reloaded(case: Case, directory: Path) -> None:
     found = load_file(f"{directory}.outputs.safetensors")
     assert found.keys() == expected.keys()
     error = relative_error([found[key] for key in expected], list(expected.values()))
-    assert error <= 1e-6, f"{case}, reloaded, is off by {error:.1e}"
+    assert error <= (1e-6 if case.device == "cpu" else GPU_TOLERANCE), f"{case}, reloaded, is off by {error:.1e}"
 
 
 def _named(batches: list[tuple[Tensor, ...]]) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """The inductor technique: when it is refused, and what it hands to its runtimes. Compiling itself: tests/artefact."""
 
 import pytest
+import torch
 from small_models import SUBJECTS
 
 from whet.artefact import inductor as runtimes
@@ -10,7 +11,11 @@ from whet.techniques import Applies, Candidate, Refused, inductor
 
 @pytest.fixture(autouse=True)
 def has_tools(monkeypatch) -> None:
-    monkeypatch.setattr(runtimes, "missing_tools", lambda *, at_load: "")
+    monkeypatch.setattr(runtimes, "missing_tools", lambda *, at_load, device: "")
+
+
+def _missing(*, at_load: bool, device: str) -> str:
+    return "install more" if at_load else "install g++"
 
 
 def test_applies_to_anything(machine) -> None:
@@ -20,20 +25,20 @@ def test_applies_to_anything(machine) -> None:
 
 
 def test_refused_without_a_compiler(machine, monkeypatch) -> None:
-    monkeypatch.setattr(runtimes, "missing_tools", lambda *, at_load: "install g++" if not at_load else "install more")
+    monkeypatch.setattr(runtimes, "missing_tools", _missing)
     subject = SUBJECTS["encoder"]()
     assert inductor.check(subject, machine, inductor.Options()) == Refused("install g++")
     assert inductor.check(subject, machine, inductor.Options(engine="jit")) == Refused("install more")
 
 
 def test_cuda_graphs_are_refused_on_a_cpu(machine) -> None:
-    verdict = inductor.check(SUBJECTS["encoder"](), machine, inductor.Options(engine="jit", reduce_overhead=True))
+    verdict = inductor.check(SUBJECTS["encoder"](), machine, inductor.Options(engine="cudagraphs"))
     assert isinstance(verdict, Refused)
     assert "on the CPU" in verdict.reason
 
 
 def test_unknown_engines_are_refused(machine) -> None:
-    with pytest.raises(OptionError, match="package or jit, not 'aot'"):
+    with pytest.raises(OptionError, match="package, jit, cudagraphs, not 'aot'"):
         inductor.check(SUBJECTS["encoder"](), machine, inductor.Options(engine="aot"))
 
 
@@ -50,3 +55,16 @@ def test_package_hands_on_its_options(monkeypatch) -> None:
     monkeypatch.setattr(runtimes.InductorRuntime, "compile", lambda module, subject, **options: seen.update(options))
     inductor.apply(Candidate.original(SUBJECTS["encoder"]()), inductor.Options(freezing=False))
     assert seen == {"freezing": False, "max_autotune": False}
+
+
+def test_cuda_graphs_hand_out_copies() -> None:
+    """A graph writes into the same outputs at every call: who keeps those of two calls must find both."""
+    options = {"freezing": False, "max_autotune": False, "reduce_overhead": True}
+    tuned = inductor.apply(Candidate.original(SUBJECTS["encoder"]()), inductor.Options(engine="jit", freezing=False))
+    runtime = tuned.runtime
+    assert isinstance(runtime, runtimes.CompileRuntime)
+    same = torch.zeros(3)
+    runtime._compiled, runtime._is_compiled, runtime._options = (lambda x: [same.copy_(x)]), True, options
+    first = runtime.run((torch.ones(3),))[0]
+    runtime.run((torch.full((3,), 2.0),))
+    assert torch.equal(first, torch.ones(3))

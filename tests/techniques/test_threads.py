@@ -9,7 +9,7 @@ from torch import nn
 
 import whet.artefact
 from whet.errors import OptionError
-from whet.techniques import Applies, Candidate, Refused, threads
+from whet.techniques import TABLE, Applies, Candidate, Refused, threads
 
 
 def test_choices_are_descending_and_end_with_one() -> None:
@@ -55,3 +55,14 @@ def test_refuses_none(subject_of) -> None:
     candidate = Candidate.original(subject_of(nn.Linear(2, 2), torch.randn(1, 2)))
     with pytest.raises(OptionError, match="at least 1"):
         threads.apply(candidate, threads.Options(num_threads=0))
+
+
+@pytest.mark.parametrize("name", ["threads", "openvino", "onnxruntime", "keep_precision", "int8_weight", "int8_static"])
+def test_what_is_for_cpus_says_so_of_a_gpu(name, subject_of, machine) -> None:
+    """Whatever is installed: who has a GPU is not to be told to install a backend that it cannot use."""
+    subject = subject_of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.randn(1, 2))
+    batches = [(torch.empty(1, 2, device="meta"),)]  # stands in for a GPU
+    on_gpu = dataclasses.replace(subject, workload=dataclasses.replace(subject.workload, inputs=batches))
+    verdict = TABLE[name].check(on_gpu, machine, TABLE[name].Options())
+    assert isinstance(verdict, Refused)
+    assert "CPU" in verdict.reason

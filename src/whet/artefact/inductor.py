@@ -17,6 +17,7 @@ import weakref
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from whet.artefact import int8_fusion
 from whet.artefact.program import ProgramRuntime, export, packed_for, read_packing
 from whet.artefact.runtime import Manifest, Runtime
-from whet.errors import ArtefactError, TargetError, reason
+from whet.errors import ArtefactError, InputsError, TargetError, reason
 from whet.machine.cpuinfo import instruction_sets, read_cpuinfo
 from whet.workload import Subject, is_near
 
@@ -40,13 +41,16 @@ class InductorRuntime(Runtime):
     """An AOTInductor package.
 
     isa: the instruction sets of the machine it was compiled on, as in Machine.isa; code is compiled for all of them.
+    gpu: the architecture of the GPU that its kernels were compiled for, as "sm_90"; "" for a package for the CPU.
     """
 
     NAME = "inductor"
 
-    def __init__(self, package: Path, isa: Sequence[str], packing: Mapping[str, Any]) -> None:
+    def __init__(self, package: Path, isa: Sequence[str], packing: Mapping[str, Any], gpu: str = "") -> None:
         self._package = package
         self._isa = list(isa)
+        self._gpu = gpu
+        self._device = "cuda" if gpu else "cpu"
         self._packing = dict(packing)  # of 4-bit weights, as program.packed_for says
         # What torch._inductor.aoti_load_package wraps: that one imports the compiler (seconds) to load, and parses the
         # structure of inputs and outputs again at every call.
@@ -67,7 +71,7 @@ class InductorRuntime(Runtime):
                 with torch.no_grad(), _quiet(), _settings(Path(work), freezing=freezing, max_autotune=max_autotune):
                     torch._inductor.aoti_compile_and_package(program, package_path=str(Path(work) / FILE))
                 _copy_without_sources(Path(work) / FILE, folder / FILE)
-            runtime = cls(folder / FILE, _isa(), packing)
+            runtime = cls(folder / FILE, _isa(), packing, _gpu_of(subject))
             weakref.finalize(runtime, shutil.rmtree, folder, ignore_errors=True)
             _check_is_pure(runtime, subject)
         except Exception as error:
@@ -79,6 +83,9 @@ class InductorRuntime(Runtime):
         return runtime
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        for tensor in tensors:
+            if tensor.device.type != self._device:  # the compiled code reads addresses, wherever they lie
+                raise InputsError(f"this model runs on {self._device}, and an input lies on {tensor.device}; move it")
         with torch.no_grad():
             # The package was compiled for tensors in one piece, and reads others as if they were.
             return tuple(self._loader.run([tensor.contiguous() for tensor in tensors]))
@@ -88,12 +95,13 @@ class InductorRuntime(Runtime):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"isa": self._isa, "torch": torch.__version__, **self._packing}
+        gpu = {"gpu": self._gpu} if self._gpu else {}
+        return {"isa": self._isa, "torch": torch.__version__, **gpu, **self._packing}
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
         path = directory / FILE
-        isa = _compiled_for(path, manifest)
+        isa, gpu = _compiled_for(path, manifest), _gpu_compiled_for(path, manifest)
         packing = read_packing(path, manifest)
         try:
             with zipfile.ZipFile(path) as archive:
@@ -105,7 +113,7 @@ class InductorRuntime(Runtime):
                 f"{path} is damaged: {broken} is not what was written; write it again with `whet apply`"
             )
         try:
-            return cls(path, isa, packing)
+            return cls(path, isa, packing, gpu)
         except Exception as error:  # the loader raises RuntimeError, and OSError by way of dlopen
             raise ArtefactError(
                 f"{path} does not load here: {reason(error)}. It was compiled by torch "
@@ -117,7 +125,8 @@ class InductorRuntime(Runtime):
 class CompileRuntime(ProgramRuntime):
     """A program that torch.compile compiles at its first call in each process.
 
-    options: freezing, max_autotune and reduce_overhead (CUDA graphs), as plain booleans.
+    options: freezing, max_autotune and reduce_overhead (CUDA graphs), as plain booleans. A CUDA graph writes into the
+    same outputs at every call, so they are copied before they are handed out.
     """
 
     NAME = "compile"
@@ -148,11 +157,14 @@ class CompileRuntime(ProgramRuntime):
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         with torch.no_grad():
             if self._is_compiled:
-                return tuple(self._compiled(*tensors))
+                return self._handed_out(self._compiled(*tensors))
             with _quiet():
-                outputs = tuple(self._compiled(*tensors))
+                outputs = self._handed_out(self._compiled(*tensors))
         self._is_compiled = True
         return outputs
+
+    def _handed_out(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(y.clone() for y in outputs) if self._options["reduce_overhead"] else tuple(outputs)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -165,8 +177,15 @@ class CompileRuntime(ProgramRuntime):
         return cls(plain._program, is_dynamic=manifest.read_signature().is_dynamic, **options)
 
 
-def missing_tools(*, at_load: bool) -> str:
-    """What has to be installed before inductor can compile for a CPU, or "" where all is there."""
+def missing_tools(*, at_load: bool, device: str = "cpu") -> str:
+    """Say what has to be installed before inductor can compile for a device; "" where all is there."""
+    if device == "cuda" and find_spec("triton") is None:
+        return "torch's inductor writes GPU kernels in Triton, which is not installed: pip install triton"
+    if device == "cuda" and not at_load and torch.version.hip is None and not _has_cuda_headers():
+        return (
+            "a package for a GPU is compiled against CUDA's headers (cuda.h), which are not here: install the CUDA "
+            "toolkit, or set CUDA_HOME to where it lies"
+        )
     # as torch._inductor.config chooses it, which takes seconds to import
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(compiler) is None:
@@ -175,6 +194,16 @@ def missing_tools(*, at_load: bool) -> str:
     if at_load and not headers.is_file():
         return f"torch.compile needs {headers}: install Python's headers (Debian: apt install python3-dev)"
     return ""
+
+
+def _has_cuda_headers() -> bool:
+    """Whether the CUDA toolkit is where torch.utils.cpp_extension looks for it, which takes a second to import."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    if not home:
+        nvcc = shutil.which("nvcc")
+        home = str(Path(nvcc).parents[1]) if nvcc else "/usr/local/cuda"
+    places = [Path(home) / "include", Path(os.environ.get("CUDA_INC_PATH") or home)]
+    return any((place / "cuda.h").is_file() for place in places)
 
 
 @contextmanager
@@ -187,9 +216,10 @@ def _settings(work: Path, *, freezing: bool, max_autotune: bool) -> Iterator[Non
         "max_autotune": max_autotune,
         "aot_inductor.output_path": str(work),  # else copies of the weights stay in the compiler's cache for good
         "cpp.dynamic_threads": True,  # else the number of threads in force now would be compiled in
-        # Nobody debugs the generated code here: without line tables g++ needs a fifth less time.
-        "aot_inductor.enable_line_tables": False,
     }
+    # Nobody debugs the generated code here: without line tables g++ needs a fifth less time. torch 2.11 writes none.
+    if _has_setting("aot_inductor.enable_line_tables"):
+        settings["aot_inductor.enable_line_tables"] = False
     kept = [operator for operator in _KEEP_PACKED if operator not in folding._dont_constant_fold]
     folding._dont_constant_fold.extend(kept)
     try:
@@ -198,6 +228,11 @@ def _settings(work: Path, *, freezing: bool, max_autotune: bool) -> Iterator[Non
     finally:
         for operator in kept:
             folding._dont_constant_fold.remove(operator)
+
+
+def _has_setting(name: str) -> bool:
+    """Whether this torch's compiler has a setting, by its name under torch._inductor.config."""
+    return name in torch._inductor.config.get_config_copy()
 
 
 @contextmanager
@@ -251,6 +286,28 @@ def _check_is_pure(runtime: Runtime, subject: Subject) -> None:
 def _isa() -> tuple[str, ...]:
     """Not by describe(), which asks for the GPU: a process that has is not to be forked."""
     return instruction_sets(read_cpuinfo())
+
+
+def _gpu_of(subject: Subject) -> str:
+    """The architecture of the GPU that a subject's inputs lie on, as "sm_90"; "" where they lie on the CPU."""
+    if subject.flat_inputs[0][0].device.type != "cuda":
+        return ""
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+def _gpu_compiled_for(path: Path, manifest: Manifest) -> str:
+    """The GPU architecture that a package was compiled for, "" for none. Raises ArtefactError where it is not here."""
+    gpu = str(manifest.settings.get("gpu", ""))
+    if not gpu:
+        return ""
+    again = "apply the recipe again with `whet apply` on this machine"
+    if not torch.cuda.is_available():
+        raise ArtefactError(f"{path} was compiled for a GPU ({gpu}), and torch finds none here; {again}")
+    major, minor = torch.cuda.get_device_capability()
+    if gpu != f"sm_{major}{minor}":
+        raise ArtefactError(f"{path} was compiled for {gpu}, and this GPU is sm_{major}{minor}; {again}")
+    return gpu
 
 
 def _compiled_for(path: Path, manifest: Manifest) -> list[str]:

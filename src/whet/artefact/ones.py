@@ -15,13 +15,13 @@ from whet.workload import Subject, is_near
 Run = Callable[..., Sequence[Tensor]]
 
 
-def conditions_on_ones(model: Run, graph: Run, subject: Subject) -> list[str]:
-    """`size >= 2`, as guards read it, for each free dimension in which the graph gives an answer for 1 that is not the
-    model's. Both take and return flat tensors. On a CPU alone: what is cut may hold indices of what is no longer there,
-    and a GPU does not come back from that."""
-    batches = [*subject.flat_inputs, *subject.flat_calibration]
-    if any(x.device.type != "cpu" for x in batches[0]):
-        return []
+def conditions_on_ones(model: Run, graph: Run, subject: Subject, batches: Sequence[Sequence[Tensor]] = ()) -> list[str]:
+    """Return `size >= 2`, as guards read it, for each free dimension where the graph answers 1 as the model does not.
+
+    model and graph take and return flat tensors. batches: flat inputs, in place of the subject's. All must lie on the
+    CPU: what is cut may hold indices of what is no longer there, and a GPU does not come back from that.
+    """
+    batches = batches or [*subject.flat_inputs, *subject.flat_calibration]
     conditions = []
     for sizes, group in _free_dimensions(subject, batches).items():
         cut = list(batches[sizes.index(min(sizes))])

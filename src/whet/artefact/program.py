@@ -3,6 +3,7 @@
 The file is torch's .pt2 archive, which is looked through before torch reads it: nothing in it may run code.
 """
 
+import copy
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -47,9 +48,38 @@ def export(module: nn.Module, subject: Subject, *, contiguous: bool = False) -> 
         raise TargetError(f"torch.export cannot trace the model: {reason(error)}") from error
     known = [*conditions(subject), *conditions_of(program)]
     if shapes is not None and not _is_known(subject):  # the first graph is the one that was made from the model's code
-        known += conditions_on_ones(module, _flat_module(program), subject)
+        known += _conditions_on_ones(module, program, arguments, subject)
     _CONDITIONS[subject.workload.model] = (subject.signature, list(dict.fromkeys(known)))
     return program
+
+
+def _conditions_on_ones(
+    module: nn.Module, program: torch.export.ExportedProgram, arguments: tuple[Tensor, ...], subject: Subject
+) -> list[str]:
+    """conditions_on_ones; for a model on a GPU, those of a copy on the CPU.
+
+    Where no such copy can be made or traced, nothing is known of sizes of 1: then each free dimension excludes it.
+    """
+    if _lies_on_cpu(arguments):
+        return conditions_on_ones(module, _flat_module(program), subject)
+    try:
+        on_cpu = copy.deepcopy(module).cpu()
+        shapes = (subject.signature.dynamic_shapes,)
+        with torch.no_grad():
+            traced = torch.export.export(on_cpu, tuple(x.cpu() for x in arguments), dynamic_shapes=shapes, strict=False)
+        batches = [tuple(x.cpu() for x in batch) for batch in (*subject.flat_inputs, *subject.flat_calibration)]
+        return conditions_on_ones(on_cpu, _flat_module(traced), subject, batches)
+    except Exception:  # noqa: BLE001 - code that names a GPU, or whatever else a copy or the tracer stumbles over
+        return [
+            f"L['tensors'][{i}].size()[{dim}] >= 2"
+            for i, argument in enumerate(subject.signature.inputs)
+            for dim, size in enumerate(argument.shape)
+            if size is None
+        ]
+
+
+def _lies_on_cpu(tensors: Sequence[Tensor]) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in tensors)
 
 
 # Kept beside the model, as a graph that is traced, rewritten and traced again has forgotten what the first tracing met.
@@ -121,13 +151,17 @@ class ProgramRuntime(Runtime):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Weights that are packed for one kind of chip say for which."""
-        return packed_for(self._program)
+        """What kind of chip packed weights are for, and that the model needs a GPU."""
+        tensors = [*self._program.state_dict.values(), *self._program.constants.values()]
+        needs_gpu = any(isinstance(tensor, Tensor) and tensor.device.type == "cuda" for tensor in tensors)
+        return {**packed_for(self._program), **({"device": "cuda"} if needs_gpu else {})}
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
         path = directory / FILE
         read_packing(path, manifest)
+        if manifest.settings.get("device") == "cuda" and not torch.cuda.is_available():
+            raise ArtefactError(f"{path} holds a model for a GPU, and torch finds none here; load it on such a machine")
         check_archive(path)
         try:
             return cls(torch.export.load(path))

@@ -134,6 +134,8 @@ class _Live(Listener):
 
     def looked(self, facts: dict[str, Any]) -> None:
         self._console.print(facts["diagnosis"]["sentence"], markup=False)
+        if hint := _gpu_hint(self._target, facts):
+            self._console.print(hint, markup=False, highlight=False, soft_wrap=True)
         score = facts["score"]
         if score is not None:
             self._console.print(f"{one_line(facts['quality_name'])} of the original: {score:.4g}", markup=False)
@@ -152,3 +154,11 @@ class _Live(Listener):
 
     def _advance(self, description: str) -> None:
         self._progress.update(self._task, completed=time.monotonic() - self._began, description=description)
+
+
+def _gpu_hint(target: str, facts: dict[str, Any]) -> str:
+    """Say how to put a model on the GPU, where the machine has one and the model is on the CPU unasked; else ""."""
+    gpu = facts.get("machine", {}).get("gpu")
+    if not gpu or "device=" in target or facts["limits"]["device"] != "cpu":
+        return ""
+    return f"this model is on the CPU; on the {gpu}: whet tune '{target}{'&' if '?' in target else '?'}device=cuda'"

@@ -218,8 +218,11 @@ def _is_too_high(known: Limits, machine: Machine) -> bool:
 def _measure_cuda(machine: Machine, shapes: tuple[tuple[int, int, int], ...], budget_s: float) -> Limits:
     if not machine.has_cuda:
         raise MachineError("this machine has no CUDA device that torch can use")
-    memory, cached = cuda_bandwidth()
-    peaks = gemm.gemm_peaks(gemm.CUDA_DTYPES, shapes, device="cuda", budget_s=budget_s)
+    try:
+        memory, cached = cuda_bandwidth()
+        peaks = gemm.gemm_peaks(gemm.CUDA_DTYPES, shapes, device="cuda", budget_s=budget_s)
+    finally:
+        torch.cuda.empty_cache()  # what was held for the measurement is other processes' again
     return Limits(memory, peaks, "cuda", cached, _operator_s("cuda"))
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 _POWERCAP = Path("/sys/class/powercap")
 
 
@@ -96,21 +98,24 @@ def _zones(powercap: Path) -> tuple[list[_Zone], str]:
 
 
 def _gpus() -> list[Any]:
-    """NVML's handles of the GPUs that count energy (Volta and newer)."""
+    """NVML's handle of the GPU that this process computes on, if there is one and it counts energy (Volta and newer).
+
+    Other GPUs of the machine work for others, and one that is not in use has no part in what a CPU does.
+    """
+    if not torch.cuda.is_initialized():
+        return []
     try:
         import pynvml
     except ImportError:
         return []
-    handles = []
+    uuid = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid
     try:
         pynvml.nvmlInit()  # type: ignore[no-untyped-call]
-        for i in range(pynvml.nvmlDeviceGetCount()):  # type: ignore[no-untyped-call]
-            handle = pynvml.nvmlDeviceGetHandleByIndex(i)  # type: ignore[no-untyped-call]
-            pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)  # type: ignore[no-untyped-call]
-            handles.append(handle)
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)  # type: ignore[no-untyped-call]
     except pynvml.NVMLError:
-        pass
-    return handles
+        return []
+    return [handle]
 
 
 def _gpu_j(handle: Any) -> float:

@@ -239,8 +239,14 @@ def _take(calls: Sequence[Call], budget_s: float, min_calls: int, samples: list[
     return samples
 
 
+def use_device_of(tensor: torch.Tensor) -> None:
+    """Make the GPU that a tensor lies on the current one: what is waited for, and whose memory is read."""
+    if tensor.device.type == "cuda":
+        torch.cuda.set_device(tensor.device)
+
+
 def synchronize() -> None:
-    """Wait for the GPU where one is in use; nothing on a CPU."""
+    """Wait for the current GPU where one is in use; nothing on a CPU."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 

@@ -23,7 +23,12 @@ def peak_rss_bytes() -> int:
 
 
 def reset_peak_rss() -> bool:
-    """Start the peak anew from what is held now. Returns False where the system cannot (all but Linux)."""
+    """Start the peaks anew from what is held now: the process's, and the CUDA allocator's where it is in use.
+
+    Returns False where the system cannot do it for the process (all but Linux).
+    """
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
     try:
         _CLEAR_REFS.write_text("5", encoding="ascii")
     except OSError:
@@ -49,5 +54,5 @@ def live_tensor_bytes() -> int:
 
 
 def cuda_peak_bytes() -> int | None:
-    """The CUDA allocator's peak of this process, or None where no GPU is in use."""
+    """The CUDA allocator's peak since the process started, or since `reset_peak_rss`; None where no GPU is in use."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None

@@ -83,11 +83,13 @@ class Timeline:
         self._thread: threading.Thread | None = None
         self._start_s = 0.0
         self._has_exact_peak = False
+        self._gpu = 0
 
     def start(self) -> None:
         self._has_exact_peak = reset_peak_rss()
         if self._device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
+            self._gpu = torch.cuda.current_device()  # a thread has a current GPU of its own, which begins at the first
+            torch.cuda.reset_peak_memory_stats(self._gpu)
         self._start_s = time.perf_counter()
         self._take()
         self._thread = threading.Thread(target=self._sample, name="whet-memory", daemon=True)
@@ -102,7 +104,7 @@ class Timeline:
         points = tuple(self._points)
         held = [self._held(point) for point in points]
         if self._device == "cuda":
-            peak, exact = int(torch.cuda.max_memory_allocated()), True
+            peak, exact = int(torch.cuda.max_memory_allocated(self._gpu)), True
         elif self._has_exact_peak:
             peak, exact = peak_rss_bytes(), True
         else:
@@ -120,7 +122,8 @@ class Timeline:
     def _take(self) -> None:
         at_s, rss = time.perf_counter() - self._start_s, self.read_rss()
         if self._device == "cuda":
-            point = MemoryPoint(at_s, rss, int(torch.cuda.memory_allocated()), int(torch.cuda.memory_reserved()))
+            allocated, reserved = torch.cuda.memory_allocated(self._gpu), torch.cuda.memory_reserved(self._gpu)
+            point = MemoryPoint(at_s, rss, int(allocated), int(reserved))
         else:
             point = MemoryPoint(at_s, rss)
         self._points.append(point)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from whet.errors import ModelError, WhetError, reason
 from whet.machine import Limits
-from whet.measure.clock import Measurement, measure_calls, synchronize
+from whet.measure.clock import Measurement, measure_calls, synchronize, use_device_of
 from whet.measure.quiet import undisturbed
 from whet.profiler import chrome
 from whet.profiler.allocations import AllocationTracker, storage_key
@@ -115,10 +115,11 @@ def profile_workload(
 
 
 def device_of(workload: Workload) -> str:
-    """Where it runs: by the first parameter, buffer or input."""
+    """Where it runs, by the first parameter, buffer or input; a GPU becomes the current one."""
     args, kwargs = split(workload.inputs[0])
     for tensor in (*workload.model.parameters(), *workload.model.buffers(), *args, *kwargs.values()):
         if isinstance(tensor, Tensor):
+            use_device_of(tensor)
             return tensor.device.type
     return "cpu"
 

@@ -47,7 +47,6 @@ TABLE: dict[str, Technique] = {
 
 # Known to pay elsewhere and not in the table yet: name -> why, for the report.
 FOLLOWING: dict[str, str] = {
-    "cuda_graph": "needs a CUDA device, and is not in this version of whet",
     "tensorrt": "needs a CUDA device and TensorRT, and is not in this version of whet",
     "fp8": "needs a CUDA device with 8-bit floating-point products (sm_89), and is not in this version of whet",
 }

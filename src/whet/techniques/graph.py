@@ -4,6 +4,7 @@ A graph comes from torch.export and is cleaned so that what follows can still ch
 modules again (under the names they had), views are reshapes, and the checks that pin every dtype are gone.
 """
 
+import contextlib
 import copy
 import itertools
 import weakref
@@ -115,12 +116,37 @@ def relative_error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
 def verify(name: str, changed: nn.Module, module: nn.Module, subject: Subject, tolerance: float) -> None:
     """Raise TargetError where a rewritten module answers the first calibration batch otherwise than before."""
     batch = subject.flat_calibration[0]
-    with torch.no_grad():
+    with torch.no_grad(), without_tf32():
         error = relative_error(changed(*batch), module(*batch))
     if not error <= tolerance:
         raise TargetError(
             f"{name} changed the outputs by {error:.1e} relative, more than {tolerance:.0e}; leave it out of the recipe"
         )
+
+
+@contextlib.contextmanager
+def without_tf32() -> Iterator[None]:
+    """Compute float32 products in float32 while the context lasts.
+
+    PyTorch runs convolutions on NVIDIA GPUs in TF32, whose 10 bits of mantissa differ by 1e-3 as soon as weights are
+    scaled: two forms of one model can only be told apart without it. Settings that the user has mixed are left alone.
+    """
+    precision = torch.get_float32_matmul_precision()
+    try:
+        convolutions = torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # torch refuses to tell where convolutions and recurrent layers were set apart
+        convolutions = False
+    try:
+        if precision != "highest":
+            torch.set_float32_matmul_precision("highest")
+        if convolutions:
+            torch.backends.cudnn.allow_tf32 = False
+        yield
+    finally:
+        if precision != "highest":
+            torch.set_float32_matmul_precision(precision)
+        if convolutions:
+            torch.backends.cudnn.allow_tf32 = True
 
 
 def _clean(graph: fx.Graph) -> None:

@@ -1,9 +1,10 @@
 """Compile the model with torch's inductor: fused loops and prepacked weights instead of one operator after another.
 
 What            engine=package: AOTInductor compiles once, into a package that loads in milliseconds and needs no
-                compiler. engine=jit: torch.compile as most people call it, again in every process. freezing: weights
-                become constants, prepacked for the chip's matrix units. max_autotune: matrix products are chosen by
-                timing templates against the library.
+                compiler. engine=jit: torch.compile as most people call it, again in every process. engine=cudagraphs:
+                the same on a GPU, which replays each call as one CUDA graph. freezing: weights become constants,
+                prepacked for the chip's matrix units. max_autotune: matrix products are chosen by timing templates
+                against the library.
 When it helps   Many small operators; bfloat16 and int8 products, whose weights freezing prepacks; it alone makes int8
                 graphs fast. A package has less overhead per call than torch.compile.
 When it hurts   Compiling takes from seconds to minutes. Large float32 products are the library's either way.
@@ -29,7 +30,7 @@ NAME = "inductor"
 STAGE = Stage.BACKEND
 GROUPS: frozenset[str] = frozenset({BACKEND})
 SPACE: Mapping[str, tuple[Any, ...]] = {
-    "engine": ("package", "jit"),
+    "engine": ("package", "jit", "cudagraphs"),
     "freezing": (True, False),
     "max_autotune": (False, True),
 }
@@ -37,24 +38,21 @@ SPACE: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """reduce_overhead: replay each call as one CUDA graph; on CUDA, with engine=jit only."""
+    """engine: package, jit or cudagraphs. freezing: weights become constants. max_autotune: time templates."""
 
     engine: str = "package"
     freezing: bool = True
     max_autotune: bool = False
-    reduce_overhead: bool = False
 
 
 def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies where there is a C++ compiler."""
     if options.engine not in SPACE["engine"]:
-        raise OptionError(f"engine must be package or jit, not {options.engine!r}")
+        raise OptionError(f"engine must be one of {', '.join(SPACE['engine'])}, not {options.engine!r}")
     device = subject.flat_inputs[0][0].device.type
-    if options.reduce_overhead and device != "cuda":
-        return Refused("reduce_overhead replays CUDA graphs; the inputs are on the CPU")
-    if options.reduce_overhead and options.engine == "package":
-        return Refused("reduce_overhead needs engine=jit: a package holds no CUDA graphs")
-    if missing := inductor.missing_tools(at_load=options.engine == "jit"):
+    if options.engine == "cudagraphs" and device != "cuda":
+        return Refused("engine=cudagraphs replays CUDA graphs; the inputs are on the CPU")
+    if missing := inductor.missing_tools(at_load=options.engine != "package", device=device):
         return Refused(missing)
     return Applies("compiled once, ahead of time" if options.engine == "package" else "compiled in every process")
 
@@ -76,7 +74,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
         program.export(candidate.module, subject),
         freezing=options.freezing,
         max_autotune=options.max_autotune,
-        reduce_overhead=options.reduce_overhead,
+        reduce_overhead=options.engine == "cudagraphs",
         is_dynamic=subject.signature.is_dynamic,
     )
     return candidate.with_runtime(runtime)

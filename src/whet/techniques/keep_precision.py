@@ -40,6 +40,8 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies to models with more layers than are to be kept."""
     if options.layers < 1:
         raise OptionError(f"layers must be at least 1, not {options.layers}")
+    if reason := quantisable.device_refusal(subject):
+        return Refused(reason)
     num_layers = len(quantisable.layers_of(subject))
     if num_layers == 0:
         return Refused("the model has no linear layer or convolution with float32 weights")

@@ -59,12 +59,12 @@ def dtype_of(options: Options) -> str:
 
 def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies where the packages are installed and the model is on the CPU, in dtypes that NumPy knows."""
+    if device_type(subject) != "cpu":
+        return Refused("the model is not on the CPU, where this backend runs")
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         return Refused(f"{' and '.join(missing)} {verb} not installed: pip install 'whet[onnx]'")
-    if device_type(subject) != "cpu":
-        return Refused("the model is not on the CPU, where this backend runs")
     if any(tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2 for tensor in subject.flat_inputs[0]):
         return Refused("the model takes 16-bit floats; ONNX Runtime's CPU kernels are for float32 and int8")
     if options.precision != "int8":

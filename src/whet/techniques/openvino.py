@@ -85,10 +85,10 @@ def dtype_of(options: Options) -> str:
 
 def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies where the packages are installed, the model is on the CPU, and the chip computes in the precision."""
-    if find_spec("openvino") is None:
-        return Refused("openvino is not installed: pip install 'whet[openvino]'")
     if device_type(subject) != "cpu":
         return Refused("the model is not on the CPU, where this backend runs")
+    if find_spec("openvino") is None:
+        return Refused("openvino is not installed: pip install 'whet[openvino]'")
     if "bf16" in (options.precision, options.rest) and (why := bfloat16_refusal(subject, machine)):
         return Refused(why)
     if options.precision != "int8":

@@ -82,10 +82,15 @@ def has_bfloat16(machine: Machine) -> bool:
     return not _NATIVE_BFLOAT16.isdisjoint(machine.isa)
 
 
+def device_refusal(subject: Subject) -> str:
+    """Why whet's quantisers, which are written for CPUs, cannot be used where the inputs lie, or ""."""
+    return "" if subject.flat_inputs[0][0].device.type == "cpu" else "written for CPUs; the inputs are on a GPU"
+
+
 def refusal(subject: Subject, machine: Machine, *, rest: str) -> str:
     """Why quantising on this CPU is out of the question, or ""."""
-    if subject.flat_inputs[0][0].device.type != "cpu":
-        return "written for CPUs; the inputs are on a GPU"
+    if reason := device_refusal(subject):
+        return reason
     if not layers_of(subject):
         return "the model has no linear layer or convolution with float32 weights"
     if rest == "bfloat16" and not has_bfloat16(machine):

@@ -20,6 +20,7 @@ from whet.machine import Limits, Machine
 from whet.measure.cgroup import cpu_quota
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
+from whet.techniques.half import device_type
 from whet.techniques.technique import Applies, Candidate, Refused, Stage, Verdict
 from whet.workload import Subject
 
@@ -45,7 +46,9 @@ class Options:
 
 
 def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
-    """Applies where there are more cores or threads than one, and to another number than the one in force."""
+    """Applies on CPUs with more cores or threads than one, and to another number than the one in force."""
+    if device_type(subject) != "cpu":
+        return Refused("the model runs on the GPU; PyTorch's threads compute on the CPU alone")
     if machine.cores == machine.torch_threads == 1:
         return Refused("the machine has one core")
     if options.num_threads > machine.cores:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from whet.artefact import load
-from whet.measure.clock import measure_calls
+from whet.measure.clock import measure_calls, use_device_of
 from whet.measure.memory import cuda_peak_bytes, live_tensor_bytes, peak_rss_bytes
 from whet.signature import FlatModel
 from whet.workload import Subject, Workload, examine
@@ -84,5 +84,6 @@ def read_inputs(path: Path) -> list[tuple[Tensor, ...]]:
     with safe_open(path, framework="pt") as file:
         for name, device in file.metadata().items():
             i, j = map(int, name.split("."))
-            batches.setdefault(i, {})[j] = file.get_tensor(name).to(device)
+            tensor = batches.setdefault(i, {})[j] = file.get_tensor(name).to(device)
+            use_device_of(tensor)
     return [tuple(batch[j] for j in sorted(batch)) for _, batch in sorted(batches.items())]

@@ -121,7 +121,8 @@ def _parse_options(query: str) -> Options:
         wrong = f"{'.'.join(map(str, first['loc']))}={first['input']}: {first['msg']}"
     except ValueError:
         wrong = "not of the form NAME=VALUE&NAME=VALUE"
-    raise TargetError(f"bad option in ?{query}: {wrong}. Options are batch and seq: hf:DIR?batch=8&seq=256")
+    known = "Options are batch, seq and device: hf:DIR?batch=8&seq=256&device=cuda"
+    raise TargetError(f"bad option in ?{query}: {wrong}. {known}")
 
 
 def _check_directory(directory: Path) -> None:

@@ -2,7 +2,7 @@
 
 A built-in name (digits-cnn), a Hugging Face directory (hf:DIR), or a function of the user's own
 (FILE.py:FUNCTION, package.module:FUNCTION) that takes no arguments and returns a Workload, (model, inputs) or
-(model, inputs, Quality).
+(model, inputs, Quality). `?device=cuda` after any of them puts the model and its batches on the GPU.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from whet.errors import TargetError, WhetError
 from whet.workload import Quality, Workload
 from whet.workloads import BUILTIN, huggingface
+from whet.workloads.device import on_device, split_device
 from whet.workloads.sizes import checked_sizes, resized
 from whet.workloads.user_code import load_function, parameters_of, what_and_where
 
@@ -29,12 +30,19 @@ def resolve(target: str, sizes: Mapping[str, int] = MappingProxyType({})) -> Wor
     """The workload that `target` names.
 
     sizes: of `batch` (samples) and `seq` (tokens), where not the workload's own. A function that has parameters of
-    these names is called with them; else its first batch is cut or repeated.
+    these names is called with them; else its first batch is cut or repeated. So is a device: a function that has a
+    parameter `device` places the model itself, every other workload is moved.
 
     Raises TargetError, with what was wrong and what to do, where there is none; MissingExtra where an optional package
     that it needs is not installed.
     """
     sizes = checked_sizes(sizes)
+    target, device = split_device(target)
+    workload = _resolved(target, sizes, device)
+    return on_device(workload, device) if device else workload
+
+
+def _resolved(target: str, sizes: Mapping[str, int], device: str) -> Workload:
     if target in BUILTIN:
         return resized(import_module(f"whet.workloads.{target.replace('-', '_')}").build(), **sizes)
     if target.startswith("hf:"):
@@ -46,13 +54,18 @@ def resolve(target: str, sizes: Mapping[str, int] = MappingProxyType({})) -> Wor
         raise TargetError(f"{target!r} lacks a {'FUNCTION' if place else 'FILE.py or module'}; give {_FORMS}")
     function = load_function(place, name, f"one that returns {_RETURNS}")
     taken = parameters_of(function)
-    workload = _call(function, name, place, {size: value for size, value in sizes.items() if size in taken})
+    given: dict[str, Any] = {size: value for size, value in sizes.items() if size in taken}
+    if device and "device" in taken:
+        given["device"] = device
+    workload = _call(function, name, place, given)
     return resized(workload, **{size: value for size, value in sizes.items() if size not in taken})
 
 
 def _reject(target: str) -> NoReturn:
     if target.endswith(".py"):
         hint = f"add the function that builds the workload: {target}:FUNCTION"
+    elif target.partition("?")[0] in BUILTIN:
+        hint = f"a built-in workload takes one option: {target.partition('?')[0]}?device=cuda"
     elif target and Path(target).is_dir():
         hint = f"for a Hugging Face directory, write hf:{target}"
     else:
@@ -62,7 +75,7 @@ def _reject(target: str) -> NoReturn:
     raise TargetError(f"no workload is named {target!r}; {hint}")
 
 
-def _call(function: Callable[..., Any], name: str, place: str, given: Mapping[str, int]) -> Workload:
+def _call(function: Callable[..., Any], name: str, place: str, given: Mapping[str, Any]) -> Workload:
     needed = [
         p.name
         for p in parameters_of(function).values()

@@ -16,7 +16,7 @@ def training_function(target: str) -> Callable[[], Any]:
     Raises TargetError, with what was wrong and what to do, where there is none or it needs arguments.
     """
     place, colon, name = target.rpartition(":")
-    if target in BUILTIN or target.startswith("hf:"):
+    if target.partition("?")[0] in BUILTIN or target.startswith("hf:"):
         raise TargetError(f"{target} is a model to run, with no training loop to watch; give {_FORMS}")
     if not colon or not place or not name:
         raise TargetError(f"{target!r} names no function; give {_FORMS}")

@@ -1,0 +1,87 @@
+"""A workload on another device: `TARGET?device=cuda`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.errors import TargetError
+from whet.signature import Outputs
+from whet.workload import Predict, Quality, Workload
+
+DEVICES = ("cpu", "cuda")
+
+
+def split_device(target: str) -> tuple[str, str]:
+    """Split `ADDRESS?device=cuda` into the address, with its other options, and the device; "" where none is named.
+
+    Raises TargetError for a device that whet does not measure on, or that this machine does not have.
+    """
+    address, _, query = target.partition("?")
+    options = query.split("&") if query else []
+    devices = [option.removeprefix("device=") for option in options if option.startswith("device=")]
+    if not devices:
+        return target, ""
+    others = "&".join(option for option in options if not option.startswith("device="))
+    return address + (f"?{others}" if others else ""), _checked(devices[-1])
+
+
+def _checked(device: str) -> str:
+    if device not in DEVICES:
+        hint = "; choose a GPU with CUDA_VISIBLE_DEVICES=N" if device.startswith("cuda:") else ""
+        raise TargetError(f"device={device} is none of {', '.join(DEVICES)}{hint}")
+    if device == "cuda" and not torch.cuda.is_available():
+        built = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
+        raise TargetError(f"device=cuda needs a GPU that torch can use: {built}")
+    return device
+
+
+def on_device(workload: Workload, device: str) -> Workload:
+    """Return the workload with its model, which is moved in place, and all its batches on a device.
+
+    The quality function still sees tensors where it made them: what it gives the model is moved to the device, and
+    what the model answers is moved to the CPU. A workload that lies on the device already is returned as it is.
+    """
+    tensors = [*workload.model.parameters(), *workload.model.buffers()]
+    for batch in (*workload.inputs, *workload.calibration):
+        _mapped(batch, tensors.append)
+    if all(tensor.device.type == device for tensor in tensors):
+        return workload
+    return replace(
+        workload,
+        model=workload.model.to(device),
+        inputs=[_moved(batch, device) for batch in workload.inputs],
+        calibration=[_moved(batch, device) for batch in workload.calibration],
+        quality=None if workload.quality is None else _quality_on(workload.quality, device),
+    )
+
+
+def _quality_on(quality: Quality, device: str) -> Quality:
+    def measure(predict: Predict) -> float:
+        def moved(*args: Any, **kwargs: Any) -> Any:
+            return _moved(predict(*_moved(args, device), **_moved(kwargs, device)), "cpu")
+
+        return quality.measure(moved)
+
+    return replace(quality, measure=measure)
+
+
+def _moved(value: Any, device: str) -> Any:
+    return _mapped(value, lambda tensor: tensor.to(device))
+
+
+def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Apply a function to each tensor in nested tuples, lists and mappings; mappings of outputs keep attributes."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        items = {key: _mapped(item, change) for key, item in value.items()}
+        return items if type(value) is dict else Outputs(items)
+    if isinstance(value, list | tuple):
+        parts = [_mapped(part, change) for part in value]
+        if hasattr(value, "_fields"):
+            return type(value)(*parts)
+        return parts if isinstance(value, list) else tuple(parts)
+    return value

@@ -1,0 +1,32 @@
+"""`whet tune` says how to put a model on the GPU where the machine has one that the model does not use."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from whet.cli.tune import _Live
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "target", "hint"),
+    [
+        ("H100 (sm_90)", "cpu", "docs-gpt", "whet tune 'docs-gpt?device=cuda'"),
+        ("H100 (sm_90)", "cpu", "hf:m?batch=2", "whet tune 'hf:m?batch=2&device=cuda'"),
+        ("H100 (sm_90)", "cuda", "docs-gpt?device=cuda", ""),
+        ("H100 (sm_90)", "cpu", "docs-gpt?device=cpu", ""),
+        ("", "cpu", "docs-gpt", ""),
+    ],
+)
+def test_the_gpu_is_pointed_out(gpu: str, device: str, target: str, hint: str) -> None:
+    shown = StringIO()
+    facts = {
+        "diagnosis": {"sentence": "It is slow."},
+        "machine": {"gpu": gpu},
+        "limits": {"device": device},
+        "score": None,
+    }
+    with _Live(Console(file=shown, width=200), target, 1.0) as live:
+        live.looked(facts)
+    assert hint in shown.getvalue()
+    assert ("this model is on the CPU" in shown.getvalue()) == bool(hint)
