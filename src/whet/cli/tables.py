@@ -19,8 +19,20 @@ _VERDICTS = {
     "inconclusive": ("INCONCLUSIVE", "yellow"),
     "screened": ("screening", "dim"),
 }
-_HEADLINES = {"gain": ("GAIN", "bold green"), "no-gain": ("NO GAIN", "bold"), "failed": ("FAILED", "bold red")}
-_STATUSES = {"done": "green", "rejected": "yellow", "failed": "red", "refused": "dim", "running": "dim"}
+_HEADLINES = {
+    "gain": ("GAIN", "bold green"),
+    "no-gain": ("NO GAIN", "bold"),
+    "failed": ("FAILED", "bold red"),
+    "inconclusive": ("INCONCLUSIVE", "bold yellow"),
+}
+_STATUSES = {
+    "done": "green",
+    "rejected": "yellow",
+    "stopped": "yellow",
+    "failed": "red",
+    "refused": "dim",
+    "running": "dim",
+}
 
 
 def show_result(console: Console, result: Result) -> None:

@@ -27,8 +27,8 @@ from whet.tuner.result import MODEL, Point, Result, TrialRecord
 from whet.tuner.verdict import noise_in_words
 
 _HERE = Path(__file__).parent
-_VERDICTS = {"gain": "gain", "no-gain": "no gain", "failed": "failed"}
-_ORDER = ("done", "rejected", "failed", "refused", "running")
+_VERDICTS = {"gain": "gain", "no-gain": "no gain", "failed": "failed", "inconclusive": "inconclusive"}
+_ORDER = ("done", "rejected", "stopped", "failed", "refused", "running")
 _MEANINGS = {
     "compute": "arithmetic is the limit: fewer operations, or a data type the machine multiplies faster, would help",
     "bandwidth": "moving bytes is the limit: fusion, smaller weights or smaller activations would help",

@@ -12,7 +12,8 @@ FILE = "result.json"
 MODEL = "model"  # the tuned model's directory inside the output directory
 
 Objective = Literal["latency", "throughput", "memory", "size"]
-Word = Literal["gain", "no-gain", "failed"]  # failed: nothing that was tried could be measured
+Word = Literal["gain", "no-gain", "failed", "inconclusive"]
+"""failed: nothing that was tried could be measured. inconclusive: nothing was proved, for lack of time."""
 
 
 class Agreement(BaseModel):
@@ -37,8 +38,8 @@ class TrialRecord(BaseModel):
 
     number: int
     steps: list[Step]
-    status: Literal["done", "rejected", "failed", "refused", "running"]
-    reason: str = ""  # why rejected, failed or refused
+    status: Literal["done", "rejected", "failed", "refused", "running", "stopped"]  # stopped: the budget was used up
+    reason: str = ""  # why rejected, failed, refused or stopped
     predicted: float | None = None  # the most it could gain, said before it was measured
     speedup: float | None = None
     speedup_ci95: tuple[float, float] | None = None
@@ -138,6 +139,8 @@ class Result(BaseModel):
     max_drop: float = 0.01
     max_memory_bytes: int | None = None
     budget_s: float = 300.0
+    needed_s: float | None = None  # about the budget that a verdict takes, where this one was too small for it
+    outlook: str = ""  # what was expected to fit into the budget
     verdict: Word
     sentence: str
     quality_name: str

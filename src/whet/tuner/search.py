@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -17,9 +17,11 @@ from whet.measure.fork_server import ForkServer
 from whet.measure.isolate import QUIET, Outcome, run_isolated
 from whet.profiler import Profile
 from whet.recipe import Recipe
+from whet.tuner.budget import BudgetEnded, Runner, run_within
 from whet.tuner.finalist import INPUTS
 from whet.tuner.goal import Goal, ranked
-from whet.tuner.plan import next_recipe
+from whet.tuner.outlook import MIN_TRIAL_S, TIMING_S
+from whet.tuner.plan import compile_only, next_recipe
 from whet.tuner.result import TrialRecord
 from whet.tuner.space import Offer, Space
 from whet.tuner.study import Study
@@ -28,9 +30,9 @@ from whet.tuner.trial import mean_least_time_s
 _LOG = logging.getLogger("whet")
 
 _KEPT = 3  # artefacts of this many best trials stay on disk until the finals
-_TIMING_S = 2.4  # of interleaved timing in a trial
 _MAX_REPEATS = 8  # after so many recipes in a row that have been measured, the sampler has nothing new
 _MEMORY_RUN_S = 0.3  # of timing in the process that only measures memory
+_NUM_WITH_REFERENCE = 3  # torch.compile alone is tried where so many trials fit
 
 # What every trial imports. Not runtimes that a recipe may not name: some patch torch as they are imported.
 _PRELOAD = ("whet.tuner.trial", "torch.export._trace")
@@ -38,12 +40,6 @@ _ROOMS = {"measure_finalist": "finalist"}  # function of a child -> its module, 
 
 _LIMITS = TypeAdapter(Limits)
 _PROFILES = TypeAdapter(list[tuple[Profile, int]])
-
-
-class Runner(Protocol):
-    """Calls a function of whet.tuner.trial or .finalist in a process of its own."""
-
-    def __call__(self, function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome: ...
 
 
 @dataclass(frozen=True)
@@ -111,24 +107,42 @@ def search(
     goal: Goal,
     *,
     deadline: float,
+    stop_at: float | None = None,
+    trial_s: float = 0.0,
     max_trials: int = 200,
     report: Callable[[TrialRecord], None] = lambda record: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[TrialRecord]:
-    """Try recipes until `deadline` (as `clock` tells), the plan's end, or `max_trials`. Returns every record.
+    """Try recipes until `deadline` (as `clock` tells), the plan's end, or `max_trials`.
 
-    A trial that is not expected to end before the deadline is not begun, save the first two: torch.compile alone and
-    the most promising technique. KeyboardInterrupt leaves the study as it is, to be resumed.
+    A trial that is not expected to end before the deadline is not begun, save the first of a new search; as long as
+    none has ended, before `stop_at`. One that is
+    still at work at `stop_at` is stopped and left in the study as one to be tried again. torch.compile alone, the
+    reference, is left out where fewer than three trials fit, and may take half of the time left.
+    KeyboardInterrupt leaves the study as it is, to be resumed.
+
+    Args:
+        stop_at: the deadline, if not given.
+        trial_s: about how long a trial takes, before one has been seen.
+        report: is told of every trial that ended or was stopped.
+
+    Returns:
+        Every record of the study, and those of the trials that were stopped.
     """
     space = bench.space
+    reference = compile_only(space)
+    stop_at = deadline if stop_at is None else stop_at
     records = study.records()
+    stopped: list[TrialRecord] = []
     repeats = 0  # of the sampler, in a row
     while len(records) < max_trials:
-        expected = _expected_s(records)
-        if len(records) >= 2 and clock() + expected > deadline:
+        expected = _expected_s(records) or trial_s
+        is_late = clock() + expected > (deadline if records else stop_at)
+        if stop_at - clock() < MIN_TRIAL_S or (is_late and (records or stopped)):
             _LOG.info("the time is used up after %d trials", len(records))
             break
-        recipe = next_recipe(space, records, goal)
+        is_short = clock() + _NUM_WITH_REFERENCE * expected > deadline
+        recipe = next_recipe(space, [*records, *stopped], goal, with_reference=not is_short)
         if recipe is None and (not space.offers or repeats >= _MAX_REPEATS):
             break
         number, chosen = study.begin(recipe, space, space.bound(list(recipe)) if recipe else None)
@@ -137,23 +151,31 @@ def search(
             repeats += 1
             continue
         try:
-            time_left = bench.trial_limit_s if len(records) < 2 else deadline - clock()
-            record = try_recipe(bench, goal, number, chosen, space, time_left)
+            left_s = (stop_at - clock()) * (0.5 if reference is not None and str(chosen) == str(reference) else 1.0)
+            record = try_recipe(bench, goal, number, chosen, space, left_s)
         except BaseException:
             study.give_up(number)
             raise
+        if record.status == "stopped":
+            study.give_up(number)
+            stopped.append(record)
+            report(record)
+            continue
         study.end(record, goal.value(record) if record.status in ("done", "rejected") else None)
         report(record)
         repeats = 0
         records = study.records()
         _drop_losers(bench, goal, records)
-    return records
+    return [*records, *stopped]
 
 
 def try_recipe(
     bench: Workbench, goal: Goal, number: int, recipe: Recipe, space: Space, time_left_s: float
 ) -> TrialRecord:
-    """One trial: build, save, load, judge and time a recipe in a fresh process; a failure there is its record."""
+    """Build, save, load, judge and time a recipe in a fresh process; a failure there is recorded.
+
+    time_left_s: of the budget. A trial that needs more is recorded as stopped.
+    """
     started = time.perf_counter()
     folder = bench.directory / f"trial-{number}"
     record = TrialRecord(
@@ -163,7 +185,8 @@ def try_recipe(
         predicted=space.bound(list(recipe)),
         fingerprint=describe().fingerprint,
     )
-    outcome = bench.run(
+    outcome = run_within(
+        bench.run,
         "attempt",
         {
             "target": bench.target,
@@ -172,24 +195,26 @@ def try_recipe(
             "directory": str(bench.artefact(number)),
             "score": bench.facts["score"],
             "max_drop": goal.max_drop,
-            "timing_s": _TIMING_S,
+            "timing_s": TIMING_S,
         },
         folder,
-        min(bench.trial_limit_s, max(time_left_s, 30.0)),
+        limit_s=bench.trial_limit_s,
+        left_s=time_left_s,
     )
     if outcome.failure is not None:
+        record.status = "stopped" if isinstance(outcome.failure, BudgetEnded) else "failed"
         record.reason = outcome.failure.message
     elif outcome.value is not None:
         record = TrialRecord.model_validate({**record.model_dump(), **outcome.value})
     if record.latency_ms:
         record.share_of_limit = bench.share_of_limit(record.steps, record.latency_ms)
     if record.status == "done" and goal.needs_memory:
-        _measure_memory(bench, goal, record)
+        _measure_memory(bench, goal, record, time_left_s - (time.perf_counter() - started))
     record.seconds = time.perf_counter() - started
     return record
 
 
-def _measure_memory(bench: Workbench, goal: Goal, record: TrialRecord) -> None:
+def _measure_memory(bench: Workbench, goal: Goal, record: TrialRecord, time_left_s: float) -> None:
     folder = bench.directory / f"trial-{record.number}"
     arguments = {
         "target": bench.target,
@@ -198,9 +223,17 @@ def _measure_memory(bench: Workbench, goal: Goal, record: TrialRecord) -> None:
         "budget_s": _MEMORY_RUN_S,
         "num_threads": bench.facts["num_threads"],
     }
-    outcome = bench.run("measure_finalist", arguments, folder / "memory", bench.trial_limit_s)
+    outcome = run_within(
+        bench.run,
+        "measure_finalist",
+        arguments,
+        folder / "memory",
+        limit_s=bench.trial_limit_s,
+        left_s=time_left_s,
+    )
     if outcome.value is None:
-        record.status, record.reason = "failed", outcome.failure.message if outcome.failure else "no result"
+        record.status = "stopped" if isinstance(outcome.failure, BudgetEnded) else "failed"
+        record.reason = outcome.failure.message if outcome.failure else "no result"
         return
     record.peak_bytes = outcome.value["peak_bytes"]
     if goal.max_memory_bytes is not None and record.peak_bytes > goal.max_memory_bytes:

@@ -51,7 +51,9 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
     subject = examine(workload)
     weights = digest(workload)  # before more calls than one can count: some buffers are counters
     machine = describe()
+    began = time.perf_counter()
     limits = load_limits(machine, device="cuda" if device_type(subject) == "cuda" else "cpu")
+    limits_s = time.perf_counter() - began  # spent once on each machine
     profiles = profile_sizes(subject)
     profile = profiles[0][0]
     offers, refused = offers_for(subject, machine, limits, profile, exclude=exclude)
@@ -61,6 +63,8 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
     return {
         "name": workload.name,
         "open_s": open_s,
+        "examined_s": time.perf_counter() - started - limits_s,
+        "limits_s": limits_s,
         "signature": _SIGNATURE.dump_python(subject.signature, mode="json"),
         "score": subject.score,
         "quality_name": quality.name if quality else AGREEMENT,

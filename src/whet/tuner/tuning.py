@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,17 +26,19 @@ from whet.recipe import Evidence, Recipe
 from whet.signature import Batch
 from whet.techniques import TABLE
 from whet.tuner import finals, plan, verdict
+from whet.tuner.budget import Budget, BudgetEnded
 from whet.tuner.command import command_line, without_password
 from whet.tuner.finalist import PICKLED, SURROUNDINGS
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.opening import checked_directory, move_in, open_study
+from whet.tuner.outlook import MIN_ROUNDS, ROUNDS, Costs, Outlook
 from whet.tuner.report import write_report
 from whet.tuner.result import FILE, MODEL, Objective, Point, Result, TrialRecord, Word
 from whet.tuner.search import Workbench, forking, search, try_recipe
+from whet.tuner.study import Study
 from whet.workload import Quality, Workload
 
 _LOOK_LIMIT_S = 180.0
-_FINALS_SHARE = 0.4  # of the budget is left for the finals, at most
 _BEATEN = 0.9  # a trial whose whole screening interval lies below this speedup is slower, whatever the process
 
 
@@ -47,8 +48,11 @@ class Listener:
     def looked(self, facts: dict[str, Any]) -> None:
         """The target has been examined."""
 
+    def planned(self, outlook: Outlook) -> None:
+        """The rest of the budget has been divided: what fits, and about how long it takes."""
+
     def tried(self, record: TrialRecord) -> None:
-        """A trial has ended."""
+        """A trial has ended, or was stopped."""
 
     def measured(self, rounds_done: int, rounds: int) -> None:
         """A round of the finals has ended."""
@@ -89,26 +93,27 @@ def tune(
     _check_excluded(exclude)
     chosen = checked_directory(out, resume, has_own_study=not storage)
     listener = listener or Listener()
-    started, began = time.monotonic(), datetime.datetime.now(datetime.UTC)
-    deadline = started + budget_s
+    budget, began = Budget(budget_s), datetime.datetime.now(datetime.UTC)
     with (
         _prepared(target, inputs, quality, calibration) as (address, name, scratch),
-        forking(memory_limit_bytes or describe().most_bytes) as run,
+        forking(memory_limit_bytes or describe().most_bytes) as unbounded,
     ):
+        run = budget.bounded(unbounded)
         arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
-        facts = _looked(run("look", arguments, scratch, _LOOK_LIMIT_S))
+        facts = _looked(run("look", arguments, scratch, _LOOK_LIMIT_S), budget_s)
         listener.looked(facts)
         directory = chosen or Path(tempfile.mkdtemp(prefix="whet-"))
         study = open_study(storage, directory, name, goal, facts, resume, exclude)
         work = move_in(scratch, directory)
         bench = Workbench(address, {**facts, **(study.facts or {})}, work, run, trial_limit_s)
-        reserve = min(_FINALS_SHARE * budget_s, finals.expected_s(bench, num_contenders=2))
-        records = search(bench, study, goal, deadline=deadline - reserve, report=listener.tried)
-        result = _conclude(bench, goal, records, deadline, listener)
+        records, outlook = _searched(bench, study, goal, budget, listener)
+        result = _conclude(bench, goal, records, budget, outlook, listener)
         result.target, result.budget_s, result.out = name, budget_s, str(directory)
-        result.started_at, result.seconds = began.isoformat(timespec="seconds"), time.monotonic() - started
+        result.outlook = outlook.sentence
+        result.started_at, result.seconds = began.isoformat(timespec="seconds"), budget.elapsed_s
         result.command = _command(target, goal, budget_s, storage, bench.facts["exclude"])
         _write(bench, result, directory)
+        result.seconds = budget.elapsed_s
         shutil.rmtree(work, ignore_errors=True)
     if not isinstance(target, str):
         result.keep_original(target.model if isinstance(target, Workload) else target)
@@ -125,8 +130,33 @@ def _command(
     return command_line(target, **asdict(goal), budget_s=budget_s, storage=shown, exclude=exclude)
 
 
-def _looked(outcome: Outcome) -> dict[str, Any]:
+def _searched(
+    bench: Workbench, study: Study, goal: Goal, budget: Budget, listener: Listener
+) -> tuple[list[TrialRecord], Outlook]:
+    """Divide what is left of the budget, and search. Returns every record, and how the budget was divided."""
+    earlier = study.records()
+    outlook = Outlook.of(budget, bench.facts, earlier)
+    listener.planned(outlook)
+    now = budget.clock()
+    records = search(
+        bench,
+        study,
+        goal,
+        deadline=now + outlook.search_s,
+        stop_at=now + outlook.stop_s,
+        trial_s=outlook.costs.trial_s,
+        report=listener.tried,
+        clock=budget.clock,
+    )
+    return records, outlook
+
+
+def _looked(outcome: Outcome, budget_s: float) -> dict[str, Any]:
     """The facts a child found out about the target. Raises the user error it met."""
+    if isinstance(outcome.failure, BudgetEnded):
+        raise OptionError(
+            f"to build, call and examine the model takes longer than a budget of {budget_s:g} s; give a larger --budget"
+        )
     if outcome.failure is not None:
         if outcome.failure.kind is FailureKind.TIMEOUT:
             raise ModelError(f"to build and call the model {outcome.failure.message}; does it wait for something?")
@@ -190,11 +220,27 @@ def _hand_over(workload: Workload, path: Path) -> None:
         ) from error
 
 
-def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline: float, listener: Listener) -> Result:
+def _conclude(
+    bench: Workbench,
+    goal: Goal,
+    records: list[TrialRecord],
+    budget: Budget,
+    outlook: Outlook,
+    listener: Listener,
+) -> Result:
     facts = bench.facts
     best_first = ranked(goal, records)
-    contenders = _contenders(bench, goal, best_first, deadline)
-    baseline, points = finals.run_finals(bench, contenders, deadline=deadline, report=listener.measured)
+    contenders = _contenders(bench, goal, best_first, budget, Costs.estimate(facts, records))
+    now = budget.clock()
+    baseline, points = finals.run_finals(
+        bench,
+        contenders,
+        deadline=now + budget.left_s,
+        stop_at=now + budget.left_at_most_s,
+        unmeasured=verdict.screened_original(facts, records),
+        report=listener.measured,
+        clock=budget.clock,
+    )
     is_fair = goal.objective != "memory" or _hold_only_the_model(bench, baseline)
     reference = plan.compile_only(bench.space)
     compile_only = next((p for p in points if reference and p.label == str(reference)), None)
@@ -204,13 +250,21 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
     best = verdict.choose(goal, baseline, points)
     beaten = best_first[0] if best_first and _is_beaten(goal, best_first[0]) else None
     word: Word = "gain" if best is not baseline else "failed" if verdict.all_failed(records) else "no-gain"
+    costs = Costs.estimate(facts, records)
+    is_short = budget.left_at_most_s < costs.trial_s + costs.finals_s(1, MIN_ROUNDS)
+    needed_s = None
+    if word == "no-gain" and is_short and verdict.is_open(goal, bench.space, records, points, beaten):
+        word, needed_s = "inconclusive", costs.needed_s(outlook.spent_s)
     return Result(
         target=facts["name"],
         objective=goal.objective,
         max_drop=goal.max_drop,
         max_memory_bytes=goal.max_memory_bytes,
         verdict=word,
-        sentence=verdict.no_gain(goal, baseline, records, points, beaten)
+        needed_s=needed_s,
+        sentence=verdict.out_of_time(records, next(iter(best_first), None), needed_s)
+        if needed_s is not None
+        else verdict.no_gain(goal, baseline, records, points, beaten)
         if best is baseline
         else verdict.gain(goal, baseline, best, compile_only, facts["quality_name"], is_fair=is_fair),
         quality_name=facts["quality_name"],
@@ -231,15 +285,25 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
     )
 
 
-def _contenders(bench: Workbench, goal: Goal, best_first: list[TrialRecord], deadline: float) -> list[TrialRecord]:
-    """The best two, or one where time is short; each with its artefact on disk, made again where it is not. None of
-    those that are far slower than the original: nobody waits for proof of that."""
-    time_left = deadline - time.monotonic()
-    num = 2 if time_left > finals.expected_s(bench, num_contenders=2) else 1
-    chosen = []
-    for record in [r for r in best_first if not _is_beaten(goal, r)][:num]:
-        if not (bench.artefact(record.number) / MANIFEST).is_file():
-            again = try_recipe(bench, goal, record.number, Recipe(steps=record.steps), bench.space, time_left)
+def _contenders(
+    bench: Workbench, goal: Goal, best_first: list[TrialRecord], budget: Budget, costs: Costs
+) -> list[TrialRecord]:
+    """Return the trials for the finals: the best two, one where time is short, or none where not even that one fits.
+
+    Each has its artefact on disk, made again where it is not. Trials that are far slower than the original are left
+    out: nobody waits for proof of that.
+    """
+    chosen: list[TrialRecord] = []
+    for record in [r for r in best_first if not _is_beaten(goal, r)][:2]:
+        is_built = (bench.artefact(record.number) / MANIFEST).is_file()
+        build_s = 0.0 if is_built else costs.trial_s
+        if costs.finals_s(1, MIN_ROUNDS) + build_s > budget.left_at_most_s:
+            break
+        if chosen and costs.finals_s(2, ROUNDS) + build_s > budget.left_s:
+            break
+        if not is_built:
+            left_s = budget.left_at_most_s - costs.finals_s(1, MIN_ROUNDS)
+            again = try_recipe(bench, goal, record.number, Recipe(steps=record.steps), bench.space, left_s)
             if again.status != "done":
                 continue
         chosen.append(record)
