@@ -169,6 +169,7 @@ def _point(bench: Workbench, contender: TrialRecord | None, runs: Sequence[_Run]
         cuda_peak_bytes=max((r["cuda_peak_bytes"] for r in runs if r["cuda_peak_bytes"]), default=None),
         size_bytes=facts["original_bytes"] if contender is None else size_bytes(bench.artefact(contender.number)),
         quality=facts["score"] if contender is None else contender.quality,
+        change=None if contender is None else contender.change,
         agreement=None if contender is None else contender.agreement,
         share_of_limit=bench.share_of_limit(steps, latency),
         process_latencies_ms=[r["latency_ms"] for r in runs],

@@ -81,7 +81,8 @@ def _quality_tile(result: Result) -> Tile:
     record = record_of(result, best)
     drop = f"drop {figures.percent(record.drop)}, allowed {figures.percent(result.max_drop)}; " if record else ""
     value = f"{figures.score(baseline.quality)} → {figures.score(best.quality)}"
-    return Tile(title, value, f"{drop}{direction} is better")
+    detail = f"{drop}{direction} is better; {figures.change(best.change, result.max_drop)}"
+    return Tile(title, value, detail, tone="warn" if best.change is not None and not best.change.is_shown else "")
 
 
 def _byte_tiles(result: Result) -> list[Tile]:

@@ -114,6 +114,7 @@ def _environment() -> Environment:
     named = (
         figures.cosine, figures.digits, figures.duration, figures.interval, figures.measured,
         figures.num_bytes, figures.operations, figures.p_value, figures.percent, figures.ratio, figures.score,
+        figures.most_drop,
     )  # fmt: skip
     environment.filters |= {function.__name__: function for function in named}
     environment.filters["kind"] = lambda bound: bound.removesuffix("-bound")

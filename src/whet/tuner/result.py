@@ -33,6 +33,23 @@ class Agreement(BaseModel):
     top1: float | None = None
 
 
+class QualityChange(BaseModel):
+    """How a variant's score differs from the original's on the same samples, as fractions of the original's score.
+
+    drop: exact, on these samples. ci95: the 95 % interval of the drop on samples like these. num_worse, num_better:
+    samples whose score fell or rose. is_shown: whether the whole interval lies within the drop that is allowed.
+    needed_samples: about how many would show that, if they differ as often as these; None where none would.
+    """
+
+    drop: float
+    ci95: tuple[float, float]
+    num_samples: int
+    num_worse: int
+    num_better: int
+    is_shown: bool
+    needed_samples: int | None = None
+
+
 class TrialRecord(BaseModel):
     """One trial. speedup: original over variant, in interleaved blocks of one process: a screening figure."""
 
@@ -47,6 +64,7 @@ class TrialRecord(BaseModel):
     baseline_latency_ms: float | None = None
     quality: float | None = None
     drop: float | None = None  # fraction of the original's quality; negative is better; None without finite outputs
+    change: QualityChange | None = None  # of the quality, where it is scored sample by sample
     agreement: Agreement | None = None
     peak_bytes: int | None = None
     size_bytes: int | None = None
@@ -82,6 +100,7 @@ class Point(BaseModel):
     cuda_peak_bytes: int | None = None
     size_bytes: int
     quality: float | None = None
+    change: QualityChange | None = None  # of the quality, where it is scored sample by sample
     agreement: Agreement | None = None
     share_of_limit: float | None = None
     process_latencies_ms: list[float] = Field(default_factory=list)  # the median of each process, in order
@@ -210,6 +229,7 @@ class Result(BaseModel):
             "quality_name": self.quality_name,
             "quality_baseline": self.baseline.quality,
             "quality_best": self.best.quality,
+            "quality_change": None if self.best.change is None else self.best.change.model_dump(mode="json"),
             "size_bytes_baseline": self.baseline.size_bytes,
             "size_bytes_best": self.best.size_bytes,
             "peak_bytes_baseline": self.baseline.peak_bytes,

@@ -196,6 +196,7 @@ def try_recipe(
             "score": bench.facts["score"],
             "max_drop": goal.max_drop,
             "timing_s": TIMING_S,
+            "sample_scores": bench.facts.get("sample_scores", []),
         },
         folder,
         limit_s=bench.trial_limit_s,

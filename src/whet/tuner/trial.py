@@ -4,6 +4,7 @@ Everything here takes and returns plain JSON. What is measured is always the art
 """
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,9 +30,10 @@ from whet.techniques.half import device_type
 from whet.tuner.agreement import agree
 from whet.tuner.build import build, refusals, technique_of
 from whet.tuner.finalist import INPUTS, open_target, write_inputs
+from whet.tuner.quality_change import quality_change
 from whet.tuner.result import Agreement, Diagnosed, LayerRow
 from whet.tuner.space import offers_for
-from whet.workload import Subject, Workload, examine, measure_quality
+from whet.workload import Subject, Workload, examine, measure_score
 
 AGREEMENT = "agreement (cosine)"  # stands in for a quality where the workload has none
 
@@ -67,6 +69,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "limits_s": limits_s,
         "signature": _SIGNATURE.dump_python(subject.signature, mode="json"),
         "score": subject.score,
+        "sample_scores": list(subject.sample_scores),
         "quality_name": quality.name if quality else AGREEMENT,
         "higher_is_better": quality.higher_is_better if quality else True,
         "weights": weights,
@@ -98,9 +101,10 @@ def attempt(
     score: float | None,
     max_drop: float,
     timing_s: float,
+    sample_scores: Sequence[float] = (),
 ) -> dict[str, Any]:
     """Build a recipe, save it into `directory`, load it back, judge its outputs and time it beside the original."""
-    subject = reopen(target, signature)
+    subject = replace(reopen(target, signature), score=score, sample_scores=tuple(sample_scores))
     num_threads = torch.get_num_threads()  # a recipe may set its own as it is loaded
     recipe = _STEPS.validate_python(steps)
     refused = refusals(recipe, subject, describe())
@@ -115,17 +119,24 @@ def attempt(
     result["size_bytes"] = size_bytes(folder)
     agreement = agree(subject, artefact.run)
     result["agreement"] = agreement.model_dump()
-    quality, drop, reason = judge(subject, artefact, agreement, score, max_drop)
-    result |= {"quality": quality, "drop": drop, "status": "rejected" if reason else "done", "reason": reason}
-    if drop is not None:
+    judged = judge(subject, artefact, agreement, max_drop)
+    result |= judged
+    if judged["drop"] is not None:
         result |= time_pair(subject, artefact.run, timing_s, num_threads=num_threads)
     return result
 
 
 def replay(
-    target: str, steps: list[dict[str, Any]], directory: str, machine: dict[str, Any] | None = None
+    target: str,
+    steps: list[dict[str, Any]],
+    directory: str,
+    machine: dict[str, Any] | None = None,
+    max_drop: float = math.inf,
 ) -> dict[str, Any]:
-    """Apply the steps that hold here, save the result, and judge its outputs. No timing. machine: the recipe's."""
+    """Apply the steps that hold here, save the result, and judge its outputs. Nothing is timed.
+
+    machine: the one that the recipe was made on. max_drop: that the recipe allows.
+    """
     subject = examine(open_target(target))
     recipe = _STEPS.validate_python(steps)
     dropped = refusals(recipe, subject, describe())
@@ -135,15 +146,20 @@ def replay(
     folder = candidate.save(Path(directory))
     artefact = load(folder)
     agreement = agree(subject, artefact.run)
+    judged = judge(subject, artefact, agreement, max_drop)
     quality = subject.workload.quality
     return {
+        "name": subject.workload.name,
         "steps": [step.model_dump() for step in kept],
         "dropped": [(step.model_dump(), reason) for step, reason in dropped],
         "size_bytes": size_bytes(folder),
         "original_bytes": checkpoint_bytes(subject.workload),
         "quality_name": quality.name if quality else AGREEMENT,
         "quality_baseline": subject.score,
-        "quality": measure_quality(quality, artefact) if quality else agreement.cosine,
+        "quality": judged["quality"],
+        "drop": judged["drop"],
+        "change": judged["change"],
+        "reason": judged["reason"],
         "agreement": agreement.model_dump(),
         "notes": list(candidate.notes),
         "differences": describe().differences(machine) if machine else [],
@@ -163,22 +179,30 @@ def reopen(target: str, signature: dict[str, Any]) -> Subject:
     return replace(subject, signature=_SIGNATURE.validate_python(signature))
 
 
-def judge(
-    subject: Subject, predict: Callable[..., Any], agreement: Agreement, score: float | None, max_drop: float
-) -> tuple[float | None, float | None, str]:
-    """(quality, drop, why it is rejected or ""). One that returns NaN or infinity has neither of the first two."""
+def judge(subject: Subject, predict: Callable[..., Any], agreement: Agreement, max_drop: float) -> dict[str, Any]:
+    """Score a variant and hold its quality against the limit.
+
+    Returns:
+        The fields of a TrialRecord: quality, drop, change, status ("done" or "rejected") and reason. A variant that
+        returns NaN or infinity has no quality.
+    """
+    found: dict[str, Any] = {"quality": None, "drop": None, "change": None, "status": "rejected"}
     if agreement.distance is None:
-        return None, None, "its outputs hold NaN or infinity"
+        return {**found, "reason": "its outputs hold NaN or infinity"}
     quality = subject.workload.quality
-    if quality is None or score is None:
-        value, name = agreement.cosine, "agreement with the original"
-        drop = agreement.distance
+    if quality is None or subject.score is None:
+        name = "agreement with the original"
+        found |= {"quality": agreement.cosine, "drop": agreement.distance}
     else:
-        value, name = measure_quality(quality, predict), quality.name
-        drop = quality.drop(score, value)
-    if drop > max_drop:
-        return value, drop, f"{name} drops by {drop:.1%}, more than the {max_drop:.1%} allowed"
-    return value, drop, ""
+        name, score = quality.name, measure_score(quality, predict)
+        change = quality_change(
+            subject.sample_scores, score.samples, higher_is_better=quality.higher_is_better, max_drop=max_drop
+        )
+        found |= {"quality": score.value, "drop": quality.drop(subject.score, score.value)}
+        found["change"] = None if change is None else change.model_dump(mode="json")
+    if found["drop"] > max_drop:
+        return {**found, "reason": f"{name} drops by {found['drop']:.1%}, more than the {max_drop:.1%} allowed"}
+    return {**found, "status": "done", "reason": ""}
 
 
 def time_pair(subject: Subject, run: Callable[..., Any], timing_s: float, *, num_threads: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from whet.tuner import figures
 from whet.tuner.finals import is_gain
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.outlook import MIN_ROUNDS
@@ -107,6 +108,8 @@ def gain(
     if best.quality is not None:
         before = "" if baseline.quality is None else f"{baseline.quality:.4g} before, "
         text += f"; {quality_name}: {before}{best.quality:.4g} after"
+        if baseline.quality is not None:
+            text += f" ({figures.change(best.change, goal.max_drop)})"
     return text + "."
 
 
