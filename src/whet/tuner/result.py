@@ -154,6 +154,7 @@ class Result(BaseModel):
 
     format: int = 1
     target: str
+    model: str = ""  # digest of the names, shapes and dtypes of the model's weights
     objective: Objective = "latency"
     max_drop: float = 0.01
     max_memory_bytes: int | None = None

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from whet.artefact import load
+from whet.errors import RecipeRefused
 from whet.files import size_bytes
 from whet.machine import Limits, Machine, describe
 from whet.machine.limits import element_bytes, load_limits
@@ -73,6 +74,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "quality_name": quality.name if quality else AGREEMENT,
         "higher_is_better": quality.higher_is_better if quality else True,
         "weights": weights,
+        "model": architecture(workload),
         "num_samples": workload.samples_per_batch,
         "original_bytes": checkpoint_bytes(workload),
         "offers": [offer.model_dump(mode="json") for offer in offers],
@@ -131,13 +133,24 @@ def replay(
     steps: list[dict[str, Any]],
     directory: str,
     machine: dict[str, Any] | None = None,
-    max_drop: float = math.inf,
+    model: str = "",
+    max_drop: float | None = None,
+    force: bool = False,
 ) -> dict[str, Any]:
     """Apply the steps that hold here, save the result, and judge its outputs. Nothing is timed.
 
-    machine: the one that the recipe was made on. max_drop: that the recipe allows.
+    machine: the one that the recipe was made on. model: the digest of the model it was made for. max_drop: that it
+    allows. force: go on where one of these two does not hold, and return that as a doubt.
+
+    Raises:
+        RecipeRefused: The recipe was made for another model, or the quality falls by more than it allows.
     """
-    subject = examine(open_target(target))
+    doubts: list[str] = []
+    workload = open_target(target)
+    if model and model != architecture(workload):
+        doubts.append("the recipe was made for another model: its weights have other names, shapes or dtypes")
+        _refuse(doubts, force)
+    subject = examine(workload)
     recipe = _STEPS.validate_python(steps)
     dropped = refusals(recipe, subject, describe())
     names = {step.technique for step, _ in dropped}
@@ -146,10 +159,13 @@ def replay(
     folder = candidate.save(Path(directory))
     artefact = load(folder)
     agreement = agree(subject, artefact.run)
-    judged = judge(subject, artefact, agreement, max_drop)
+    judged = judge(subject, artefact, agreement, math.inf if max_drop is None else max_drop)
+    if judged["reason"]:
+        doubts.append(judged["reason"])
+        _refuse(doubts, force)
     quality = subject.workload.quality
     return {
-        "name": subject.workload.name,
+        "doubts": doubts,
         "steps": [step.model_dump() for step in kept],
         "dropped": [(step.model_dump(), reason) for step, reason in dropped],
         "size_bytes": size_bytes(folder),
@@ -159,11 +175,15 @@ def replay(
         "quality": judged["quality"],
         "drop": judged["drop"],
         "change": judged["change"],
-        "reason": judged["reason"],
         "agreement": agreement.model_dump(),
         "notes": list(candidate.notes),
         "differences": describe().differences(machine) if machine else [],
     }
+
+
+def _refuse(doubts: list[str], force: bool) -> None:
+    if not force:
+        raise RecipeRefused(f"not applied: {'; '.join(doubts)}. To apply it all the same, use --force (force=True)")
 
 
 def save_original(target: str, signature: dict[str, Any], directory: str) -> dict[str, Any]:
@@ -268,6 +288,13 @@ def checkpoint_bytes(workload: Workload) -> int:
         if isinstance(t, Tensor)
     }
     return sum(tensors.values())
+
+
+def architecture(workload: Workload) -> str:
+    """Return a digest of the names, shapes and dtypes of the weights and buffers: the same after more training."""
+    tensors = ((name, t) for name, t in workload.model.state_dict().items() if isinstance(t, Tensor))
+    found = "\n".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors)
+    return hashlib.blake2b(found.encode(), digest_size=8).hexdigest()
 
 
 def digest(workload: Workload) -> str:

@@ -257,6 +257,7 @@ def _conclude(
         word, needed_s = "inconclusive", costs.needed_s(outlook.spent_s)
     return Result(
         target=facts["name"],
+        model=facts.get("model", ""),
         objective=goal.objective,
         max_drop=goal.max_drop,
         max_memory_bytes=goal.max_memory_bytes,
@@ -351,6 +352,7 @@ def recipe_of(result: Result) -> Recipe:
     best, baseline = result.best, result.baseline
     return Recipe(
         target=result.target,
+        model=result.model,
         fingerprint=result.fingerprint,
         machine={k: list(v) if isinstance(v, tuple | list) else v for k, v in result.machine.items()},
         versions=result.versions,
