@@ -106,3 +106,9 @@ class MissingExtra(WhetError):
 def reason(error: BaseException) -> str:
     """The first line of what an exception says, or its type where it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def type_name(value: object) -> str:
+    """Return the name of a value's type with its article: "an int", "a list"."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.errors import InputsError, ModelError, TargetError, WhetError, reason
+from whet.errors import InputsError, ModelError, TargetError, WhetError, reason, type_name
 from whet.signature import Batch, Signature, argument_of, output_tensors, read_output, read_signature, split
 
 Predict = Callable[..., Any]
@@ -76,7 +76,7 @@ class Workload:
             raise TargetError(f"model must be a torch.nn.Module, not {type(self.model).__name__}")
         for name, batches in (("inputs", self.inputs), ("calibration", self.calibration)):
             if not isinstance(batches, list | tuple):
-                raise TargetError(f"{name} must be a list of batches, not a {type(batches).__name__}")
+                raise TargetError(f"{name} must be a list of batches, not {type_name(batches)}")
         if not self.inputs:
             raise TargetError("inputs must hold at least one batch")
         if self.mode is not Mode.INFERENCE:
@@ -169,8 +169,7 @@ def measure_score(quality: Quality, predict: Predict) -> Score:
             raise ValueError(f"its shape is {list(scores.shape)}")
     except (TypeError, ValueError, RuntimeError) as error:
         raise TargetError(
-            f"quality {quality.name!r} must return a number, or one number per sample; it returned a "
-            f"{type(value).__name__}"
+            f"quality {quality.name!r} must return a number, or one number per sample; it returned {type_name(value)}"
         ) from error
     score = float(scores.mean())
     if not math.isfinite(score):

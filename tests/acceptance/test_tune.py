@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import targets
 import torch
+from fake_results import MACHINE
 
 import whet
 from whet.errors import InputsError, ModelError, OptionError, OutputError, StudyError, TargetError
@@ -121,6 +122,12 @@ def test_options_out_of_range_are_named(tmp_path: Path) -> None:
         tune(model)
 
 
+def test_too_little_memory_for_torch_alone_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"nothing fits into 1\.00 kB: a process that .* torch holds \d+ MB"):
+        tune("digits-cnn", out=tmp_path / "out", max_memory_bytes=1000)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_refused_model_in_memory_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     model, inputs = targets.conv()
@@ -138,13 +145,20 @@ def test_an_output_directory_in_use_is_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
 
 
-FACTS = {"fingerprint": "f", "offers": [], "refused": [], "score": None, "signature": {}, "exclude": [], "weights": "w"}
+FACTS = {
+    "machine": MACHINE, "fingerprint": "f", "offers": [], "refused": [], "score": None, "signature": {}, "exclude": [],
+    "weights": "w",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("change", "exclude", "message"),
     [
-        ({"fingerprint": "g"}, [], "another machine"),
+        (
+            {"fingerprint": "g", "machine": {**MACHINE, "cores": 8}},
+            [],
+            r"begun on another machine \(cores: 2 there, 8 here\); times",
+        ),
         ({"signature": {"inputs": 2}}, [], "the target has changed"),
         ({"weights": "v"}, [], "weights are not those that this search was begun with"),
         ({}, ["bf16"], "begun with bf16 to be tried"),
@@ -221,3 +235,25 @@ def test_no_study_to_resume_is_said_and_nothing_is_made(tmp_path: Path) -> None:
     with pytest.raises(StudyError, match="no search to go on with"):
         tune("digits-cnn", out=tmp_path / "out", resume=True)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("sqlite:////proc/shared.db", r"/proc/shared.db cannot be used \(.*must be writable"),
+        ("sqlite:///nowhere/shared.db", r"nowhere/shared.db cannot be used \(.*there is no directory"),
+        ("nonsense", "cannot be used"),
+    ],
+)
+def test_a_storage_that_cannot_be_used_is_told_before_the_model_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StudyError, match=message):
+        tune(f"{targets.HERE}:absent", out=tmp_path / "out", storage=storage)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_out_that_cannot_be_written_is_told_before_the_model_is_built() -> None:
+    with pytest.raises(OutputError, match=r"/proc/out cannot be written"):
+        tune(f"{targets.HERE}:absent", out="/proc/out")

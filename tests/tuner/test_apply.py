@@ -86,14 +86,7 @@ def test_the_command_exits_with_3(
         asked.append(force)
         if not force:
             raise RecipeRefused("not applied: it is another model's")
-        more: dict[str, Any] = {
-            "doubts": ["?!"],
-            "steps": [Step(technique="bf16")],
-            "size_bytes": 1,
-            "original_bytes": 1,
-            "quality_name": "q",
-            "quality": None,
-        }
+        more: dict[str, Any] = {"size_bytes": 1, "original_bytes": 1, "quality_name": "q"}
         return Applied(
             out="o",
             steps=[Step(technique="bf16")],

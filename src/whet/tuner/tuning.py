@@ -30,7 +30,7 @@ from whet.tuner.budget import Budget, BudgetEnded
 from whet.tuner.command import command_line, without_password
 from whet.tuner.finalist import PICKLED, SURROUNDINGS
 from whet.tuner.goal import Goal, ranked
-from whet.tuner.opening import checked_directory, move_in, open_study
+from whet.tuner.opening import check_memory, checked_directory, move_in, open_study
 from whet.tuner.outlook import MIN_ROUNDS, ROUNDS, Costs, Outlook
 from whet.tuner.report import write_report
 from whet.tuner.result import FILE, MODEL, Objective, Point, Result, TrialRecord, Word
@@ -91,6 +91,9 @@ def tune(
     """
     goal = Goal.checked(objective, max_drop, max_memory_bytes, budget_s)
     _check_excluded(exclude)
+    check_memory(max_memory_bytes)
+    if storage:
+        Study.check_storage(storage)
     chosen = checked_directory(out, resume, has_own_study=not storage)
     listener = listener or Listener()
     budget, began = Budget(budget_s), datetime.datetime.now(datetime.UTC)
