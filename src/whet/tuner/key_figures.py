@@ -111,7 +111,7 @@ def _compile_tile(result: Result) -> Tile:
     """The gain over torch.compile alone, so that none is claimed over eager only."""
     other, title = result.compile_only, "Speedup over torch.compile alone"
     if other is None:
-        return Tile(title, DASH, "torch.compile alone could not be measured here")
+        return Tile(title, DASH, "torch.compile alone was not measured")
     latency = figures.duration(other.latency_ms, like=result.baseline.latency_ms)
     if other.beside_ms is not None:
         latency += f", the original {figures.duration(other.beside_ms, like=result.baseline.latency_ms)} beside it"

@@ -115,11 +115,10 @@ def search(
 ) -> list[TrialRecord]:
     """Try recipes until `deadline` (as `clock` tells), the plan's end, or `max_trials`.
 
-    A trial that is not expected to end before the deadline is not begun, save the first of a new search; as long as
-    none has ended, before `stop_at`. One that is
-    still at work at `stop_at` is stopped and left in the study as one to be tried again. torch.compile alone, the
-    reference, is left out where fewer than three trials fit, and may take half of the time left.
-    KeyboardInterrupt leaves the study as it is, to be resumed.
+    A trial is begun if it is expected to end before the deadline; as long as no trial has ended, before `stop_at`. The
+    first of a new search is always begun, if only two seconds are left. A trial that is still at work at `stop_at` is
+    stopped, and left in the study to be tried again. torch.compile alone, the reference, is left out where fewer than
+    three trials fit, and may take half of the time left. KeyboardInterrupt leaves the study as it is, to be resumed.
 
     Args:
         stop_at: the deadline, if not given.
@@ -146,7 +145,7 @@ def search(
         if recipe is None and (not space.offers or repeats >= _MAX_REPEATS):
             break
         number, chosen = study.begin(recipe, space, space.bound(list(recipe)) if recipe else None)
-        if recipe is None and (not chosen.steps or any(r.label == str(chosen) for r in records)):
+        if recipe is None and (not chosen.steps or any(r.label == str(chosen) for r in [*records, *stopped])):
             study.pass_over(number)
             repeats += 1
             continue

@@ -78,25 +78,34 @@ def tune(
 ) -> Result:
     """Find the fastest recipe for a model on this machine, and prove it.
 
-    target: a built-in workload's name, "hf:DIR", "FILE.py:FUNCTION", "package.module:FUNCTION", a Workload, or a
-    module, with `inputs`: one batch (a tensor, a tuple, a dict) or a list of batches.
-    max_drop: how much of the quality may go, as a fraction of the original's; without a quality, how far the outputs
-    may lie from the original's (result.Agreement.distance). max_memory_bytes: of peak resident memory, the whole
-    process. budget_s: for search and finals. out: a new directory for recipe, report, result and model; a temporary
-    one for a model in memory. storage: an Optuna URL, for several machines of one kind to share a search.
-    resume: go on with the search that `out` (or `storage`) holds. exclude: techniques not to be tried. trial_limit_s,
-    memory_limit_bytes: of each trial; nearly all of the machine's memory, if not given.
+    Args:
+        target: A built-in workload's name, "hf:DIR", "FILE.py:FUNCTION", "package.module:FUNCTION", a Workload or a
+            module.
+        inputs: Of a module: one batch (a tensor, a tuple, a dict) or a list of batches.
+        max_drop: How much of the quality may go, as a fraction of the original's. Without a quality: how far the
+            outputs may lie from the original's (result.Agreement.distance).
+        max_memory_bytes: Allowed peak resident memory of the whole process.
+        budget_s: For everything, from the examination of the model to the report. What fits is planned; after 1.25
+            times the budget and 10 s nothing runs any more. Where that is too little for a verdict, it is
+            "inconclusive", and `needed_s` says what would do.
+        out: A new directory for recipe, report, result and model; for a model in memory a temporary one by default.
+        storage: An Optuna URL, for several machines of one kind to share a search.
+        resume: Go on with the search that `out` or `storage` holds.
+        exclude: Techniques not to be tried.
+        trial_limit_s: Of each trial, where the budget leaves so much.
+        memory_limit_bytes: Of each trial; nearly all of the machine's memory by default.
 
-    Raises a WhetError for anything the user can mend, before anything is written.
+    Raises:
+        WhetError: Anything the user can mend, before anything is written.
     """
     goal = Goal.checked(objective, max_drop, max_memory_bytes, budget_s)
     _check_excluded(exclude)
+    budget, began = Budget(budget_s), datetime.datetime.now(datetime.UTC)
     check_memory(max_memory_bytes)
     if storage:
         Study.check_storage(storage)
     chosen = checked_directory(out, resume, has_own_study=not storage)
     listener = listener or Listener()
-    budget, began = Budget(budget_s), datetime.datetime.now(datetime.UTC)
     with (
         _prepared(target, inputs, quality, calibration) as (address, name, scratch),
         forking(memory_limit_bytes or describe().most_bytes) as unbounded,
