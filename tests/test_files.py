@@ -7,7 +7,7 @@ import pytest
 
 from whet import files
 from whet.errors import OutputError
-from whet.files import replace_directory, size_bytes, write_whole
+from whet.files import check_file, replace_directory, size_bytes, usable_directory, writable_parent, write_whole
 
 
 def names(path: Path) -> list[str]:
@@ -121,3 +121,39 @@ def test_sizes_are_of_all_files_below(tmp_path: Path) -> None:
     (tmp_path / "b" / "c" / "d").write_bytes(bytes(23))
     assert size_bytes(tmp_path / "a") == 100
     assert size_bytes(tmp_path) == 123
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("missing/report.json", "there is no directory"),
+        ("", "is a directory; name a file"),
+        ("x" * 250, "File name too long"),
+        ("/proc/report.json", "/proc/report.json cannot be written"),  # which root's permissions do not tell
+    ],
+)
+def test_a_file_that_could_not_be_written_is_told_before_the_work(tmp_path: Path, path: str, why: str) -> None:
+    with pytest.raises(OutputError, match=why):
+        check_file(tmp_path / path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checking_a_file_leaves_it_as_it_is(tmp_path: Path) -> None:
+    check_file(None)
+    check_file(tmp_path / "new")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "old").write_text("mine")
+    check_file(tmp_path / "old")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old", "mine")]
+
+
+def test_a_directory_for_results_is_made_or_told(tmp_path: Path) -> None:
+    assert usable_directory(tmp_path / "a" / "b").is_dir()
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot make the directory"):
+        usable_directory(tmp_path / "file")
+    with pytest.raises(OutputError, match="cannot write into the directory /proc"):
+        usable_directory(Path("/proc"))
+    with pytest.raises(OutputError, match=r"/proc/out cannot be written: .* in /proc; choose another --out"):
+        writable_parent(Path("/proc/out"))

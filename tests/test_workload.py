@@ -185,9 +185,11 @@ def test_a_quality_that_is_no_finite_number(value: Any) -> None:
         examine(workload(lambda x: x, quality=quality(lambda predict: value)))
 
 
-@pytest.mark.parametrize("value", [None, "high", torch.ones(2), [0.5], {"accuracy": 1}])
+@pytest.mark.parametrize("value", [None, "high", torch.ones(2, 2), [], ["a"], {"accuracy": 1}])
 def test_a_quality_that_is_no_number(value: Any) -> None:
-    with pytest.raises(TargetError, match="quality 'score' must return a number; it returned a"):
+    with pytest.raises(
+        TargetError, match="quality 'score' must return a number, or one number per sample; it returned a"
+    ):
         examine(workload(lambda x: x, quality=quality(lambda predict: value)))
 
 

@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "tune": "whet.tuner.tuning",
+    "apply": "whet.tuner.apply",
     "Result": "whet.tuner.result",
     "bench": "whet.guard.sweep",
     "compare_with": "whet.guard.against",

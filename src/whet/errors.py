@@ -8,6 +8,7 @@ WhetError                     exit code 2
 ├── MissingExtra              an optional package is not installed
 ├── OutputError               the output directory cannot be written, or would be overwritten
 ├── RecipeError               a recipe is damaged or does not fit
+│   └── RecipeRefused         a recipe of another model, or one that costs too much quality; exit code 3
 ├── ArtefactError             a saved artefact is damaged or was called with what it does not take
 ├── StudyError                a study file is damaged or belongs to another search
 ├── BaselineError             a baseline is damaged, missing, or of another machine; a git reference cannot be had
@@ -47,6 +48,10 @@ class OutputError(WhetError):
 
 class RecipeError(WhetError):
     """A recipe is damaged, or does not fit what it is applied to."""
+
+
+class RecipeRefused(RecipeError):
+    """A recipe was made for another model, or costs more quality here than it allows. It can be applied by force."""
 
 
 class ArtefactError(WhetError):
@@ -101,3 +106,9 @@ class MissingExtra(WhetError):
 def reason(error: BaseException) -> str:
     """The first line of what an exception says, or its type where it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def type_name(value: object) -> str:
+    """Return the name of a value's type with its article: "an int", "a list"."""
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

@@ -28,15 +28,56 @@ def writable_parent(directory: Path) -> Path:
     parent = next(p for p in [directory, *directory.parents] if os.access(p, os.F_OK))  # Path.exists may raise
     if not parent.is_dir():
         raise OutputError(f"{directory} cannot be made: {parent} is a file; choose another --out")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise OutputError(f"{directory} cannot be written: no permission in {parent}; choose another --out")
+    try:
+        _try_to_write(parent / ".whet")
+    except OSError as error:
+        why = error.strerror or error
+        raise OutputError(f"{directory} cannot be written: {why} in {parent}; choose another --out") from error
     return parent
+
+
+def check_file(path: Path | None) -> None:
+    """Raise OutputError where `write_whole` could not write a file, before any work is done for it. None: no file."""
+    if path is None:
+        return
+    if not path.absolute().parent.is_dir():
+        raise OutputError(f"{path} cannot be written: there is no directory {path.absolute().parent}")
+    if path.is_dir():
+        raise OutputError(f"{path} is a directory; name a file")
+    try:
+        _try_to_write(path.absolute())
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def usable_directory(directory: Path) -> Path:
+    """Make a directory for results where there is none. Raises OutputError where it cannot be made or written to."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the directory {directory}: {error.strerror or error}") from error
+    try:
+        _try_to_write(directory.absolute() / "whet")
+    except OSError as error:
+        raise OutputError(f"cannot write into the directory {directory}: {error.strerror or error}") from error
+    return directory
+
+
+def _try_to_write(path: Path) -> None:
+    """Make and remove the file that `write_whole` makes first. Permissions alone do not tell, as for root in /proc."""
+    partial = _partial(path)
+    partial.touch()
+    partial.unlink()
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file so that a reader sees the old content or the new, never a part: write, fsync, rename."""
     data = content.encode() if isinstance(content, str) else content
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    partial = _partial(path)
     try:
         with partial.open("wb") as file:
             file.write(data)

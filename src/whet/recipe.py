@@ -61,6 +61,7 @@ class Recipe(BaseModel):
 
     format: int = 1
     target: str = ""
+    model: str = ""  # digest of the names, shapes and dtypes of the model's weights; "" if not known
     fingerprint: str = ""
     machine: dict[str, bool | int | float | str | list[str]] = {}
     versions: dict[str, str] = {}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.errors import InputsError, TargetError
+from whet.errors import InputsError, TargetError, type_name
 
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
 Constant = bool | int | float | str | None
@@ -177,7 +177,7 @@ def _read_arguments(batch: Batch) -> tuple[list[Argument], dict[str, Constant]]:
         elif name is not None and isinstance(value, _CONSTANTS):
             constants[name] = value
         else:
-            raise InputsError(f"input {name or len(arguments)} is a {type(value).__name__}; whet takes tensors")
+            raise InputsError(f"input {name or len(arguments)} is {type_name(value)}; whet takes tensors")
     if not arguments:
         raise InputsError("a batch holds no tensor")
     return arguments, constants
@@ -195,7 +195,7 @@ def read_output(output: Any) -> Output:
         names = tuple(getattr(output, "_fields", ()))
         return Output("namedtuple" if names else "tuple", keys=names, items=tuple(map(read_output, output)))
     raise TargetError(
-        f"the model returns a {type(output).__name__}; whet handles tensors and tuples, lists and dicts of them "
+        f"the model returns {type_name(output)}; whet handles tensors and tuples, lists and dicts of them "
         "(for a Hugging Face model with a cache, set config.use_cache = False)"
     )
 

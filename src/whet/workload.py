@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.errors import InputsError, ModelError, TargetError, WhetError, reason
+from whet.errors import InputsError, ModelError, TargetError, WhetError, reason, type_name
 from whet.measure.clock import use_device_of
 from whet.signature import Batch, Signature, argument_of, output_tensors, read_output, read_signature, split
 
@@ -32,17 +32,27 @@ class Mode(StrEnum):
 class Quality:
     """How good a model's answers are.
 
-    measure: takes a callable with the model's own calling convention, returns the score.
+    measure: takes a callable with the model's own calling convention. It returns the score as one number, or one score
+    per sample, whose mean is the score: a tensor [N] or a list, such as 1.0 for each right answer and 0.0 for each
+    wrong one. From scores per sample, whet can say how large a drop the samples are able to show.
     """
 
     name: str
-    measure: Callable[[Predict], float]
+    measure: Callable[[Predict], float | Tensor | Sequence[float]]
     higher_is_better: bool = True
 
     def drop(self, original: float, changed: float) -> float:
         """How much worse `changed` is, as a fraction of `original`: 0.01 is one percent worse, negative is better."""
         worse = original - changed if self.higher_is_better else changed - original
         return worse / abs(original) if original else worse
+
+
+@dataclass(frozen=True)
+class Score:
+    """A quality as measured. samples: the score of each sample, whose mean is `value`; empty if they are not known."""
+
+    value: float
+    samples: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +77,7 @@ class Workload:
             raise TargetError(f"model must be a torch.nn.Module, not {type(self.model).__name__}")
         for name, batches in (("inputs", self.inputs), ("calibration", self.calibration)):
             if not isinstance(batches, list | tuple):
-                raise TargetError(f"{name} must be a list of batches, not a {type(batches).__name__}")
+                raise TargetError(f"{name} must be a list of batches, not {type_name(batches)}")
         if not self.inputs:
             raise TargetError("inputs must hold at least one batch")
         if self.mode is not Mode.INFERENCE:
@@ -90,12 +100,14 @@ class Subject:
     """A workload whose model has been run and found sound: its signature, outputs and score are known.
 
     outputs: the original's, for each calibration batch, in order. score: the original's quality, if there is one.
+    sample_scores: of each sample, where the quality gives them.
     """
 
     workload: Workload
     signature: Signature
     outputs: tuple[tuple[Tensor, ...], ...]
     score: float | None
+    sample_scores: tuple[float, ...] = ()
 
     def flat(self, batch: Batch) -> tuple[Tensor, ...]:
         """The tensors of a batch, in the signature's order."""
@@ -127,15 +139,26 @@ def examine(workload: Workload, *, with_quality: bool = True) -> Subject:
         for output in itertools.chain(raw, (_run(model, batch) for batch in workload.inputs)):
             _check_output(output, signature)
         _check_same(output_tensors(raw[0]), output_tensors(_run(model, workload.calibration[0])))
-        score = None
+        score = Score(math.nan)
         if with_quality and workload.quality is not None:
-            score = measure_quality(workload.quality, _recording(model, seen))
+            score = measure_score(workload.quality, _recording(model, seen))
             signature = read_signature([*workload.inputs, *workload.calibration], raw[0], seen=seen)
-    return Subject(workload, signature, tuple(map(output_tensors, raw)), score)
+    value = None if math.isnan(score.value) else score.value
+    return Subject(workload, signature, tuple(map(output_tensors, raw)), value, score.samples)
 
 
 def measure_quality(quality: Quality, predict: Predict) -> float:
-    """The score of a model or a variant. Raises TargetError where the user's function fails or returns no number."""
+    """Return the score of a model or a variant as one number. Raises as measure_score does."""
+    return measure_score(quality, predict).value
+
+
+def measure_score(quality: Quality, predict: Predict) -> Score:
+    """Score a model or a variant.
+
+    Raises:
+        TargetError: The user's function fails, or returns neither a number nor one score per sample.
+        ModelError: The score is NaN or infinite.
+    """
     with torch.no_grad():
         try:
             value: Any = quality.measure(predict)
@@ -144,14 +167,17 @@ def measure_quality(quality: Quality, predict: Predict) -> float:
         except Exception as error:  # the user's function may raise anything, and so may the model it calls
             raise TargetError(f"quality {quality.name!r} raised {type(error).__name__}: {reason(error)}") from error
     try:
-        score = float(value)
+        scores = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+        if (scores.dim() > 1 and scores.numel() > 1) or not scores.numel():
+            raise ValueError(f"its shape is {list(scores.shape)}")
     except (TypeError, ValueError, RuntimeError) as error:
         raise TargetError(
-            f"quality {quality.name!r} must return a number; it returned a {type(value).__name__}"
+            f"quality {quality.name!r} must return a number, or one number per sample; it returned {type_name(value)}"
         ) from error
+    score = float(scores.mean())
     if not math.isfinite(score):
         raise ModelError(f"quality {quality.name!r} is {score}; it must be a finite number")
-    return score
+    return Score(score, tuple(scores.tolist()) if scores.numel() > 1 else ())
 
 
 def _run(model: nn.Module, batch: Batch) -> Any:

@@ -38,11 +38,11 @@ def _commands(document: Path) -> list[list[str]]:
     commands = []
     for language, body in _BLOCK.findall(document.read_text(encoding="utf-8")):
         if language == "python":
-            commands.append(["-c", _BUDGET_S.sub(f"budget_s=1, exclude={list(TABLE)}", body)])
+            commands.append(["-c", _BUDGET_S.sub(f"budget_s=60, exclude={list(TABLE)}", body)])
         elif language == "sh":
             for line in body.splitlines():
                 if line.startswith("whet tune"):
-                    line = _BUDGET.sub(f"--budget 1s --exclude {','.join(TABLE)}", line)
+                    line = _BUDGET.sub(f"--budget 60s --exclude {','.join(TABLE)}", line)
                 line = _SIZES.sub(r"\1", _PROCESSES.sub("--processes 1", line))
                 if line.startswith("whet audit"):
                     line = _BUDGET.sub("--budget 1s", line)

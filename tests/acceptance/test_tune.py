@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import targets
 import torch
+from fake_results import MACHINE
 
 import whet
 from whet.errors import InputsError, ModelError, OptionError, OutputError, StudyError, TargetError
@@ -41,7 +42,7 @@ def one_server(monkeypatch: pytest.MonkeyPatch, shared_runner: Runner) -> None:
 
 def test_a_model_on_which_nothing_helps_gives_no_gain_and_the_original(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "whet", "tune", f"{targets.HERE}:tiny", "--budget", "5s"]
+    command = [sys.executable, "-m", "whet", "tune", f"{targets.HERE}:tiny", "--budget", "5m"]
     command += ["--exclude", ",".join(ONLY_BF16), "--out", str(out)]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -68,7 +69,7 @@ def test_tuning_goes_on_past_a_trial_that_is_killed_and_one_that_breaks_quality(
             heard.append(record)
 
     exclude = [name for name in TABLE if name not in ("bf16", "fuse_conv_bn")]
-    result = tune(f"{targets.HERE}:faulty", out=tmp_path / "out", budget_s=5, exclude=exclude, listener=Ear())
+    result = tune(f"{targets.HERE}:faulty", out=tmp_path / "out", budget_s=300, exclude=exclude, listener=Ear())
     trials = {trial.label: trial for trial in result.trials}
     killed, inexact = trials["bf16"], trials["fuse_conv_bn"]
     assert killed.status == "failed"
@@ -82,7 +83,7 @@ def test_tuning_goes_on_past_a_trial_that_is_killed_and_one_that_breaks_quality(
 
 def test_a_trial_over_its_memory_limit_is_recorded(tmp_path: Path) -> None:
     with pytest.raises(whet.WhetError, match="memory"):
-        tune(f"{targets.HERE}:conv", out=tmp_path / "out", budget_s=5, memory_limit_bytes=50 * 2**20)
+        tune(f"{targets.HERE}:conv", out=tmp_path / "out", budget_s=300, memory_limit_bytes=50 * 2**20)
     assert not (tmp_path / "out").exists()
 
 
@@ -102,7 +103,7 @@ def test_a_bad_target_is_named_and_nothing_is_written(
     tmp_path: Path, function: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        tune(f"{targets.HERE}:{function}", out=tmp_path / "out", budget_s=5)
+        tune(f"{targets.HERE}:{function}", out=tmp_path / "out", budget_s=300)
     assert not (tmp_path / "out").exists()
 
 
@@ -110,7 +111,7 @@ def test_a_bad_target_is_named_and_nothing_is_written(
 def test_a_model_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("whet.tuner.tuning._LOOK_LIMIT_S", 3.0)
     with pytest.raises(whet.WhetError, match="longer than its limit of 3 s"):
-        tune(f"{targets.HERE}:hangs", out=tmp_path / "out", budget_s=5)
+        tune(f"{targets.HERE}:hangs", out=tmp_path / "out", budget_s=300)
 
 
 def test_options_out_of_range_are_named(tmp_path: Path) -> None:
@@ -120,6 +121,12 @@ def test_options_out_of_range_are_named(tmp_path: Path) -> None:
             tune(model, inputs, out=tmp_path / "out", **wrong)  # type: ignore[arg-type]
     with pytest.raises(TargetError, match="inputs"):
         tune(model)
+
+
+def test_too_little_memory_for_torch_alone_is_said_at_once(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"nothing fits into 1\.00 kB: a process that .* torch holds \d+ MB"):
+        tune("digits-cnn", out=tmp_path / "out", max_memory_bytes=1000)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_refused_model_in_memory_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,13 +146,20 @@ def test_an_output_directory_in_use_is_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
 
 
-FACTS = {"fingerprint": "f", "offers": [], "refused": [], "score": None, "signature": {}, "exclude": [], "weights": "w"}
+FACTS = {
+    "machine": MACHINE, "fingerprint": "f", "offers": [], "refused": [], "score": None, "signature": {}, "exclude": [],
+    "weights": "w",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("change", "exclude", "message"),
     [
-        ({"fingerprint": "g"}, [], "another machine"),
+        (
+            {"fingerprint": "g", "machine": {**MACHINE, "cores": 8}},
+            [],
+            r"begun on another machine \(cores: 2 there, 8 here\); times",
+        ),
         ({"signature": {"inputs": 2}}, [], "the target has changed"),
         ({"weights": "v"}, [], "weights are not those that this search was begun with"),
         ({}, ["bf16"], "begun with bf16 to be tried"),
@@ -193,7 +207,7 @@ def test_a_storage_is_shown_without_what_is_secret() -> None:
 def test_a_damaged_study_is_named_on_resume(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_bytes(b"no database" * 1000)
     with pytest.raises(StudyError, match="cannot be used"):
-        tune(f"{targets.HERE}:conv", out=tmp_path, budget_s=5, resume=True)
+        tune(f"{targets.HERE}:conv", out=tmp_path, budget_s=300, resume=True)
 
 
 def test_models_of_one_name_have_studies_of_their_own_in_a_shared_storage(tmp_path: Path) -> None:
@@ -246,3 +260,25 @@ def test_a_busy_machine_gives_no_verdict_and_says_why(tmp_path: Path) -> None:
     done = subprocess.run(again, capture_output=True, text=True, env=quiet)
     assert done.returncode == 2  # the search was begun with the others to be tried
     assert "to be tried" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [
+        ("sqlite:////proc/shared.db", r"/proc/shared.db cannot be used \(.*must be writable"),
+        ("sqlite:///nowhere/shared.db", r"nowhere/shared.db cannot be used \(.*there is no directory"),
+        ("nonsense", "cannot be used"),
+    ],
+)
+def test_a_storage_that_cannot_be_used_is_told_before_the_model_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StudyError, match=message):
+        tune(f"{targets.HERE}:absent", out=tmp_path / "out", storage=storage)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_out_that_cannot_be_written_is_told_before_the_model_is_built() -> None:
+    with pytest.raises(OutputError, match=r"/proc/out cannot be written"):
+        tune(f"{targets.HERE}:absent", out="/proc/out")

@@ -1,4 +1,4 @@
-"""Which fixes are called safe, which are offered as unsafe, and which are not offered: code in which an edit is wrong."""
+"""Which fixes are called safe, which as unsafe, and which are not offered: code in which an edit is wrong."""
 
 from __future__ import annotations
 

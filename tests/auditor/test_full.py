@@ -1,6 +1,7 @@
 import re
 import unicodedata
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from whet.auditor.collect import SourceFile
 from whet.auditor.finding import Confidence, Finding, Fix, Gain, Hot, Measured, Priority, Span
 from whet.auditor.formats import render
 from whet.auditor.report import Report
+from whet.cli.audit import main
 
 Make = Callable[..., Finding]
 TEXT = "total = 0\nfor x, y in loader:\n    loss.item()\n    go_on(\n        x,\n        y,\n    )\n"
@@ -121,3 +123,23 @@ def test_a_place_too_long_for_the_line_is_cut(make_finding: Make) -> None:
 def test_nothing_in_the_source_reaches_the_terminal_as_a_command(bad: str, make_finding: Make) -> None:
     text = shown(make_finding(at=(1, 0, 1, 3), message=f"{bad}\nx", path=f"{bad}.py"), f"{bad}\n")
     assert all(character.isprintable() or character == "\n" for character in text)
+
+
+@pytest.mark.parametrize(("columns", "widest"), [("80", 80), ("120", 120), ("500", 120), ("20", 60)])
+def test_paragraphs_are_as_wide_as_the_terminal(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    columns: str,
+    widest: int,
+) -> None:
+    code = "for x, y in loader:\n    loss = criterion(model(x), y)\n    loss.backward()\n    total += loss.item()\n"
+    (tmp_path / "train.py").write_text(f"import torch\nloader = torch.utils.data.DataLoader(data)\n{code}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["train.py"]) == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("train.py:")]
+    assert widest - 12 < max(map(len, lines)) <= widest
+    assert main(["train.py", "--out", "found.txt"]) == 1
+    lines = [line for line in Path("found.txt").read_text().splitlines() if not line.startswith("train.py:")]
+    assert max(map(len, lines)) <= 80

@@ -28,6 +28,13 @@ def _exit_code(arguments: list[str]) -> int:
         (["digits-cnn", "--save", "nowhere/a.json"], "there is no directory"),
         (["digits-cnn", "--csv", "."], "is a directory"),
         (["digits-cnn", "--budget", "soon"], "soon"),
+        (["digits-cnn", "--processes", "0"], "--processes 0: each point is measured in at least one process"),
+        (["digits-cnn", "--junit", "v.xml"], "--junit writes verdicts, and there are none without --compare or"),
+        (["digits-cnn", "--github"], "--github writes verdicts, and there are none without --compare or --against"),
+        (["digits-cnn", "--batch", "1,2", "--plot", "x.bmp"], "--plot writes .svg, .png, .pdf; x.bmp has none of"),
+        (["digits-cnn", "--batch", "2", "--plot", "x.svg"], "--plot needs a size that varies"),
+        (["digits-cnn", "--save", "/proc/a.json"], "/proc/a.json cannot be written"),
+        (["digits-cnn", "--compare", "none.json", "--tolerance", "5"], "--tolerance must lie between 0 and 1"),
     ],
 )
 def test_wrong_use_is_one_clear_line(

@@ -201,3 +201,10 @@ def test_nvtx_needs_a_gpu(targets: str) -> None:
         cli.main(["profile", f"{targets}:fine", "--nvtx"])
     assert ended.value.code == 2
     assert issubclass(OptionError, Exception)
+
+
+def test_an_out_that_cannot_be_written_is_told_before_the_work(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["profile", "no.py:target", "--out", "/proc/profile"])
+    assert ended.value.code == 2
+    assert "/proc/profile cannot be written" in capsys.readouterr().err

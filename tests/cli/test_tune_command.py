@@ -10,7 +10,9 @@ from rich.console import Console
 import whet.cli.tune
 from whet.cli import INTERRUPTED, main
 from whet.cli.tune import _directory, _Live
-from whet.tuner.result import TrialRecord
+from whet.tuner.outlook import Costs, Outlook
+from whet.tuner.result import Result, TrialRecord, UntriedTechnique
+from whet.tuner.verdict import TIME_UP
 
 
 def exit_code(*arguments: str) -> int:
@@ -77,3 +79,52 @@ def test_brackets_in_the_name_of_a_quality_are_no_markup(name: str, capsys: pyte
     said = capsys.readouterr().out
     assert f"{name} of the original: 0.5" in said
     assert "overhead [50 %]" in said
+
+
+def test_the_plan_is_one_plain_line_and_the_end_says_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs = Costs(trial_s=12.0, original_s=4.0, variant_s=3.0)
+    outlook = Outlook(
+        budget_s=20.0, elapsed_s=9.0, spent_s=9.0, search_s=11.0, stop_s=16.0, has_verdict=False, costs=costs,
+        has_trials=False,
+    )  # fmt: skip
+    untried = [UntriedTechnique(technique=name, bound=2.0, reason=TIME_UP) for name in ("bf16", "fp16")]
+    untried.append(UntriedTechnique(technique="threads", bound=1.0, reason="it could not have won"))
+
+    def short(*_: object, listener: whet.cli.tune.Listener, **__: object) -> Result:
+        listener.planned(outlook)
+        return no_gain().model_copy(
+            update={"verdict": "inconclusive", "needed_s": 70.0, "untried": untried, "out": "some where"}
+        )
+
+    monkeypatch.setattr(whet.cli.tune, "run_tune", short)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert exit_code("docs-gpt", "--budget", "20s") == 3
+    said = capsys.readouterr().out
+    assert (
+        "Looking at the model took 9 s of the 20 s. What fits: trials of about 12 s each: 1; no finals, so nothing can "
+        "be proved. A verdict takes a budget of about 70 s."
+    ) in " ".join(said.split())
+    last = said.strip().splitlines()[-1]
+    assert last.startswith("2 techniques are untried, as the time was up. To go on: whet tune docs-gpt ")
+    words = shlex.split(last.partition("To go on: ")[2])
+    assert {"--resume", "70s", "some where"} <= set(words)
+
+
+def test_a_search_that_reached_everything_does_not_say_how_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(whet.cli.tune, "run_tune", lambda *_, **__: no_gain())
+    assert exit_code("digits-cnn") == 0
+    assert "To go on" not in capsys.readouterr().out
+
+
+def test_one_trial_is_one_trial(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object, listener: whet.cli.tune.Listener, **__: object) -> None:
+        listener.tried(TrialRecord(number=0, steps=[], status="done"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(whet.cli.tune, "run_tune", interrupted)
+    assert exit_code("digits-cnn") == INTERRUPTED
+    assert "stopped; 1 trial is kept. To go on:" in capsys.readouterr().out

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import whet
-from whet.errors import MissingExtra, OptionError
+from whet.errors import MissingExtra, OptionError, OutputError
 from whet.monitor import Monitor
 
 QUIET = {"show": False, "interval_s": 0.05}
@@ -175,7 +175,7 @@ def test_user_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match="at least"):
         Monitor(interval_s=0.001)
     (tmp_path / "file").write_text("")
-    with pytest.raises(OptionError, match="cannot make the directory"):
+    with pytest.raises(OutputError, match="cannot make the directory"):
         Monitor(out=tmp_path / "file" / "below")
     with Monitor(watch=False, port=0, **QUIET) as monitor:
         taken = int(str(monitor.url).rpartition(":")[2])

@@ -1,6 +1,7 @@
 """The live page in a real browser: numbers that move, the end of the watched process, a new one at its place."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from typing import Any
@@ -77,7 +78,7 @@ def test_numbers_move(page: Page, server: PageServer, run: Run) -> None:
     assert tile(page, "Samples per second").startswith("1,600/s")
     assert tile(page, "Tokens per second").startswith("205 k/s")
     assert tile(page, "Data wait").startswith("40 %")
-    assert tile(page, "CPU").startswith("55 %")
+    assert tile(page, "CPU, this run") == "55 % of 4 cores · whole machine 70 %"
     assert tile(page, "Memory").startswith("3.00 GiB")
     assert tile(page, "GPU").startswith("not available here")
     assert "GPU: no driver" in page.locator("#unavailable").inner_text()
@@ -132,6 +133,29 @@ def test_it_survives_the_end_and_a_new_run_takes_its_place(page: Page, server: P
     other.stop()
 
 
+@pytest.mark.parametrize(("exit_code", "word"), [(0, "ended"), (1, "failed"), (None, "running")])
+def test_the_badge_can_be_read(page: Page, server: PageServer, run: Run, exit_code: int | None, word: str) -> None:
+    page.goto(server.url)
+    if exit_code is not None:
+        run.end(exit_code=exit_code)
+    badge = page.locator("#status", has_text=word)
+    badge.wait_for()
+    colours = badge.evaluate("e => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor]")
+    assert contrast(*colours) > 4.5
+
+
+def contrast(first: str, second: str) -> float:
+    """The contrast of two opaque colours, rgb(r, g, b), as WCAG defines it: 1 for equal ones, 21 at most."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(first), luminance(second)))
+    return (light + 0.05) / (dark + 0.05)
+
+
 def test_it_says_when_nobody_answers_any_more(page: Page, run: Run) -> None:
     server = PageServer(run)
     server.start()
@@ -141,7 +165,7 @@ def test_it_says_when_nobody_answers_any_more(page: Page, run: Run) -> None:
     server.stop()  # as when the process is killed: the run has no end that could be told
     page.locator("#status", has_text="no answer").wait_for()
     assert "Asking again" in page.locator("#notice").inner_text()
-    assert tile(page, "CPU").startswith("55 %")
+    assert tile(page, "CPU, this run") == "55 % of 4 cores · whole machine 70 %"
     again = PageServer(run, port=server.port)
     again.start()
     feed(run, steps_ms=30)

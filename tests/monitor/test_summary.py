@@ -41,6 +41,16 @@ def test_figures() -> None:
     assert gpu.peak_reserved_bytes == 5 << 30
 
 
+def test_the_cpu_time_of_the_run_and_of_the_whole_machine_are_told_apart() -> None:
+    run = make_run()
+    feed(run)
+    summary = summarise(run)
+    assert (summary.cpu, summary.machine_cpu) == pytest.approx((0.55, 0.7))
+    rows = dict(figures.table(summary))
+    assert rows["CPU, this run"] == "55 % of 4 cores, at most 55 %"
+    assert rows["CPU, whole machine"] == "70 %"
+
+
 def test_the_sentence_names_what_holds_it_back() -> None:
     assert summarise(made_run()).sentence.startswith("Input-bound: 40% of the step time")
     assert summarise(make_run()).sentence.startswith("No training step was seen")

@@ -124,10 +124,14 @@ def test_only_the_best_artefacts_stay_on_disk(tmp_path: Path) -> None:
     assert kept == {r.number for r in ranked(Goal(), records)[:3]}
 
 
-def test_the_time_ends_the_search_but_two_trials_are_always_made(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stop_at", "num_trials"), [(30.0, 1), (1.0, 0)])
+def test_the_first_trial_is_begun_past_the_deadline_if_it_may_run_at_all(
+    tmp_path: Path, stop_at: float, num_trials: int
+) -> None:
     study = Study.open(default_storage(tmp_path), "test")
-    records = search(bench(tmp_path, FakeRunner()), study, Goal(), deadline=-1.0, clock=lambda: 0.0)
-    assert len(records) == 2
+    work = bench(tmp_path, FakeRunner())
+    records = search(work, study, Goal(), deadline=-1.0, stop_at=stop_at, clock=lambda: 0.0)
+    assert len(records) == num_trials
 
 
 def test_parameters_and_recipes_are_each_others_inverse() -> None:

@@ -27,12 +27,12 @@ def subject():
 def test_a_variant_that_gives_no_numbers_is_rejected_and_its_record_read_again(subject, tmp_path, bad) -> None:
     agreement = agree(subject, lambda x: [torch.full((2, 4), bad)])
     assert agreement.relative_error is None
-    quality, drop, reason = judge(subject, lambda x: x, agreement, 1.0, 0.01)
-    assert (quality, drop) == (None, None)
-    assert "NaN or infinity" in reason
+    found = judge(subject, lambda x: x, agreement, 0.01)
+    assert (found["quality"], found["drop"]) == (None, None)
+    assert "NaN or infinity" in found["reason"]
     study = Study.open(default_storage(tmp_path), "test")
     number, _ = study.begin(None, Space(offers()))
-    record = TrialRecord(number=number, steps=[], status="rejected", reason=reason, agreement=agreement)
+    record = TrialRecord(number=number, steps=[], status="rejected", reason=found["reason"], agreement=agreement)
     study.end(record, None)
     assert Study.open(default_storage(tmp_path), "test").records() == [record]
 

@@ -1,23 +1,40 @@
 """whet apply: replay a recipe on a target."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from whet.errors import RecipeRefused
+from whet.tuner import figures
 from whet.tuner.apply import apply_recipe
+
+_REFUSED = 3
 
 
 def apply(
     recipe: Annotated[Path, typer.Argument(help="a recipe.toml that whet tune wrote")],
     target: Annotated[str, typer.Argument(help="as for whet tune")],
     out: Annotated[Path, typer.Option(help="a new directory for the artefact")],
+    force: Annotated[
+        bool, typer.Option("--force", help="another model's recipe too, and beyond the drop in quality it allows")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
 ) -> None:
-    """Replay a recipe on a target and save the result, to be loaded by whet.load(DIR)."""
+    """Replay a recipe on a target and save the result, to be loaded by whet.load(DIR).
+
+    Exits with 3, and writes nothing, where the recipe is of another model or costs more quality than it allows.
+    """
     console = Console(stderr=as_json, highlight=False)
-    applied = apply_recipe(recipe, target, out)
+    try:
+        applied = apply_recipe(recipe, target, out, force=force)
+    except RecipeRefused as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(_REFUSED) from None
+    for doubt in applied.doubts:
+        console.print(f"applied by force: {doubt}", markup=False)
     if applied.differences:
         console.print("This recipe was proved on another machine; its speed here is not known:")
         for line in applied.differences:
@@ -28,7 +45,10 @@ def apply(
         console.print(f"note: {note}", markup=False)
     console.print(f"applied  {' + '.join(map(str, applied.steps)) or 'nothing'}", markup=False)
     before = "" if applied.quality_baseline is None else f"{applied.quality_baseline:.4g} before, "
-    console.print(f"quality  {applied.quality_name}: {before}{applied.quality:.4g} after", markup=False)
+    after = "none" if applied.quality is None else f"{applied.quality:.4g}"
+    console.print(f"quality  {applied.quality_name}: {before}{after} after", markup=False)
+    if applied.change is not None:
+        console.print(f"         {figures.change(applied.change, applied.max_drop or 0.0)}", markup=False)
     console.print(f"size     {applied.original_bytes / 1e6:.1f} MB before, {applied.size_bytes / 1e6:.1f} MB after")
     console.print(f"load it  whet.load({str(out)!r})", markup=False)
     if as_json:

@@ -3,6 +3,7 @@
 import argparse
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from whet.auditor.rules import RULES
 from whet.auditor.run import Change, Outcome, cards, look, run
 from whet.auditor.settings import Settings, check_codes, near, read_settings
 from whet.errors import AuditError, OptionError, OutputError
-from whet.files import write_whole
+from whet.files import check_file, write_whole
 
 if TYPE_CHECKING:
     from whet.cli.audit_measure import MeasuredAudit
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     if given.arguments and not given.measure:
         raise OptionError("what stands after -- is for the script that --measure runs: give --measure as well")
     for path in (given.out, given.write_baseline):
-        _check_writable(path)
+        check_file(path)
     return _audit(given, "json" if given.json else given.output_format)
 
 
@@ -107,7 +108,8 @@ def _audit(given: argparse.Namespace, output_format: str) -> int:
         would = f"{count(report.num_fixed, 'finding')} would be fixed in {count(len(outcome.changes), 'file')}"
         _say(would, sys.stderr)
     else:
-        _put(render(report, output_format, colour=given.out is None and _has_colour(sys.stdout)), given.out)
+        colour = given.out is None and _has_colour(sys.stdout)
+        _put(render(report, output_format, colour=colour, columns=_columns(given.out)), given.out)
     if measured is not None and output_format in ("full", "concise"):
         _say(measured.table())
     if given.out is not None:
@@ -206,14 +208,6 @@ def _split(given: Sequence[str]) -> list[str]:
     return [code for text in given for code in text.split(",") if code.strip()]
 
 
-def _check_writable(path: Path | None) -> None:
-    """Before anything is audited for it."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise OutputError(f"{path} cannot be written: there is no directory {path.absolute().parent}")
-    if path is not None and path.is_dir():
-        raise OutputError(f"{path} is a directory; name a file")
-
-
 def _machine() -> MachineFacts:
     """Imported only here: it needs torch, which takes seconds."""
     facts: Callable[[], MachineFacts] = import_module("whet.cli.audit_machine").machine_facts
@@ -226,6 +220,11 @@ def _command(paths: Sequence[Path]) -> str:
 
 def _has_colour(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _columns(out: Path | None) -> int:
+    """The terminal's width, between 60 and 120 columns; 80 for a file, and where there is no terminal."""
+    return 80 if out is not None else min(120, max(60, shutil.get_terminal_size().columns))
 
 
 def _put(text: str, out: Path | None) -> None:

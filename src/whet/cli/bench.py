@@ -7,10 +7,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from whet.cli.bench_checks import check_bench
 from whet.cli.bench_tables import show_gate, show_growth, show_notes, show_sweep, show_verdict
 from whet.cli.busy import BusyWaitOption, OnBusyOption, patience_of, shown
 from whet.cli.units import num_bytes, seconds
-from whet.errors import OptionError, OutputError
+from whet.errors import OptionError
 from whet.files import write_whole
 from whet.guard.against import against_baseline, check_machine, compare_with
 from whet.guard.formats import github_annotations, junit_xml, sweep_csv
@@ -61,9 +62,16 @@ def bench(
     patience = patience_of(on_busy, busy_wait)
     if against is not None and compare is not None:
         raise OptionError("--compare holds against a file, --against against a git reference: give one of them")
-    for path in (save, csv, plot, junit):
-        _check_writable(path)
     sizes = {"batch": _sizes(batch, "batch"), "seq": _sizes(seq, "seq")}
+    check_bench(
+        sizes,
+        files=(save, csv, plot, junit),
+        plot=plot,
+        processes=processes,
+        tolerance=tolerance,
+        has_gate=against is not None or compare is not None,
+        gate_only={"--junit": junit is not None, "--github": github},
+    )
     if against is not None:
         if any(given is not None for given in (save, csv, plot)):
             raise OptionError("--against measures pairs for a verdict; --save, --csv and --plot belong to a sweep")
@@ -163,14 +171,6 @@ def _write(sweep: Sweep, save: Path | None, csv: Path | None, plot: Path | None)
         write_whole(csv, sweep_csv(sweep))
     if plot is not None:
         plot_sweep(sweep, plot)
-
-
-def _check_writable(path: Path | None) -> None:
-    """Before anything is measured for it."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise OutputError(f"{path} cannot be written: there is no directory {path.absolute().parent}")
-    if path is not None and path.is_dir():
-        raise OutputError(f"{path} is a directory; name a file")
 
 
 def _sizes(text: str, name: str) -> list[int]:

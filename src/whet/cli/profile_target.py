@@ -17,7 +17,7 @@ from whet.cli.profile_child import PARTIAL
 from whet.cli.profiled_process import error_of
 from whet.cli.units import seconds
 from whet.errors import ModelError, OutputError, WhetError
-from whet.files import names_in, replace_directory, write_whole
+from whet.files import names_in, replace_directory, writable_parent, write_whole
 from whet.machine import describe
 from whet.measure.isolate import QUIET, run_isolated
 from whet.measure.quiet import Patience
@@ -102,6 +102,7 @@ def _partial(folder: Path, why: str) -> Report | None:
 def _check_out(out: Path) -> None:
     if names_in(out):
         raise OutputError(f"{out} exists already; choose another --out")
+    writable_parent(out.absolute())
 
 
 def _write(report: Report, trace: Path, out: Path) -> None:

@@ -22,10 +22,17 @@ _VERDICTS = {
 _HEADLINES = {
     "gain": ("GAIN", "bold green"),
     "no-gain": ("NO GAIN", "bold"),
-    "inconclusive": ("INCONCLUSIVE", "bold yellow"),
     "failed": ("FAILED", "bold red"),
+    "inconclusive": ("INCONCLUSIVE", "bold yellow"),
 }
-_STATUSES = {"done": "green", "rejected": "yellow", "failed": "red", "refused": "dim", "running": "dim"}
+_STATUSES = {
+    "done": "green",
+    "rejected": "yellow",
+    "stopped": "yellow",
+    "failed": "red",
+    "refused": "dim",
+    "running": "dim",
+}
 
 
 def show_result(console: Console, result: Result) -> None:
@@ -36,6 +43,8 @@ def show_result(console: Console, result: Result) -> None:
     table.add_column(Text("speedup\n95%"), justify="right")
     table.add_column("faster?")
     quality = figures.one_line(result.quality_name) if figures.has_metric(result) else "cosine"
+    if any(point.change is not None for point in result.finalists):
+        quality += "\ndrop, 95%"
     table.add_column(Text(quality), justify="right", max_width=9, overflow="fold")
     table.add_column("size", justify="right")
     table.add_column("memory", justify="right")
@@ -44,6 +53,8 @@ def show_result(console: Console, result: Result) -> None:
     console.print()
     console.print(table)
     word, style = _HEADLINES[result.verdict]
+    if result.verdict == "gain" and result.best.change is not None and not result.best.change.is_shown:
+        style = "bold yellow"
     sentence = figures.one_line(result.sentence)
     repeats = sentence.lower().startswith(word.lower())
     console.print()
@@ -86,6 +97,9 @@ def _cells(result: Result, point: Point) -> list[Text]:
     word, style = _VERDICTS.get(point.verdict, (figures.DASH, ""))
     cosine = point.agreement.cosine if point.agreement else None
     latency = Text(figures.duration(point.latency_ms, like=baseline.latency_ms))
+    score = Text(figures.score(point.quality) if figures.has_metric(result) else figures.cosine(cosine))
+    if point.change is not None:
+        score.append(f"\n{figures.most_drop(point.change)}", "dim" if point.change.is_shown else "yellow")
     if point.beside_ms is not None:
         latency.append(f"\nof {figures.duration(point.beside_ms, like=baseline.latency_ms)}", "dim")
     return [
@@ -93,7 +107,7 @@ def _cells(result: Result, point: Point) -> list[Text]:
         latency,
         speedup,
         Text(word, style),
-        Text(figures.score(point.quality) if figures.has_metric(result) else figures.cosine(cosine)),
+        score,
         Text(figures.num_bytes(point.size_bytes or None, like=baseline.size_bytes or None)),
         Text(figures.num_bytes(point.peak_bytes or None, like=baseline.peak_bytes or None)),
     ]

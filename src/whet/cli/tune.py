@@ -11,16 +11,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from whet.auditor.report import count
 from whet.cli import tables
 from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, show_waiting
 from whet.cli.units import num_bytes, seconds
 from whet.measure.quiet import OnBusy
 from whet.tuner.command import command_line
 from whet.tuner.figures import one_line
-from whet.tuner.result import TrialRecord
+from whet.tuner.outlook import Outlook, going_on
+from whet.tuner.result import Result, TrialRecord
 from whet.tuner.tuning import Listener
 from whet.tuner.tuning import tune as run_tune
+from whet.tuner.verdict import out_of_reach
 
+_EXIT_CODES = {"failed": 1, "inconclusive": INCONCLUSIVE}
 _LONGEST = 100  # characters of a directory's name; file systems take 255 bytes
 
 
@@ -35,7 +39,7 @@ def tune(
     objective: Annotated[str, typer.Option(help="latency, throughput, memory or size")] = "latency",
     max_drop: Annotated[float, typer.Option(help="of the quality, as a fraction: 0.01 allows one percent")] = 0.01,
     max_memory: Annotated[str | None, typer.Option(help="peak resident memory of the process, as 800MB")] = None,
-    budget: Annotated[str, typer.Option(help="time for each target, as 5m; two trials and finals in any case")] = "5m",
+    budget: Annotated[str, typer.Option(help="time for each target, everything included, as 5m")] = "5m",
     out: Annotated[Path | None, typer.Option(help="a new directory", show_default="whet-out/TARGET")] = None,
     storage: Annotated[str | None, typer.Option(help="an Optuna storage URL, shared by machines of one kind")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the search that --out holds")] = False,
@@ -75,18 +79,28 @@ def tune(
                 )
             except KeyboardInterrupt:
                 if listener.num_trials:
-                    console.print(f"stopped; {listener.num_trials} trials are kept. To go on:")
+                    kept = "is kept" if listener.num_trials == 1 else "are kept"
+                    console.print(f"stopped; {count(listener.num_trials, 'trial')} {kept}. To go on:")
                     again = command_line(target, **options, out=directory, resume=True)
                     console.print(again, markup=False, highlight=False, soft_wrap=True)
                 raise
         tables.show_result(console, result)
+        _show_rest(console, result, target, options)
         if as_json:
             print(json.dumps(result.summary()))
         verdicts.add(result.verdict)
-    if "failed" in verdicts:
-        raise typer.Exit(1)
-    if "inconclusive" in verdicts:
-        raise typer.Exit(INCONCLUSIVE)
+    if verdicts & _EXIT_CODES.keys():
+        raise typer.Exit(min(_EXIT_CODES[verdict] for verdict in verdicts & _EXIT_CODES.keys()))
+
+
+def _show_rest(console: Console, result: Result, target: str, options: dict[str, Any]) -> None:
+    """One line where the time was up before every technique was tried: how many are untried, and how to go on."""
+    num_untried = out_of_reach(result.untried)
+    if not num_untried and result.needed_s is None:
+        return
+    budget_s = max(options["budget_s"], result.needed_s or 0.0)
+    again = command_line(target, **{**options, "budget_s": budget_s}, out=Path(result.out), resume=True)
+    console.print(going_on(num_untried, again), markup=False, highlight=False, soft_wrap=True)
 
 
 def _directory(target: str, out: Path | None, *, alone: bool, resume: bool) -> Path:
@@ -141,10 +155,13 @@ class _Live(Listener):
             self._console.print(f"{one_line(facts['quality_name'])} of the original: {score:.4g}", markup=False)
         self._advance("searching")
 
+    def planned(self, outlook: Outlook) -> None:
+        self._console.print(outlook.sentence, markup=False, highlight=False)
+
     def tried(self, record: TrialRecord) -> None:
-        self.num_trials += 1
+        self.num_trials += record.status != "stopped"
         tables.show_trial(self._console, record)
-        self._advance(f"searching, {self.num_trials} trials")
+        self._advance(f"searching, {count(self.num_trials, 'trial')} ended")
 
     def waiting(self, text: str) -> None:
         show_waiting(self._console, text)

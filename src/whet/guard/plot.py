@@ -1,6 +1,8 @@
 """A sweep as a picture: latency against size, on logarithmic axes."""
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,19 @@ from whet.errors import MissingExtra, OptionError, OutputError
 from whet.guard.report import Sweep
 
 _FORMATS = (".svg", ".png", ".pdf")
+
+
+def check_plot(path: Path, sizes: Mapping[str, Sequence[int]]) -> None:
+    """Check before a sweep that it can be drawn. sizes: the values of each size.
+
+    Raises OptionError for an unknown suffix or a sweep of one point, MissingExtra without matplotlib.
+    """
+    if path.suffix not in _FORMATS:
+        raise OptionError(f"--plot writes {', '.join(_FORMATS)}; {path.name} has none of these endings")
+    if max((len(set(values)) for values in sizes.values()), default=0) < 2:
+        raise OptionError("--plot needs a size that varies, as --batch 1,8,32")
+    if find_spec("matplotlib") is None:
+        raise MissingExtra("matplotlib", "report", "--plot")
 
 
 def plot_sweep(sweep: Sweep, path: Path) -> None:

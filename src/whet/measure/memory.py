@@ -22,6 +22,11 @@ def peak_rss_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def bare_process() -> dict[str, int]:
+    """Return the peak memory of a process that has imported torch and done nothing, for run_isolated."""
+    return {"peak_bytes": peak_rss_bytes()}
+
+
 def reset_peak_rss() -> bool:
     """Start the peaks anew from what is held now: the process's, and the CUDA allocator's where it is in use.
 

@@ -180,8 +180,9 @@ class Patience:
         return f"the machine was busy: {self.cause}"
 
     def _spend(self, seconds: float) -> None:
-        self.spent_s += seconds
-        self.left_s = max(0.0, self.left_s - seconds)
+        spent_s = min(seconds, self.left_s)
+        self.spent_s += spent_s
+        self.left_s -= spent_s
 
 
 def glance_at_machine(seconds: float, also: Sequence[int] = ()) -> tuple[Load, str]:

@@ -98,6 +98,11 @@ def noise_floor(groups: Sequence[Sequence[float]], *, num_pairs: int | None = No
     return math.exp(float(scipy.special.stdtrit(freedom, (1 + _CONFIDENCE) / 2)) * spread / math.sqrt(num_pairs))
 
 
+def mean_interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of at least two values, as `compare` has it of log ratios."""
+    return _interval(np.asarray(values, dtype=float), seed)
+
+
 def signed_rank(logs: Sequence[float] | np.ndarray) -> float:
     """Two-sided p-value of Wilcoxon's signed-rank test that the log ratios lie around zero."""
     values = np.asarray(logs, dtype=float)

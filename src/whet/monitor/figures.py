@@ -15,7 +15,8 @@ def table(summary: Summary) -> list[tuple[str, str]]:
     rows = [("duration", duration(summary.duration_s))]
     rows += _step_rows(summary)
     cores = f"{summary.num_cores} core{'s' if summary.num_cores != 1 else ''}"
-    rows.append(("CPU", f"{percent(summary.cpu)} of {cores}, at most {percent(summary.peak_cpu)}"))
+    rows.append(("CPU, this run", f"{percent(summary.cpu)} of {cores}, at most {percent(summary.peak_cpu)}"))
+    rows.append(("CPU, whole machine", percent(summary.machine_cpu)))
     rows.append(("memory, peak", num_bytes(summary.peak_rss_bytes)))
     for gpu in summary.gpus:
         rows += _gpu_rows(gpu)

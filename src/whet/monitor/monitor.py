@@ -17,7 +17,7 @@ import psutil
 from rich.console import Console
 
 from whet.errors import OptionError
-from whet.files import write_whole
+from whet.files import usable_directory, write_whole
 from whet.monitor import metrics
 from whet.monitor.allocator import AllocatorCollector
 from whet.monitor.gpu import GpuCollector
@@ -243,15 +243,8 @@ def facts(name: str, command: list[str], pid: int, interval_s: float) -> Facts:
 
 
 def make_directory(out: str | Path | None) -> Path | None:
-    """The directory for the summary, made now rather than missed at the end. Raises OptionError where it cannot be."""
-    if out is None:
-        return None
-    directory = Path(out)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OptionError(f"cannot make the directory {directory}: {error.strerror or error}") from error
-    return directory
+    """Make the directory for the summary now. Raises OutputError where it cannot be made or written to."""
+    return None if out is None else usable_directory(Path(out))
 
 
 def write_summary(run: Run, directory: Path) -> None:

@@ -41,7 +41,8 @@ class Gpu:
 class Summary:
     """A run from its beginning to now, or to its end. None: not measured, or not available here; never a zero.
 
-    Fractions from 0 to 1. Rates are over the time that steps took. cpu: of the cores that the run may use.
+    Fractions from 0 to 1. Rates are over the time that steps took. cpu: of this run, of the cores that it may
+    use. machine_cpu: of all processes, of all cores; both as a mean over the run.
     is_partial: the run goes on, failed or was ended; the figures are of what ran until then.
     """
 
@@ -68,6 +69,7 @@ class Summary:
     peak_cpu: float | None
     peak_rss_bytes: int | None
     gpus: tuple[Gpu, ...]
+    machine_cpu: float | None = None
     unavailable: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     format: int = FORMAT
@@ -81,7 +83,7 @@ def summarise(run: Run) -> Summary:
     """The run as it stands now."""
     totals, whole, ending = run.totals(), run.whole(), run.ending
     total_s, shares = totals.latencies.total_s, totals.shares()
-    cpu, rss = whole.get(metrics.CPU), whole.get(metrics.RSS)
+    cpu, machine, rss = whole.get(metrics.CPU), whole.get(metrics.MACHINE_CPU), whole.get(metrics.RSS)
 
     def rate(count: int | None) -> float | None:
         return count / total_s if count is not None and total_s else None
@@ -109,6 +111,7 @@ def summarise(run: Run) -> Summary:
         num_cores=run.facts.num_cores,
         cpu=cpu.mean / 100 if cpu else None,
         peak_cpu=cpu.high / 100 if cpu else None,
+        machine_cpu=machine.mean / 100 if machine else None,
         peak_rss_bytes=int(rss.high) if rss else None,
         gpus=_gpus(whole, run.gpu_names()),
         unavailable=run.unavailable(),

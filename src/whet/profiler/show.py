@@ -60,7 +60,8 @@ def _show_verdict(console: Console, report: Report) -> None:
     if latency is not None:
         p99 = "" if latency.p99_ms is None else f", P99 {duration(latency.p99_ms / 1e3)}"
         console.print(
-            f"one call  {duration(latency.median_ms / 1e3)}, P90 {duration(latency.p90_ms / 1e3)}{p99}; "
+            f"one call, nothing else timed  {duration(latency.median_ms / 1e3)}, "
+            f"P90 {duration(latency.p90_ms / 1e3)}{p99}; "
             f"{digits(latency.throughput)} samples/s; {latency.num_calls:,} calls; {latency.cores:.1f} cores busy",
             highlight=False,
         )
@@ -169,7 +170,7 @@ def _show_layers(console: Console, report: Report, rows: int) -> None:
         console.print(Text(f"and {len(rest)} more layers, {duration(sum(layer.time_s for layer in rest))}", "dim"))
     if report.call_s:
         console.print(
-            f"all layers  {duration(report.layers_s)} of {duration(report.call_s)} for the whole call "
+            f"all layers  {duration(report.layers_s)} of {duration(report.call_s)} for a call with its layers timed "
             f"({report.layers_s / report.call_s * 100:.0f} %); {operations(report.total_flops or None)}",
             highlight=False,
         )

@@ -66,13 +66,14 @@ def model_verdict(profile: Profile, limits: Limits, *, hints: Sequence[Hint] = (
     sentences = [_capital(diagnosis.sentence)]
     if 0 < profile.total_s <= least_s:
         sentences.append(
-            f"A call takes {duration(profile.total_s)}, which is this machine's limit for its work in "
-            f"{profile.dtype}: only less work, or a smaller dtype, makes it faster."
+            f"With its layers timed, a call takes {duration(profile.total_s)}, which is this machine's limit for its "
+            f"work in {profile.dtype}: only less work, or a smaller dtype, makes it faster."
         )
     elif least_s and profile.total_s:
         sentences.append(
             f"At this machine's limits in {profile.dtype} the same work would take {duration(least_s)}: "
-            f"it takes {duration(profile.total_s)}, {digits(profile.total_s / least_s)} times as long."
+            f"with its layers timed, a call takes {duration(profile.total_s)}, "
+            f"{digits(profile.total_s / least_s)} times as long."
         )
     useful = sorted((h for h in hints if h.speedup_bound >= _WORTH), key=lambda h: -h.speedup_bound)[:_MOST_NAMED]
     if useful:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.errors import InputsError, ModelError
+from whet.errors import InputsError, ModelError, type_name
 from whet.signature import Outputs, argument_of, split
 
 Cut = bool | Collection[int | str]
@@ -135,7 +135,7 @@ class Padding:
             return tuple(self._row(item, row, batch, cut, (*place, i)) for i, item in enumerate(output))
         if output is None or isinstance(output, bool | int | float | str):
             return output
-        raise ModelError(f"the model returns a {type(output).__name__}{_at(place)}, which cannot be split into samples")
+        raise ModelError(f"the model returns {type_name(output)}{_at(place)}, which cannot be split into samples")
 
     def _tensor_row(
         self, output: Tensor, row: int, batch: PaddedBatch, is_cut: bool, place: tuple[int | str, ...]
@@ -164,7 +164,7 @@ def read_sample(sample: Any) -> Sample:
     tensors: dict[int | str, Any] = {**dict(enumerate(args)), **dict(kwargs.items())}
     for key, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
-            raise InputsError(f"{key} of the sample is a {type(tensor).__name__}, not a tensor")
+            raise InputsError(f"{key} of the sample is {type_name(tensor)}, not a tensor")
     if not tensors:
         raise InputsError("the sample holds no tensor")
     return Sample(tensors)

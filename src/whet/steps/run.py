@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from whet.errors import TargetError, WhetError
+from whet.errors import TargetError, WhetError, type_name
 from whet.steps.log import NUM_WARM_UP, StepRecord
 from whet.steps.report import StepReport
 from whet.steps.watch import Everything, Watch, watch, watch_everything
@@ -166,9 +166,9 @@ def _training(returned: Any) -> Training | Callable[[], Any] | None:
         kinds = ", ".join(type(thing).__name__ for thing in found) or type(returned).__name__
         raise TargetError(f"the function made no optimiser step and returned {kinds}; it must {_RETURNS}")
     if not isinstance(found[2], Iterable):
-        raise TargetError(f"the loader is a {type(found[2]).__name__}, nothing to iterate over; it must {_RETURNS}")
+        raise TargetError(f"the loader is {type_name(found[2])}, nothing to iterate over; it must {_RETURNS}")
     if len(found) == 4 and found[3] is not None and not callable(found[3]):
-        raise TargetError(f"the loss is a {type(found[3]).__name__}, not a function of the output and the target")
+        raise TargetError(f"the loss is {type_name(found[3])}, not a function of the output and the target")
     return Training(*found)
 
 
@@ -187,7 +187,7 @@ def _loss(training: Training, batch: Any) -> Tensor:
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
     if not isinstance(found, Tensor) or found.dim():
         raise TargetError(
-            f"the model returned a {type(output).__name__} without a loss; return (model, optimizer, loader, loss)"
+            f"the model returned {type_name(output)} without a loss; return (model, optimizer, loader, loss)"
         )
     return found
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from whet.errors import TargetError, reason
+from whet.errors import TargetError, reason, type_name
 from whet.steps.forward import patch_models
 from whet.steps.log import StepLog, StepRecord
 from whet.steps.patches import (
@@ -156,7 +156,7 @@ def watch(
     models = _all_of(model, nn.Module, "model", "a torch.nn.Module")
     optimizers = _all_of(optimizer, Optimizer, "optimizer", "a torch.optim.Optimizer")
     if not isinstance(loader, Iterable):
-        raise TargetError(f"{_CALL}: loader must be something to iterate over, not a {type(loader).__name__}")
+        raise TargetError(f"{_CALL}: loader must be something to iterate over, not {type_name(loader)}")
     return Watch(models, optimizers, loader, on_step)
 
 
@@ -233,7 +233,7 @@ def _all_of(given: Any, kind: type, name: str, article: str) -> tuple[Any, ...]:
     things = tuple(given) if isinstance(given, list | tuple) else (given,)
     wrong = [thing for thing in things if not isinstance(thing, kind)]
     if wrong or not things:
-        found = f"a {type(wrong[0]).__name__}" if wrong else "an empty list"
+        found = f"{type_name(wrong[0])}" if wrong else "an empty list"
         raise TargetError(f"{_CALL}: {name} must be {article}, or a list of such, not {found}")
     return things
 

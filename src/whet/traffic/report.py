@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from whet.errors import OutputError
-from whet.files import write_whole
+from whet.files import usable_directory, write_whole
 from whet.traffic.calibration import Capacity
 from whet.traffic.figures import Figures
 from whet.traffic.record import Record
@@ -58,12 +57,8 @@ class Report:
 
 
 def make_directory(out: Path) -> Path:
-    """The directory for the report, made now rather than missed at the end. Raises OutputError where it cannot be."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make the directory {out}: {error.strerror or error}") from error
-    return out
+    """Make the directory for the report now. Raises OutputError where it cannot be made or written to."""
+    return usable_directory(out)
 
 
 def write_report(directory: Path, report: Report, records: Sequence[Record]) -> None:

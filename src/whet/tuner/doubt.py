@@ -4,8 +4,9 @@ import math
 
 from whet.measure.quiet import Patience
 from whet.measure.stats import MAX_NOISE, Comparison
+from whet.tuner.outlook import TIMING_S
 from whet.tuner.result import TrialRecord
-from whet.tuner.search import TIMING_S, Workbench
+from whet.tuner.search import Workbench
 
 _LIMIT_S = 180.0
 _SHARED = 1.25  # what sharing a process, its caches and its threads may do to a ratio at the most

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from whet import figures
 from whet.figures import DASH, digits, num_bytes, operations
 from whet.measure.stats import Comparison, compare
-from whet.tuner.result import Agreement, Point, Result
+from whet.tuner.result import Agreement, Point, QualityChange, Result
 
 __all__ = ["DASH", "digits", "num_bytes", "operations"]
 
@@ -46,9 +46,31 @@ def percent(fraction: float | None) -> str:
     value = abs(fraction) * 100
     sign = "−" if fraction < 0 else ""
     if value and value < 0.005:
-        return ">−0.01%" if sign else "<0.01%"
+        return "≈0%" if sign else "<0.01%"
     decimals = 2 if value < 1 else 1 if value < 10 else 0
     return f"{sign}{value:.{decimals}f}%" if value else "0%"
+
+
+def change(found: QualityChange | None, max_drop: float) -> str:
+    """Say in words what the samples of the evaluation show about the drop."""
+    if found is None:
+        return "scored as one number, so what the drop is on other samples is not known"
+    differ = f"{found.num_worse} of {found.num_samples:,} samples scored worse, {found.num_better} better"
+    if not found.num_worse + found.num_better:
+        differ = f"each of the {found.num_samples:,} samples scored the same"
+    low, high = map(percent, found.ci95)
+    words = f"{differ}; 95% interval of the drop {low} to {high}"
+    if found.is_shown:
+        return words
+    limit = percent(max_drop)
+    if found.needed_samples is None:
+        return f"{words}: too few samples to show a drop of at most {limit}, and more like these would not show it"
+    return f"{words}: too few samples to show a drop of at most {limit}; about {found.needed_samples:,} could"
+
+
+def most_drop(found: QualityChange | None) -> str:
+    """The upper end of the interval of a drop: ≤0.95%."""
+    return "" if found is None else f"≤{percent(found.ci95[1])}"
 
 
 def score(value: float | None) -> str:

@@ -4,6 +4,7 @@ One round is one process of each. The verdict comes from the rounds: the process
 """
 
 import logging
+import math
 import random
 import statistics
 import time
@@ -19,21 +20,19 @@ from whet.files import size_bytes
 from whet.measure.load import Load, total
 from whet.measure.quiet import Patience
 from whet.measure.stats import Verdict, compare, noise_floor
+from whet.tuner.budget import BudgetEnded
 from whet.tuner.doubt import doubt_about
+from whet.tuner.outlook import MIN_ROUNDS, ROUNDS, RUN_S
 from whet.tuner.result import Point, TrialRecord
 from whet.tuner.search import Workbench
 
 _LOG = logging.getLogger("whet")
 _Run = dict[str, Any]  # what one process measured
 
-ROUNDS = 8
 _ROUNDS_ALONE = 3  # of the original, where there is nothing to compare it with
-_MIN_ROUNDS = 6  # with fewer, the signed-rank test cannot reach 5 %
 _SPARE_ROUNDS = 4  # in place of rounds that other processes disturbed
 _MIN_PAIRS = 2  # one has no interval
 _LOST_AFTER = 3  # pairs, each lost: to pass in the end, all the others must be won, and by more
-_RUN_S = 0.7  # of timing in each process
-_START_S = 2.0  # of a process, before it loads anything
 _LIMIT_S = 180.0
 
 
@@ -42,6 +41,8 @@ def run_finals(
     contenders: Sequence[TrialRecord],
     *,
     deadline: float,
+    stop_at: float = math.inf,
+    unmeasured: Point | None = None,
     rounds: int = ROUNDS,
     seed: int = 0,
     patience: Patience | None = None,
@@ -49,40 +50,55 @@ def run_finals(
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Point, list[Point]]:
     """Measure the original and each contender in `rounds` interleaved rounds; at least six, even past the deadline.
-    The original alone: three, one past the deadline.
+    The original alone: three, one past the deadline. No round is begun that would not end by `stop_at`, as `clock`
+    tells, and one in which the time runs out does not count.
 
     Returns the original's point and the contenders', each judged against the original. A contender whose process
     fails is left out of the rest and has no point; a round in which the original's fails is no pair. A contender that
-    loses each of its first three pairs is judged by those; where none is left, the finals are over. Raises ModelError
-    where the original fails each time. A process that was disturbed on a busy machine is measured again as long as
-    `patience` lasts; where it has run out, the finals end, and disturbed processes are in no pair.
+    loses each of its first three pairs is judged by those; where none is left, the finals are over. unmeasured: the
+    original's point where the time allows not one round. Raises ModelError where the original fails each time. A
+    process that was disturbed on a busy machine is measured again as long as `patience` lasts; where it has run out,
+    the finals end, and disturbed processes are in no pair.
     """
     patience = patience or Patience()
     order = random.Random(seed)
-    least = _MIN_ROUNDS
+    least = MIN_ROUNDS
     if not contenders:
         rounds, least = _ROUNDS_ALONE, 1
     running: list[TrialRecord | None] = [None, *contenders]
     failed: set[int] = set()
     runs: dict[int, list[_Run | None]] = {_number(c): [] for c in running}
+    longest_s = 0.0  # that a round took
     for i in range(rounds + _SPARE_ROUNDS):
+        began = clock()
         num_pairs = min(len(_pairs(runs[-1], runs[_number(c)])) for c in running)
-        is_over = i >= rounds + _num_disturbed(runs) or (num_pairs >= least and clock() > deadline)
-        if is_over or (patience.has_run_out and any(runs[-1])):
+        is_over = i >= rounds + _num_disturbed(runs) or (num_pairs >= least and began > deadline)
+        if is_over or began + longest_s > stop_at or (patience.has_run_out and any(runs[-1])):
             break
-        for contender in order.sample(running, len(running)):
-            value = patience.measure(partial(_measure, bench, contender), _busy)
-            if value is not None and patience.goes_on:
-                value["busy"] = ""
-            runs[_number(contender)].append(value)
-            if value is None and contender is not None:
-                failed.add(contender.number)
+        values = {_number(c): _measured(bench, c, patience) for c in order.sample(running, len(running))}
+        longest_s = max(longest_s, clock() - began)
+        if clock() >= stop_at and not all(values.values()):
+            break
+        for number, value in values.items():
+            runs[number].append(value)
+            if value is None and number >= 0:
+                failed.add(number)
         report(min(i + 1, rounds), rounds)
         gone = {number for number in runs if _has_lost(runs[-1], runs[number])} | failed
         running = [c for c in running if c is None or c.number not in gone]
         if contenders and running == [None]:
             break
+    if unmeasured is not None and not any(runs[-1]) and clock() + longest_s >= stop_at:
+        return unmeasured, []
     return _judged(bench, [c for c in contenders if c.number not in failed], runs, patience)
+
+
+def _measured(bench: Workbench, contender: TrialRecord | None, patience: Patience) -> _Run | None:
+    """Measure one process, and again after waiting where other processes disturbed it."""
+    value = patience.measure(partial(_measure, bench, contender), _busy)
+    if value is not None and patience.goes_on:
+        value["busy"] = ""
+    return value
 
 
 def _busy(run: _Run | None) -> str:
@@ -134,12 +150,6 @@ def _has_lost(original: Sequence[_Run | None], contender: Sequence[_Run | None])
     return contender is not original and len(pairs) == _LOST_AFTER and is_slower
 
 
-def expected_s(bench: Workbench, num_contenders: int) -> float:
-    """About how long all rounds will take: every process starts, loads, warms up and measures."""
-    process_s = _START_S + 1.5 * _RUN_S
-    return ROUNDS * ((1 + num_contenders) * process_s + float(bench.facts["open_s"]))
-
-
 def is_gain(point: Point) -> bool:
     return point.verdict == Verdict.PASS
 
@@ -167,13 +177,13 @@ def _measure_artefact(bench: Workbench, name: str, directory: Path | None) -> _R
             "target": bench.target,
             "directory": None if directory is None else str(directory),
             "inputs": str(bench.inputs),
-            "budget_s": _RUN_S,
+            "budget_s": RUN_S,
             "num_threads": bench.facts["num_threads"],
         },
         bench.directory / "finals" / name,
         _LIMIT_S,
     )
-    if outcome.value is None:
+    if outcome.value is None and not isinstance(outcome.failure, BudgetEnded):
         _LOG.warning("%s failed in the finals: %s", name, outcome.failure.message if outcome.failure else "no result")
     return outcome.value
 
@@ -194,6 +204,7 @@ def _point(bench: Workbench, contender: TrialRecord | None, runs: Sequence[_Run]
         cuda_peak_bytes=max((r["cuda_peak_bytes"] for r in runs if r["cuda_peak_bytes"]), default=None),
         size_bytes=facts["original_bytes"] if contender is None else size_bytes(bench.artefact(contender.number)),
         quality=facts["score"] if contender is None else contender.quality,
+        change=None if contender is None else contender.change,
         agreement=None if contender is None else contender.agreement,
         share_of_limit=bench.share_of_limit(steps, latency),
         process_latencies_ms=[r["latency_ms"] for r in runs],

@@ -83,7 +83,8 @@ def _quality_tile(result: Result) -> Tile:
     record = record_of(result, best)
     drop = f"drop {figures.percent(record.drop)}, allowed {figures.percent(result.max_drop)}; " if record else ""
     value = f"{figures.score(baseline.quality)} → {figures.score(best.quality)}"
-    return Tile(title, value, f"{drop}{direction} is better")
+    detail = f"{drop}{direction} is better; {figures.change(best.change, result.max_drop)}"
+    return Tile(title, value, detail, tone="warn" if best.change is not None and not best.change.is_shown else "")
 
 
 def _byte_tiles(result: Result) -> list[Tile]:
@@ -112,7 +113,7 @@ def _compile_tile(result: Result) -> Tile:
     """The gain over torch.compile alone, so that none is claimed over eager only."""
     other, title = result.compile_only, "Speedup over torch.compile alone"
     if other is None:
-        return Tile(title, DASH, "torch.compile alone could not be measured here")
+        return Tile(title, DASH, "torch.compile alone was not measured")
     latency = figures.duration(other.latency_ms, like=result.baseline.latency_ms)
     if other.beside_ms is not None:
         latency += f", the original {figures.duration(other.beside_ms, like=result.baseline.latency_ms)} beside it"

@@ -2,12 +2,18 @@
 
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.errors import OutputError, StudyError
+from pydantic import TypeAdapter
+
+from whet.errors import OptionError, OutputError, StudyError
+from whet.figures import num_bytes
 from whet.files import names_in, writable_parent
+from whet.machine import Machine
+from whet.measure.isolate import QUIET, run_isolated
 from whet.recipe import FILE as RECIPE
 from whet.tuner.finalist import INPUTS
 from whet.tuner.goal import Goal
@@ -15,6 +21,7 @@ from whet.tuner.study import FILE as STUDY
 from whet.tuner.study import Study, default_storage
 
 WORK = "trials"
+_ENOUGH_BYTES = 2**30  # with so much allowed, torch alone surely fits
 
 
 def checked_directory(out: str | os.PathLike[str] | None, resume: bool, *, has_own_study: bool) -> Path | None:
@@ -33,6 +40,22 @@ def checked_directory(out: str | os.PathLike[str] | None, resume: bool, *, has_o
             raise OutputError(f"{directory} holds other things than a search; choose another --out")
     writable_parent(directory)
     return directory
+
+
+def check_memory(max_memory_bytes: int | None) -> None:
+    """Raise OptionError where not even a process that has only imported torch fits into the memory allowed."""
+    if max_memory_bytes is None or max_memory_bytes >= _ENOUGH_BYTES:
+        return
+    with tempfile.TemporaryDirectory(prefix="whet-memory-") as scratch:
+        outcome = run_isolated(
+            "whet.measure.memory:bare_process", {}, Path(scratch), time_limit_s=60, environment=QUIET
+        )
+    least = (outcome.value or {}).get("peak_bytes", 0)
+    if max_memory_bytes < least:
+        raise OptionError(
+            f"nothing fits into {num_bytes(max_memory_bytes)}: a process that has only imported torch holds "
+            f"{num_bytes(least)}; give more --max-memory"
+        )
 
 
 def open_study(
@@ -55,12 +78,12 @@ def open_study(
     study = Study.open(storage or default_storage(directory), title, must_exist=resume)
     known = study.facts
     if known is None:
-        kept = ("fingerprint", "offers", "refused", "score", "signature", "weights", "exclude")
-        study.facts = {key: facts[key] for key in kept}
+        kept = ("fingerprint", "machine", "offers", "refused", "score", "signature", "weights", "exclude")
+        study.facts = {key: facts.get(key) for key in kept}
     elif known["fingerprint"] != facts["fingerprint"]:
         raise StudyError(
-            f"this search was begun on another machine (fingerprint {known['fingerprint']}, here "
-            f"{facts['fingerprint']}); times of different machines cannot be compared: give another --storage or --out"
+            f"this search was begun on another machine ({_differences(known, facts)}); times of different machines "
+            "cannot be compared: give another --storage or --out"
         )
     elif known["signature"] != facts["signature"]:
         raise StudyError("the target has changed since this search was begun; start anew with another --out")
@@ -75,6 +98,13 @@ def open_study(
             "with another --out"
         )
     return study
+
+
+def _differences(known: dict[str, Any], facts: dict[str, Any]) -> str:
+    """Say what differs between the machine that a search was begun on and this one."""
+    here = TypeAdapter(Machine).validate_python(facts["machine"])
+    found = here.differences(known["machine"]) if known.get("machine") else []
+    return "; ".join(found) or f"fingerprint {known['fingerprint']}, here {facts['fingerprint']}"
 
 
 def move_in(scratch: Path, directory: Path) -> Path:

@@ -23,10 +23,15 @@ COMPILE_ONLY = Recipe(steps=[Step(technique="inductor", options={"engine": "jit"
 """torch.compile(model) as its users call it."""
 
 
-def next_recipe(space: Space, records: Sequence[TrialRecord], goal: Goal) -> Recipe | None:
-    """The next recipe that is worth a trial, or None where the plan is at its end."""
+def next_recipe(
+    space: Space, records: Sequence[TrialRecord], goal: Goal, *, with_reference: bool = True
+) -> Recipe | None:
+    """Return the next recipe that is worth a trial, or None where the plan is at its end.
+
+    with_reference: whether torch.compile alone comes first. Without it, the most promising technique does.
+    """
     tried = {record.label for record in records}
-    for steps in _plan(space, records, goal):
+    for steps in _plan(space, records, goal, with_reference):
         recipe = complete(space, steps)
         if str(recipe) not in tried:
             return recipe
@@ -49,9 +54,9 @@ def compile_only(space: Space) -> Recipe | None:
     return complete(space, [step]) if applies else None
 
 
-def _plan(space: Space, records: Sequence[TrialRecord], goal: Goal) -> Iterator[list[Step]]:
+def _plan(space: Space, records: Sequence[TrialRecord], goal: Goal, with_reference: bool) -> Iterator[list[Step]]:
     reference = compile_only(space)
-    if reference is not None:
+    if reference is not None and with_reference:
         yield list(reference)
     best = next(iter(ranked(goal, records)), None)
     reached = max(1.0, best.speedup or 1.0) if best and goal.asks_for_speed else 1.0

@@ -28,7 +28,7 @@ from whet.tuner.verdict import noise_in_words
 
 _HERE = Path(__file__).parent
 _VERDICTS = {"gain": "gain", "no-gain": "no gain", "inconclusive": "inconclusive", "failed": "failed"}
-_ORDER = ("done", "rejected", "failed", "refused", "running")
+_ORDER = ("done", "rejected", "stopped", "failed", "refused", "running")
 _MEANINGS = {
     "compute": "arithmetic is the limit: fewer operations, or a data type the machine multiplies faster, would help",
     "bandwidth": "moving bytes is the limit: fusion, smaller weights or smaller activations would help",
@@ -114,6 +114,7 @@ def _environment() -> Environment:
     named = (
         figures.cosine, figures.digits, figures.duration, figures.interval, figures.measured,
         figures.num_bytes, figures.operations, figures.p_value, figures.percent, figures.ratio, figures.score,
+        figures.most_drop,
     )  # fmt: skip
     environment.filters |= {function.__name__: function for function in named}
     environment.filters["kind"] = lambda bound: bound.removesuffix("-bound")

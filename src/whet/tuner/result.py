@@ -13,7 +13,7 @@ MODEL = "model"  # the tuned model's directory inside the output directory
 
 Objective = Literal["latency", "throughput", "memory", "size"]
 Word = Literal["gain", "no-gain", "inconclusive", "failed"]
-"""inconclusive: the machine was too busy to tell. failed: nothing that was tried could be measured."""
+"""inconclusive: the machine was too busy or the time too short to tell. failed: nothing could be measured."""
 
 
 class Agreement(BaseModel):
@@ -33,6 +33,23 @@ class Agreement(BaseModel):
     top1: float | None = None
 
 
+class QualityChange(BaseModel):
+    """How a variant's score differs from the original's on the same samples, as fractions of the original's score.
+
+    drop: exact, on these samples. ci95: the 95 % interval of the drop on samples like these. num_worse, num_better:
+    samples whose score fell or rose. is_shown: whether the whole interval lies within the drop that is allowed.
+    needed_samples: about how many would show that, if they differ as often as these; None where none would.
+    """
+
+    drop: float
+    ci95: tuple[float, float]
+    num_samples: int
+    num_worse: int
+    num_better: int
+    is_shown: bool
+    needed_samples: int | None = None
+
+
 class TrialRecord(BaseModel):
     """One trial.
 
@@ -43,8 +60,8 @@ class TrialRecord(BaseModel):
 
     number: int
     steps: list[Step]
-    status: Literal["done", "rejected", "failed", "refused", "running"]
-    reason: str = ""  # why rejected, failed or refused
+    status: Literal["done", "rejected", "failed", "refused", "running", "stopped"]  # stopped: the budget was used up
+    reason: str = ""  # why rejected, failed, refused or stopped
     predicted: float | None = None  # the most it could gain, said before it was measured
     speedup: float | None = None
     speedup_ci95: tuple[float, float] | None = None
@@ -52,6 +69,7 @@ class TrialRecord(BaseModel):
     baseline_latency_ms: float | None = None
     quality: float | None = None
     drop: float | None = None  # fraction of the original's quality; negative is better; None without finite outputs
+    change: QualityChange | None = None  # of the quality, where it is scored sample by sample
     agreement: Agreement | None = None
     peak_bytes: int | None = None
     size_bytes: int | None = None
@@ -88,6 +106,7 @@ class Point(BaseModel):
     cuda_peak_bytes: int | None = None
     size_bytes: int
     quality: float | None = None
+    change: QualityChange | None = None  # of the quality, where it is scored sample by sample
     agreement: Agreement | None = None
     share_of_limit: float | None = None
     process_latencies_ms: list[float] = Field(default_factory=list)  # the median of each process, in order
@@ -143,10 +162,13 @@ class Result(BaseModel):
 
     format: int = 1
     target: str
+    model: str = ""  # digest of the names, shapes and dtypes of the model's weights
     objective: Objective = "latency"
     max_drop: float = 0.01
     max_memory_bytes: int | None = None
     budget_s: float = 300.0
+    needed_s: float | None = None  # about the budget that a verdict takes, where this one was too small for it
+    outlook: str = ""  # what was expected to fit into the budget
     verdict: Word
     sentence: str
     busy: str = ""  # what else ran on the machine, where that disturbed the measurements for good
@@ -218,6 +240,7 @@ class Result(BaseModel):
             "quality_name": self.quality_name,
             "quality_baseline": self.baseline.quality,
             "quality_best": self.best.quality,
+            "quality_change": None if self.best.change is None else self.best.change.model_dump(mode="json"),
             "size_bytes_baseline": self.baseline.size_bytes,
             "size_bytes_best": self.best.size_bytes,
             "peak_bytes_baseline": self.baseline.peak_bytes,

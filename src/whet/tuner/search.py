@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -19,9 +19,11 @@ from whet.measure.isolate import QUIET, Outcome, run_isolated
 from whet.measure.quiet import Patience
 from whet.profiler import Profile
 from whet.recipe import Recipe
+from whet.tuner.budget import BudgetEnded, Runner, run_within
 from whet.tuner.finalist import INPUTS
 from whet.tuner.goal import Goal, ranked
-from whet.tuner.plan import next_recipe
+from whet.tuner.outlook import MIN_TRIAL_S, TIMING_S
+from whet.tuner.plan import compile_only, next_recipe
 from whet.tuner.result import TrialRecord
 from whet.tuner.space import Offer, Space
 from whet.tuner.study import Study
@@ -30,9 +32,9 @@ from whet.tuner.trial import mean_least_time_s
 _LOG = logging.getLogger("whet")
 
 _KEPT = 3  # artefacts of this many best trials stay on disk until the finals
-TIMING_S = 2.4  # of interleaved timing in a trial
 _MAX_REPEATS = 8  # after so many recipes in a row that have been measured, the sampler has nothing new
 _MEMORY_RUN_S = 0.3  # of timing in the process that only measures memory
+_NUM_WITH_REFERENCE = 3  # torch.compile alone is tried where so many trials fit
 
 # What every trial imports. Not runtimes that a recipe may not name: some patch torch as they are imported.
 _PRELOAD = ("whet.tuner.trial", "torch.export._trace")
@@ -40,12 +42,6 @@ _ROOMS = {"measure_finalist": "finalist"}  # function of a child -> its module, 
 
 _LIMITS = TypeAdapter(Limits)
 _PROFILES = TypeAdapter(list[tuple[Profile, int]])
-
-
-class Runner(Protocol):
-    """Calls a function of whet.tuner.trial or .finalist in a process of its own."""
-
-    def __call__(self, function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome: ...
 
 
 @dataclass(frozen=True)
@@ -113,41 +109,65 @@ def search(
     goal: Goal,
     *,
     deadline: float,
+    stop_at: float | None = None,
+    trial_s: float = 0.0,
     max_trials: int = 200,
     patience: Patience | None = None,
     report: Callable[[TrialRecord], None] = lambda record: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[TrialRecord]:
-    """Try recipes until `deadline` (as `clock` tells), the plan's end, or `max_trials`. Returns every record.
+    """Try recipes until `deadline` (as `clock` tells), the plan's end, or `max_trials`.
 
-    A trial that is not expected to end before the deadline is not begun, save the first two: torch.compile alone and
-    the most promising technique. KeyboardInterrupt leaves the study as it is, to be resumed. A trial that other
-    processes disturbed is measured again, and left for a resumed search where the machine stays busy.
+    A trial is begun if it is expected to end before the deadline; as long as no trial has ended, before `stop_at`. The
+    first of a new search is always begun, if only two seconds are left. A trial that is still at work at `stop_at` is
+    stopped, and left in the study to be tried again. torch.compile alone, the reference, is left out where fewer than
+    three trials fit, and may take half of the time left. KeyboardInterrupt leaves the study as it is, to be resumed.
+    A trial that other processes disturbed is measured again as long as `patience` lasts; where the machine stays busy,
+    it is left in the study to be tried again.
+
+    Args:
+        stop_at: the deadline, if not given.
+        trial_s: about how long a trial takes, before one has been seen.
+        patience: how long to wait for a quiet machine.
+        report: is told of every trial that ended or was stopped.
+
+    Returns:
+        Every record of the study, and those of the trials that were stopped.
     """
     patience = patience or Patience()
     space = bench.space
+    reference = compile_only(space)
+    stop_at = deadline if stop_at is None else stop_at
     records = study.records()
+    stopped: list[TrialRecord] = []
     repeats = 0  # of the sampler, in a row
     while len(records) < max_trials and not patience.has_run_out:
-        expected = _expected_s(records)
-        if len(records) >= 2 and clock() + expected > deadline:
+        expected = _expected_s(records) or trial_s
+        is_late = clock() + expected > (deadline if records else stop_at)
+        if stop_at - clock() < MIN_TRIAL_S or (is_late and (records or stopped)):
             _LOG.info("the time is used up after %d trials", len(records))
             break
-        recipe = next_recipe(space, records, goal)
+        is_short = clock() + _NUM_WITH_REFERENCE * expected > deadline
+        recipe = next_recipe(space, [*records, *stopped], goal, with_reference=not is_short)
         if recipe is None and (not space.offers or repeats >= _MAX_REPEATS):
             break
         number, chosen = study.begin(recipe, space, space.bound(list(recipe)) if recipe else None)
-        if recipe is None and (not chosen.steps or any(r.label == str(chosen) for r in records)):
+        if recipe is None and (not chosen.steps or any(r.label == str(chosen) for r in [*records, *stopped])):
             study.pass_over(number)
             repeats += 1
             continue
         try:
-            time_left = bench.trial_limit_s if len(records) < 2 else deadline - clock()
-            trial = partial(try_recipe, bench, goal, number, chosen, space, time_left)
+            left_s = (stop_at - clock()) * (0.5 if reference is not None and str(chosen) == str(reference) else 1.0)
+            trial = partial(try_recipe, bench, goal, number, chosen, space, left_s)
             record = patience.measure(trial, lambda found: found.busy)
         except BaseException:
             study.give_up(number)
             raise
+        if record.status == "stopped":
+            study.give_up(number)
+            stopped.append(record)
+            report(record)
+            continue
         if record.busy and not patience.goes_on:
             study.give_up(number)
         else:
@@ -156,13 +176,16 @@ def search(
         repeats = 0
         records = study.records()
         _drop_losers(bench, goal, records)
-    return records
+    return [*records, *stopped]
 
 
 def try_recipe(
     bench: Workbench, goal: Goal, number: int, recipe: Recipe, space: Space, time_left_s: float
 ) -> TrialRecord:
-    """One trial: build, save, load, judge and time a recipe in a fresh process; a failure there is its record."""
+    """Build, save, load, judge and time a recipe in a fresh process; a failure there is recorded.
+
+    time_left_s: of the budget. A trial that needs more is recorded as stopped.
+    """
     started = time.perf_counter()
     folder = bench.directory / f"trial-{number}"
     record = TrialRecord(
@@ -172,7 +195,8 @@ def try_recipe(
         predicted=space.bound(list(recipe)),
         fingerprint=describe().fingerprint,
     )
-    outcome = bench.run(
+    outcome = run_within(
+        bench.run,
         "attempt",
         {
             "target": bench.target,
@@ -182,23 +206,26 @@ def try_recipe(
             "score": bench.facts["score"],
             "max_drop": goal.max_drop,
             "timing_s": TIMING_S,
+            "sample_scores": bench.facts.get("sample_scores", []),
         },
         folder,
-        min(bench.trial_limit_s, max(time_left_s, 30.0)),
+        limit_s=bench.trial_limit_s,
+        left_s=time_left_s,
     )
     if outcome.failure is not None:
+        record.status = "stopped" if isinstance(outcome.failure, BudgetEnded) else "failed"
         record.reason = outcome.failure.message
     elif outcome.value is not None:
         record = TrialRecord.model_validate({**record.model_dump(), **outcome.value})
     if record.latency_ms:
         record.share_of_limit = bench.share_of_limit(record.steps, record.latency_ms)
     if record.status == "done" and goal.needs_memory:
-        _measure_memory(bench, goal, record)
+        _measure_memory(bench, goal, record, time_left_s - (time.perf_counter() - started))
     record.seconds = time.perf_counter() - started
     return record
 
 
-def _measure_memory(bench: Workbench, goal: Goal, record: TrialRecord) -> None:
+def _measure_memory(bench: Workbench, goal: Goal, record: TrialRecord, time_left_s: float) -> None:
     folder = bench.directory / f"trial-{record.number}"
     arguments = {
         "target": bench.target,
@@ -207,9 +234,17 @@ def _measure_memory(bench: Workbench, goal: Goal, record: TrialRecord) -> None:
         "budget_s": _MEMORY_RUN_S,
         "num_threads": bench.facts["num_threads"],
     }
-    outcome = bench.run("measure_finalist", arguments, folder / "memory", bench.trial_limit_s)
+    outcome = run_within(
+        bench.run,
+        "measure_finalist",
+        arguments,
+        folder / "memory",
+        limit_s=bench.trial_limit_s,
+        left_s=time_left_s,
+    )
     if outcome.value is None:
-        record.status, record.reason = "failed", outcome.failure.message if outcome.failure else "no result"
+        record.status = "stopped" if isinstance(outcome.failure, BudgetEnded) else "failed"
+        record.reason = outcome.failure.message if outcome.failure else "no result"
         return
     record.peak_bytes = outcome.value["peak_bytes"]
     if goal.max_memory_bytes is not None and record.peak_bytes > goal.max_memory_bytes:

@@ -15,9 +15,11 @@ import psutil
 from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
 from pydantic import ValidationError
+from sqlalchemy import make_url
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
-from whet.errors import StudyError, reason
+from whet.errors import OutputError, StudyError, reason
+from whet.files import check_file
 from whet.recipe import Recipe
 from whet.tuner.command import without_password
 from whet.tuner.result import TrialRecord
@@ -63,6 +65,22 @@ class Study:
         try:
             return cls(_open_or_create(storage, name, must_exist=must_exist), storage)
         except (*_ERRORS, RuntimeError, ImportError, ValueError, AssertionError, KeyError) as error:
+            raise _error(storage, error) from error
+
+    @staticmethod
+    def check_storage(storage: str) -> None:
+        """Raise StudyError where a storage cannot be used: before a search, and without making a new file."""
+        try:
+            url = make_url(storage)
+            is_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
+            path = Path(url.database or "")
+            if is_file:
+                check_file(path)
+                if path.exists() and not os.access(path, os.W_OK):
+                    raise OutputError(f"{path} cannot be written: it is read-only")
+            if not is_file or path.exists():
+                optuna.get_all_study_names(storage)
+        except (*_ERRORS, OutputError, RuntimeError, ImportError, ValueError, AssertionError, KeyError) as error:
             raise _error(storage, error) from error
 
     @property
@@ -155,7 +173,7 @@ def _error(storage: str, error: Exception) -> StudyError:
 
 def _remedy(storage: str, why: str) -> str:
     if storage.startswith("sqlite:"):
-        if any(word in why for word in ("unable to open", "readonly", "locked", "full")):
+        if any(word in why for word in ("unable to open", "readonly", "locked", "full", "cannot be written")):
             return "there must be room for it, and no other program may hold it; file and directory must be writable"
         return "remove it to start anew"
     return "the URL must be one that SQLAlchemy knows, its server up, and its driver installed (PostgreSQL's: psycopg2)"

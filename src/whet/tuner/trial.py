@@ -4,6 +4,7 @@ Everything here takes and returns plain JSON. What is measured is always the art
 """
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from whet.artefact import load
+from whet.errors import RecipeRefused
 from whet.files import size_bytes
 from whet.machine import Limits, Machine, describe
 from whet.machine.limits import element_bytes, load_limits
@@ -30,9 +32,10 @@ from whet.techniques.half import device_type
 from whet.tuner.agreement import agree
 from whet.tuner.build import build, refusals, technique_of
 from whet.tuner.finalist import INPUTS, open_target, write_inputs
+from whet.tuner.quality_change import quality_change
 from whet.tuner.result import Agreement, Diagnosed, LayerRow
 from whet.tuner.space import offers_for
-from whet.workload import Subject, Workload, examine, measure_quality
+from whet.workload import Subject, Workload, examine, measure_score
 
 AGREEMENT = "agreement (cosine)"  # stands in for a quality where the workload has none
 
@@ -52,7 +55,9 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
     subject = examine(workload)
     weights = digest(workload)  # before more calls than one can count: some buffers are counters
     machine = describe()
+    began = time.perf_counter()
     limits = load_limits(machine, device="cuda" if device_type(subject) == "cuda" else "cpu")
+    limits_s = time.perf_counter() - began  # spent once on each machine
     profiles, meanwhile = undisturbed(lambda: profile_sizes(subject))
     profile = profiles[0][0]
     offers, refused = offers_for(subject, machine, limits, profile, exclude=exclude)
@@ -62,11 +67,15 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
     return {
         "name": workload.name,
         "open_s": open_s,
+        "examined_s": time.perf_counter() - started - limits_s,
+        "limits_s": limits_s,
         "signature": _SIGNATURE.dump_python(subject.signature, mode="json"),
         "score": subject.score,
+        "sample_scores": list(subject.sample_scores),
         "quality_name": quality.name if quality else AGREEMENT,
         "higher_is_better": quality.higher_is_better if quality else True,
         "weights": weights,
+        "model": architecture(workload),
         "num_samples": workload.samples_per_batch,
         "original_bytes": checkpoint_bytes(workload),
         "offers": [offer.model_dump(mode="json") for offer in offers],
@@ -96,9 +105,10 @@ def attempt(
     score: float | None,
     max_drop: float,
     timing_s: float,
+    sample_scores: Sequence[float] = (),
 ) -> dict[str, Any]:
     """Build a recipe, save it into `directory`, load it back, judge its outputs and time it beside the original."""
-    subject = reopen(target, signature)
+    subject = replace(reopen(target, signature), score=score, sample_scores=tuple(sample_scores))
     num_threads = torch.get_num_threads()  # a recipe may set its own as it is loaded
     recipe = _STEPS.validate_python(steps)
     refused = refusals(recipe, subject, describe())
@@ -113,9 +123,9 @@ def attempt(
     result["size_bytes"] = size_bytes(folder)
     agreement = agree(subject, artefact.run)
     result["agreement"] = agreement.model_dump()
-    quality, drop, reason = judge(subject, artefact, agreement, score, max_drop)
-    result |= {"quality": quality, "drop": drop, "status": "rejected" if reason else "done", "reason": reason}
-    if drop is not None:
+    judged = judge(subject, artefact, agreement, max_drop)
+    result |= judged
+    if judged["drop"] is not None:
         result |= time_pair(subject, artefact.run, timing_s, num_threads=num_threads)
     return result
 
@@ -128,10 +138,28 @@ def screen(target: str, signature: dict[str, Any], directory: str, timing_s: flo
 
 
 def replay(
-    target: str, steps: list[dict[str, Any]], directory: str, machine: dict[str, Any] | None = None
+    target: str,
+    steps: list[dict[str, Any]],
+    directory: str,
+    machine: dict[str, Any] | None = None,
+    model: str = "",
+    max_drop: float | None = None,
+    force: bool = False,
 ) -> dict[str, Any]:
-    """Apply the steps that hold here, save the result, and judge its outputs. No timing. machine: the recipe's."""
-    subject = examine(open_target(target))
+    """Apply the steps that hold here, save the result, and judge its outputs. Nothing is timed.
+
+    machine: the one that the recipe was made on. model: the digest of the model it was made for. max_drop: that it
+    allows. force: go on where one of these two does not hold, and return that as a doubt.
+
+    Raises:
+        RecipeRefused: The recipe was made for another model, or the quality falls by more than it allows.
+    """
+    doubts: list[str] = []
+    workload = open_target(target)
+    if model and model != architecture(workload):
+        doubts.append("the recipe was made for another model: its weights have other names, shapes or dtypes")
+        _refuse(doubts, force)
+    subject = examine(workload)
     recipe = _STEPS.validate_python(steps)
     dropped = refusals(recipe, subject, describe())
     names = {step.technique for step, _ in dropped}
@@ -140,19 +168,31 @@ def replay(
     folder = candidate.save(Path(directory))
     artefact = load(folder)
     agreement = agree(subject, artefact.run)
+    judged = judge(subject, artefact, agreement, math.inf if max_drop is None else max_drop)
+    if judged["reason"]:
+        doubts.append(judged["reason"])
+        _refuse(doubts, force)
     quality = subject.workload.quality
     return {
+        "doubts": doubts,
         "steps": [step.model_dump() for step in kept],
         "dropped": [(step.model_dump(), reason) for step, reason in dropped],
         "size_bytes": size_bytes(folder),
         "original_bytes": checkpoint_bytes(subject.workload),
         "quality_name": quality.name if quality else AGREEMENT,
         "quality_baseline": subject.score,
-        "quality": measure_quality(quality, artefact) if quality else agreement.cosine,
+        "quality": judged["quality"],
+        "drop": judged["drop"],
+        "change": judged["change"],
         "agreement": agreement.model_dump(),
         "notes": list(candidate.notes),
         "differences": describe().differences(machine) if machine else [],
     }
+
+
+def _refuse(doubts: list[str], force: bool) -> None:
+    if not force:
+        raise RecipeRefused(f"not applied: {'; '.join(doubts)}. To apply it all the same, use --force (force=True)")
 
 
 def save_original(target: str, signature: dict[str, Any], directory: str) -> dict[str, Any]:
@@ -168,22 +208,30 @@ def reopen(target: str, signature: dict[str, Any]) -> Subject:
     return replace(subject, signature=_SIGNATURE.validate_python(signature))
 
 
-def judge(
-    subject: Subject, predict: Callable[..., Any], agreement: Agreement, score: float | None, max_drop: float
-) -> tuple[float | None, float | None, str]:
-    """(quality, drop, why it is rejected or ""). One that returns NaN or infinity has neither of the first two."""
+def judge(subject: Subject, predict: Callable[..., Any], agreement: Agreement, max_drop: float) -> dict[str, Any]:
+    """Score a variant and hold its quality against the limit.
+
+    Returns:
+        The fields of a TrialRecord: quality, drop, change, status ("done" or "rejected") and reason. A variant that
+        returns NaN or infinity has no quality.
+    """
+    found: dict[str, Any] = {"quality": None, "drop": None, "change": None, "status": "rejected"}
     if agreement.distance is None:
-        return None, None, "its outputs hold NaN or infinity"
+        return {**found, "reason": "its outputs hold NaN or infinity"}
     quality = subject.workload.quality
-    if quality is None or score is None:
-        value, name = agreement.cosine, "agreement with the original"
-        drop = agreement.distance
+    if quality is None or subject.score is None:
+        name = "agreement with the original"
+        found |= {"quality": agreement.cosine, "drop": agreement.distance}
     else:
-        value, name = measure_quality(quality, predict), quality.name
-        drop = quality.drop(score, value)
-    if drop > max_drop:
-        return value, drop, f"{name} drops by {drop:.1%}, more than the {max_drop:.1%} allowed"
-    return value, drop, ""
+        name, score = quality.name, measure_score(quality, predict)
+        change = quality_change(
+            subject.sample_scores, score.samples, higher_is_better=quality.higher_is_better, max_drop=max_drop
+        )
+        found |= {"quality": score.value, "drop": quality.drop(subject.score, score.value)}
+        found["change"] = None if change is None else change.model_dump(mode="json")
+    if found["drop"] > max_drop:
+        return {**found, "reason": f"{name} drops by {found['drop']:.1%}, more than the {max_drop:.1%} allowed"}
+    return {**found, "status": "done", "reason": ""}
 
 
 def time_pair(subject: Subject, run: Callable[..., Any], timing_s: float, *, num_threads: int) -> dict[str, Any]:
@@ -250,6 +298,13 @@ def checkpoint_bytes(workload: Workload) -> int:
         if isinstance(t, Tensor)
     }
     return sum(tensors.values())
+
+
+def architecture(workload: Workload) -> str:
+    """Return a digest of the names, shapes and dtypes of the weights and buffers: the same after more training."""
+    tensors = ((name, t) for name, t in workload.model.state_dict().items() if isinstance(t, Tensor))
+    found = "\n".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors)
+    return hashlib.blake2b(found.encode(), digest_size=8).hexdigest()
 
 
 def digest(workload: Workload) -> str:

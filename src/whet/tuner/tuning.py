@@ -28,17 +28,19 @@ from whet.recipe import Evidence, Recipe
 from whet.signature import Batch
 from whet.techniques import TABLE
 from whet.tuner import finals, plan, verdict
+from whet.tuner.budget import Budget, BudgetEnded
 from whet.tuner.command import command_line, without_password
 from whet.tuner.finalist import PICKLED, SURROUNDINGS
 from whet.tuner.goal import Goal, ranked
-from whet.tuner.opening import checked_directory, move_in, open_study
+from whet.tuner.opening import check_memory, checked_directory, move_in, open_study
+from whet.tuner.outlook import MIN_ROUNDS, ROUNDS, Costs, Outlook
 from whet.tuner.report import write_report
 from whet.tuner.result import FILE, MODEL, Objective, Point, Result, TrialRecord, Word
 from whet.tuner.search import Workbench, forking, search, try_recipe
+from whet.tuner.study import Study
 from whet.workload import Quality, Workload
 
 _LOOK_LIMIT_S = 180.0
-_FINALS_SHARE = 0.4  # of the budget is left for the finals, at most
 _BEATEN = 0.9  # a trial whose whole screening interval lies below this speedup is slower, whatever the process
 
 
@@ -48,8 +50,11 @@ class Listener:
     def looked(self, facts: dict[str, Any]) -> None:
         """The target has been examined."""
 
+    def planned(self, outlook: Outlook) -> None:
+        """The rest of the budget has been divided: what fits, and about how long it takes."""
+
     def tried(self, record: TrialRecord) -> None:
-        """A trial has ended."""
+        """A trial has ended, or was stopped."""
 
     def waiting(self, text: str) -> None:
         """The machine is busy, and whet waits for quiet; "" once it goes on."""
@@ -80,57 +85,64 @@ def tune(
 ) -> Result:
     """Find the fastest recipe for a model on this machine, and prove it.
 
-    target: a built-in workload's name, "hf:DIR", "FILE.py:FUNCTION", "package.module:FUNCTION", a Workload, or a
-    module, with `inputs`: one batch (a tensor, a tuple, a dict) or a list of batches.
-    max_drop: how much of the quality may go, as a fraction of the original's; without a quality, how far the outputs
-    may lie from the original's (result.Agreement.distance). max_memory_bytes: of peak resident memory, the whole
-    process. budget_s: for search and finals. out: a new directory for recipe, report, result and model; a temporary
-    one for a model in memory. storage: an Optuna URL, for several machines of one kind to share a search.
-    resume: go on with the search that `out` (or `storage`) holds. exclude: techniques not to be tried. trial_limit_s,
-    memory_limit_bytes: of each trial; nearly all of the machine's memory, if not given. on_busy: where other processes
-    disturb the measurements, "wait" for quiet for `busy_wait_s` seconds in all, on top of the budget, and give no
-    verdict where the machine stays busy; "inconclusive" gives none at once; "go-on" takes the figures as they are.
+    Args:
+        target: A built-in workload's name, "hf:DIR", "FILE.py:FUNCTION", "package.module:FUNCTION", a Workload or a
+            module.
+        inputs: Of a module: one batch (a tensor, a tuple, a dict) or a list of batches.
+        max_drop: How much of the quality may go, as a fraction of the original's. Without a quality: how far the
+            outputs may lie from the original's (result.Agreement.distance).
+        max_memory_bytes: Allowed peak resident memory of the whole process.
+        budget_s: For everything, from the examination of the model to the report. What fits is planned; after 1.25
+            times the budget and 10 s nothing runs any more. Where that is too little for a verdict, it is
+            "inconclusive", and `needed_s` says what would do. Waiting for a quiet machine comes on top.
+        out: A new directory for recipe, report, result and model; for a model in memory a temporary one by default.
+        storage: An Optuna URL, for several machines of one kind to share a search.
+        resume: Go on with the search that `out` or `storage` holds.
+        exclude: Techniques not to be tried.
+        trial_limit_s: Of each trial, where the budget leaves so much.
+        memory_limit_bytes: Of each trial; nearly all of the machine's memory by default.
+        on_busy: What to do where other processes disturb the measurements: "wait" for a quiet machine, and give no
+            verdict where it stays busy; "inconclusive" gives none without waiting; "go-on" takes what is measured.
+        busy_wait_s: Seconds to wait in all.
 
-    Raises a WhetError for anything the user can mend, before anything is written.
+    Raises:
+        WhetError: Anything the user can mend, before anything is written.
     """
     goal = Goal.checked(objective, max_drop, max_memory_bytes, budget_s)
     _check_excluded(exclude)
+    began = datetime.datetime.now(datetime.UTC)
+    check_memory(max_memory_bytes)
+    if storage:
+        Study.check_storage(storage)
     chosen = checked_directory(out, resume, has_own_study=not storage)
     listener = listener or Listener()
     patience = Patience(OnBusy.checked(on_busy), busy_wait_s, report=listener.waiting)
-    started, began = time.monotonic(), datetime.datetime.now(datetime.UTC)
-    deadline = started + budget_s
+    budget = Budget(budget_s, clock=lambda: time.monotonic() - patience.spent_s)
     with (
         _prepared(target, inputs, quality, calibration) as (address, name, scratch),
-        forking(memory_limit_bytes or describe().most_bytes) as run,
+        forking(memory_limit_bytes or describe().most_bytes) as unbounded,
     ):
+        run = budget.bounded(unbounded)
         arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
         patience.begin()
         looked = patience.measure(
             lambda: run("look", arguments, scratch, _LOOK_LIMIT_S),
             lambda outcome: str(outcome.value["busy"]) if outcome.value else "",
         )
-        facts = _looked(looked)
+        facts = _looked(looked, budget_s)
         listener.looked(facts)
         directory = chosen or Path(tempfile.mkdtemp(prefix="whet-"))
         study = open_study(storage, directory, name, goal, facts, resume, exclude)
         work = move_in(scratch, directory)
         bench = Workbench(address, {**facts, **(study.facts or {})}, work, run, trial_limit_s)
-        reserve = min(_FINALS_SHARE * budget_s, finals.expected_s(bench, num_contenders=2))
-        records = search(
-            bench,
-            study,
-            goal,
-            deadline=deadline - reserve,
-            patience=patience,
-            report=listener.tried,
-            clock=lambda: time.monotonic() - patience.spent_s,
-        )
-        result = _conclude(bench, goal, records, deadline, listener, patience)
+        records, outlook = _searched(bench, study, goal, budget, listener, patience)
+        result = _conclude(bench, goal, records, budget, outlook, listener, patience)
         result.target, result.budget_s, result.out = name, budget_s, str(directory)
-        result.started_at, result.seconds = began.isoformat(timespec="seconds"), time.monotonic() - started
+        result.outlook = outlook.sentence
+        result.started_at, result.seconds = began.isoformat(timespec="seconds"), budget.elapsed_s
         result.command = _command(target, goal, budget_s, storage, bench.facts["exclude"])
         _write(bench, result, directory)
+        result.seconds = budget.elapsed_s
         shutil.rmtree(work, ignore_errors=True)
     if not isinstance(target, str):
         result.keep_original(target.model if isinstance(target, Workload) else target)
@@ -147,8 +159,34 @@ def _command(
     return command_line(target, **asdict(goal), budget_s=budget_s, storage=shown, exclude=exclude)
 
 
-def _looked(outcome: Outcome) -> dict[str, Any]:
+def _searched(
+    bench: Workbench, study: Study, goal: Goal, budget: Budget, listener: Listener, patience: Patience
+) -> tuple[list[TrialRecord], Outlook]:
+    """Divide what is left of the budget, and search. Returns every record, and how the budget was divided."""
+    earlier = study.records()
+    outlook = Outlook.of(budget, bench.facts, earlier)
+    listener.planned(outlook)
+    now = budget.clock()
+    records = search(
+        bench,
+        study,
+        goal,
+        deadline=now + outlook.search_s,
+        stop_at=now + outlook.stop_s,
+        trial_s=outlook.costs.trial_s,
+        patience=patience,
+        report=listener.tried,
+        clock=budget.clock,
+    )
+    return records, outlook
+
+
+def _looked(outcome: Outcome, budget_s: float) -> dict[str, Any]:
     """The facts a child found out about the target. Raises the user error it met."""
+    if isinstance(outcome.failure, BudgetEnded):
+        raise OptionError(
+            f"to build, call and examine the model takes longer than a budget of {budget_s:g} s; give a larger --budget"
+        )
     if outcome.failure is not None:
         if outcome.failure.kind is FailureKind.TIMEOUT:
             raise ModelError(f"to build and call the model {outcome.failure.message}; does it wait for something?")
@@ -216,20 +254,25 @@ def _conclude(
     bench: Workbench,
     goal: Goal,
     records: list[TrialRecord],
-    deadline: float,
+    budget: Budget,
+    outlook: Outlook,
     listener: Listener,
     patience: Patience,
 ) -> Result:
     facts = bench.facts
     best_first = ranked(goal, records)
-    contenders = _contenders(bench, goal, best_first, deadline + patience.spent_s)
+    costs = Costs.estimate(facts, records)
+    contenders = _contenders(bench, goal, best_first, budget, costs)
+    now = budget.clock()
     baseline, points = finals.run_finals(
         bench,
         contenders,
-        deadline=deadline,
+        deadline=now + budget.left_s,
+        stop_at=now + budget.left_at_most_s,
+        unmeasured=verdict.screened_original(facts, records),
         patience=patience,
         report=listener.measured,
-        clock=lambda: time.monotonic() - patience.spent_s,
+        clock=budget.clock,
     )
     is_fair = goal.objective != "memory" or _hold_only_the_model(bench, baseline)
     reference = plan.compile_only(bench.space)
@@ -239,16 +282,23 @@ def _conclude(
         compile_only = verdict.point_of(screened, facts["num_samples"]) if screened else None
     best = verdict.choose(goal, baseline, points)
     beaten = best_first[0] if best_first and _is_beaten(goal, best_first[0]) else None
+    is_short = budget.left_at_most_s < costs.trial_s + costs.finals_s(1, MIN_ROUNDS)
+    needed_s = None
     word, sentence = _verdict(goal, baseline, best, points, records, beaten, patience)
     if word == "gain":
         sentence = verdict.gain(goal, baseline, best, compile_only, facts["quality_name"], is_fair=is_fair)
-    is_disturbed = word == "inconclusive" or (patience.goes_on and patience.cause)
+    elif word == "no-gain" and is_short and verdict.is_open(goal, bench.space, records, points, beaten):
+        word, needed_s = "inconclusive", costs.needed_s(outlook.spent_s)
+        sentence = verdict.out_of_time(records, next(iter(best_first), None), needed_s)
+    is_disturbed = (word == "inconclusive" and needed_s is None) or patience.goes_on
     return Result(
         target=facts["name"],
+        model=facts.get("model", ""),
         objective=goal.objective,
         max_drop=goal.max_drop,
         max_memory_bytes=goal.max_memory_bytes,
         verdict=word,
+        needed_s=needed_s,
         sentence=sentence,
         busy=patience.sentence if is_disturbed and patience.cause else "",
         quality_name=facts["quality_name"],
@@ -287,15 +337,25 @@ def _verdict(
     return word, verdict.no_gain(goal, baseline, records, points, beaten)
 
 
-def _contenders(bench: Workbench, goal: Goal, best_first: list[TrialRecord], deadline: float) -> list[TrialRecord]:
-    """The best two, or one where time is short; each with its artefact on disk, made again where it is not. None of
-    those that are far slower than the original: nobody waits for proof of that."""
-    time_left = deadline - time.monotonic()
-    num = 2 if time_left > finals.expected_s(bench, num_contenders=2) else 1
-    chosen = []
-    for record in [r for r in best_first if not _is_beaten(goal, r)][:num]:
-        if not (bench.artefact(record.number) / MANIFEST).is_file():
-            again = try_recipe(bench, goal, record.number, Recipe(steps=record.steps), bench.space, time_left)
+def _contenders(
+    bench: Workbench, goal: Goal, best_first: list[TrialRecord], budget: Budget, costs: Costs
+) -> list[TrialRecord]:
+    """Return the trials for the finals: the best two, one where time is short, or none where not even that one fits.
+
+    Each has its artefact on disk, made again where it is not. Trials that are far slower than the original are left
+    out: nobody waits for proof of that.
+    """
+    chosen: list[TrialRecord] = []
+    for record in [r for r in best_first if not _is_beaten(goal, r)][:2]:
+        is_built = (bench.artefact(record.number) / MANIFEST).is_file()
+        build_s = 0.0 if is_built else costs.trial_s
+        if costs.finals_s(1, MIN_ROUNDS) + build_s > budget.left_at_most_s:
+            break
+        if chosen and costs.finals_s(2, ROUNDS) + build_s > budget.left_s:
+            break
+        if not is_built:
+            left_s = budget.left_at_most_s - costs.finals_s(1, MIN_ROUNDS)
+            again = try_recipe(bench, goal, record.number, Recipe(steps=record.steps), bench.space, left_s)
             if again.status != "done":
                 continue
         chosen.append(record)
@@ -343,6 +403,7 @@ def recipe_of(result: Result) -> Recipe:
     best, baseline = result.best, result.baseline
     return Recipe(
         target=result.target,
+        model=result.model,
         fingerprint=result.fingerprint,
         machine={k: list(v) if isinstance(v, tuple | list) else v for k, v in result.machine.items()},
         versions=result.versions,

@@ -1,14 +1,21 @@
 """From measured points to one verdict: gain or no gain, in a sentence, and what nothing else beats."""
 
+import statistics
 from collections.abc import Sequence
+from typing import Any
 
 from whet.measure.quiet import Patience
 from whet.measure.stats import MAX_NOISE
+from whet.tuner import figures
 from whet.tuner.finals import is_gain
-from whet.tuner.goal import Goal
+from whet.tuner.goal import Goal, ranked
+from whet.tuner.outlook import MIN_ROUNDS
 from whet.tuner.plan import restores_quality
 from whet.tuner.result import Point, TrialRecord, UntriedTechnique
 from whet.tuner.space import Space
+
+TIME_UP = "the time was up before its turn"
+STOPPED = "its trial was stopped, as the budget was used up"
 
 _SIZE_MARGIN = 0.99  # a variant that is smaller by less than a percent is not called smaller
 
@@ -122,7 +129,60 @@ def gain(
     if best.quality is not None:
         before = "" if baseline.quality is None else f"{baseline.quality:.4g} before, "
         text += f"; {quality_name}: {before}{best.quality:.4g} after"
+        if baseline.quality is not None:
+            text += f" ({figures.change(best.change, goal.max_drop)})"
     return text + "."
+
+
+def screened_original(facts: dict[str, Any], records: Sequence[TrialRecord]) -> Point:
+    """Return the original as a point where no process of the finals measured it.
+
+    Its latency is the median of those measured beside the variants; without any, the profile's.
+    """
+    beside = [r.baseline_latency_ms for r in records if r.baseline_latency_ms]
+    profiled = [profile["total_s"] * 1e3 for profile, count in facts["profiles"] for _ in range(count)]
+    latency_ms = statistics.median(beside) if beside else statistics.fmean(profiled)
+    return Point(
+        latency_ms=latency_ms,
+        throughput_per_s=facts["num_samples"] * 1e3 / latency_ms,
+        peak_bytes=0,
+        size_bytes=facts["original_bytes"],
+        quality=facts["score"],
+        verdict="screened",
+    )
+
+
+def is_open(
+    goal: Goal, space: Space, records: Sequence[TrialRecord], points: Sequence[Point], beaten: TrialRecord | None
+) -> bool:
+    """Whether no trial has ended although techniques apply, or the finals have not judged the best one.
+
+    points: of the finals. beaten: the best trial, where it was too slow for them.
+    """
+    if not records or all(record.status == "stopped" for record in records):
+        return bool(space.offers)
+    best = next(iter(ranked(goal, records)), None)
+    if best is None or beaten is not None:
+        return False
+    judged = next((point for point in points if point.number == best.number), None)
+    if judged is None:
+        return True
+    has_few = len(judged.process_latencies_ms) < MIN_ROUNDS and judged.verdict == "inconclusive"
+    return goal.asks_for_speed and has_few
+
+
+def out_of_time(records: Sequence[TrialRecord], best: TrialRecord | None, needed_s: float) -> str:
+    """Say that nothing was proved because the time was up. best: the best trial that the finals did not judge."""
+    if best is not None and best.speedup is not None:
+        seen = f"in the screening, {best.label} was {best.speedup:.2f}x as fast as the original, which proves nothing"
+    elif records:
+        seen = f"{records[0].label} {records[0].reason}"
+    else:
+        seen = "no technique was tried"
+    return (
+        f"Inconclusive: the time was up before anything was proved; {seen}. A verdict takes a budget of about "
+        f"{needed_s:.0f} s. The original stays."
+    )
 
 
 def _is_too_large(goal: Goal, point: Point) -> bool:
@@ -131,21 +191,29 @@ def _is_too_large(goal: Goal, point: Point) -> bool:
 
 def untried(goal: Goal, space: Space, records: Sequence[TrialRecord]) -> list[UntriedTechnique]:
     """What applies here and came into no trial, the largest bound first, and why."""
-    tried = {step.technique for record in records for step in record.steps}
+    stopped = {step.technique for record in records if record.status == "stopped" for step in record.steps}
+    tried = {step.technique for record in records if record.status != "stopped" for step in record.steps}
     reached = max((r.speedup for r in records if r.status == "done" and r.speedup), default=1.0)
     found = []
     for name, offer in space.offers.items():
         bound = max(offer.bounds.values(), default=1.0)
         if name in tried:
             continue
-        if restores_quality(name):
+        if name in stopped:
+            reason = STOPPED
+        elif restores_quality(name):
             reason = "it gives quality back to a recipe that loses it, and the search came to none"
         elif goal.asks_for_speed and bound <= reached:
             reason = f"by itself it could gain {bound:.2f}x at most, and {reached:.2f}x was reached without it"
         else:
-            reason = "the time was up before its turn"
+            reason = TIME_UP
         found.append(UntriedTechnique(technique=name, bound=bound, reason=reason))
     return sorted(found, key=lambda entry: -entry.bound)
+
+
+def out_of_reach(entries: Sequence[UntriedTechnique]) -> int:
+    """Return how many techniques were not tried because the time was up."""
+    return sum(entry.reason in (TIME_UP, STOPPED) for entry in entries)
 
 
 def pareto(records: Sequence[TrialRecord]) -> list[int]:

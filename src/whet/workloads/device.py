@@ -1,6 +1,6 @@
 """A workload on another device: `TARGET?device=cuda`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,7 +59,7 @@ def on_device(workload: Workload, device: str) -> Workload:
 
 
 def _quality_on(quality: Quality, device: str) -> Quality:
-    def measure(predict: Predict) -> float:
+    def measure(predict: Predict) -> float | Tensor | Sequence[float]:
         def moved(*args: Any, **kwargs: Any) -> Any:
             return _moved(predict(*_moved(args, device), **_moved(kwargs, device)), "cpu")
 

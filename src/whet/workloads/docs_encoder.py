@@ -35,9 +35,8 @@ def build(weights: Path = WEIGHTS) -> Workload:
     train_BT, _ = spread(*read_passages(tokenizer, labels, held_out=False, stride=NUM_TOKENS), BATCH * NUM_CALIBRATION)
     batches = list(zip(test_BT.split(BATCH), topics_B.split(BATCH), strict=True))
 
-    def accuracy(predict: Predict) -> float:
-        right = sum(int((predict(x_BT).argmax(1) == y_B).sum()) for x_BT, y_B in batches)
-        return right / len(test_BT)
+    def accuracy(predict: Predict) -> Tensor:
+        return torch.cat([predict(x_BT).argmax(1) == y_B for x_BT, y_B in batches]).float()
 
     model = Encoder(config(len(labels)))
     load_weights(model, directory)

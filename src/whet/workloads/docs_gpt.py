@@ -31,15 +31,16 @@ def build(weights: Path = WEIGHTS) -> Workload:
     start = tokenizer.token_to_id(START)
     test_BT = windows(token_ids(tokenizer, running_text(held_out=True)), NUM_TOKENS, NUM_TOKENS)[:NUM_HELD_OUT]
     train_BT = windows(token_ids(tokenizer, running_text(held_out=False)), NUM_TOKENS, NUM_TOKENS)[:NUM_CALIBRATION]
-    total_bytes = num_bytes(tokenizer, test_BT)
+    bytes_per_window = num_bytes(tokenizer, test_BT) / len(test_BT)
     batches = list(zip(shift(test_BT, start).split(1), test_BT.split(1), strict=True))
 
-    def bits_per_byte(predict: Predict) -> float:
-        nats = sum(
+    def bits_per_byte(predict: Predict) -> list[float]:
+        """Return the bits of each window over the bytes of a mean window; their mean is all bits over all bytes."""
+        nats = [
             float(F.cross_entropy(predict(x_BT).float().flatten(0, 1), y_BT.flatten(), reduction="sum"))
             for x_BT, y_BT in batches
-        )
-        return nats / math.log(2) / total_bytes
+        ]
+        return [each / math.log(2) / bytes_per_window for each in nats]
 
     return Workload(
         model=load_decoder(weights / NAME),

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from whet.errors import TargetError, WhetError
+from whet.errors import TargetError, WhetError, type_name
 from whet.workload import Quality, Workload
 from whet.workloads import BUILTIN, huggingface
 from whet.workloads.device import on_device, split_device
@@ -107,7 +107,7 @@ def _as_workload(returned: Any, source: str, default_name: str) -> Workload:
     if _is_call(model, inputs, source) or isinstance(inputs, Tensor | Mapping):
         inputs = [inputs]  # one batch
     if rest and not isinstance(rest[0], Quality):
-        raise TargetError(f"{source} returned a {type(rest[0]).__name__} in third place; it must be a whet.Quality")
+        raise TargetError(f"{source} returned {type_name(rest[0])} in third place; it must be a whet.Quality")
     return Workload(model=model.eval(), inputs=inputs, quality=rest[0] if rest else None, name=default_name)
 
 

@@ -9,11 +9,14 @@ from whet.auditor.report import Report
 FORMATS = ("full", "concise", "json", "github", "sarif", "markdown", "html")
 
 
-def render(report: Report, name: str, *, colour: bool = False) -> str:
-    """The report in a format, without a line end at the end. colour: ANSI's, where the format knows any.
+def render(report: Report, name: str, *, colour: bool = False, columns: int = 80) -> str:
+    """Return the report in a format, without a line end at the end.
+
+    colour: ANSI's, where the format knows any. columns: the width of paragraphs, in the format "full".
 
     html needs a template engine that takes a third of the start-up time, hence the late import.
     """
     module = import_module(f"whet.auditor.formats.{name}")
-    text: str = module.render(report, colour=colour)
+    width = {"columns": columns} if name == "full" else {}
+    text: str = module.render(report, colour=colour, **width)
     return text

@@ -1,4 +1,4 @@
-"""A paragraph a finding, for people: what, the line of source, the loop, the gain, the fix. Fits 80 columns."""
+"""A paragraph a finding, for people: what, the line of source, the loop, the gain, the fix; as wide as the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from whet.auditor.finding import Finding, Priority
 from whet.auditor.formats import wording
 from whet.auditor.report import Report
 
-_COLUMNS = 80
 _TAB = 4
 _LABEL = 6  # columns of "gain: "
 _MOST_AFTER = 2  # lines of source after the first, where a place spans several
@@ -20,10 +19,12 @@ _COLOURS = {Priority.HIGH: "1;31", Priority.MEDIUM: "1;33", Priority.LOW: "1;36"
 _Paint = Callable[[str, str], str]
 
 
-def render(report: Report, *, colour: bool = False) -> str:
-    """All findings, then the summary."""
+def render(report: Report, *, colour: bool = False, columns: int = 80) -> str:
+    """Return all findings, then the summary. columns: the width of the text."""
     paint = _painted if colour else _plain
-    blocks = ["\n".join(_block(finding, report.sources.get(finding.path), paint)) for finding in report.findings]
+    blocks = [
+        "\n".join(_block(finding, report.sources.get(finding.path), paint, columns)) for finding in report.findings
+    ]
     return "\n\n".join([*blocks, report.summary()])
 
 
@@ -35,23 +36,23 @@ def _painted(text: str, style: str) -> str:
     return f"\x1b[{style}m{text}\x1b[0m"
 
 
-def _block(finding: Finding, source: SourceFile | None, paint: _Paint) -> Iterator[str]:
+def _block(finding: Finding, source: SourceFile | None, paint: _Paint, columns: int) -> Iterator[str]:
     style = _COLOURS[finding.priority]
     sure = wording.SURENESS[finding.confidence]
     place = paint(wording.one_line(wording.place(finding)), _BOLD)
     yield f"{place}: {paint(finding.code, style)} {finding.name} {paint(f'[{finding.priority}, {sure}]', _DIM)}"
-    yield from _wrapped(finding.message, "  ")
+    yield from _wrapped(finding.message, "  ", columns)
     after = min(finding.span.end_line, finding.span.line + _MOST_AFTER)
     gutter = len(str(after)) + 3
     bar = paint(f"{'':{gutter}}|", _BLUE)
     if source is not None:
         yield bar
-        yield from _excerpt(finding, source, after, gutter, paint)
+        yield from _excerpt(finding, source, after, gutter, paint, columns)
         yield bar
     mark = f"{'':{gutter}}{paint('=', _BLUE)} "
     for name, text in _facts(finding):
         label = f"{name}:"
-        first, *rest = _wrapped(text, " " * _LABEL, _COLUMNS - gutter - 2)
+        first, *rest = _wrapped(text, " " * _LABEL, columns - gutter - 2)
         yield f"{mark}{paint(f'{label:<{_LABEL}}', _BOLD)}{first.strip()}"
         yield from (f"{'':{gutter + 2}}{line}" for line in rest)
 
@@ -66,10 +67,12 @@ def _facts(finding: Finding) -> Iterator[tuple[str, str]]:
         yield "fix", wording.fix(finding)
 
 
-def _excerpt(finding: Finding, source: SourceFile, last: int, gutter: int, paint: _Paint) -> Iterator[str]:
+def _excerpt(
+    finding: Finding, source: SourceFile, last: int, gutter: int, paint: _Paint, columns: int
+) -> Iterator[str]:
     """The line above, the line with carets under the place, and the next ones where the place goes on."""
     span, cell = finding.span, finding.cell
-    room = _COLUMNS - gutter - 2
+    room = columns - gutter - 2
     bar = paint(f"{'':{gutter}}|", _BLUE)
     for number in range(max(1, span.line - 1), last + 1):
         line = source.line(number, cell)
@@ -107,7 +110,7 @@ def _fitted(line: str, start: int, end: int, room: int) -> tuple[str, int, int]:
     return text, columns[start] - shift, columns[min(end, right)] - columns[start]
 
 
-def _wrapped(text: str, indent: str, columns: int = _COLUMNS) -> list[str]:
+def _wrapped(text: str, indent: str, columns: int) -> list[str]:
     plain = " ".join(wording.one_line(text).split())
     return textwrap.wrap(
         plain, columns, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False

@@ -40,9 +40,9 @@ whet.machineTiles = function (rows, state) {
   const mean = (key) => (latest(key) ? latest(key).mean : null);
   const cores = `${state.num_cores} core${state.num_cores === 1 ? "" : "s"}`;
   const peak = Math.max(0, ...rows.map((row) => (row.cells.rss_bytes ? row.cells.rss_bytes.high : 0)));
-  const memory = `peak ${peak ? whet.measured("B", state.peak_rss_bytes || peak) : whet.DASH} · machine ${whet.measured("B", mean("machine_memory_bytes"))} of ${whet.measured("B", state.memory_bytes)}`;
+  const memory = `peak ${peak ? whet.measured("B", state.peak_rss_bytes || peak) : whet.DASH} · whole machine ${whet.measured("B", mean("machine_memory_bytes"))} of ${whet.measured("B", state.memory_bytes)}`;
   return [
-    whet.tile("CPU", "%", mean("cpu"), `of ${cores} · machine ${whet.measured("%", mean("machine_cpu"))}`),
+    whet.tile("CPU, this run", "%", mean("cpu"), `of ${cores} · whole machine ${whet.measured("%", mean("machine_cpu"))}`),
     whet.tile("Memory", "B", mean("rss_bytes"), memory),
   ];
 };

@@ -1,0 +1,121 @@
+"""A recipe is refused for another model, and where it costs more quality than it allows; force applies it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import whet
+from whet.cli import main
+from whet.errors import RecipeError, RecipeRefused
+from whet.recipe import Step
+from whet.tuner.apply import Applied
+from whet.tuner.trial import architecture, replay
+from whet.workloads import resolve
+
+BF16 = [{"technique": "bf16", "options": {}}]
+MODELS = """
+import torch
+from whet import Quality, Workload
+
+def build(width=8, exact=False, seed=0):
+    torch.manual_seed(seed)
+    model, x = torch.nn.Linear(width, 4).eval(), torch.randn(64, width)
+    outputs = model(x).detach()
+
+    def near(predict):
+        return ((predict(x) - outputs).abs().amax(1) <= (0.0 if exact else 1.0)).float()
+
+    return Workload(model=model, inputs=[x], quality=Quality("nearness", near), name="linear")
+
+def wider():
+    return build(16)
+
+def strict():
+    return build(exact=True)
+
+def retrained():
+    return build(seed=1)
+"""
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> str:
+    (tmp_path / "models.py").write_text(MODELS)
+    return str(tmp_path / "models.py")
+
+
+def replayed(models: str, function: str, out: Path, **options: Any) -> dict[str, Any]:
+    return replay(f"{models}:{function}", BF16, str(out), model=architecture(resolve(f"{models}:build")), **options)
+
+
+def test_the_model_of_the_recipe_takes_it(models: str, tmp_path: Path) -> None:
+    found = replayed(models, "build", tmp_path / "out", max_drop=0.01)
+    assert found["doubts"] == []
+    assert (found["drop"], found["change"]["num_samples"]) == (0.0, 64)
+
+
+def test_more_training_does_not_make_another_model(models: str, tmp_path: Path) -> None:
+    assert replayed(models, "retrained", tmp_path / "out", max_drop=0.01)["doubts"] == []
+
+
+def test_another_models_recipe_is_refused(models: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeRefused, match=r"another model: its weights have other names, shapes or dtypes.*--force"):
+        replayed(models, "wider", tmp_path / "out", max_drop=0.01)
+    assert not (tmp_path / "out").exists()
+    forced = replayed(models, "wider", tmp_path / "out", max_drop=0.01, force=True)
+    assert "made for another model" in forced["doubts"][0]
+
+
+def test_a_quality_that_falls_beyond_what_the_recipe_allows_is_refused(models: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeRefused, match=r"not applied: nearness drops by 100\.0%, more than the 1\.0% allowed"):
+        replayed(models, "strict", tmp_path / "out", max_drop=0.01)
+    forced = replayed(models, "strict", tmp_path / "again", max_drop=0.01, force=True)
+    assert "nearness drops by 100.0%" in forced["doubts"][0]
+    unknown = replayed(models, "strict", tmp_path / "unknown")
+    assert unknown["doubts"] == [], "a recipe without evidence allows any drop"
+
+
+def test_the_command_exits_with_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked: list[bool] = []
+
+    def fake(recipe: Path, target: str, out: Path, *, force: bool) -> Applied:
+        asked.append(force)
+        if not force:
+            raise RecipeRefused("not applied: it is another model's")
+        more: dict[str, Any] = {"size_bytes": 1, "original_bytes": 1, "quality_name": "q"}
+        return Applied(
+            out="o",
+            steps=[Step(technique="bf16")],
+            agreement={"relative_error": None, "cosine": 0.0},
+            doubts=["?!"],
+            **more,
+        )
+
+    monkeypatch.setattr("whet.cli.apply.apply_recipe", fake)
+    for options, code in (([], 3), (["--force"], 0)):
+        with pytest.raises(SystemExit) as ended:
+            main(["apply", "recipe.toml", "docs-gpt", "--out", str(tmp_path / "o"), *options])
+            raise SystemExit(0)
+        assert (ended.value.code or 0) == code
+    said = capsys.readouterr()
+    assert "error: not applied: it is another model's" in said.err
+    assert "applied by force: ?!" in said.out
+    assert asked == [False, True]
+
+
+def test_the_name_in_python_and_the_error() -> None:
+    assert whet.apply.__name__ == "apply_recipe"
+    assert issubclass(RecipeRefused, RecipeError)
+
+
+def test_the_architecture_is_names_shapes_and_dtypes() -> None:
+    def of(model: torch.nn.Module) -> str:
+        return architecture(whet.Workload(model=model, inputs=[torch.zeros(1, 4)]))
+
+    assert of(torch.nn.Linear(4, 2)) == of(torch.nn.Linear(4, 2))
+    others = [torch.nn.Linear(4, 3), torch.nn.Linear(4, 2).double(), torch.nn.Sequential(torch.nn.Linear(4, 2))]
+    assert len({of(torch.nn.Linear(4, 2)), *map(of, others)}) == 4
