@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from whet.artefact import int8_fusion
-from whet.artefact.program import ProgramRuntime, export, packed_for, read_packing
+from whet.artefact.operators import custom_operators
+from whet.artefact.program import ProgramRuntime, export, operators, packed_for, read_packing
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, TargetError, reason
 from whet.machine.cpuinfo import instruction_sets, read_cpuinfo
@@ -40,13 +41,17 @@ class InductorRuntime(Runtime):
     """An AOTInductor package.
 
     isa: the instruction sets of the machine it was compiled on, as in Machine.isa; code is compiled for all of them.
+    custom: the qualified names of the custom operators that it calls.
     """
 
     NAME = "inductor"
 
-    def __init__(self, package: Path, isa: Sequence[str], packing: Mapping[str, Any]) -> None:
+    def __init__(
+        self, package: Path, isa: Sequence[str], packing: Mapping[str, Any], custom: Sequence[str] = ()
+    ) -> None:
         self._package = package
         self._isa = list(isa)
+        self._custom = list(custom)
         self._packing = dict(packing)  # of 4-bit weights, as program.packed_for says
         # What torch._inductor.aoti_load_package wraps: that one imports the compiler (seconds) to load, and parses the
         # structure of inputs and outputs again at every call.
@@ -56,7 +61,7 @@ class InductorRuntime(Runtime):
     def compile(cls, module: nn.Module, subject: Subject, *, freezing: bool, max_autotune: bool) -> Self:
         """Compile a module ahead of time. Raises TargetError where the compiler fails, or makes a wrong model."""
         program = export(module, subject, contiguous=True)
-        packing = packed_for(program)
+        packing, custom = packed_for(program), custom_operators(operators(program))
         _forget_dtypes(program)
         if int8_fusion.is_quantised(program):
             int8_fusion.register()
@@ -67,7 +72,7 @@ class InductorRuntime(Runtime):
                 with torch.no_grad(), _quiet(), _settings(Path(work), freezing=freezing, max_autotune=max_autotune):
                     torch._inductor.aoti_compile_and_package(program, package_path=str(Path(work) / FILE))
                 _copy_without_sources(Path(work) / FILE, folder / FILE)
-            runtime = cls(folder / FILE, _isa(), packing)
+            runtime = cls(folder / FILE, _isa(), packing, custom)
             weakref.finalize(runtime, shutil.rmtree, folder, ignore_errors=True)
             _check_is_pure(runtime, subject)
         except Exception as error:
@@ -90,6 +95,10 @@ class InductorRuntime(Runtime):
     def settings(self) -> dict[str, Any]:
         return {"isa": self._isa, "torch": torch.__version__, **self._packing}
 
+    @property
+    def custom_operators(self) -> list[str]:
+        return self._custom
+
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
         path = directory / FILE
@@ -105,7 +114,7 @@ class InductorRuntime(Runtime):
                 f"{path} is damaged: {broken} is not what was written; write it again with `whet apply`"
             )
         try:
-            return cls(path, isa, packing)
+            return cls(path, isa, packing, [name for source in manifest.operators for name in source.operators])
         except Exception as error:  # the loader raises RuntimeError, and OSError by way of dlopen
             raise ArtefactError(
                 f"{path} does not load here: {reason(error)}. It was compiled by torch "

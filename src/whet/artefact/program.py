@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from whet.artefact.archive import check_archive
 from whet.artefact.guards import conditions_of
 from whet.artefact.ones import conditions_on_ones
+from whet.artefact.operators import custom_operators
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, TargetError, reason
 from whet.signature import Signature
@@ -123,6 +124,10 @@ class ProgramRuntime(Runtime):
     def settings(self) -> dict[str, Any]:
         """Weights that are packed for one kind of chip say for which."""
         return packed_for(self._program)
+
+    @property
+    def custom_operators(self) -> list[str]:
+        return custom_operators(operators(self._program))
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
 from whet.artefact.guards import Guards, is_arithmetic, readable
+from whet.artefact.operators import OperatorSource, sources_of
 from whet.errors import ArtefactError, OutputError, reason
 from whet.files import write_whole
 from whet.signature import Signature
@@ -29,6 +30,7 @@ class Manifest(BaseModel):
     settings: dict[str, Any] = {}
     notes: list[str] = []
     conditions: list[str] = []  # on the sizes of inputs; see guards
+    operators: list[OperatorSource] = []  # custom ones, which a process must have before it can load the artefact
     fingerprint: str | None = None
 
     def read_signature(self) -> Signature:
@@ -61,6 +63,11 @@ class Runtime(ABC):
         """What `read` needs beyond the files, as plain JSON values."""
         return {}
 
+    @property
+    def custom_operators(self) -> list[str]:
+        """The qualified names of the custom operators that the model calls."""
+        return []
+
     def save(
         self,
         directory: Path,
@@ -89,6 +96,7 @@ class Runtime(ABC):
                 *(f"not checked when called: {readable(c)}" for c in conditions if not is_arithmetic(c)),
             ],
             conditions=[c for c in conditions if is_arithmetic(c)],
+            operators=sources_of(self.custom_operators),
         )
         write_whole(directory / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
         return directory

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from whet.tuner.apply import apply_recipe
+from whet.tuner.figures import load_call
 
 
 def apply(
@@ -30,6 +31,6 @@ def apply(
     before = "" if applied.quality_baseline is None else f"{applied.quality_baseline:.4g} before, "
     console.print(f"quality  {applied.quality_name}: {before}{applied.quality:.4g} after", markup=False)
     console.print(f"size     {applied.original_bytes / 1e6:.1f} MB before, {applied.size_bytes / 1e6:.1f} MB after")
-    console.print(f"load it  whet.load({str(out)!r})", markup=False)
+    console.print(f"load it  {load_call(str(out), applied.libraries)}", markup=False)
     if as_json:
         print(applied.model_dump_json())

@@ -123,16 +123,19 @@ def _number(contender: TrialRecord | None) -> int:
 def _measure(bench: Workbench, contender: TrialRecord | None) -> _Run | None:
     if contender is None:
         return _measure_artefact(bench, "original", None)
-    return _measure_artefact(bench, f"trial-{contender.number}", bench.artefact(contender.number))
+    name, artefact = f"trial-{contender.number}", bench.artefact(contender.number)
+    return _measure_artefact(bench, name, artefact, contender.libraries)
 
 
-def peak_bytes_of(bench: Workbench, saved: Path) -> int | None:
+def peak_bytes_of(bench: Workbench, saved: Path, libraries: Sequence[str] = ()) -> int | None:
     """Peak memory of serving the original from an artefact: the most of three processes; None where one fails."""
-    runs = [_measure_artefact(bench, "saved-original", saved) for _ in range(3)]
+    runs = [_measure_artefact(bench, "saved-original", saved, libraries) for _ in range(3)]
     return max(run["peak_bytes"] for run in runs if run) if all(runs) else None
 
 
-def _measure_artefact(bench: Workbench, name: str, directory: Path | None) -> _Run | None:
+def _measure_artefact(
+    bench: Workbench, name: str, directory: Path | None, libraries: Sequence[str] = ()
+) -> _Run | None:
     outcome = bench.run(
         "measure_finalist",
         {
@@ -141,6 +144,8 @@ def _measure_artefact(bench: Workbench, name: str, directory: Path | None) -> _R
             "inputs": str(bench.inputs),
             "budget_s": _RUN_S,
             "num_threads": bench.facts["num_threads"],
+            "libraries": list(libraries),
+            "places": bench.facts.get("sys_path", []),
         },
         bench.directory / "finals" / name,
         _LIMIT_S,

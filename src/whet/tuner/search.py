@@ -20,6 +20,7 @@ from whet.recipe import Recipe
 from whet.tuner.finalist import INPUTS
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import next_recipe
+from whet.tuner.reloading import reload_refusal
 from whet.tuner.result import TrialRecord
 from whet.tuner.space import Offer, Space
 from whet.tuner.study import Study
@@ -34,7 +35,10 @@ _MEMORY_RUN_S = 0.3  # of timing in the process that only measures memory
 
 # What every trial imports. Not runtimes that a recipe may not name: some patch torch as they are imported.
 _PRELOAD = ("whet.tuner.trial", "torch.export._trace")
-_ROOMS = {"measure_finalist": "finalist"}  # function of a child -> its module, where it is not `trial`
+_ROOMS = {
+    "measure_finalist": "finalist",
+    "reload": "reloading",
+}  # function of a child -> its module, where it is not `trial`
 
 _LIMITS = TypeAdapter(Limits)
 _PROFILES = TypeAdapter(list[tuple[Profile, int]])
@@ -181,12 +185,29 @@ def try_recipe(
         record.reason = outcome.failure.message
     elif outcome.value is not None:
         record = TrialRecord.model_validate({**record.model_dump(), **outcome.value})
+    if record.status == "done" and record.libraries:
+        loads_afresh(bench, record)
     if record.latency_ms:
         record.share_of_limit = bench.share_of_limit(record.steps, record.latency_ms)
     if record.status == "done" and goal.needs_memory:
         _measure_memory(bench, goal, record)
     record.seconds = time.perf_counter() - started
     return record
+
+
+def loads_afresh(bench: Workbench, record: TrialRecord) -> bool:
+    """Return whether a fresh process can load and run a trial's artefact; where it cannot, the trial has failed."""
+    why = reload_refusal(
+        bench.run,
+        bench.artefact(record.number),
+        inputs=bench.inputs,
+        libraries=record.libraries,
+        places=bench.facts.get("sys_path", []),
+        num_threads=bench.facts["num_threads"],
+    )
+    if why:
+        record.status, record.reason = "failed", why
+    return not why
 
 
 def _measure_memory(bench: Workbench, goal: Goal, record: TrialRecord) -> None:
@@ -197,6 +218,8 @@ def _measure_memory(bench: Workbench, goal: Goal, record: TrialRecord) -> None:
         "inputs": str(bench.inputs),
         "budget_s": _MEMORY_RUN_S,
         "num_threads": bench.facts["num_threads"],
+        "libraries": record.libraries,
+        "places": bench.facts.get("sys_path", []),
     }
     outcome = bench.run("measure_finalist", arguments, folder / "memory", bench.trial_limit_s)
     if outcome.value is None:

@@ -4,6 +4,7 @@ Everything here takes and returns plain JSON. What is measured is always the art
 """
 
 import hashlib
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from whet.artefact import load
+from whet.artefact.operators import libraries_of
 from whet.files import size_bytes
 from whet.machine import Limits, Machine, describe
 from whet.machine.limits import element_bytes, load_limits
@@ -29,6 +31,7 @@ from whet.techniques.half import device_type
 from whet.tuner.agreement import agree
 from whet.tuner.build import build, refusals, technique_of
 from whet.tuner.finalist import INPUTS, open_target, write_inputs
+from whet.tuner.reloading import ANSWERS, write_answers
 from whet.tuner.result import Agreement, Diagnosed, LayerRow
 from whet.tuner.space import offers_for
 from whet.workload import Subject, Workload, examine, measure_quality
@@ -83,6 +86,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "machine": TypeAdapter(Machine).dump_python(machine, mode="json"),
         "fingerprint": machine.fingerprint,
         "num_threads": torch.get_num_threads(),
+        "sys_path": [str(Path(place).absolute()) for place in sys.path],
     }
 
 
@@ -108,6 +112,7 @@ def attempt(
     result: dict[str, Any] = {"build_s": time.perf_counter() - started, "notes": list(candidate.notes)}
     del candidate
     artefact = load(folder)
+    result["libraries"] = libraries_of(artefact.manifest.operators)
     result["size_bytes"] = size_bytes(folder)
     agreement = agree(subject, artefact.run)
     result["agreement"] = agreement.model_dump()
@@ -115,6 +120,7 @@ def attempt(
     result |= {"quality": quality, "drop": drop, "status": "rejected" if reason else "done", "reason": reason}
     if drop is not None:
         result |= time_pair(subject, artefact.run, timing_s, num_threads=num_threads)
+        write_answers(artefact.run, subject.flat_inputs[0], folder.parent / ANSWERS)
     return result
 
 
@@ -123,6 +129,7 @@ def replay(
 ) -> dict[str, Any]:
     """Apply the steps that hold here, save the result, and judge its outputs. No timing. machine: the recipe's."""
     subject = examine(open_target(target))
+    num_threads = torch.get_num_threads()  # the recipe may set its own as it is loaded
     recipe = _STEPS.validate_python(steps)
     dropped = refusals(recipe, subject, describe())
     names = {step.technique for step, _ in dropped}
@@ -132,7 +139,12 @@ def replay(
     artefact = load(folder)
     agreement = agree(subject, artefact.run)
     quality = subject.workload.quality
+    write_inputs(subject, folder.parent / INPUTS)
+    write_answers(artefact.run, subject.flat_inputs[0], folder.parent / ANSWERS)
     return {
+        "libraries": libraries_of(artefact.manifest.operators),
+        "places": [str(Path(place).absolute()) for place in sys.path],
+        "num_threads": num_threads,
         "steps": [step.model_dump() for step in kept],
         "dropped": [(step.model_dump(), reason) for step, reason in dropped],
         "size_bytes": size_bytes(folder),
@@ -147,10 +159,14 @@ def replay(
 
 
 def save_original(target: str, signature: dict[str, Any], directory: str) -> dict[str, Any]:
-    """Save the original as an artefact, once it is known to load and to answer."""
+    """Save the original as an artefact, and its answers beside that."""
     subject = reopen(target, signature)
-    folder = build(subject, []).save(Path(directory))
-    return {"agreement": agree(subject, load(folder).run).model_dump()}
+    artefact = load(folder := build(subject, []).save(Path(directory)))
+    write_answers(artefact.run, subject.flat_inputs[0], folder.parent / ANSWERS)
+    return {
+        "agreement": agree(subject, artefact.run).model_dump(),
+        "libraries": libraries_of(artefact.manifest.operators),
+    }
 
 
 def reopen(target: str, signature: dict[str, Any]) -> Subject:

@@ -19,7 +19,7 @@ from torch import nn
 
 from whet.artefact.runtime import MANIFEST
 from whet.errors import ModelError, OptionError, TargetError
-from whet.files import replace_directory, write_whole
+from whet.files import write_whole
 from whet.machine import describe, versions
 from whet.measure.isolate import FailureKind, Outcome
 from whet.recipe import FILE as RECIPE
@@ -32,8 +32,9 @@ from whet.tuner.finalist import PICKLED, SURROUNDINGS
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.opening import checked_directory, move_in, open_study
 from whet.tuner.report import write_report
-from whet.tuner.result import FILE, MODEL, Objective, Point, Result, TrialRecord, Word
-from whet.tuner.search import Workbench, forking, search, try_recipe
+from whet.tuner.result import FILE, Objective, Point, Result, TrialRecord, Word
+from whet.tuner.saving import save_model, saved_original
+from whet.tuner.search import Workbench, forking, loads_afresh, search, try_recipe
 from whet.workload import Quality, Workload
 
 _LOOK_LIMIT_S = 180.0
@@ -242,6 +243,8 @@ def _contenders(bench: Workbench, goal: Goal, best_first: list[TrialRecord], dea
             again = try_recipe(bench, goal, record.number, Recipe(steps=record.steps), bench.space, time_left)
             if again.status != "done":
                 continue
+        if not loads_afresh(bench, record):
+            continue
         chosen.append(record)
     return chosen
 
@@ -252,32 +255,17 @@ def _is_beaten(goal: Goal, record: TrialRecord) -> bool:
 
 def _write(bench: Workbench, result: Result, directory: Path) -> None:
     """Model, recipe, report and result; the result last."""
-    if result.verdict == "gain":
-        assert result.best.number is not None
-        replace_directory(bench.artefact(result.best.number), directory / MODEL)
-    elif (saved := _saved_original(bench)) is not None:
-        replace_directory(saved, directory / MODEL)
+    save_model(bench, result, directory)
     recipe_of(result).write(directory / RECIPE)
     write_report(result, directory / "report.html")
     write_whole(directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")
 
 
-def _saved_original(bench: Workbench) -> Path | None:
-    """The original as an artefact, so that what was tuned can be loaded whatever the verdict. A model that
-    torch.export cannot trace has none."""
-    artefact = bench.directory / "original" / "artefact"
-    if not (artefact / MANIFEST).is_file():
-        arguments = {"target": bench.target, "signature": bench.facts["signature"], "directory": str(artefact)}
-        if bench.run("save_original", arguments, artefact.parent, bench.trial_limit_s).failure is not None:
-            return None
-    return artefact
-
-
 def _hold_only_the_model(bench: Workbench, baseline: Point) -> bool:
     """Take from the original's peak memory what its own code builds beside the model, as the data of a quality: no
     variant's process builds that. Whether it could be done."""
-    saved = _saved_original(bench)
-    peak_bytes = finals.peak_bytes_of(bench, saved) if saved is not None else None
+    saved = saved_original(bench)
+    peak_bytes = None if saved.directory is None else finals.peak_bytes_of(bench, saved.directory, saved.libraries)
     baseline.peak_bytes = min(baseline.peak_bytes, peak_bytes or baseline.peak_bytes)
     return peak_bytes is not None
 
