@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "tune": "whet.tuner.tuning",
     "Result": "whet.tuner.result",
+    "apply": "whet.tuner.apply",
     "bench": "whet.guard.sweep",
     "compare_with": "whet.guard.against",
     "profile": "whet.profiler.session",

@@ -83,9 +83,14 @@ def load(directory: str | os.PathLike[str], *, libraries: Sequence[Library] = ()
         raise ArtefactError(f"{path} needs the runtime {manifest.runtime!r}, which this whet does not have")
     load_libraries(libraries, manifest.operators)
     check_registered(path, manifest.operators)
-    if manifest.num_threads is not None:
-        torch.set_num_threads(manifest.num_threads)
-        _LOG.info("torch.set_num_threads(%d), as the recipe says", manifest.num_threads)
+    set_threads(manifest.num_threads)
     module, name = _RUNTIMES[manifest.runtime]
     runtime: type[Runtime] = getattr(importlib.import_module(module), name)
     return Artefact(runtime.read(path, manifest), manifest)
+
+
+def set_threads(num_threads: int | None) -> None:
+    """Set torch's thread count where a recipe says so, and say so in the log."""
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+        _LOG.info("torch.set_num_threads(%d), as the recipe says", num_threads)

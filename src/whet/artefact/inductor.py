@@ -69,12 +69,12 @@ class InductorRuntime(Runtime):
         try:
             with tempfile.TemporaryDirectory(dir=folder) as work:
                 # freezing does nothing while gradients are on
-                with torch.no_grad(), _quiet(), _settings(Path(work), freezing=freezing, max_autotune=max_autotune):
+                with torch.no_grad(), quiet(), _settings(Path(work), freezing=freezing, max_autotune=max_autotune):
                     torch._inductor.aoti_compile_and_package(program, package_path=str(Path(work) / FILE))
                 _copy_without_sources(Path(work) / FILE, folder / FILE)
             runtime = cls(folder / FILE, _isa(), packing, custom)
             weakref.finalize(runtime, shutil.rmtree, folder, ignore_errors=True)
-            _check_is_pure(runtime, subject)
+            check_is_pure(runtime, subject)
         except Exception as error:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, TargetError):
@@ -158,7 +158,7 @@ class CompileRuntime(ProgramRuntime):
         with torch.no_grad():
             if self._is_compiled:
                 return tuple(self._compiled(*tensors))
-            with _quiet():
+            with quiet():
                 outputs = tuple(self._compiled(*tensors))
         self._is_compiled = True
         return outputs
@@ -210,7 +210,7 @@ def _settings(work: Path, *, freezing: bool, max_autotune: bool) -> Iterator[Non
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the compiler's warnings about its own insides from the user."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"torch\b.*")
@@ -237,7 +237,7 @@ def _copy_without_sources(package: Path, destination: Path) -> None:
                     shutil.copyfileobj(source, target, 1 << 20)
 
 
-def _check_is_pure(runtime: Runtime, subject: Subject) -> None:
+def check_is_pure(runtime: Runtime, subject: Subject) -> None:
     """Raise TargetError where a compiled model writes into its inputs, or answers differently the second time.
 
     Fusing an addition into a product may turn into adding in place, to a tensor that is still needed.

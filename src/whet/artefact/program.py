@@ -19,7 +19,7 @@ from whet.artefact.ones import conditions_on_ones
 from whet.artefact.operators import custom_operators
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, TargetError, reason
-from whet.signature import Signature
+from whet.signature import FlatModel, Signature
 from whet.workload import Subject
 
 FILE = "program.pt2"
@@ -60,6 +60,23 @@ _CONDITIONS: weakref.WeakKeyDictionary[nn.Module, tuple[Signature, list[str]]] =
 def conditions(subject: Subject) -> list[str]:
     """What input sizes must fulfil for every graph that was exported from the subject's model so far; see guards."""
     return _CONDITIONS[subject.workload.model][1] if _is_known(subject) else []
+
+
+# Why there is no graph of the original, or "" where there is one.
+_REFUSALS: weakref.WeakKeyDictionary[nn.Module, tuple[Signature, str]] = weakref.WeakKeyDictionary()
+
+
+def refusal(subject: Subject) -> str:
+    """Why no graph can stand for the subject's model, or "" where one can."""
+    signature, why = _REFUSALS.get(subject.workload.model, (None, ""))
+    if signature != subject.signature:
+        try:
+            export(FlatModel(subject.workload.model, subject.signature).eval(), subject)
+            why = ""
+        except TargetError as error:
+            why = str(error)
+        _REFUSALS[subject.workload.model] = (subject.signature, why)
+    return why
 
 
 def _is_known(subject: Subject) -> bool:

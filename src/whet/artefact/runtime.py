@@ -106,6 +106,8 @@ def read_manifest(directory: Path) -> Manifest:
     """The manifest of an artefact. Raises ArtefactError with what is wrong with it."""
     path = directory / MANIFEST
     if not directory.is_dir():
+        if why := _why_unsaved(directory):
+            raise ArtefactError(f"{directory} does not exist. {why}")
         raise ArtefactError(f"{directory} is no directory; give one that `whet tune` or `whet apply` wrote")
     if not path.is_file():
         raise ArtefactError(f"{directory} holds no {MANIFEST}; give a directory that `whet tune` or `whet apply` wrote")
@@ -119,3 +121,13 @@ def read_manifest(directory: Path) -> Manifest:
     except (OSError, json.JSONDecodeError, UnicodeDecodeError, ValidationError) as error:
         raise ArtefactError(f"{path} is damaged ({reason(error)}); write it again with `whet apply`") from error
     return manifest
+
+
+def _why_unsaved(directory: Path) -> str:
+    """What the result beside a missing directory says about it: why nothing was saved, and what to do instead."""
+    try:
+        result = json.loads((directory.parent / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    why = result.get("unsaved") if isinstance(result, dict) else None
+    return " ".join(why.split()) if isinstance(why, str) else ""

@@ -13,10 +13,16 @@ from whet.tuner.figures import load_call
 def apply(
     recipe: Annotated[Path, typer.Argument(help="a recipe.toml that whet tune wrote")],
     target: Annotated[str, typer.Argument(help="as for whet tune")],
-    out: Annotated[Path, typer.Option(help="a new directory for the artefact")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="a new directory for the artefact", show_default="none for a recipe that cannot be saved"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
 ) -> None:
-    """Replay a recipe on a target and save the result, to be loaded by whet.load(DIR)."""
+    """Replay a recipe on a target and save the result, to be loaded by whet.load(DIR).
+
+    A recipe that cannot be saved, such as one with torch_compile, is applied and judged, and nothing is written.
+    """
     console = Console(stderr=as_json, highlight=False)
     applied = apply_recipe(recipe, target, out)
     if applied.differences:
@@ -30,7 +36,11 @@ def apply(
     console.print(f"applied  {' + '.join(map(str, applied.steps)) or 'nothing'}", markup=False)
     before = "" if applied.quality_baseline is None else f"{applied.quality_baseline:.4g} before, "
     console.print(f"quality  {applied.quality_name}: {before}{applied.quality:.4g} after", markup=False)
-    console.print(f"size     {applied.original_bytes / 1e6:.1f} MB before, {applied.size_bytes / 1e6:.1f} MB after")
-    console.print(f"load it  {load_call(str(out), applied.libraries)}", markup=False)
+    if applied.out:
+        console.print(f"size     {applied.original_bytes / 1e6:.1f} MB before, {applied.size_bytes / 1e6:.1f} MB after")
+        console.print(f"load it  {load_call(str(out), applied.libraries)}", markup=False)
+    else:
+        console.print("saved    nothing: torch.compile makes it anew from the model's own code in each process")
+        console.print(f"use it   whet.apply({str(recipe)!r}, MODEL, INPUTS) in Python", markup=False)
     if as_json:
         print(applied.model_dump_json())

@@ -1,26 +1,45 @@
-"""Replay a recipe on a target: the techniques that hold here, saved as an artefact."""
+"""Replay a recipe on a target: the techniques that hold here, saved as an artefact or applied in this process."""
 
+import logging
 import os
+import shutil
 import tempfile
+import weakref
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, Field
+from torch import nn
 
-from whet.errors import ArtefactError, OutputError
+from whet.artefact import MANIFEST, Artefact, load
+from whet.errors import ArtefactError, OptionError, OutputError, TargetError
 from whet.files import replace_directory, writable_parent
 from whet.machine import describe
 from whet.recipe import Recipe, Step
-from whet.tuner.build import options_of
+from whet.signature import Batch
+from whet.tuner.build import build, in_order, is_in_process, options_of, refusals
 from whet.tuner.finalist import INPUTS
+from whet.tuner.in_process import as_artefact
 from whet.tuner.reloading import reload_refusal
 from whet.tuner.result import Agreement
 from whet.tuner.search import isolated
+from whet.tuner.tuning import workload_of
+from whet.workload import Workload, examine
+from whet.workloads import resolve
+
+_LOG = logging.getLogger("whet")
 
 _LIMIT_S = 900.0
 
 
 class Applied(BaseModel):
-    """What came of applying a recipe. dropped: steps that do not hold here, with reasons. differences: of machines."""
+    """What came of applying a recipe.
+
+    Attributes:
+        out: The artefact's directory; "" where the recipe works in process, and nothing is saved.
+        dropped: Steps that do not hold here, with reasons.
+        differences: Of this machine from the one the recipe was proved on.
+    """
 
     out: str
     steps: list[Step]
@@ -36,20 +55,68 @@ class Applied(BaseModel):
     notes: list[str] = Field(default_factory=list)
 
 
-def apply_recipe(recipe: str | os.PathLike[str] | Recipe, target: str, out: str | os.PathLike[str]) -> Applied:
+def apply(
+    recipe: str | os.PathLike[str] | Recipe,
+    target: str | nn.Module | Workload,
+    inputs: Batch | Sequence[Batch] | None = None,
+) -> Artefact:
+    """Apply a recipe to a model in this process, and return what comes of it, to be called as the model.
+
+    This is the way to use a recipe that cannot be saved, such as one with torch_compile. Its compiler runs here, on the
+    inputs; the model must not change afterwards. Steps that do not hold here are left out, with a warning in the log.
+
+    Args:
+        recipe: A recipe, or the recipe.toml that `whet tune` wrote.
+        target: A model, with `inputs`; or what `whet tune` takes as a target.
+        inputs: One batch (a tensor, a tuple, a dict) or a list of batches, as for `whet.tune`.
+
+    Returns:
+        The model as the recipe makes it. Its quality is not judged: `whet tune` and `whet apply` do that.
+
+    Raises:
+        RecipeError: The recipe is damaged.
+        TargetError: The model or its inputs cannot be used, or a step of the recipe fails on it.
+    """
+    plan = recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe))
+    steps = in_order(plan.steps)
+    for step in steps:
+        options_of(step)
+    if isinstance(target, str | Workload):
+        if inputs is not None:
+            raise TargetError("inputs go with a model in memory; a named target or a Workload brings its own")
+        workload = resolve(target) if isinstance(target, str) else target
+    else:
+        workload = workload_of(target, inputs)
+    subject = examine(workload, with_quality=False)
+    refused = refusals(steps, subject, describe())
+    for step, why in refused:
+        _LOG.warning("left out %s: %s", step, why)
+    candidate = build(subject, [step for step in steps if step not in [left for left, _ in refused]])
+    if candidate.is_in_process:
+        return as_artefact(candidate)
+    folder = Path(tempfile.mkdtemp(prefix="whet-applied-"))
+    artefact = load(candidate.save(folder))
+    weakref.finalize(artefact, shutil.rmtree, folder, ignore_errors=True)
+    return artefact
+
+
+def apply_recipe(recipe: str | os.PathLike[str] | Recipe, target: str, out: str | os.PathLike[str] | None) -> Applied:
     """Apply a recipe to a target and save the result in a new directory `out`, for whet.load.
 
-    A recipe made on another machine is applied as far as it holds; what differs and what was dropped is returned.
+    A recipe made on another machine is applied as far as it holds; what differs and what was dropped is returned. A
+    recipe that works in process is applied and judged in a process of its own, and nothing is saved: `out` may be None.
     Raises RecipeError for a damaged recipe, OutputError where `out` exists or cannot be written, ArtefactError where a
     fresh process cannot load and run the result.
     """
     plan = recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe))
     for step in plan:
         options_of(step)
-    directory = Path(out).absolute()
-    if os.path.lexists(directory):
+    if out is None and not is_in_process(plan.steps):
+        raise OptionError("what the recipe makes of the model is saved: give --out, a new directory for it")
+    directory = None if out is None else Path(out).absolute()
+    if directory is not None and os.path.lexists(directory):
         raise OutputError(f"{directory} exists already; choose another --out")
-    parent = writable_parent(directory)
+    parent = None if directory is None else writable_parent(directory)
     with tempfile.TemporaryDirectory(prefix=".whet-", dir=parent) as scratch:
         arguments = {
             "target": target,
@@ -63,6 +130,10 @@ def apply_recipe(recipe: str | os.PathLike[str] | Recipe, target: str, out: str 
             raise outcome.failure.as_error()
         assert outcome.value is not None
         value = outcome.value
+        if not (Path(scratch) / "artefact" / MANIFEST).is_file():
+            return Applied.model_validate({**value, "out": ""})
+        if directory is None:
+            raise OptionError("what holds of the recipe here can be saved: give --out, a new directory for it")
         if why := reload_refusal(
             run,
             Path(scratch) / "artefact",

@@ -51,6 +51,11 @@ def measure_finalist(
             torch.set_num_threads(num_threads)
         run = load_with(directory, libraries, places).run
         batches = read_inputs(Path(inputs))
+    return time_alone(run, batches, budget_s)
+
+
+def time_alone(run: Callable[..., Any], batches: Sequence[Sequence[Tensor]], budget_s: float) -> dict[str, Any]:
+    """Time a variant on flat batches, with nothing else at work in this process; and its memory in bytes."""
     measurement = measure_calls([partial(run, *batch) for batch in batches], budget_s=budget_s)
     return {
         "latency_ms": measurement.latency_ms,

@@ -6,6 +6,8 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from whet.files import replace_directory
+from whet.tuner.build import is_in_process
+from whet.tuner.in_process import ADVICE
 from whet.tuner.reloading import reload_refusal
 from whet.tuner.result import MODEL, Result
 from whet.tuner.search import Workbench
@@ -40,6 +42,8 @@ def save_model(bench: Workbench, result: Result, directory: Path) -> None:
 def saved_winner(bench: Workbench, result: Result) -> Saved:
     """The artefact of the best trial, which a fresh process loaded and ran before the finals did so again."""
     record = next(r for r in result.trials if r.number == result.best.number)
+    if is_in_process(record.steps):
+        return Saved(reason=f"{record.label} cannot be saved: {ADVICE}.")
     return Saved(directory=bench.artefact(record.number), libraries=record.libraries)
 
 

@@ -17,6 +17,7 @@ from whet.measure.fork_server import ForkServer
 from whet.measure.isolate import QUIET, Outcome, run_isolated
 from whet.profiler import Profile
 from whet.recipe import Recipe
+from whet.tuner.build import is_in_process
 from whet.tuner.finalist import INPUTS
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import next_recipe
@@ -35,10 +36,8 @@ _MEMORY_RUN_S = 0.3  # of timing in the process that only measures memory
 
 # What every trial imports. Not runtimes that a recipe may not name: some patch torch as they are imported.
 _PRELOAD = ("whet.tuner.trial", "torch.export._trace")
-_ROOMS = {
-    "measure_finalist": "finalist",
-    "reload": "reloading",
-}  # function of a child -> its module, where it is not `trial`
+# The module of a child's function, where it is not `trial`; such a child is a fresh process and no fork.
+_ROOMS = {"measure_finalist": "finalist", "measure_rebuilt": "in_process", "reload": "reloading"}
 
 _LIMITS = TypeAdapter(Limits)
 _PROFILES = TypeAdapter(list[tuple[Profile, int]])
@@ -70,6 +69,30 @@ class Workbench:
 
     def artefact(self, number: int) -> Path:
         return self.directory / f"trial-{number}" / "artefact"
+
+    def measure(self, record: TrialRecord | None, folder: Path, budget_s: float, limit_s: float) -> Outcome:
+        """Time one variant in a fresh process: the original (None), a trial's artefact, or what its recipe makes."""
+        if record is not None and is_in_process(record.steps):
+            steps = [step.model_dump() for step in record.steps]
+            arguments = {"target": self.target, "steps": steps, "signature": self.facts["signature"]}
+            return self.run("measure_rebuilt", {**arguments, "budget_s": budget_s}, folder, limit_s)
+        directory = None if record is None else self.artefact(record.number)
+        return self.measure_artefact(directory, record.libraries if record else (), folder, budget_s, limit_s)
+
+    def measure_artefact(
+        self, directory: Path | None, libraries: Sequence[str], folder: Path, budget_s: float, limit_s: float
+    ) -> Outcome:
+        """Time an artefact in a fresh process that has none of the target's code; None: the original."""
+        arguments = {
+            "target": self.target,
+            "directory": None if directory is None else str(directory),
+            "inputs": str(self.inputs),
+            "budget_s": budget_s,
+            "num_threads": self.facts["num_threads"],
+            "libraries": list(libraries),
+            "places": self.facts.get("sys_path", []),
+        }
+        return self.run("measure_finalist", arguments, folder, limit_s)
 
     def share_of_limit(self, steps: Sequence[Any], latency_ms: float) -> float:
         """The least time the machine's limits allow, in the dtype the recipe computes in, over the time measured."""
@@ -196,7 +219,12 @@ def try_recipe(
 
 
 def loads_afresh(bench: Workbench, record: TrialRecord) -> bool:
-    """Return whether a fresh process can load and run a trial's artefact; where it cannot, the trial has failed."""
+    """Return whether a fresh process can load and run a trial's artefact; where it cannot, the trial has failed.
+
+    A recipe that works in process has no artefact.
+    """
+    if is_in_process(record.steps):
+        return True
     why = reload_refusal(
         bench.run,
         bench.artefact(record.number),
@@ -212,16 +240,7 @@ def loads_afresh(bench: Workbench, record: TrialRecord) -> bool:
 
 def _measure_memory(bench: Workbench, goal: Goal, record: TrialRecord) -> None:
     folder = bench.directory / f"trial-{record.number}"
-    arguments = {
-        "target": bench.target,
-        "directory": str(bench.artefact(record.number)),
-        "inputs": str(bench.inputs),
-        "budget_s": _MEMORY_RUN_S,
-        "num_threads": bench.facts["num_threads"],
-        "libraries": record.libraries,
-        "places": bench.facts.get("sys_path", []),
-    }
-    outcome = bench.run("measure_finalist", arguments, folder / "memory", bench.trial_limit_s)
+    outcome = bench.measure(record, folder / "memory", _MEMORY_RUN_S, bench.trial_limit_s)
     if outcome.value is None:
         record.status, record.reason = "failed", outcome.failure.message if outcome.failure else "no result"
         return

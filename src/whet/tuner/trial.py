@@ -16,7 +16,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from whet.artefact import load
+from whet.artefact import Artefact, load
 from whet.artefact.operators import libraries_of
 from whet.files import size_bytes
 from whet.machine import Limits, Machine, describe
@@ -31,6 +31,7 @@ from whet.techniques.half import device_type
 from whet.tuner.agreement import agree
 from whet.tuner.build import build, refusals, technique_of
 from whet.tuner.finalist import INPUTS, open_target, write_inputs
+from whet.tuner.in_process import as_artefact
 from whet.tuner.reloading import ANSWERS, write_answers
 from whet.tuner.result import Agreement, Diagnosed, LayerRow
 from whet.tuner.space import offers_for
@@ -99,7 +100,10 @@ def attempt(
     max_drop: float,
     timing_s: float,
 ) -> dict[str, Any]:
-    """Build a recipe, save it into `directory`, load it back, judge its outputs and time it beside the original."""
+    """Build a recipe, save it into `directory`, load it back, judge its outputs and time it beside the original.
+
+    A recipe that works in process is judged and timed as it is, and nothing is saved.
+    """
     subject = reopen(target, signature)
     num_threads = torch.get_num_threads()  # a recipe may set its own as it is loaded
     recipe = _STEPS.validate_python(steps)
@@ -107,21 +111,33 @@ def attempt(
     if refused:
         return {"status": "refused", "reason": "; ".join(f"{step.technique}: {why}" for step, why in refused)}
     started = time.perf_counter()
-    candidate = build(subject, recipe)
-    folder = candidate.save(Path(directory))
-    result: dict[str, Any] = {"build_s": time.perf_counter() - started, "notes": list(candidate.notes)}
-    del candidate
-    artefact = load(folder)
-    result["libraries"] = libraries_of(artefact.manifest.operators)
-    result["size_bytes"] = size_bytes(folder)
+    artefact, facts = _made(subject, recipe, Path(directory))
+    result: dict[str, Any] = {"build_s": time.perf_counter() - started, **facts}
     agreement = agree(subject, artefact.run)
     result["agreement"] = agreement.model_dump()
     quality, drop, reason = judge(subject, artefact, agreement, score, max_drop)
     result |= {"quality": quality, "drop": drop, "status": "rejected" if reason else "done", "reason": reason}
     if drop is not None:
         result |= time_pair(subject, artefact.run, timing_s, num_threads=num_threads)
-        write_answers(artefact.run, subject.flat_inputs[0], folder.parent / ANSWERS)
     return result
+
+
+def _made(subject: Subject, steps: Sequence[Step], directory: Path) -> tuple[Artefact, dict[str, Any]]:
+    """What a recipe makes of a subject, as loaded back from `directory`; and its size, its notes and its libraries.
+
+    Beside the directory lies what it answers to the first batch. A recipe that works in process writes nothing.
+    """
+    candidate = build(subject, steps)
+    notes = list(candidate.notes)
+    if candidate.is_in_process:
+        size = checkpoint_bytes(subject.workload)
+        return as_artefact(candidate), {"notes": notes, "size_bytes": size, "libraries": []}
+    candidate.save(directory)
+    del candidate
+    artefact = load(directory)
+    libraries = libraries_of(artefact.manifest.operators)
+    write_answers(artefact.run, subject.flat_inputs[0], directory.parent / ANSWERS)
+    return artefact, {"notes": notes, "size_bytes": size_bytes(directory), "libraries": libraries}
 
 
 def replay(
@@ -134,26 +150,21 @@ def replay(
     dropped = refusals(recipe, subject, describe())
     names = {step.technique for step, _ in dropped}
     kept = [step for step in recipe if step.technique not in names]
-    candidate = build(subject, kept)
-    folder = candidate.save(Path(directory))
-    artefact = load(folder)
+    artefact, facts = _made(subject, kept, Path(directory))
     agreement = agree(subject, artefact.run)
     quality = subject.workload.quality
-    write_inputs(subject, folder.parent / INPUTS)
-    write_answers(artefact.run, subject.flat_inputs[0], folder.parent / ANSWERS)
+    write_inputs(subject, Path(directory).parent / INPUTS)
     return {
-        "libraries": libraries_of(artefact.manifest.operators),
+        **facts,
         "places": [str(Path(place).absolute()) for place in sys.path],
         "num_threads": num_threads,
         "steps": [step.model_dump() for step in kept],
         "dropped": [(step.model_dump(), reason) for step, reason in dropped],
-        "size_bytes": size_bytes(folder),
         "original_bytes": checkpoint_bytes(subject.workload),
         "quality_name": quality.name if quality else AGREEMENT,
         "quality_baseline": subject.score,
         "quality": measure_quality(quality, artefact) if quality else agreement.cosine,
         "agreement": agreement.model_dump(),
-        "notes": list(candidate.notes),
         "differences": describe().differences(machine) if machine else [],
     }
 
@@ -161,12 +172,8 @@ def replay(
 def save_original(target: str, signature: dict[str, Any], directory: str) -> dict[str, Any]:
     """Save the original as an artefact, and its answers beside that."""
     subject = reopen(target, signature)
-    artefact = load(folder := build(subject, []).save(Path(directory)))
-    write_answers(artefact.run, subject.flat_inputs[0], folder.parent / ANSWERS)
-    return {
-        "agreement": agree(subject, artefact.run).model_dump(),
-        "libraries": libraries_of(artefact.manifest.operators),
-    }
+    artefact, facts = _made(subject, [], Path(directory))
+    return {"agreement": agree(subject, artefact.run).model_dump(), **facts}
 
 
 def reopen(target: str, signature: dict[str, Any]) -> Subject:

@@ -27,6 +27,7 @@ from whet.recipe import Evidence, Recipe
 from whet.signature import Batch
 from whet.techniques import TABLE
 from whet.tuner import finals, plan, verdict
+from whet.tuner.build import is_in_process
 from whet.tuner.command import command_line, without_password
 from whet.tuner.finalist import PICKLED, SURROUNDINGS
 from whet.tuner.goal import Goal, ranked
@@ -155,15 +156,19 @@ def _prepared(
         if isinstance(target, str):
             yield target, target, Path(scratch)
             return
-        workload = target if isinstance(target, Workload) else _workload(target, inputs, quality, calibration)
+        workload = target if isinstance(target, Workload) else workload_of(target, inputs, quality, calibration)
         path = Path(scratch) / "workload.pkl"
         _hand_over(workload, path)
         yield f"{PICKLED}{path}", workload.name, Path(scratch)
 
 
-def _workload(
-    model: nn.Module, inputs: Batch | Sequence[Batch] | None, quality: Quality | None, calibration: Sequence[Batch]
+def workload_of(
+    model: nn.Module,
+    inputs: Batch | Sequence[Batch] | None,
+    quality: Quality | None = None,
+    calibration: Sequence[Batch] = (),
 ) -> Workload:
+    """Return a model in memory as a workload. Raises TargetError where it is no module or has no inputs."""
     if not isinstance(model, nn.Module):
         raise TargetError(f"tune takes a target's name, a Workload or a torch.nn.Module, not {type(model).__name__}")
     if inputs is None:
@@ -239,7 +244,7 @@ def _contenders(bench: Workbench, goal: Goal, best_first: list[TrialRecord], dea
     num = 2 if time_left > finals.expected_s(bench, num_contenders=2) else 1
     chosen = []
     for record in [r for r in best_first if not _is_beaten(goal, r)][:num]:
-        if not (bench.artefact(record.number) / MANIFEST).is_file():
+        if not is_in_process(record.steps) and not (bench.artefact(record.number) / MANIFEST).is_file():
             again = try_recipe(bench, goal, record.number, Recipe(steps=record.steps), bench.space, time_left)
             if again.status != "done":
                 continue

@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
+from whet.tuner.build import is_in_process
 from whet.tuner.finals import is_gain
 from whet.tuner.goal import Goal
+from whet.tuner.in_process import ADVICE
 from whet.tuner.plan import restores_quality
 from whet.tuner.result import Point, TrialRecord, UntriedTechnique
 from whet.tuner.space import Space
@@ -101,6 +103,8 @@ def gain(
     if best.quality is not None:
         before = "" if baseline.quality is None else f"{baseline.quality:.4g} before, "
         text += f"; {quality_name}: {before}{best.quality:.4g} after"
+    if is_in_process(best.steps):
+        text += f". It cannot be saved: {ADVICE}"
     return text + "."
 
 
