@@ -58,6 +58,7 @@ def saved_original(bench: Workbench) -> Saved:
     found = _try_original(bench, folder / "artefact")
     if found.directory is None:
         found.reason = f"The original could not be saved, so there is no {MODEL}/ to load: {found.reason}"
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / _RECORD).write_text(found.model_dump_json(), encoding="utf-8")
     return found
 
