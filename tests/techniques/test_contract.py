@@ -23,7 +23,7 @@ import pytest
 import torch
 from reloading import RELOAD
 from safetensors.torch import load_file, save_file
-from small_models import SUBJECTS
+from small_models import SUBJECTS, branching
 from torch import Tensor
 
 import whet.techniques
@@ -55,12 +55,13 @@ TOLERANCES = {
     "inductor": 1e-4,
     "openvino": 1e-4,
     "onnxruntime": 1e-4,
+    "torch_compile": 1e-5,
     "threads": 1e-6,
 }
 OPTION_TOLERANCES = {"bf16": 3e-2, "fp16": 5e-3, "int8": 0.2}  # where an option chooses a backend's precision
 
 # Techniques that take seconds to apply: their defaults only, and one model.
-COSTLY = frozenset({"inductor", "openvino", "onnxruntime", "int8_static", "keep_precision"})
+COSTLY = frozenset({"torch_compile", "inductor", "openvino", "onnxruntime", "int8_static", "keep_precision"})
 
 TECHNIQUES = pytest.mark.parametrize("name", TABLE)
 
@@ -115,11 +116,14 @@ def test_contract(name, machine, reload, tmp_path, monkeypatch) -> None:
             reasons.append(f"{case}: {verdict.reason}")
             continue
         assert verdict.detail
+        applied.add(case.options)
+        if getattr(case.technique, "IN_PROCESS", False):
+            _apply_in_process(case)
+            continue
         directory = tmp_path / str(i)
         _apply_and_save(case, directory)
         assert reload(directory) == "ok", str(case)
         _compare_reloaded(case, directory)
-        applied.add(case.options)
     missing = [reason for reason in reasons if "pip install" in reason]
     if not applied and missing:
         pytest.skip(missing[0])
@@ -132,17 +136,36 @@ def _cases(technique: Technique) -> Iterator[Case]:
     chosen = [defaults]
     if technique.NAME not in COSTLY:
         chosen += [{**defaults, name: value} for name, values in technique.SPACE.items() for value in values[1:]]
-    for options, model in itertools.product(chosen, SUBJECTS):
+    models = ["branching"] if getattr(technique, "IN_PROCESS", False) else SUBJECTS
+    for options, model in itertools.product(chosen, models):
         yield Case(technique, technique.Options(**options), _subject(model))
 
 
 @functools.cache
 def _subject(name: str) -> Subject:
     """Built once for all techniques: none may change it, which is tested."""
-    return SUBJECTS[name]()
+    return branching() if name == "branching" else SUBJECTS[name]()
 
 
 def _apply_and_save(case: Case, directory: Path) -> None:
+    """Apply, save, and write what the result takes and gives."""
+    tuned, batches, found = _apply(case)
+    tuned.save(directory)
+    assert size_bytes(directory) > 0
+    save_file(_named(batches), f"{directory}.inputs.safetensors")
+    save_file(_named(found), f"{directory}.expected.safetensors")
+
+
+def _apply_in_process(case: Case) -> None:
+    """Apply what cannot be saved; made anew, it gives the same."""
+    tuned, batches, found = _apply(case)
+    assert tuned.is_in_process
+    again = case.technique.apply(Candidate.original(case.subject), case.options)
+    for batch, ours in zip(batches, found, strict=True):
+        assert relative_error(again.call(*batch), ours) <= 1e-6
+
+
+def _apply(case: Case) -> tuple[Candidate, list[tuple[Tensor, ...]], list[tuple[Tensor, ...]]]:
     """Apply, and hold the result against the original, which must not have changed."""
     model = case.subject.workload.model
     weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
@@ -164,10 +187,7 @@ def _apply_and_save(case: Case, directory: Path) -> None:
         assert [(y.shape, y.dtype) for y in ours] == [(y.shape, y.dtype) for y in old], str(case)
         error = relative_error(ours, old)
         assert error <= case.tolerance, f"{case} is off by {error:.1e}"
-    tuned.save(directory)
-    assert size_bytes(directory) > 0
-    save_file(_named(batches), f"{directory}.inputs.safetensors")
-    save_file(_named(found), f"{directory}.expected.safetensors")
+    return tuned, batches, found
 
 
 def _compare_reloaded(case: Case, directory: Path) -> None:
