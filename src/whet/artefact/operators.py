@@ -98,6 +98,11 @@ def libraries_of(sources: Sequence[OperatorSource]) -> list[str]:
     return [provider.library for provider in providers]
 
 
+def loaded_libraries() -> list[str]:
+    """Return the shared libraries of operators that were loaded by path here, save for those of installed packages."""
+    return sorted(path for path in torch.ops.loaded_libraries if not _is_installed(Path(path)))
+
+
 def load_libraries(libraries: Sequence[Library], sources: Sequence[OperatorSource] = ()) -> None:
     """Load what registers custom operators: shared libraries and Python modules that the caller has named.
 

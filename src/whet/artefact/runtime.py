@@ -130,4 +130,4 @@ def _why_unsaved(directory: Path) -> str:
     except (OSError, ValueError):
         return ""
     why = result.get("unsaved") if isinstance(result, dict) else None
-    return " ".join(why.split()) if isinstance(why, str) else ""
+    return "".join(filter(str.isprintable, " ".join(why.split()))) if isinstance(why, str) else ""

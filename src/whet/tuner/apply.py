@@ -91,11 +91,16 @@ def apply(
     refused = refusals(steps, subject, describe())
     for step, why in refused:
         _LOG.warning("left out %s: %s", step, why)
-    candidate = build(subject, [step for step in steps if step not in [left for left, _ in refused]])
+    names = {step.technique for step, _ in refused}
+    candidate = build(subject, [step for step in steps if step.technique not in names])
     if candidate.is_in_process:
         return as_artefact(candidate)
     folder = Path(tempfile.mkdtemp(prefix="whet-applied-"))
-    artefact = load(candidate.save(folder))
+    try:
+        artefact = load(candidate.save(folder))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     weakref.finalize(artefact, shutil.rmtree, folder, ignore_errors=True)
     return artefact
 

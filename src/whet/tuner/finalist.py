@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from whet.artefact import Artefact, load
+from whet.artefact.operators import load_libraries
 from whet.measure.clock import measure_calls
 from whet.measure.memory import cuda_peak_bytes, live_tensor_bytes, peak_rss_bytes
 from whet.signature import FlatModel
@@ -82,6 +83,7 @@ def open_target(target: str) -> Workload:
         torch.set_num_threads(surroundings["num_threads"])
         places = surroundings["sys_path"]
         sys.path[:] = [*places, *(place for place in sys.path if place not in places)]
+        load_libraries(surroundings["libraries"])
         workload: Workload = torch.load(path, weights_only=False)
         return workload
     return resolve(target)

@@ -28,7 +28,7 @@ Run = Callable[[str, dict[str, Any], Path, float], Outcome]
 def write_answers(run: Callable[..., Sequence[Tensor]], batch: Sequence[Tensor], path: Path) -> None:
     """Write what an artefact answers to one flat batch, for `reload` to compare with."""
     with torch.no_grad():
-        answers = {str(i): y.detach().clone().contiguous().cpu() for i, y in enumerate(run(*batch))}
+        answers = {str(i): _plain(y).clone() for i, y in enumerate(run(*batch))}
     save_file(answers, path)
 
 
@@ -55,11 +55,17 @@ def reload(
     return {}
 
 
+def _plain(tensor: Tensor) -> Tensor:
+    """The same numbers in a form that safetensors has: on the CPU, in one piece, complex ones as pairs."""
+    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return tensor.detach().cpu().contiguous()
+
+
 def check_answers(run: Callable[..., Sequence[Tensor]], batch: Sequence[Tensor], path: Path) -> None:
     """Raise ArtefactError where an artefact answers differently from what `write_answers` wrote."""
     expected = [tensor for _, tensor in sorted(load_file(path).items(), key=lambda item: int(item[0]))]
     with torch.no_grad():
-        found = [y.detach().cpu() for y in run(*batch)]
+        found = [_plain(y) for y in run(*batch)]
     if [(y.shape, y.dtype) for y in found] != [(y.shape, y.dtype) for y in expected]:
         raise ArtefactError("in a fresh process it returns tensors of other shapes or dtypes")
     distance = max((distance_between(a, b) for a, b in zip(expected, found, strict=True)), default=0.0)

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from whet.artefact import program
 from whet.machine import Limits, Machine
 from whet.machine.limits import element_bytes
 from whet.profiler import Profile
@@ -76,6 +77,10 @@ def offers_for(
             str(step): 1 / _weight_scale(technique, technique.Options(**step.options)) for step in offer.variants()
         }
         offers.append(offer)
+    if not is_in_process([offer.default for offer in offers]) and (why := program.refusal(subject)):
+        # what keeps the model's code could not be saved, and nothing that works in process is there to take it
+        refused += [RefusedTechnique(technique=offer.technique, reason=why) for offer in offers]
+        offers = []
     return offers, refused
 
 

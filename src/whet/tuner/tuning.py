@@ -17,6 +17,7 @@ import cloudpickle
 import torch
 from torch import nn
 
+from whet.artefact.operators import loaded_libraries
 from whet.artefact.runtime import MANIFEST
 from whet.errors import ModelError, OptionError, TargetError
 from whet.files import write_whole
@@ -181,10 +182,12 @@ def workload_of(
 def _hand_over(workload: Workload, path: Path) -> None:
     """Pickle a workload, code and all. Batches that were split from one tensor share its memory, which cloudpickle by
     itself would write once for each of them; torch.save writes it once. With it goes where Python finds modules here,
-    as what the script was started beside is pickled by name alone, and how many threads PyTorch uses."""
+    as what the script was started beside is pickled by name alone, how many threads PyTorch uses, and the libraries of
+    custom operators that were loaded here."""
     surroundings = {
         "sys_path": [str(Path(place).absolute()) for place in sys.path],  # "" is the working directory
         "num_threads": torch.get_num_threads(),
+        "libraries": loaded_libraries(),
     }
     (path.parent / SURROUNDINGS).write_text(json.dumps(surroundings), encoding="utf-8")
     try:
@@ -242,8 +245,10 @@ def _contenders(bench: Workbench, goal: Goal, best_first: list[TrialRecord], dea
     those that are far slower than the original: nobody waits for proof of that."""
     time_left = deadline - time.monotonic()
     num = 2 if time_left > finals.expected_s(bench, num_contenders=2) else 1
-    chosen = []
-    for record in [r for r in best_first if not _is_beaten(goal, r)][:num]:
+    chosen: list[TrialRecord] = []
+    for record in [r for r in best_first if not _is_beaten(goal, r)][: num + 1]:
+        if len(chosen) == num:
+            break
         if not is_in_process(record.steps) and not (bench.artefact(record.number) / MANIFEST).is_file():
             again = try_recipe(bench, goal, record.number, Recipe(steps=record.steps), bench.space, time_left)
             if again.status != "done":
