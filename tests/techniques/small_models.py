@@ -89,6 +89,40 @@ class HuggingFaceLike(nn.Module):
         return {"last_hidden_state": x, "pooled": x.mean(dim=1)}
 
 
+class Branching(nn.Module):
+    """Asks for values of its input: which way to go, and how often around a loop. torch.export refuses it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        y_BD = self.linear(x_BD)
+        if x_BD.sum() <= 0:
+            return y_BD.sin()
+        while x_BD.mean() > 1:
+            x_BD, y_BD = x_BD / 2, y_BD + 1
+        return self.first(y_BD)
+
+    def first(self, y_BD: Tensor) -> Tensor:
+        return y_BD.sigmoid() * 3
+
+    def in_float64(self, x_BD: Tensor) -> Tensor:
+        """The same in float64, by its definition."""
+        x_BD = x_BD.double()
+        y_BD = x_BD @ self.linear.weight.double().T + self.linear.bias
+        if x_BD.sum() <= 0:
+            return y_BD.sin()
+        num_rounds = max(0, math.ceil(math.log2(float(x_BD.mean()))))
+        return 3 / (1 + torch.exp(-y_BD - num_rounds))
+
+
+def branching() -> Subject:
+    """Its input takes one way through the code."""
+    torch.manual_seed(0)
+    return examine(Workload(model=Branching().eval(), inputs=[torch.rand(4, 8)], name="branching"))
+
+
 def conv_net() -> Subject:
     torch.manual_seed(0)
     model = ConvNet().eval()

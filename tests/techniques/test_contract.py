@@ -24,7 +24,7 @@ import pytest
 import torch
 from reloading import RELOAD
 from safetensors.torch import load_file, save_file
-from small_models import SUBJECTS
+from small_models import SUBJECTS, branching
 from torch import Tensor
 
 import whet.techniques
@@ -58,12 +58,13 @@ TOLERANCES = {
     "inductor": 1e-4,
     "openvino": 1e-4,
     "onnxruntime": 1e-4,
+    "torch_compile": 1e-5,
     "threads": 1e-6,
 }
 OPTION_TOLERANCES = {"bf16": 3e-2, "fp16": 5e-3, "int8": 0.2}  # where an option chooses a backend's precision
 
 # Techniques that take seconds to apply: their defaults only, and one model.
-COSTLY = frozenset({"inductor", "openvino", "onnxruntime", "int8_static", "keep_precision"})
+COSTLY = frozenset({"torch_compile", "inductor", "openvino", "onnxruntime", "int8_static", "keep_precision"})
 
 # Techniques for CPUs alone: on a GPU each refuses, and says that it is for the CPU.
 FOR_CPUS = frozenset(
@@ -159,10 +160,13 @@ def _hold_to_contract(name: str, machine: Machine, reload: Reload, directory: Pa
             reasons.append(f"{case}: {verdict.reason}")
             continue
         assert verdict.detail
+        applied.add(case.options)
+        if getattr(case.technique, "IN_PROCESS", False):
+            _apply_in_process(case)
+            continue
         _apply_and_save(case, directory / str(i))
         assert reload(directory / str(i)) == "ok", str(case)
         _compare_reloaded(case, directory / str(i))
-        applied.add(case.options)
     if device != "cpu" and name in FOR_CPUS:
         assert not applied
         assert all("CPU" in reason for reason in reasons), reasons
@@ -181,18 +185,37 @@ def _cases(technique: Technique, device: str) -> Iterator[Case]:
         chosen += [{**defaults, name: value} for name, values in technique.SPACE.items() for value in values[1:]]
     elif device != "cpu":
         chosen += [{**defaults, **options} for options in GPU_OPTIONS.get(technique.NAME, [])]
-    for options, model in itertools.product(chosen, SUBJECTS):
+    models = ["branching"] if getattr(technique, "IN_PROCESS", False) else SUBJECTS
+    for options, model in itertools.product(chosen, models):
         yield Case(technique, technique.Options(**options), _subject(model, device))
 
 
 @functools.cache
 def _subject(name: str, device: str) -> Subject:
     """Built once for all techniques: none may change it, which is tested."""
-    subject = SUBJECTS[name]()
+    subject = branching() if name == "branching" else SUBJECTS[name]()
     return subject if device == "cpu" else examine(on_device(subject.workload, device))
 
 
 def _apply_and_save(case: Case, directory: Path) -> None:
+    """Apply, save, and write what the result takes and gives."""
+    tuned, batches, found = _apply(case)
+    tuned.save(directory)
+    assert size_bytes(directory) > 0
+    save_file(_named(batches), f"{directory}.inputs.safetensors", metadata={"device": case.device})
+    save_file(_named(found), f"{directory}.expected.safetensors")
+
+
+def _apply_in_process(case: Case) -> None:
+    """Apply what cannot be saved; made anew, it gives the same."""
+    tuned, batches, found = _apply(case)
+    assert tuned.is_in_process
+    again = case.technique.apply(Candidate.original(case.subject), case.options)
+    for batch, ours in zip(batches, found, strict=True):
+        assert relative_error(again.call(*batch), ours) <= 1e-6
+
+
+def _apply(case: Case) -> tuple[Candidate, list[tuple[Tensor, ...]], list[tuple[Tensor, ...]]]:
     """Apply, and hold the result against the original, which must not have changed."""
     model = case.subject.workload.model
     weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
@@ -214,10 +237,7 @@ def _apply_and_save(case: Case, directory: Path) -> None:
         assert [(y.shape, y.dtype) for y in ours] == [(y.shape, y.dtype) for y in old], str(case)
         error = relative_error(ours, old)
         assert error <= case.tolerance, f"{case} is off by {error:.1e}"
-    tuned.save(directory)
-    assert size_bytes(directory) > 0
-    save_file(_named(batches), f"{directory}.inputs.safetensors", metadata={"device": case.device})
-    save_file(_named(found), f"{directory}.expected.safetensors")
+    return tuned, batches, found
 
 
 def _compare_reloaded(case: Case, directory: Path) -> None:

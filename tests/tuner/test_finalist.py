@@ -123,9 +123,9 @@ def test_memory_is_compared_without_what_the_targets_own_code_builds(
     def run(function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
         if function == fails:
             return Outcome(None, Failure(FailureKind.CRASH, "lost"), 0.1, 0)
-        return Outcome({"peak_bytes": 300 if arguments["directory"] else 500}, None, 0.1, 0)
+        return Outcome({"peak_bytes": 300 if arguments["directory"] else 500, "libraries": []}, None, 0.1, 0)
 
-    facts = {"signature": {}, "num_threads": 1}
+    facts = {"signature": {}, "num_threads": 1, "sys_path": []}
     baseline = Point(latency_ms=1.0, throughput_per_s=1.0, peak_bytes=500, size_bytes=1)
     is_fair = _hold_only_the_model(Workbench("x", facts, tmp_path, run), baseline)
     assert (baseline.peak_bytes, is_fair) == peaks

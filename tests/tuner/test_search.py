@@ -45,6 +45,24 @@ def test_torch_compile_alone_comes_first_then_the_largest_bound(tmp_path: Path) 
     assert labels(records)[2] == "int8_static + inductor(engine=package, freezing=true)"
 
 
+def test_where_nothing_can_be_saved_every_recipe_works_in_process(tmp_path: Path) -> None:
+    """torch.export refuses the model: only techniques that keep its code are offered, and none can ship alone."""
+    offered = [
+        Offer(technique="autocast", detail="", groups=["precision"], bounds={"autocast": 4.0}),
+        Offer(technique="torch_compile", detail="", groups=["backend"], bounds={"torch_compile": 2.0}),
+        Offer(technique="threads", detail="", groups=[], options={"num_threads": [2, 1]}, bounds={"x": 1.5}),
+    ]
+    runner = FakeRunner()
+    workbench = bench(tmp_path, runner)
+    workbench.facts["offers"] = [offer.model_dump() for offer in offered]
+    study = Study.open(default_storage(tmp_path), "test")
+    records = search(workbench, study, Goal(), deadline=FOREVER, max_trials=12, clock=lambda: 0.0)
+    assert labels(records)[:2] == ["torch_compile", "autocast + torch_compile"]
+    assert compile_only(workbench.space) == Recipe(steps=[Step(technique="torch_compile")])
+    assert len(records) > 3  # the plan's, and some of the sampler's
+    assert all("torch_compile" in {step.technique for step in record.steps} for record in records)
+
+
 def test_no_recipe_claims_a_group_twice_or_is_tried_twice(tmp_path: Path) -> None:
     records = run(tmp_path, FakeRunner())
     assert len(labels(records)) == len(set(labels(records)))

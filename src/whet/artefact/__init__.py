@@ -7,6 +7,7 @@ need for the code that built the model.
 import importlib
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from whet.artefact.guards import Guards
+from whet.artefact.operators import Library, check_registered, load_libraries
 from whet.artefact.runtime import MANIFEST, Manifest, Runtime, read_manifest
 from whet.errors import ArtefactError
 from whet.signature import Signature
@@ -56,20 +58,39 @@ class Artefact:
         return self.runtime.run(tensors)
 
 
-def load(directory: str | os.PathLike[str]) -> Artefact:
+def load(directory: str | os.PathLike[str], *, libraries: Sequence[Library] = ()) -> Artefact:
     """Load what `whet tune` or `whet apply` wrote.
 
     Nothing is unpickled. An artefact compiled by torch.compile or exported to another runtime holds native code or a
     graph for it: load those from where you would install a program from. Sets torch's thread count where the
-    recipe does, and says so in the log. Raises ArtefactError for a damaged directory, MissingExtra without the library.
+    recipe does, and says so in the log.
+
+    Args:
+        directory: The artefact's directory.
+        libraries: What registers the custom operators that the model calls, where it calls any: paths of shared
+            libraries (.so) and of Python files (.py), and import names of Python modules. All of them are loaded, and
+            nothing else is.
+
+    Raises:
+        ArtefactError: The directory is damaged, a library cannot be loaded, or a custom operator is still not
+            registered; the message names what registered it when the model was tuned.
+        OptionError: `libraries` holds something else.
+        MissingExtra: The artefact's runtime is not installed.
     """
     path = Path(directory)
     manifest = read_manifest(path)
     if manifest.runtime not in _RUNTIMES:
         raise ArtefactError(f"{path} needs the runtime {manifest.runtime!r}, which this whet does not have")
-    if manifest.num_threads is not None:
-        torch.set_num_threads(manifest.num_threads)
-        _LOG.info("torch.set_num_threads(%d), as the recipe says", manifest.num_threads)
+    load_libraries(libraries, manifest.operators)
+    check_registered(path, manifest.operators)
+    set_threads(manifest.num_threads)
     module, name = _RUNTIMES[manifest.runtime]
     runtime: type[Runtime] = getattr(importlib.import_module(module), name)
     return Artefact(runtime.read(path, manifest), manifest)
+
+
+def set_threads(num_threads: int | None) -> None:
+    """Set torch's thread count where a recipe says so, and say so in the log."""
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+        _LOG.info("torch.set_num_threads(%d), as the recipe says", num_threads)

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from whet.artefact import int8_fusion
-from whet.artefact.program import ProgramRuntime, export, packed_for, read_packing
+from whet.artefact.operators import custom_operators
+from whet.artefact.program import ProgramRuntime, export, operators, packed_for, read_packing
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, InputsError, TargetError, reason
 from whet.machine.cpuinfo import instruction_sets, read_cpuinfo
@@ -42,15 +43,24 @@ class InductorRuntime(Runtime):
 
     isa: the instruction sets of the machine it was compiled on, as in Machine.isa; code is compiled for all of them.
     gpu: the architecture of the GPU that its kernels were compiled for, as "sm_90"; "" for a package for the CPU.
+    custom: the qualified names of the custom operators that it calls.
     """
 
     NAME = "inductor"
 
-    def __init__(self, package: Path, isa: Sequence[str], packing: Mapping[str, Any], gpu: str = "") -> None:
+    def __init__(
+        self,
+        package: Path,
+        isa: Sequence[str],
+        packing: Mapping[str, Any],
+        gpu: str = "",
+        custom: Sequence[str] = (),
+    ) -> None:
         self._package = package
         self._isa = list(isa)
         self._gpu = gpu
         self._device = "cuda" if gpu else "cpu"
+        self._custom = list(custom)
         self._packing = dict(packing)  # of 4-bit weights, as program.packed_for says
         # What torch._inductor.aoti_load_package wraps: that one imports the compiler (seconds) to load, and parses the
         # structure of inputs and outputs again at every call.
@@ -60,7 +70,7 @@ class InductorRuntime(Runtime):
     def compile(cls, module: nn.Module, subject: Subject, *, freezing: bool, max_autotune: bool) -> Self:
         """Compile a module ahead of time. Raises TargetError where the compiler fails, or makes a wrong model."""
         program = export(module, subject, contiguous=True)
-        packing = packed_for(program)
+        packing, custom = packed_for(program), custom_operators(operators(program))
         _forget_dtypes(program)
         if int8_fusion.is_quantised(program):
             int8_fusion.register()
@@ -68,12 +78,12 @@ class InductorRuntime(Runtime):
         try:
             with tempfile.TemporaryDirectory(dir=folder) as work:
                 # freezing does nothing while gradients are on
-                with torch.no_grad(), _quiet(), _settings(Path(work), freezing=freezing, max_autotune=max_autotune):
+                with torch.no_grad(), quiet(), _settings(Path(work), freezing=freezing, max_autotune=max_autotune):
                     torch._inductor.aoti_compile_and_package(program, package_path=str(Path(work) / FILE))
                 _copy_without_sources(Path(work) / FILE, folder / FILE)
-            runtime = cls(folder / FILE, _isa(), packing, _gpu_of(subject))
+            runtime = cls(folder / FILE, _isa(), packing, _gpu_of(subject), custom)
             weakref.finalize(runtime, shutil.rmtree, folder, ignore_errors=True)
-            _check_is_pure(runtime, subject)
+            check_is_pure(runtime, subject)
         except Exception as error:
             shutil.rmtree(folder, ignore_errors=True)
             if isinstance(error, TargetError):
@@ -98,6 +108,10 @@ class InductorRuntime(Runtime):
         gpu = {"gpu": self._gpu} if self._gpu else {}
         return {"isa": self._isa, "torch": torch.__version__, **gpu, **self._packing}
 
+    @property
+    def custom_operators(self) -> list[str]:
+        return self._custom
+
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
         path = directory / FILE
@@ -113,7 +127,8 @@ class InductorRuntime(Runtime):
                 f"{path} is damaged: {broken} is not what was written; write it again with `whet apply`"
             )
         try:
-            return cls(path, isa, packing, gpu)
+            custom = [name for source in manifest.operators for name in source.operators]
+            return cls(path, isa, packing, gpu, custom)
         except Exception as error:  # the loader raises RuntimeError, and OSError by way of dlopen
             raise ArtefactError(
                 f"{path} does not load here: {reason(error)}. It was compiled by torch "
@@ -158,7 +173,7 @@ class CompileRuntime(ProgramRuntime):
         with torch.no_grad():
             if self._is_compiled:
                 return self._handed_out(self._compiled(*tensors))
-            with _quiet():
+            with quiet():
                 outputs = self._handed_out(self._compiled(*tensors))
         self._is_compiled = True
         return outputs
@@ -236,7 +251,7 @@ def _has_setting(name: str) -> bool:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep the compiler's warnings about its own insides from the user."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"torch\b.*")
@@ -263,7 +278,7 @@ def _copy_without_sources(package: Path, destination: Path) -> None:
                     shutil.copyfileobj(source, target, 1 << 20)
 
 
-def _check_is_pure(runtime: Runtime, subject: Subject) -> None:
+def check_is_pure(runtime: Runtime, subject: Subject) -> None:
     """Raise TargetError where a compiled model writes into its inputs, or answers differently the second time.
 
     Fusing an addition into a product may turn into adding in place, to a tensor that is still needed.

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from whet.artefact.archive import check_archive
 from whet.artefact.guards import conditions_of
 from whet.artefact.ones import conditions_on_ones
+from whet.artefact.operators import custom_operators
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, TargetError, reason
-from whet.signature import Signature
+from whet.signature import FlatModel, Signature
 from whet.workload import Subject
 
 FILE = "program.pt2"
@@ -91,6 +92,23 @@ def conditions(subject: Subject) -> list[str]:
     return _CONDITIONS[subject.workload.model][1] if _is_known(subject) else []
 
 
+# Why there is no graph of the original, or "" where there is one.
+_REFUSALS: weakref.WeakKeyDictionary[nn.Module, tuple[Signature, str]] = weakref.WeakKeyDictionary()
+
+
+def refusal(subject: Subject) -> str:
+    """Why no graph can stand for the subject's model, or "" where one can."""
+    signature, why = _REFUSALS.get(subject.workload.model, (None, ""))
+    if signature != subject.signature:
+        try:
+            export(FlatModel(subject.workload.model, subject.signature).eval(), subject)
+            why = ""
+        except TargetError as error:
+            why = str(error)
+        _REFUSALS[subject.workload.model] = (subject.signature, why)
+    return why
+
+
 def _is_known(subject: Subject) -> bool:
     found = _CONDITIONS.get(subject.workload.model)
     return found is not None and found[0] == subject.signature
@@ -155,6 +173,10 @@ class ProgramRuntime(Runtime):
         tensors = [*self._program.state_dict.values(), *self._program.constants.values()]
         needs_gpu = any(isinstance(tensor, Tensor) and tensor.device.type == "cuda" for tensor in tensors)
         return {**packed_for(self._program), **({"device": "cuda"} if needs_gpu else {})}
+
+    @property
+    def custom_operators(self) -> list[str]:
+        return custom_operators(operators(self._program))
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
 from whet.artefact.guards import Guards, is_arithmetic, readable
+from whet.artefact.operators import OperatorSource, sources_of
 from whet.errors import ArtefactError, OutputError, reason
 from whet.files import write_whole
 from whet.signature import Signature
@@ -29,6 +30,7 @@ class Manifest(BaseModel):
     settings: dict[str, Any] = {}
     notes: list[str] = []
     conditions: list[str] = []  # on the sizes of inputs; see guards
+    operators: list[OperatorSource] = []  # custom ones, which a process must have before it can load the artefact
     fingerprint: str | None = None
 
     def read_signature(self) -> Signature:
@@ -61,6 +63,11 @@ class Runtime(ABC):
         """What `read` needs beyond the files, as plain JSON values."""
         return {}
 
+    @property
+    def custom_operators(self) -> list[str]:
+        """The qualified names of the custom operators that the model calls."""
+        return []
+
     def save(
         self,
         directory: Path,
@@ -89,6 +96,7 @@ class Runtime(ABC):
                 *(f"not checked when called: {readable(c)}" for c in conditions if not is_arithmetic(c)),
             ],
             conditions=[c for c in conditions if is_arithmetic(c)],
+            operators=sources_of(self.custom_operators),
         )
         write_whole(directory / MANIFEST, manifest.model_dump_json(indent=2) + "\n")
         return directory
@@ -98,6 +106,8 @@ def read_manifest(directory: Path) -> Manifest:
     """The manifest of an artefact. Raises ArtefactError with what is wrong with it."""
     path = directory / MANIFEST
     if not directory.is_dir():
+        if why := _why_unsaved(directory):
+            raise ArtefactError(f"{directory} does not exist. {why}")
         raise ArtefactError(f"{directory} is no directory; give one that `whet tune` or `whet apply` wrote")
     if not path.is_file():
         raise ArtefactError(f"{directory} holds no {MANIFEST}; give a directory that `whet tune` or `whet apply` wrote")
@@ -111,3 +121,13 @@ def read_manifest(directory: Path) -> Manifest:
     except (OSError, json.JSONDecodeError, UnicodeDecodeError, ValidationError) as error:
         raise ArtefactError(f"{path} is damaged ({reason(error)}); write it again with `whet apply`") from error
     return manifest
+
+
+def _why_unsaved(directory: Path) -> str:
+    """What the result beside a missing directory says about it: why nothing was saved, and what to do instead."""
+    try:
+        result = json.loads((directory.parent / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    why = result.get("unsaved") if isinstance(result, dict) else None
+    return "".join(filter(str.isprintable, " ".join(why.split()))) if isinstance(why, str) else ""

@@ -10,6 +10,7 @@ from rich.console import Console
 from whet.errors import RecipeRefused
 from whet.tuner import figures
 from whet.tuner.apply import apply_recipe
+from whet.tuner.figures import load_call
 
 _REFUSED = 3
 
@@ -17,7 +18,10 @@ _REFUSED = 3
 def apply(
     recipe: Annotated[Path, typer.Argument(help="a recipe.toml that whet tune wrote")],
     target: Annotated[str, typer.Argument(help="as for whet tune")],
-    out: Annotated[Path, typer.Option(help="a new directory for the artefact")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="a new directory for the artefact", show_default="none for a recipe that cannot be saved"),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="another model's recipe too, and beyond the drop in quality it allows")
     ] = False,
@@ -25,6 +29,7 @@ def apply(
 ) -> None:
     """Replay a recipe on a target and save the result, to be loaded by whet.load(DIR).
 
+    A recipe that cannot be saved, such as one with torch_compile, is applied and judged, and nothing is written.
     Exits with 3, and writes nothing, where the recipe is of another model or costs more quality than it allows.
     """
     console = Console(stderr=as_json, highlight=False)
@@ -49,7 +54,11 @@ def apply(
     console.print(f"quality  {applied.quality_name}: {before}{after} after", markup=False)
     if applied.change is not None:
         console.print(f"         {figures.change(applied.change, applied.max_drop or 0.0)}", markup=False)
-    console.print(f"size     {applied.original_bytes / 1e6:.1f} MB before, {applied.size_bytes / 1e6:.1f} MB after")
-    console.print(f"load it  whet.load({str(out)!r})", markup=False)
+    if applied.out:
+        console.print(f"size     {applied.original_bytes / 1e6:.1f} MB before, {applied.size_bytes / 1e6:.1f} MB after")
+        console.print(f"load it  {load_call(str(out), applied.libraries)}", markup=False)
+    else:
+        console.print("saved    nothing: torch.compile makes it anew from the model's own code in each process")
+        console.print(f"use it   whet.apply({str(recipe)!r}, MODEL, INPUTS) in Python", markup=False)
     if as_json:
         print(applied.model_dump_json())

@@ -121,6 +121,11 @@ def _show_places(console: Console, result: Result) -> None:
             continue
         path = figures.one_line(str(_shortened(result.directory / file)))
         console.print(Text.assemble((f"{name:<8}", "dim"), path), overflow="fold")
+    if result.has_model and result.libraries:
+        call = figures.load_call(str(_shortened(result.directory / MODEL)), result.libraries)
+        console.print(Text.assemble(("load it ", "dim"), figures.one_line(call)), overflow="fold")
+    elif result.unsaved:
+        console.print(Text.assemble(("model   ", "dim"), figures.one_line(result.unsaved)), overflow="fold")
 
 
 def _shortened(path: Path) -> Path:

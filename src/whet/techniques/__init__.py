@@ -17,6 +17,7 @@ from whet.techniques import (
     openvino,
     sdpa_attention,
     threads,
+    torch_compile,
 )
 from whet.techniques.technique import Applies, Candidate, Refused, Stage, Technique
 
@@ -41,6 +42,7 @@ TABLE: dict[str, Technique] = {
         inductor,
         openvino,
         onnxruntime,
+        torch_compile,
         threads,
     )
 }

@@ -27,6 +27,7 @@ NAME = "autocast"
 STAGE = Stage.PRECISION
 GROUPS: frozenset[str] = frozenset({PRECISION})
 SPACE: Mapping[str, tuple[Any, ...]] = {}  # nothing to choose
+RUNS_PYTHON = True
 
 
 @dataclass(frozen=True, kw_only=True)

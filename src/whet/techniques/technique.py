@@ -16,6 +16,8 @@ and may have
     NEEDS             groups without a technique of which it cannot pay
     RESTORES_QUALITY  True where it gives back quality that the others of a recipe cost
     READS_KEPT        True where it leaves the layers in floating point that such a technique has marked
+    RUNS_PYTHON       True where the model's own code runs in every call: nothing that a graph leaves out is lost
+    IN_PROCESS        True where the result cannot be saved, and each process makes it anew from the model's own code
 """
 
 import copy
@@ -28,6 +30,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from whet.artefact import Runtime, program
+from whet.artefact.in_process import InProcessRuntime
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.signature import FlatModel, Signature
@@ -103,6 +106,11 @@ class Candidate:
 
     def with_runtime(self, runtime: Runtime, *notes: str) -> "Candidate":
         return replace(self, runtime=runtime, notes=self.notes + notes)
+
+    @property
+    def is_in_process(self) -> bool:
+        """Whether it cannot be saved, and each process has to make it anew from the model's own code."""
+        return isinstance(self.runtime, InProcessRuntime)
 
     def keeps(self, name: str) -> bool:
         """Whether a layer is to stay in floating point. Wrappers may have put a prefix before its name."""

@@ -36,6 +36,7 @@ NAME = "threads"
 STAGE = Stage.RUNTIME
 GROUPS: frozenset[str] = frozenset()
 SPACE: Mapping[str, tuple[Any, ...]] = {"num_threads": _choices()}
+RUNS_PYTHON = True
 
 
 @dataclass(frozen=True, kw_only=True)

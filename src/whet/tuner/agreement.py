@@ -41,6 +41,14 @@ def agree(subject: Subject, run: Callable[..., Sequence[Tensor]]) -> Agreement:
     )
 
 
+def distance_between(original: Tensor, variant: Tensor) -> float:
+    """Return Agreement.distance of two tensors of one shape and dtype; infinity where the variant is not finite."""
+    sums = _Sums()
+    sums.add(original, variant)
+    found = sums.agreement().distance
+    return math.inf if found is None else found
+
+
 class _Sums:
     """Of one output over all batches, in float64. Batches may differ in any size."""
 

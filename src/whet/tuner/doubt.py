@@ -29,6 +29,7 @@ def doubt_about(bench: Workbench, contender: TrialRecord, comparison: Comparison
     arguments = {
         "target": bench.target,
         "signature": bench.facts["signature"],
+        "steps": [step.model_dump() for step in contender.steps],
         "directory": str(bench.artefact(contender.number)),
         "timing_s": TIMING_S,
     }

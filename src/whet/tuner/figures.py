@@ -146,3 +146,9 @@ def is_compile_only(result: Result, point: Point) -> bool:
 def _hundredths(value: float) -> str:
     """At least two decimals below 10, as 0.98 and 1.02 are told apart by them."""
     return f"{value:.2f}" if 0.1 <= value < 9.995 else digits(value)
+
+
+def load_call(directory: str, libraries: Sequence[str]) -> str:
+    """Return the call that loads an artefact, as Python."""
+    more = f", libraries={list(libraries)!r}" if libraries else ""
+    return f"whet.load({directory!r}{more})"

@@ -3,7 +3,7 @@ memory is what serving the variant takes."""
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from whet.artefact import load
+from whet.artefact import Artefact, load
+from whet.artefact.operators import load_libraries
 from whet.measure.clock import measure_calls, use_device_of
 from whet.measure.memory import cuda_peak_bytes, live_tensor_bytes, peak_rss_bytes
 from whet.signature import FlatModel
@@ -27,12 +28,19 @@ INPUTS = "inputs.safetensors"
 
 
 def measure_finalist(
-    target: str, directory: str | None, inputs: str, budget_s: float, num_threads: int | None = None
+    target: str,
+    directory: str | None,
+    inputs: str,
+    budget_s: float,
+    num_threads: int | None = None,
+    libraries: Sequence[str] = (),
+    places: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Time one variant alone in this process, and the most memory the process held.
 
     directory: the artefact; None measures the original as `target` builds it. num_threads: what the target's code
-    leaves PyTorch with; an artefact, which runs none of that code, starts from as many.
+    leaves PyTorch with; an artefact, which runs none of that code, starts from as many. libraries, places: as for
+    load_with.
     """
     if directory is None:
         workload = open_target(target)
@@ -42,8 +50,13 @@ def measure_finalist(
     else:
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        run = load(directory).run
+        run = load_with(directory, libraries, places).run
         batches = read_inputs(Path(inputs))
+    return time_alone(run, batches, budget_s)
+
+
+def time_alone(run: Callable[..., Any], batches: Sequence[Sequence[Tensor]], budget_s: float) -> dict[str, Any]:
+    """Time a variant on flat batches, with nothing else at work in this process; and its memory in bytes."""
     measurement = measure_calls([partial(run, *batch) for batch in batches], budget_s=budget_s)
     return {
         "latency_ms": measurement.latency_ms,
@@ -57,6 +70,13 @@ def measure_finalist(
     }
 
 
+def load_with(directory: str, libraries: Sequence[str], places: Sequence[str] = ()) -> Artefact:
+    """Load an artefact with the libraries for its custom operators, whose modules are also looked for in `places`."""
+    if libraries:
+        sys.path.extend(place for place in places if place not in sys.path)
+    return load(directory, libraries=libraries)
+
+
 def open_target(target: str) -> Workload:
     """A target's workload; one handed over in memory comes from the file its parent wrote."""
     if target.startswith(PICKLED):
@@ -65,6 +85,7 @@ def open_target(target: str) -> Workload:
         torch.set_num_threads(surroundings["num_threads"])
         places = surroundings["sys_path"]
         sys.path[:] = [*places, *(place for place in sys.path if place not in places)]
+        load_libraries(surroundings["libraries"])
         workload: Workload = torch.load(path, weights_only=False)
         return workload
     return resolve(target)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import ModelError
-from whet.files import size_bytes
+from whet.measure.isolate import Outcome
 from whet.measure.load import Load, total
 from whet.measure.quiet import Patience
 from whet.measure.stats import Verdict, compare, noise_floor
@@ -159,30 +159,19 @@ def _number(contender: TrialRecord | None) -> int:
 
 
 def _measure(bench: Workbench, contender: TrialRecord | None) -> _Run | None:
-    if contender is None:
-        return _measure_artefact(bench, "original", None)
-    return _measure_artefact(bench, f"trial-{contender.number}", bench.artefact(contender.number))
+    name = "original" if contender is None else f"trial-{contender.number}"
+    return _value(name, bench.measure(contender, bench.directory / "finals" / name, RUN_S, _LIMIT_S))
 
 
-def peak_bytes_of(bench: Workbench, saved: Path) -> int | None:
+def peak_bytes_of(bench: Workbench, saved: Path, libraries: Sequence[str] = ()) -> int | None:
     """Peak memory of serving the original from an artefact: the most of three processes; None where one fails."""
-    runs = [_measure_artefact(bench, "saved-original", saved) for _ in range(3)]
+    folder = bench.directory / "finals" / "saved-original"
+    outcomes = [bench.measure_artefact(saved, libraries, folder, RUN_S, _LIMIT_S) for _ in range(3)]
+    runs = [_value("the saved original", outcome) for outcome in outcomes]
     return max(run["peak_bytes"] for run in runs if run) if all(runs) else None
 
 
-def _measure_artefact(bench: Workbench, name: str, directory: Path | None) -> _Run | None:
-    outcome = bench.run(
-        "measure_finalist",
-        {
-            "target": bench.target,
-            "directory": None if directory is None else str(directory),
-            "inputs": str(bench.inputs),
-            "budget_s": RUN_S,
-            "num_threads": bench.facts["num_threads"],
-        },
-        bench.directory / "finals" / name,
-        _LIMIT_S,
-    )
+def _value(name: str, outcome: Outcome) -> _Run | None:
     if outcome.value is None and not isinstance(outcome.failure, BudgetEnded):
         _LOG.warning("%s failed in the finals: %s", name, outcome.failure.message if outcome.failure else "no result")
     return outcome.value
@@ -192,6 +181,7 @@ def _point(bench: Workbench, contender: TrialRecord | None, runs: Sequence[_Run]
     latency = statistics.median(r["latency_ms"] for r in runs)
     facts = bench.facts
     steps = [] if contender is None else contender.steps
+    size = facts["original_bytes"] if contender is None else contender.size_bytes or 0
     return Point(
         steps=steps,
         label="original" if contender is None else contender.label,
@@ -202,7 +192,7 @@ def _point(bench: Workbench, contender: TrialRecord | None, runs: Sequence[_Run]
         peak_bytes=max(r["peak_bytes"] for r in runs),
         live_tensor_bytes=max(r["live_tensor_bytes"] for r in runs),
         cuda_peak_bytes=max((r["cuda_peak_bytes"] for r in runs if r["cuda_peak_bytes"]), default=None),
-        size_bytes=facts["original_bytes"] if contender is None else size_bytes(bench.artefact(contender.number)),
+        size_bytes=size,
         quality=facts["score"] if contender is None else contender.quality,
         change=None if contender is None else contender.change,
         agreement=None if contender is None else contender.agreement,

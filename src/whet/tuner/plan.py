@@ -48,6 +48,8 @@ def complete(space: Space, steps: Sequence[Step]) -> Recipe:
 
 def compile_only(space: Space) -> Recipe | None:
     """torch.compile alone, or None where it cannot be offered (no compiler, or none that works as it is loaded)."""
+    if space.in_process is not None:
+        return complete(space, [space.in_process])
     (step,) = COMPILE_ONLY.steps
     options = space.offers[step.technique].options if step.technique in space.offers else {}
     applies = all(value in options.get(name, ()) for name, value in step.options.items())
@@ -89,8 +91,13 @@ def _singles(space: Space) -> Iterator[list[Step]]:
 
 
 def _needs(space: Space, step: Step) -> list[Step]:
-    """The first offered technique of each group that a technique cannot do without."""
+    """The first offered technique of each group that a technique cannot do without.
+
+    Where torch.export refuses the model, nothing can be saved: every recipe needs a backend that works in process.
+    """
     needed = []
+    if space.in_process is not None and space.compatible([step], space.in_process):
+        needed.append(space.in_process)
     for group in getattr(TABLE[step.technique], "NEEDS", frozenset()):
         for offer in space.offers.values():
             if group in offer.groups and space.compatible([step], offer.default):

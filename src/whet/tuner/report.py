@@ -90,7 +90,7 @@ def render(result: Result, toml: str) -> str:
         },
         recipe_path=shlex.quote(str(result.directory / RECIPE)),
         target_argument=shlex.quote(result.target),
-        model_path=repr(str(result.directory / MODEL)),
+        load_call=figures.load_call(str(result.directory / MODEL), result.libraries),
         toml=toml,
         spread=_spread(points),
     )  # fmt: skip

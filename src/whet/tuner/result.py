@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from whet.artefact import load
+from whet.errors import ArtefactError
 from whet.recipe import Recipe, Step
 
 FILE = "result.json"
@@ -76,6 +77,7 @@ class TrialRecord(BaseModel):
     share_of_limit: float | None = None
     build_s: float | None = None  # conversion, calibration, compilation and saving
     seconds: float = 0.0  # all of the trial
+    libraries: list[str] = Field(default_factory=list)  # what whet.load needs for the artefact's custom operators
     notes: list[str] = Field(default_factory=list)
     fingerprint: str = ""
     busy: str = ""
@@ -193,6 +195,8 @@ class Result(BaseModel):
     started_at: str = ""
     seconds: float = 0.0
     out: str = ""
+    libraries: list[str] = Field(default_factory=list)  # what whet.load has to be given for the saved model
+    unsaved: str = ""  # why there is no model to load, and what to do instead; "" where there is one
     _original: Any = PrivateAttr(None)
 
     @property
@@ -210,14 +214,19 @@ class Result(BaseModel):
 
     @property
     def has_model(self) -> bool:
-        """Whether there is one to load: an original that stays, and that torch.export cannot trace, is not saved."""
-        return self.verdict == "gain" or (self.directory / MODEL).is_dir()
+        """Whether there is one to load; `unsaved` says why not."""
+        return not self.unsaved and (self.verdict == "gain" or (self.directory / MODEL).is_dir())
 
     def load(self) -> Any:
-        """The tuned model, to be called as the original. Without a gain, the original."""
+        """Return the tuned model, to be called as the original. Without a gain, the original.
+
+        Raises ArtefactError where nothing could be saved, with what to do instead.
+        """
         if self.verdict != "gain" and self._original is not None:
             return self._original
-        return load(self.directory / MODEL)
+        if self.unsaved:
+            raise ArtefactError(self.unsaved)
+        return load(self.directory / MODEL, libraries=self.libraries)
 
     def keep_original(self, model: Any) -> None:
         """Remember a model that was handed over in memory, to be returned where nothing beats it."""
@@ -248,6 +257,9 @@ class Result(BaseModel):
             "share_of_limit": self.best.share_of_limit,
             "recipe": str(self.directory / "recipe.toml"),
             "steps": [step.model_dump() for step in self.best.steps],
+            "model": str(self.directory / MODEL) if self.has_model else None,
+            "libraries": self.libraries,
+            "unsaved": self.unsaved,
             "report": str(self.directory / "report.html"),
             "fingerprint": self.fingerprint,
             "num_trials": len(self.trials),

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,12 @@ from whet.measure.quiet import Patience
 from whet.profiler import Profile
 from whet.recipe import Recipe
 from whet.tuner.budget import BudgetEnded, Runner, run_within
+from whet.tuner.build import is_in_process
 from whet.tuner.finalist import INPUTS
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.outlook import MIN_TRIAL_S, TIMING_S
 from whet.tuner.plan import compile_only, next_recipe
+from whet.tuner.reloading import reload_refusal
 from whet.tuner.result import TrialRecord
 from whet.tuner.space import Offer, Space
 from whet.tuner.study import Study
@@ -38,7 +40,8 @@ _NUM_WITH_REFERENCE = 3  # torch.compile alone is tried where so many trials fit
 
 # What every trial imports. Not runtimes that a recipe may not name: some patch torch as they are imported.
 _PRELOAD = ("whet.tuner.trial", "torch.export._trace")
-_ROOMS = {"measure_finalist": "finalist"}  # function of a child -> its module, where it is not `trial`
+# The module of a child's function, where it is not `trial`; such a child is a fresh process and no fork.
+_ROOMS = {"measure_finalist": "finalist", "measure_rebuilt": "in_process", "reload": "reloading"}
 
 _LIMITS = TypeAdapter(Limits)
 _PROFILES = TypeAdapter(list[tuple[Profile, int]])
@@ -64,6 +67,30 @@ class Workbench:
 
     def artefact(self, number: int) -> Path:
         return self.directory / f"trial-{number}" / "artefact"
+
+    def measure(self, record: TrialRecord | None, folder: Path, budget_s: float, limit_s: float) -> Outcome:
+        """Time one variant in a fresh process: the original (None), a trial's artefact, or what its recipe makes."""
+        if record is not None and is_in_process(record.steps):
+            steps = [step.model_dump() for step in record.steps]
+            arguments = {"target": self.target, "steps": steps, "signature": self.facts["signature"]}
+            return self.run("measure_rebuilt", {**arguments, "budget_s": budget_s}, folder, limit_s)
+        directory = None if record is None else self.artefact(record.number)
+        return self.measure_artefact(directory, record.libraries if record else (), folder, budget_s, limit_s)
+
+    def measure_artefact(
+        self, directory: Path | None, libraries: Sequence[str], folder: Path, budget_s: float, limit_s: float
+    ) -> Outcome:
+        """Time an artefact in a fresh process that has none of the target's code; None: the original."""
+        arguments = {
+            "target": self.target,
+            "directory": None if directory is None else str(directory),
+            "inputs": str(self.inputs),
+            "budget_s": budget_s,
+            "num_threads": self.facts["num_threads"],
+            "libraries": list(libraries),
+            "places": self.facts.get("sys_path", []),
+        }
+        return self.run("measure_finalist", arguments, folder, limit_s)
 
     def share_of_limit(self, steps: Sequence[Any], latency_ms: float) -> float:
         """The least time the machine's limits allow, in the dtype the recipe computes in, over the time measured."""
@@ -217,6 +244,8 @@ def try_recipe(
         record.reason = outcome.failure.message
     elif outcome.value is not None:
         record = TrialRecord.model_validate({**record.model_dump(), **outcome.value})
+    if record.status == "done" and record.libraries:
+        loads_afresh(bench, record)
     if record.latency_ms:
         record.share_of_limit = bench.share_of_limit(record.steps, record.latency_ms)
     if record.status == "done" and goal.needs_memory:
@@ -225,23 +254,33 @@ def try_recipe(
     return record
 
 
-def _measure_memory(bench: Workbench, goal: Goal, record: TrialRecord, time_left_s: float) -> None:
-    folder = bench.directory / f"trial-{record.number}"
-    arguments = {
-        "target": bench.target,
-        "directory": str(bench.artefact(record.number)),
-        "inputs": str(bench.inputs),
-        "budget_s": _MEMORY_RUN_S,
-        "num_threads": bench.facts["num_threads"],
-    }
-    outcome = run_within(
+def loads_afresh(bench: Workbench, record: TrialRecord) -> bool:
+    """Return whether a fresh process can load and run a trial's artefact; where it cannot, the trial has failed.
+
+    A recipe that works in process has no artefact.
+    """
+    if is_in_process(record.steps):
+        return True
+    why = reload_refusal(
         bench.run,
-        "measure_finalist",
-        arguments,
-        folder / "memory",
-        limit_s=bench.trial_limit_s,
-        left_s=time_left_s,
+        bench.artefact(record.number),
+        inputs=bench.inputs,
+        libraries=record.libraries,
+        places=bench.facts.get("sys_path", []),
+        num_threads=bench.facts["num_threads"],
     )
+    if why:
+        record.status, record.reason = "failed", why
+    return not why
+
+
+def _measure_memory(bench: Workbench, goal: Goal, record: TrialRecord, time_left_s: float) -> None:
+    folder = bench.directory / f"trial-{record.number}" / "memory"
+
+    def bounded(function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
+        return run_within(bench.run, function, arguments, directory, limit_s=time_limit_s, left_s=time_left_s)
+
+    outcome = replace(bench, run=bounded).measure(record, folder, _MEMORY_RUN_S, bench.trial_limit_s)
     if outcome.value is None:
         record.status = "stopped" if isinstance(outcome.failure, BudgetEnded) else "failed"
         record.reason = outcome.failure.message if outcome.failure else "no result"

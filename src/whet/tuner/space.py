@@ -10,13 +10,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from whet.artefact import program
 from whet.machine import Limits, Machine
 from whet.machine.limits import element_bytes
 from whet.profiler import Profile
 from whet.recipe import Recipe, Step
 from whet.techniques import FOLLOWING, TABLE
 from whet.techniques.technique import BACKEND, PRECISION, Applies, Technique
-from whet.tuner.build import in_order
+from whet.tuner.build import graph_refusal, in_order, is_in_process
 from whet.tuner.result import RefusedTechnique
 from whet.workload import Subject
 
@@ -60,6 +61,9 @@ def offers_for(
         if name in exclude:
             refused.append(RefusedTechnique(technique=name, reason="left out by --exclude"))
             continue
+        if why := graph_refusal(technique, subject):
+            refused.append(RefusedTechnique(technique=name, reason=why))
+            continue
         options, detail, reason = _options_that_apply(technique, subject, machine)
         if options is None:
             refused.append(RefusedTechnique(technique=name, reason=reason))
@@ -73,6 +77,10 @@ def offers_for(
             str(step): 1 / _weight_scale(technique, technique.Options(**step.options)) for step in offer.variants()
         }
         offers.append(offer)
+    if not is_in_process([offer.default for offer in offers]) and (why := program.refusal(subject)):
+        # what keeps the model's code could not be saved, and nothing that works in process is there to take it
+        refused += [RefusedTechnique(technique=offer.technique, reason=why) for offer in offers]
+        offers = []
     return offers, refused
 
 
@@ -125,6 +133,11 @@ class Space:
         self.precisions = [o.technique for o in offers if PRECISION in o.groups and BACKEND not in o.groups]
         self.free = [o.technique for o in offers if not o.groups]
 
+    @property
+    def in_process(self) -> Step | None:
+        """What every recipe needs where torch.export refuses the model: a backend that works in process."""
+        return next((o.default for o in self.offers.values() if is_in_process([o.default])), None)
+
     def compatible(self, steps: Sequence[Step], other: Step) -> bool:
         """Whether a technique can join a recipe: not in it yet, and no group of it claimed."""
         claimed = {group for step in steps for group in self.offers[step.technique].groups}
@@ -150,7 +163,7 @@ class Space:
     def recipe(self, suggest: Suggest) -> Recipe:
         """The recipe that parameter values mean. `suggest(name, choices)` gives each value as it is asked for."""
         names: list[str] = [n for n in self.free if suggest(f"use.{n}", [False, True])]
-        backend = suggest(BACKEND, [NONE, *self.backends])
+        backend = suggest(BACKEND, self.backends if self.in_process is not None else [NONE, *self.backends])
         if backend != NONE:
             names.append(backend)
         if backend == NONE or PRECISION not in self.offers[backend].groups:

@@ -5,6 +5,7 @@ Everything here takes and returns plain JSON. What is measured is always the art
 
 import hashlib
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,8 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from whet.artefact import load
+from whet.artefact import Artefact, load
+from whet.artefact.operators import libraries_of
 from whet.errors import RecipeRefused
 from whet.files import size_bytes
 from whet.machine import Limits, Machine, describe
@@ -30,9 +32,11 @@ from whet.recipe import Step
 from whet.signature import FlatModel, Signature
 from whet.techniques.half import device_type
 from whet.tuner.agreement import agree
-from whet.tuner.build import build, refusals, technique_of
+from whet.tuner.build import build, is_in_process, refusals, technique_of
 from whet.tuner.finalist import INPUTS, open_target, write_inputs
+from whet.tuner.in_process import as_artefact
 from whet.tuner.quality_change import quality_change
+from whet.tuner.reloading import ANSWERS, write_answers
 from whet.tuner.result import Agreement, Diagnosed, LayerRow
 from whet.tuner.space import offers_for
 from whet.workload import Subject, Workload, examine, measure_score
@@ -94,6 +98,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "fingerprint": machine.fingerprint,
         "num_threads": torch.get_num_threads(),
         "busy": meanwhile.cause,
+        "sys_path": [str(Path(place).absolute()) for place in sys.path],
     }
 
 
@@ -107,7 +112,10 @@ def attempt(
     timing_s: float,
     sample_scores: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """Build a recipe, save it into `directory`, load it back, judge its outputs and time it beside the original."""
+    """Build a recipe, save it into `directory`, load it back, judge its outputs and time it beside the original.
+
+    A recipe that works in process is judged and timed as it is, and nothing is saved.
+    """
     subject = replace(reopen(target, signature), score=score, sample_scores=tuple(sample_scores))
     num_threads = torch.get_num_threads()  # a recipe may set its own as it is loaded
     recipe = _STEPS.validate_python(steps)
@@ -115,12 +123,8 @@ def attempt(
     if refused:
         return {"status": "refused", "reason": "; ".join(f"{step.technique}: {why}" for step, why in refused)}
     started = time.perf_counter()
-    candidate = build(subject, recipe)
-    folder = candidate.save(Path(directory))
-    result: dict[str, Any] = {"build_s": time.perf_counter() - started, "notes": list(candidate.notes)}
-    del candidate
-    artefact = load(folder)
-    result["size_bytes"] = size_bytes(folder)
+    artefact, facts = _made(subject, recipe, Path(directory))
+    result: dict[str, Any] = {"build_s": time.perf_counter() - started, **facts}
     agreement = agree(subject, artefact.run)
     result["agreement"] = agreement.model_dump()
     judged = judge(subject, artefact, agreement, max_drop)
@@ -130,11 +134,33 @@ def attempt(
     return result
 
 
-def screen(target: str, signature: dict[str, Any], directory: str, timing_s: float) -> dict[str, Any]:
-    """Time a variant that is on disk beside the original once more, as `attempt` did."""
+def screen(
+    target: str, signature: dict[str, Any], steps: list[dict[str, Any]], directory: str, timing_s: float
+) -> dict[str, Any]:
+    """Time a variant beside the original once more, as `attempt` did: its artefact, or what its recipe makes."""
     subject = reopen(target, signature)
     num_threads = torch.get_num_threads()
-    return time_pair(subject, load(Path(directory)).run, timing_s, num_threads=num_threads)
+    recipe = _STEPS.validate_python(steps)
+    artefact = as_artefact(build(subject, recipe)) if is_in_process(recipe) else load(Path(directory))
+    return time_pair(subject, artefact.run, timing_s, num_threads=num_threads)
+
+
+def _made(subject: Subject, steps: Sequence[Step], directory: Path) -> tuple[Artefact, dict[str, Any]]:
+    """What a recipe makes of a subject, as loaded back from `directory`; and its size, its notes and its libraries.
+
+    Beside the directory lies what it answers to the first batch. A recipe that works in process writes nothing.
+    """
+    candidate = build(subject, steps)
+    notes = list(candidate.notes)
+    if candidate.is_in_process:
+        size = checkpoint_bytes(subject.workload)
+        return as_artefact(candidate), {"notes": notes, "size_bytes": size, "libraries": []}
+    candidate.save(directory)
+    del candidate
+    artefact = load(directory)
+    libraries = libraries_of(artefact.manifest.operators)
+    write_answers(artefact.run, subject.flat_inputs[0], directory.parent / ANSWERS)
+    return artefact, {"notes": notes, "size_bytes": size_bytes(directory), "libraries": libraries}
 
 
 def replay(
@@ -156,28 +182,30 @@ def replay(
     """
     doubts: list[str] = []
     workload = open_target(target)
-    if model and model != architecture(workload):
-        doubts.append("the recipe was made for another model: its weights have other names, shapes or dtypes")
-        _refuse(doubts, force)
+    if doubt := doubt_about_model(model, workload):
+        doubts.append(doubt)
+        refuse(doubts, force=force)
     subject = examine(workload)
+    num_threads = torch.get_num_threads()  # the recipe may set its own as it is loaded
     recipe = _STEPS.validate_python(steps)
     dropped = refusals(recipe, subject, describe())
     names = {step.technique for step, _ in dropped}
     kept = [step for step in recipe if step.technique not in names]
-    candidate = build(subject, kept)
-    folder = candidate.save(Path(directory))
-    artefact = load(folder)
+    artefact, facts = _made(subject, kept, Path(directory))
     agreement = agree(subject, artefact.run)
     judged = judge(subject, artefact, agreement, math.inf if max_drop is None else max_drop)
     if judged["reason"]:
         doubts.append(judged["reason"])
-        _refuse(doubts, force)
+        refuse(doubts, force=force)
     quality = subject.workload.quality
+    write_inputs(subject, Path(directory).parent / INPUTS)
     return {
+        **facts,
         "doubts": doubts,
+        "places": [str(Path(place).absolute()) for place in sys.path],
+        "num_threads": num_threads,
         "steps": [step.model_dump() for step in kept],
         "dropped": [(step.model_dump(), reason) for step, reason in dropped],
-        "size_bytes": size_bytes(folder),
         "original_bytes": checkpoint_bytes(subject.workload),
         "quality_name": quality.name if quality else AGREEMENT,
         "quality_baseline": subject.score,
@@ -185,21 +213,28 @@ def replay(
         "drop": judged["drop"],
         "change": judged["change"],
         "agreement": agreement.model_dump(),
-        "notes": list(candidate.notes),
         "differences": describe().differences(machine) if machine else [],
     }
 
 
-def _refuse(doubts: list[str], force: bool) -> None:
+def doubt_about_model(model: str, workload: Workload) -> str:
+    """Return why a recipe made for the model of this digest is not for this workload; "" where it is, or names none."""
+    if not model or model == architecture(workload):
+        return ""
+    return "the recipe was made for another model: its weights have other names, shapes or dtypes"
+
+
+def refuse(doubts: list[str], *, force: bool) -> None:
+    """Raise RecipeRefused with the doubts, unless the user wants the recipe applied all the same."""
     if not force:
         raise RecipeRefused(f"not applied: {'; '.join(doubts)}. To apply it all the same, use --force (force=True)")
 
 
 def save_original(target: str, signature: dict[str, Any], directory: str) -> dict[str, Any]:
-    """Save the original as an artefact, once it is known to load and to answer."""
+    """Save the original as an artefact, and its answers beside that."""
     subject = reopen(target, signature)
-    folder = build(subject, []).save(Path(directory))
-    return {"agreement": agree(subject, load(folder).run).model_dump()}
+    artefact, facts = _made(subject, [], Path(directory))
+    return {"agreement": agree(subject, artefact.run).model_dump(), **facts}
 
 
 def reopen(target: str, signature: dict[str, Any]) -> Subject:

@@ -17,9 +17,10 @@ import cloudpickle
 import torch
 from torch import nn
 
+from whet.artefact.operators import loaded_libraries
 from whet.artefact.runtime import MANIFEST
 from whet.errors import ModelError, OptionError, TargetError
-from whet.files import replace_directory, write_whole
+from whet.files import write_whole
 from whet.machine import describe, versions
 from whet.measure.isolate import FailureKind, Outcome
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
@@ -29,14 +30,16 @@ from whet.signature import Batch
 from whet.techniques import TABLE
 from whet.tuner import finals, plan, verdict
 from whet.tuner.budget import Budget, BudgetEnded
+from whet.tuner.build import is_in_process
 from whet.tuner.command import command_line, without_password
 from whet.tuner.finalist import PICKLED, SURROUNDINGS
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.opening import check_memory, checked_directory, move_in, open_study
 from whet.tuner.outlook import MIN_ROUNDS, ROUNDS, Costs, Outlook
 from whet.tuner.report import write_report
-from whet.tuner.result import FILE, MODEL, Objective, Point, Result, TrialRecord, Word
-from whet.tuner.search import Workbench, forking, search, try_recipe
+from whet.tuner.result import FILE, Objective, Point, Result, TrialRecord, Word
+from whet.tuner.saving import save_model, saved_original
+from whet.tuner.search import Workbench, forking, loads_afresh, search, try_recipe
 from whet.tuner.study import Study
 from whet.workload import Quality, Workload
 
@@ -214,15 +217,19 @@ def _prepared(
         if isinstance(target, str):
             yield target, target, Path(scratch)
             return
-        workload = target if isinstance(target, Workload) else _workload(target, inputs, quality, calibration)
+        workload = target if isinstance(target, Workload) else workload_of(target, inputs, quality, calibration)
         path = Path(scratch) / "workload.pkl"
         _hand_over(workload, path)
         yield f"{PICKLED}{path}", workload.name, Path(scratch)
 
 
-def _workload(
-    model: nn.Module, inputs: Batch | Sequence[Batch] | None, quality: Quality | None, calibration: Sequence[Batch]
+def workload_of(
+    model: nn.Module,
+    inputs: Batch | Sequence[Batch] | None,
+    quality: Quality | None = None,
+    calibration: Sequence[Batch] = (),
 ) -> Workload:
+    """Return a model in memory as a workload. Raises TargetError where it is no module or has no inputs."""
     if not isinstance(model, nn.Module):
         raise TargetError(f"tune takes a target's name, a Workload or a torch.nn.Module, not {type(model).__name__}")
     if inputs is None:
@@ -235,10 +242,12 @@ def _workload(
 def _hand_over(workload: Workload, path: Path) -> None:
     """Pickle a workload, code and all. Batches that were split from one tensor share its memory, which cloudpickle by
     itself would write once for each of them; torch.save writes it once. With it goes where Python finds modules here,
-    as what the script was started beside is pickled by name alone, and how many threads PyTorch uses."""
+    as what the script was started beside is pickled by name alone, how many threads PyTorch uses, and the libraries of
+    custom operators that were loaded here."""
     surroundings = {
         "sys_path": [str(Path(place).absolute()) for place in sys.path],  # "" is the working directory
         "num_threads": torch.get_num_threads(),
+        "libraries": loaded_libraries(),
     }
     (path.parent / SURROUNDINGS).write_text(json.dumps(surroundings), encoding="utf-8")
     try:
@@ -342,12 +351,14 @@ def _contenders(
 ) -> list[TrialRecord]:
     """Return the trials for the finals: the best two, one where time is short, or none where not even that one fits.
 
-    Each has its artefact on disk, made again where it is not. Trials that are far slower than the original are left
-    out: nobody waits for proof of that.
+    Each has its artefact on disk, made again where it is not, and a fresh process has loaded and run it. Trials that
+    are far slower than the original are left out: nobody waits for proof of that.
     """
     chosen: list[TrialRecord] = []
-    for record in [r for r in best_first if not _is_beaten(goal, r)][:2]:
-        is_built = (bench.artefact(record.number) / MANIFEST).is_file()
+    for record in [r for r in best_first if not _is_beaten(goal, r)][:3]:
+        if len(chosen) == 2:
+            break
+        is_built = is_in_process(record.steps) or (bench.artefact(record.number) / MANIFEST).is_file()
         build_s = 0.0 if is_built else costs.trial_s
         if costs.finals_s(1, MIN_ROUNDS) + build_s > budget.left_at_most_s:
             break
@@ -358,6 +369,8 @@ def _contenders(
             again = try_recipe(bench, goal, record.number, Recipe(steps=record.steps), bench.space, left_s)
             if again.status != "done":
                 continue
+        if not loads_afresh(bench, record):
+            continue
         chosen.append(record)
     return chosen
 
@@ -368,32 +381,17 @@ def _is_beaten(goal: Goal, record: TrialRecord) -> bool:
 
 def _write(bench: Workbench, result: Result, directory: Path) -> None:
     """Model, recipe, report and result; the result last."""
-    if result.verdict == "gain":
-        assert result.best.number is not None
-        replace_directory(bench.artefact(result.best.number), directory / MODEL)
-    elif (saved := _saved_original(bench)) is not None:
-        replace_directory(saved, directory / MODEL)
+    save_model(bench, result, directory)
     recipe_of(result).write(directory / RECIPE)
     write_report(result, directory / "report.html")
     write_whole(directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")
 
 
-def _saved_original(bench: Workbench) -> Path | None:
-    """The original as an artefact, so that what was tuned can be loaded whatever the verdict. A model that
-    torch.export cannot trace has none."""
-    artefact = bench.directory / "original" / "artefact"
-    if not (artefact / MANIFEST).is_file():
-        arguments = {"target": bench.target, "signature": bench.facts["signature"], "directory": str(artefact)}
-        if bench.run("save_original", arguments, artefact.parent, bench.trial_limit_s).failure is not None:
-            return None
-    return artefact
-
-
 def _hold_only_the_model(bench: Workbench, baseline: Point) -> bool:
     """Take from the original's peak memory what its own code builds beside the model, as the data of a quality: no
     variant's process builds that. Whether it could be done."""
-    saved = _saved_original(bench)
-    peak_bytes = finals.peak_bytes_of(bench, saved) if saved is not None else None
+    saved = saved_original(bench)
+    peak_bytes = None if saved.directory is None else finals.peak_bytes_of(bench, saved.directory, saved.libraries)
     baseline.peak_bytes = min(baseline.peak_bytes, peak_bytes or baseline.peak_bytes)
     return peak_bytes is not None
 

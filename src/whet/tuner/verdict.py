@@ -7,8 +7,10 @@ from typing import Any
 from whet.measure.quiet import Patience
 from whet.measure.stats import MAX_NOISE
 from whet.tuner import figures
+from whet.tuner.build import is_in_process
 from whet.tuner.finals import is_gain
 from whet.tuner.goal import Goal, ranked
+from whet.tuner.in_process import ADVICE
 from whet.tuner.outlook import MIN_ROUNDS
 from whet.tuner.plan import restores_quality
 from whet.tuner.result import Point, TrialRecord, UntriedTechnique
@@ -131,6 +133,8 @@ def gain(
         text += f"; {quality_name}: {before}{best.quality:.4g} after"
         if baseline.quality is not None:
             text += f" ({figures.change(best.change, goal.max_drop)})"
+    if is_in_process(best.steps):
+        text += f". It cannot be saved: {ADVICE}"
     return text + "."
 
 

@@ -1,0 +1,102 @@
+"""What is saved loads: an artefact is loaded and run in a fresh process before it is called saved.
+
+The fresh process has not imported the target's code. It has the libraries that register the artefact's custom
+operators, and what the target's process had on `sys.path`, and nothing else of the target's.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from whet.errors import ArtefactError
+from whet.measure.isolate import Outcome
+from whet.tuner.agreement import distance_between
+from whet.tuner.finalist import load_with, read_inputs
+
+ANSWERS = "answers.safetensors"
+LIMIT_S = 180.0
+
+_MAX_DISTANCE = 1e-3  # of outputs between two processes: libraries may choose other paths, and sums another order
+
+Run = Callable[[str, dict[str, Any], Path, float], Outcome]
+
+
+def write_answers(run: Callable[..., Sequence[Tensor]], batch: Sequence[Tensor], path: Path) -> None:
+    """Write what an artefact answers to one flat batch, for `reload` to compare with."""
+    with torch.no_grad():
+        answers = {str(i): _plain(y).clone() for i, y in enumerate(run(*batch))}
+    save_file(answers, path)
+
+
+def reload(
+    directory: str, inputs: str, answers: str, libraries: Sequence[str], places: Sequence[str], num_threads: int | None
+) -> dict[str, Any]:
+    """Load an artefact in this process and hold its answers against those it gave where it was made.
+
+    Args:
+        directory: The artefact.
+        inputs: The file of flat inputs; the first batch is run.
+        answers: What `write_answers` wrote for that batch.
+        libraries: What registers its custom operators.
+        places: Directories to be searched for modules after those of this process.
+        num_threads: What torch's number of threads is to be set to; None leaves it.
+
+    Raises:
+        ArtefactError: It does not load, or it answers differently.
+    """
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    artefact = load_with(directory, libraries, places)
+    check_answers(artefact.run, read_inputs(Path(inputs))[0], Path(answers))
+    return {}
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """The same numbers in a form that safetensors has: on the CPU, in one piece, complex ones as pairs."""
+    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return tensor.detach().cpu().contiguous()
+
+
+def check_answers(run: Callable[..., Sequence[Tensor]], batch: Sequence[Tensor], path: Path) -> None:
+    """Raise ArtefactError where an artefact answers differently from what `write_answers` wrote."""
+    expected = [tensor for _, tensor in sorted(load_file(path).items(), key=lambda item: int(item[0]))]
+    with torch.no_grad():
+        found = [_plain(y) for y in run(*batch)]
+    if [(y.shape, y.dtype) for y in found] != [(y.shape, y.dtype) for y in expected]:
+        raise ArtefactError("in a fresh process it returns tensors of other shapes or dtypes")
+    distance = max((distance_between(a, b) for a, b in zip(expected, found, strict=True)), default=0.0)
+    if not distance <= _MAX_DISTANCE:
+        raise ArtefactError(
+            f"in a fresh process it answers differently (distance {distance:.2g}): it depends on something that the "
+            "model's own code sets up"
+        )
+
+
+def reload_refusal(
+    run: Run,
+    artefact: Path,
+    *,
+    inputs: Path,
+    libraries: Sequence[str],
+    places: Sequence[str],
+    num_threads: int | None,
+    limit_s: float = LIMIT_S,
+) -> str:
+    """Return why a fresh process cannot load and run an artefact as its maker did, or "" where it can.
+
+    The answers of its maker lie beside the artefact's directory.
+    """
+    arguments = {
+        "directory": str(artefact),
+        "inputs": str(inputs),
+        "answers": str(artefact.parent / ANSWERS),
+        "libraries": list(libraries),
+        "places": list(places),
+        "num_threads": num_threads,
+    }
+    failure = run("reload", arguments, artefact.parent / "reload", limit_s).failure
+    return "" if failure is None else f"a fresh process cannot use it: {failure.message}"
