@@ -6,7 +6,7 @@ the original; every optimised variant is judged against it.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -15,7 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import InputsError, ModelError, TargetError, WhetError, reason
-from whet.signature import Batch, Signature, argument_of, output_tensors, read_output, read_signature, split
+from whet.signature import (
+    Batch,
+    Signature,
+    argument_of,
+    map_tensors,
+    output_tensors,
+    read_output,
+    read_signature,
+    split,
+    tensors_of,
+)
 
 Predict = Callable[..., Any]
 """The model as its users call it: the original, or any variant of it."""
@@ -158,7 +168,7 @@ def _run(model: nn.Module, batch: Batch) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # the user's model may raise anything
-        shapes = ", ".join(str(argument_of(None, tensor)) for tensor in _tensors_of(batch))
+        shapes = ", ".join(str(argument_of(None, tensor)) for tensor in tensors_of(batch))
         kind = InputsError if isinstance(error, TypeError) or _is_shape_error(str(error)) else ModelError
         raise kind(f"the model raised {type(error).__name__} on inputs ({shapes}): {reason(error)}") from error
 
@@ -210,22 +220,13 @@ def _recording(model: nn.Module, seen: list[Batch]) -> Predict:
     def predict(*args: Any, **kwargs: Any) -> Any:
         if args and kwargs:
             raise InputsError("the quality function must call the model as `inputs` do: all by position or all by name")
-        seen.append({k: _shape_of(v) for k, v in kwargs.items()} if kwargs else tuple(map(_shape_of, args)))
+        seen.append(map_tensors(kwargs or args, lambda tensor: tensor.to("meta")))
         return model(*args, **kwargs)
 
     return predict
 
 
-def _shape_of(value: Any) -> Any:
-    return value.to("meta") if isinstance(value, Tensor) else value
-
-
 def samples_of(batch: Batch) -> int:
     """The first dimension of its first tensor; 1 where there is none."""
-    first = next(_tensors_of(batch), None)
+    first = next(iter(tensors_of(batch)), None)
     return max(1, int(first.shape[0])) if first is not None and first.dim() else 1
-
-
-def _tensors_of(batch: Batch) -> Iterator[Tensor]:
-    args, kwargs = split(batch)
-    return (value for value in [*args, *kwargs.values()] if isinstance(value, Tensor))

@@ -26,7 +26,7 @@ from whet.artefact.openvino import (
     said,
 )
 from whet.errors import ArtefactError, MissingExtra
-from whet.signature import Argument, Output, Signature
+from whet.signature import Argument, Signature, Structure
 
 WEIGHT_NK = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
 
@@ -42,8 +42,8 @@ def linear(size: int, precision: str = "f32") -> OpenVINORuntime:
 
 
 def signature(size: int | None) -> Signature:
-    output = Output("tuple", items=(Output("tensor"), Output("tensor")))
-    return Signature((Argument("x", "float32", (size, 8)),), {}, output)
+    output = Structure("tuple", items=(Structure("tensor"), Structure("tensor")))
+    return Signature((Argument("x", "float32", (size, 8)),), output, kwargs={"x": Structure("tensor")})
 
 
 def reference(x: Tensor) -> Tensor:
