@@ -91,6 +91,12 @@ class Signature:
             raise InputsError(f"this model takes {self} but was called with {_as_text(args, kwargs)}")
         return tuple(flat)
 
+    def call(self, tensors: Sequence[Tensor]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the positional and keyword arguments of a call, from its tensors in order."""
+        left = iter(tensors)
+        args = [rebuild_input(node, left) for node in self.args]
+        return args, {name: rebuild_input(node, left) for name, node in self.kwargs.items()}
+
     def unflatten(self, tensors: Sequence[Tensor]) -> Any:
         """Return what the model returns, from its tensors in order."""
         return rebuild_output(self.output, iter(tensors))
@@ -120,9 +126,7 @@ class FlatModel(nn.Module):
         self.signature = signature
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        left = iter(tensors)
-        args = [rebuild_input(node, left) for node in self.signature.args]
-        kwargs = {name: rebuild_input(node, left) for name, node in self.signature.kwargs.items()}
+        args, kwargs = self.signature.call(tensors)
         return tuple(tensors_in(self.model(*args, **kwargs)))
 
 

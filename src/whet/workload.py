@@ -184,8 +184,10 @@ def _check_output(output: Any, signature: Signature) -> None:
     tensors = output_tensors(output)
     if not tensors:
         raise TargetError("the model returns no tensor")
-    if not all(torch.isfinite(tensor).all() for tensor in tensors):
-        raise ModelError("the model returns NaN or infinity on its own inputs; nothing can be compared with that")
+    if any(tensor.numel() and not torch.isfinite(tensor).any() for tensor in tensors):
+        raise ModelError(
+            "the model returns nothing but NaN or infinity on its own inputs; nothing can be compared with that"
+        )
 
 
 def _check_same(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
@@ -212,6 +214,22 @@ def is_near(a: Tensor, b: Tensor, *, tolerance: float = 1e-3, least: float = 0.0
     finite = b[b.isfinite()].double()
     usual = float(finite.square().mean().sqrt()) if finite.numel() else 0.0
     return torch.allclose(a, b, rtol=tolerance, atol=max(least, tolerance * usual), equal_nan=True)
+
+
+def finite_entries(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the finite entries of two tensors of one shape, such as outputs with masked places.
+
+    None where an infinity or NaN of one tensor is not that of the other too.
+    """
+    is_finite = a.isfinite()
+    if is_finite.all() and b.isfinite().all():
+        return a, b
+    odd_a, odd_b = a[~is_finite], b[~is_finite]
+    if not b[is_finite].isfinite().all() or not torch.equal(odd_a.isnan(), odd_b.isnan()):
+        return None
+    if not torch.equal(odd_a[~odd_a.isnan()].double(), odd_b[~odd_b.isnan()].double()):
+        return None
+    return a[is_finite], b[is_finite]
 
 
 def _recording(model: nn.Module, seen: list[Batch]) -> Predict:

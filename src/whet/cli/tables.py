@@ -63,6 +63,9 @@ def show_trial(console: Console, record: TrialRecord) -> None:
     elif options:
         line.append(f" {options}", "dim")
     console.print(line, no_wrap=True, overflow="ellipsis")
+    for note in record.notes:
+        if note.startswith("fixed to batch"):
+            console.print(Text(f"{'':<40}{figures.one_line(note)}", "dim", no_wrap=True, overflow="ellipsis"))
 
 
 def _cells(result: Result, point: Point) -> list[Text]:
@@ -72,6 +75,8 @@ def _cells(result: Result, point: Point) -> list[Text]:
         name = Text("torch.compile alone")
     if point.label == result.best.label:
         name.append("  kept" if not point.steps else "  winner", "green")
+    if point.fixed_batch is not None:
+        name.append(f"\nfixed to batch {point.fixed_batch}", "dim")
     speedup = Text(figures.ratio(point.speedup) if point.steps else figures.DASH)
     if point.steps and figures.interval(point.speedup_ci95) != figures.DASH:
         speedup.append(f"\n{figures.interval(point.speedup_ci95)}", "dim")

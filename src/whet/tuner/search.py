@@ -173,6 +173,7 @@ def try_recipe(
             "score": bench.facts["score"],
             "max_drop": goal.max_drop,
             "timing_s": _TIMING_S,
+            "batch": bench.facts.get("batch"),
         },
         folder,
         min(bench.trial_limit_s, max(time_left_s, 30.0)),

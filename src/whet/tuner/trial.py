@@ -15,7 +15,6 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from whet.artefact import load
 from whet.files import size_bytes
 from whet.machine import Limits, Machine, describe
 from whet.machine.limits import element_bytes, load_limits
@@ -27,7 +26,8 @@ from whet.recipe import Step
 from whet.signature import FlatModel, Signature
 from whet.techniques.half import device_type
 from whet.tuner.agreement import agree
-from whet.tuner.build import build, refusals, technique_of
+from whet.tuner.batch import BatchDimension, make, with_free_batch
+from whet.tuner.build import refusals, technique_of
 from whet.tuner.finalist import INPUTS, open_target, write_inputs
 from whet.tuner.result import Agreement, Diagnosed, LayerRow
 from whet.tuner.space import offers_for
@@ -48,7 +48,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
     started = time.perf_counter()
     workload = open_target(target)
     open_s = time.perf_counter() - started
-    subject = examine(workload)
+    subject, batch = with_free_batch(examine(workload))
     weights = digest(workload)  # before more calls than one can count: some buffers are counters
     machine = describe()
     limits = load_limits(machine, device="cuda" if device_type(subject) == "cuda" else "cpu")
@@ -62,6 +62,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "name": workload.name,
         "open_s": open_s,
         "signature": _SIGNATURE.dump_python(subject.signature, mode="json"),
+        "batch": batch.model_dump(),
         "score": subject.score,
         "quality_name": quality.name if quality else AGREEMENT,
         "higher_is_better": quality.higher_is_better if quality else True,
@@ -94,6 +95,7 @@ def attempt(
     score: float | None,
     max_drop: float,
     timing_s: float,
+    batch: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Build a recipe, save it into `directory`, load it back, judge its outputs and time it beside the original."""
     subject = reopen(target, signature)
@@ -103,12 +105,10 @@ def attempt(
     if refused:
         return {"status": "refused", "reason": "; ".join(f"{step.technique}: {why}" for step, why in refused)}
     started = time.perf_counter()
-    candidate = build(subject, recipe)
-    folder = candidate.save(Path(directory))
-    result: dict[str, Any] = {"build_s": time.perf_counter() - started, "notes": list(candidate.notes)}
-    del candidate
-    artefact = load(folder)
-    result["size_bytes"] = size_bytes(folder)
+    made = make(subject, recipe, Path(directory), BatchDimension.model_validate(batch or {}))
+    result: dict[str, Any] = {"build_s": time.perf_counter() - started, "notes": list(made.notes)}
+    result |= {"fixed_batch": made.fixed_batch, "size_bytes": size_bytes(Path(directory))}
+    artefact = made.artefact
     agreement = agree(subject, artefact.run)
     result["agreement"] = agreement.model_dump()
     quality, drop, reason = judge(subject, artefact, agreement, score, max_drop)
@@ -122,35 +122,36 @@ def replay(
     target: str, steps: list[dict[str, Any]], directory: str, machine: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Apply the steps that hold here, save the result, and judge its outputs. No timing. machine: the recipe's."""
-    subject = examine(open_target(target))
+    subject, batch = with_free_batch(examine(open_target(target)))
     recipe = _STEPS.validate_python(steps)
     dropped = refusals(recipe, subject, describe())
     names = {step.technique for step, _ in dropped}
     kept = [step for step in recipe if step.technique not in names]
-    candidate = build(subject, kept)
-    folder = candidate.save(Path(directory))
-    artefact = load(folder)
+    made = make(subject, kept, Path(directory), batch)
+    artefact = made.artefact
     agreement = agree(subject, artefact.run)
     quality = subject.workload.quality
     return {
         "steps": [step.model_dump() for step in kept],
         "dropped": [(step.model_dump(), reason) for step, reason in dropped],
-        "size_bytes": size_bytes(folder),
+        "size_bytes": size_bytes(Path(directory)),
         "original_bytes": checkpoint_bytes(subject.workload),
         "quality_name": quality.name if quality else AGREEMENT,
         "quality_baseline": subject.score,
         "quality": measure_quality(quality, artefact) if quality else agreement.cosine,
         "agreement": agreement.model_dump(),
-        "notes": list(candidate.notes),
+        "notes": list(made.notes),
         "differences": describe().differences(machine) if machine else [],
     }
 
 
-def save_original(target: str, signature: dict[str, Any], directory: str) -> dict[str, Any]:
+def save_original(
+    target: str, signature: dict[str, Any], directory: str, batch: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Save the original as an artefact, once it is known to load and to answer."""
     subject = reopen(target, signature)
-    folder = build(subject, []).save(Path(directory))
-    return {"agreement": agree(subject, load(folder).run).model_dump()}
+    made = make(subject, [], Path(directory), BatchDimension.model_validate(batch or {}))
+    return {"agreement": agree(subject, made.artefact.run).model_dump()}
 
 
 def reopen(target: str, signature: dict[str, Any]) -> Subject:
@@ -162,9 +163,12 @@ def reopen(target: str, signature: dict[str, Any]) -> Subject:
 def judge(
     subject: Subject, predict: Callable[..., Any], agreement: Agreement, score: float | None, max_drop: float
 ) -> tuple[float | None, float | None, str]:
-    """(quality, drop, why it is rejected or ""). One that returns NaN or infinity has neither of the first two."""
+    """Return (quality, drop, why it is rejected or "").
+
+    Quality and drop are None for a variant that returns NaN or infinity where the original does not.
+    """
     if agreement.distance is None:
-        return None, None, "its outputs hold NaN or infinity"
+        return None, None, "its outputs hold NaN or infinity where the original's do not, or the other way round"
     quality = subject.workload.quality
     if quality is None or score is None:
         value, name = agreement.cosine, "agreement with the original"

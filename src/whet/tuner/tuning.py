@@ -268,6 +268,7 @@ def _saved_original(bench: Workbench) -> Path | None:
     artefact = bench.directory / "original" / "artefact"
     if not (artefact / MANIFEST).is_file():
         arguments = {"target": bench.target, "signature": bench.facts["signature"], "directory": str(artefact)}
+        arguments["batch"] = bench.facts.get("batch")
         if bench.run("save_original", arguments, artefact.parent, bench.trial_limit_s).failure is not None:
             return None
     return artefact

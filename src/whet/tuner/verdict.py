@@ -101,6 +101,8 @@ def gain(
     if best.quality is not None:
         before = "" if baseline.quality is None else f"{baseline.quality:.4g} before, "
         text += f"; {quality_name}: {before}{best.quality:.4g} after"
+    if best.fixed_batch is not None:
+        text += f"; fixed to batch {best.fixed_batch}"
     return text + "."
 
 
@@ -159,5 +161,6 @@ def point_of(record: TrialRecord, num_samples: float) -> Point | None:
         share_of_limit=record.share_of_limit,
         speedup=record.speedup,
         speedup_ci95=record.speedup_ci95,
+        fixed_batch=record.fixed_batch,
         verdict="screened",
     )
