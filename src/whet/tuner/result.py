@@ -20,9 +20,9 @@ class Agreement(BaseModel):
 
     relative_error: norm of the difference over norm of the original; None where the variant's outputs hold NaN or
     infinity where the original's do not, or the other way round. Places where both hold the same are left out.
-    distance: what may not exceed `max_drop` where a workload has no quality: half the squared error over the squared spread of the original's values, which for values around zero is
-    1 - cosine, and tells an offset or a scale as well; of whole numbers, the share that differs. cosine: of all values
-    as one vector.
+    distance: what may not exceed `max_drop` where a workload has no quality: half the squared error over the squared
+    spread of the original's values, which for values around zero is 1 - cosine, and tells an offset or a scale as well;
+    of whole numbers, the share that differs. cosine: of all values as one vector.
     top1: share of rows whose largest entry is at the same place; None where no output has rows of two or more floats.
     """
 
