@@ -127,7 +127,10 @@ class FlatModel(nn.Module):
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         args, kwargs = self.signature.call(tensors)
-        return tuple(tensors_in(self.model(*args, **kwargs)))
+        model: Any = self.model
+        if isinstance(model, torch.jit.ScriptModule) and torch.compiler.is_exporting():
+            model = model._c._get_method("forward")  # torch.export fails on the Python side of a ScriptModule
+        return tuple(tensors_in(model(*args, **kwargs)))
 
 
 def split(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:

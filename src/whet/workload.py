@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import InputsError, ModelError, TargetError, WhetError, reason
+from whet.scripted import stateless
 from whet.signature import (
     Batch,
     Signature,
@@ -129,7 +130,8 @@ def examine(workload: Workload, *, with_quality: bool = True) -> Subject:
     model = workload.model.eval()
     seen: list[Batch] = []
     with torch.no_grad():
-        raw = [_run(model, batch) for batch in workload.calibration]
+        with stateless(model):
+            raw = [_run(model, batch) for batch in workload.calibration]
         signature = read_signature([*workload.inputs, *workload.calibration], raw[0])
         for output in itertools.chain(raw, (_run(model, batch) for batch in workload.inputs)):
             _check_output(output, signature)
