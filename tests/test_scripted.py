@@ -124,5 +124,11 @@ def test_a_branch_on_a_size_is_fixed_to_the_path_taken(tmp_path: Path) -> None:
 
 def test_a_branch_on_values_is_refused(tmp_path: Path) -> None:
     subject = examine(Workload(model=scripted(Branch()), inputs=[torch.randn(3, 4)]))
-    with pytest.raises(TargetError, match=r"torch.export cannot trace the model: .*TorchScript"):
+    with pytest.raises(TargetError, match="cannot trace the model: its TorchScript branches on the values of tensors"):
+        Candidate.original(subject).save(tmp_path / "artefact")
+
+
+def test_a_scripted_part_of_another_module_is_named(tmp_path: Path) -> None:
+    subject = examine(Workload(model=Outer(scripted(Plain())).eval(), inputs=[torch.randn(3, 4)]))
+    with pytest.raises(TargetError, match="its part inner is TorchScript inside another module"):
         Candidate.original(subject).save(tmp_path / "artefact")

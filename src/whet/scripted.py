@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from whet.errors import ModelError
+from whet.errors import ModelError, reason
 
 
 @contextmanager
@@ -28,6 +28,19 @@ def stateless(model: nn.Module) -> Iterator[None]:
             f"the model is TorchScript whose forward changes its own state ({', '.join(sorted(changed))}): its next "
             "answer may depend on earlier calls, and a saved graph would forget that; script it without the state"
         )
+
+
+def trace_failure(module: nn.Module, error: Exception) -> str:
+    """Return why torch.export could not trace a module that calls a model (FlatModel), in the user's terms."""
+    parts = [name for name, part in module.named_modules() if isinstance(part, torch.jit.ScriptModule)]
+    if not parts:
+        return reason(error)
+    if parts[0] != "model":
+        name = parts[0].removeprefix("model.")
+        return f"its part {name} is TorchScript inside another module; script the whole model, or no part of it"
+    if "aten.item" in str(error) or "data-dependent" in str(error):
+        return "its TorchScript branches on the values of tensors, and one graph holds one path alone"
+    return reason(error)
 
 
 def _assigned(module: torch.jit.ScriptModule) -> set[str]:
