@@ -154,6 +154,10 @@ class CompileRuntime(ProgramRuntime):
         self._is_compiled = True
         return outputs
 
+    def run_uncompiled(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Run the program itself, operator by operator: torch.compile makes code of its own for each size of 1."""
+        return super().run(tensors)
+
     @property
     def settings(self) -> dict[str, Any]:
         return {**super().settings, **self._options}

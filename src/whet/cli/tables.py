@@ -65,7 +65,8 @@ def show_trial(console: Console, record: TrialRecord) -> None:
     console.print(line, no_wrap=True, overflow="ellipsis")
     for note in record.notes:
         if note.startswith("fixed to batch"):
-            console.print(Text(f"{'':<40}{figures.one_line(note)}", "dim", no_wrap=True, overflow="ellipsis"))
+            text = Text(f"  {figures.one_line(note)}", "dim")
+            console.print(text, no_wrap=True, overflow="ellipsis")
 
 
 def _cells(result: Result, point: Point) -> list[Text]:
