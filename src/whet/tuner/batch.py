@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import BaseModel
@@ -24,9 +23,9 @@ from whet.signature import output_tensors, read_output
 from whet.tuner.build import build
 from whet.workload import Subject, finite_entries, samples_of
 
-_TOLERANCE = 1e-3  # of a result's norm: what another batch size may change by another order of sums
+_TOLERANCE = 1e-3  # of a usual value: what another batch size may change by another order of sums
 _REFUSES_ONE = "a batch of 1 is refused: the model takes another path there"
-_MARGIN = 3.0  # an error beyond this many times that at the tuned size is more than rounding
+_MARGIN = 5.0  # an error beyond this many times that at the tuned size is more than rounding
 
 
 class BatchDimension(BaseModel):
@@ -54,9 +53,7 @@ def with_free_batch(subject: Subject) -> tuple[Subject, BatchDimension]:
     """Return the subject with its batch dimension free, if the model itself takes other batch sizes."""
     size = samples_of(subject.workload.inputs[0])
     shapes = [argument.shape for argument in subject.signature.inputs]
-    if not shapes[0]:
-        return subject, BatchDimension(size=size, reason="the first input has no dimensions")
-    if shapes[0][0] is None:
+    if not shapes[0] or shapes[0][0] is None:  # there is no batch, or it is free already
         return subject, BatchDimension(size=size)
     freed = tuple(i for i, shape in enumerate(shapes) if shape and shape[0] == size)
     free = _with_batch(subject, freed, None)
@@ -132,9 +129,10 @@ def _disagreement(subject: Subject, artefact: Artefact, size: int) -> _Disagreem
             why = why or reason(error)
             continue
         for ours, theirs, before, original in zip(found, expected, known, wanted, strict=True):
+            usual, allowed = _usual(original), _error(before, original, _usual(original))
             if other < rows and before.dim() and before.shape[0] == rows:
-                before, original = before[:other], original[:other]
-            if not _error(ours, theirs) <= _MARGIN * _error(before, original) + _TOLERANCE:
+                allowed = max(allowed, _error(before[:other], original[:other], usual))
+            if not _error(ours, theirs, usual) <= _MARGIN * allowed + _TOLERANCE:
                 return _Disagreement(f"the variant answers a batch of {other} otherwise than the model")
     return _Disagreement("", tuple(refused), why)
 
@@ -195,16 +193,27 @@ def _with_batch(subject: Subject, positions: Sequence[int], size: int | None) ->
     return replace(subject, signature=replace(subject.signature, inputs=inputs))
 
 
-def _error(found: Tensor, wanted: Tensor) -> float:
-    """Return the norm of the difference over the norm of `wanted`; for whole numbers, the share that differs."""
+def _error(found: Tensor, wanted: Tensor, usual: float) -> float:
+    """Return the root mean square of the difference over a usual value; for whole numbers, the share that differs."""
     if found.shape != wanted.shape:
         return math.inf
     if not wanted.numel():
         return 0.0
     if not wanted.is_floating_point() and not wanted.is_complex():
         return float((found != wanted).double().mean())
-    dtype: Any = torch.complex128 if wanted.is_complex() else torch.float64
-    finite = finite_entries(found.detach().to(dtype), wanted.detach().to(dtype))
-    if finite is None:
-        return math.inf
-    return float((finite[0] - finite[1]).norm()) / (float(finite[1].norm()) or 1.0)
+    finite = finite_entries(found.detach().to(_wide(wanted)), wanted.detach().to(_wide(wanted)))
+    return math.inf if finite is None else _rms(finite[0] - finite[1]) / usual
+
+
+def _usual(wanted: Tensor) -> float:
+    """Return the root mean square of a result's finite values, or 1.0 where it is zero."""
+    values = wanted.detach().to(_wide(wanted))
+    return _rms(values[values.isfinite()]) or 1.0
+
+
+def _rms(values: Tensor) -> float:
+    return float(values.norm()) / math.sqrt(values.numel()) if values.numel() else 0.0
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.complex128 if x.is_complex() else torch.float64
