@@ -59,10 +59,11 @@ class Quality:
 class Workload:
     """What is to be made fast.
 
-    model: in eval mode. inputs: batches, each a tensor, a tuple of arguments or a dict of arguments by name. An argument
-    is a tensor, a constant (int, float, bool, str, None), or a tuple, list, dict or dataclass of arguments. Constants
-    are the same in every batch. Time is measured on the batches in turn. quality: a held-out score; without one, a variant is judged by how closely its outputs agree with the
-    original's on the calibration batches. calibration: batches that quantisers may look at; the inputs, if not given.
+    model: in eval mode. inputs: batches, each a tensor, a tuple of arguments or a dict of arguments by name. An
+    argument is a tensor, a constant (int, float, bool, str, None), or a tuple, list, dict or dataclass of arguments.
+    Constants are the same in every batch. Time is measured on the batches in turn. quality: a held-out score; without
+    one, a variant is judged by how closely its outputs agree with the original's on the calibration batches.
+    calibration: batches that quantisers may look at; the inputs, if not given.
     """
 
     model: nn.Module
