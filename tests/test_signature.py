@@ -3,6 +3,8 @@
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,14 +18,19 @@ from whet.errors import InputsError, TargetError
 from whet.signature import (
     Argument,
     FlatModel,
-    Output,
     Outputs,
     Signature,
+    Structure,
     output_tensors,
     read_output,
     read_signature,
     split,
 )
+
+
+class Color(StrEnum):
+    RED = "red"
+
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 
@@ -61,7 +68,7 @@ def described(signature: Signature) -> str:
 
 @given(outputs)
 def test_outputs_come_back_as_they_were(output: Any) -> None:
-    signature = Signature((), {}, read_output(output))
+    signature = Signature((), read_output(output))
     assert rebuilt_equals(signature.unflatten(output_tensors(output)), output)
 
 
@@ -70,7 +77,9 @@ def test_calls_are_flattened_in_order(args: list[Tensor], kwargs: dict[str, Tens
     fixed = {name: value for name, value in fixed.items() if name not in kwargs}
     arguments = [Argument(None, str(t.dtype)[6:], tuple(t.shape)) for t in args]
     arguments += [Argument(name, str(t.dtype)[6:], tuple(t.shape)) for name, t in kwargs.items()]
-    signature = Signature(tuple(arguments), fixed, Output("tensor"))
+    tensor, nodes = Structure("tensor"), {name: Structure("constant", value=value) for name, value in fixed.items()}
+    named = dict.fromkeys(kwargs, tensor)
+    signature = Signature(tuple(arguments), tensor, tuple(tensor for _ in args), {**named, **nodes})
     expected = [*args, *kwargs.values()]
     turned_around = dict(reversed(({**kwargs, **fixed}).items()))
     for given_kwargs in (kwargs, {**kwargs, **fixed}, turned_around):
@@ -89,7 +98,7 @@ def test_a_signature_survives_json(args: list[Tensor], output: Any) -> None:
     assert read_types(again.output) == read_types(signature.output)
 
 
-def read_types(output: Output) -> list[type]:
+def read_types(output: Structure) -> list[type]:
     """The types of the constants: 1, 1.0 and True are equal and not the same."""
     return [type(output.value), *(t for item in output.items for t in read_types(item))]
 
@@ -118,7 +127,8 @@ def test_a_batch_is_a_tensor_a_sequence_or_a_mapping() -> None:
         ((torch.zeros(2, 3),), {"mask": torch.ones(2), "other": 1}, "other=1"),
         ((torch.zeros(2, 3),), {"mask": torch.ones(2), "scale": 3.0}, "scale=3.0"),
         ((torch.zeros(2, 3),), {"mask": torch.ones(2), "scale": torch.ones(2)}, "scale: float32[2]"),
-        (([1, 2],), {"mask": torch.ones(2)}, "positional: list"),
+        (([1, 2],), {"mask": torch.ones(2)}, "called with ([1, 2], mask: float32[2])"),
+        (({1},), {"mask": torch.ones(2)}, "positional: set"),
         ((), {"x": torch.zeros(2, 3), "mask": torch.ones(2)}, "x: float32[2, 3]"),
     ],
 )
@@ -126,7 +136,8 @@ def test_other_calls_are_refused_with_both_sides_named(
     args: tuple[Any, ...], kwargs: dict[str, Any], given: str
 ) -> None:
     taken = (Argument(None, "float32", (2, 3)), Argument("mask", "float32", (2,)))
-    signature = Signature(taken, {"scale": 2.0}, Output("tensor"))
+    tensor = Structure("tensor")
+    signature = Signature(taken, tensor, (tensor,), {"mask": tensor, "scale": Structure("constant", value=2.0)})
     with pytest.raises(InputsError) as caught:
         signature.flatten(args, kwargs)
     assert str(caught.value).startswith("this model takes (float32[2, 3], mask: float32[2], scale=2.0) but was called")
@@ -184,9 +195,11 @@ def test_batches_of_different_kinds_are_refused(other: Any, where: str) -> None:
     [
         ((), "no tensor"),
         ({"flag": True}, "no tensor"),
-        ((torch.zeros(1), 3), "input 1 is a int"),
-        ((torch.zeros(1), None), "input 1 is a NoneType"),
-        ({"x": torch.zeros(1), "cache": [torch.zeros(1)]}, "input cache is a list"),
+        ((torch.zeros(1), {3}), "input 1 is a set; whet takes tensors, constants"),
+        ((torch.zeros(1), torch.float16), "input 1 is a dtype"),
+        ((torch.zeros(1), Color.RED), "input 1 is a Color"),
+        ({"x": torch.zeros(1), "cache": [torch.zeros(1), object()]}, r"input cache\[1\] is a object"),
+        ({"x": torch.zeros(1), "cache": {3: torch.zeros(1)}}, "input cache is a dict with keys that are no text"),
     ],
 )
 def test_batches_of_anything_but_tensors_are_refused(batch: Any, message: str) -> None:
@@ -225,7 +238,9 @@ def test_a_flat_model_gives_what_the_model_gives() -> None:
     model = Mixed()
     expected = model(x, y=y, scale=3.0)
     arguments = (Argument(None, "float32", (2, 3)), Argument("y", "float32", (2, 3)))
-    signature = Signature(arguments, {"scale": 3.0}, read_output(expected))
+    tensor = Structure("tensor")
+    named = {"y": tensor, "scale": Structure("constant", value=3.0)}
+    signature = Signature(arguments, read_output(expected), (tensor,), named)
     flat = FlatModel(model, signature)(*signature.flatten((x,), {"y": y}))
     assert len(flat) == 3
     found = signature.unflatten(flat)
@@ -239,17 +254,17 @@ def test_a_hugging_face_output_keeps_its_names() -> None:
     output = pytest.importorskip("transformers.modeling_outputs").BaseModelOutputWithPooling(
         last_hidden_state=torch.ones(1, 2, 3), pooler_output=torch.ones(1, 3)
     )
-    signature = Signature((), {}, read_output(output))
+    signature = Signature((), read_output(output))
     found = signature.unflatten(output_tensors(output))
     assert found.last_hidden_state is output.last_hidden_state
     assert found[1] is output.pooler_output
 
 
 def test_the_message_shows_free_dimensions_and_constants() -> None:
-    signature = Signature((Argument("ids", "int64", (None, 8)),), {"return_dict": True}, Output("tensor"))
-    assert described(signature) == (
-        "this model takes (ids: int64[any, 8], return_dict=True) but was called with (positional: str)"
-    )
+    named = {"ids": Structure("tensor"), "return_dict": Structure("constant", value=True)}
+    signature = Signature((Argument("ids", "int64", (None, 8)),), Structure("tensor"), kwargs=named)
+    assert str(signature) == "(ids: int64[any, 8], return_dict=True)"
+    assert described(signature) == f"this model takes {signature} but was called with ('nothing')"
 
 
 class Found(NamedTuple):
@@ -267,3 +282,77 @@ def test_a_named_tuple_keeps_its_names_and_is_taken_apart_as_one() -> None:
     logits, (first, _) = found
     assert logits is given.logits and first is given.boxes[0]
     assert read_output(found) == read_output(given) != read_output(tuple(given))
+
+
+@dataclass
+class Options:
+    weight: Tensor
+    scale: float = 1.0
+
+
+class Nested(nn.Module):
+    """Takes every kind of container, and minds their classes."""
+
+    def forward(self, x: Tensor, pair: Any, more: Any = None, *, options: Any, nothing: Any = None) -> Any:
+        assert isinstance(pair, tuple) and isinstance(more, list) and isinstance(options, Options) and nothing is None
+        (a, found), b = pair, more[1]["b"]
+        return x + a * found.logits + b * more[0] + options.weight * options.scale
+
+
+def nested(*, number: Any = 2, scale: Any = 0.5) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    t = [torch.full((3,), float(i)) for i in range(6)]
+    more = [number, {"b": t[3], "none": None}]
+    return (t[0], (t[1], Found(t[2], (t[4], t[4]))), more), {"options": Options(t[5], scale), "nothing": None}
+
+
+def nested_signature() -> Signature:
+    args, kwargs = nested()
+    named = dict(zip(("x", "pair", "more"), args, strict=True)) | kwargs
+    return read_signature([named], torch.zeros(1))
+
+
+def test_nested_containers_and_constants_reach_the_model_as_they_were() -> None:
+    args, kwargs = nested()
+    named = dict(zip(("x", "pair", "more"), args, strict=True)) | kwargs
+    adapter = TypeAdapter(Signature)
+    signature = adapter.validate_python(json.loads(json.dumps(adapter.dump_python(nested_signature(), mode="json"))))
+    flat = signature.flatten((), named)
+    assert [a.name for a in signature.inputs][:3] == ["x", "pair[0]", "pair[1]"]
+    assert torch.equal(FlatModel(Nested(), signature)(*flat)[0], Nested()(*args, **kwargs))
+    by_fields = {**named, "options": {"scale": 0.5, "weight": kwargs["options"].weight}}
+    assert all(map(torch.equal, signature.flatten((), by_fields), flat))
+
+
+@pytest.mark.parametrize(
+    ("change", "given"),
+    [
+        ({"nothing": 0}, "nothing=0"),
+        ({"nothing": torch.zeros(3)}, "nothing: float32[3]"),
+        ({"x": None}, "x=None"),
+        ({"more": nested(number=True)[0][2]}, "more: [True,"),
+        ({"more": nested(number=2.0)[0][2]}, "more: [2.0,"),
+        ({"more": tuple(nested()[0][2])}, "more: (2,"),
+        ({"more": [2, {"b": torch.ones(3)}]}, "more: [2, {b: float32[3]}]"),
+        ({"more": [2, {"b": torch.ones(3), "none": None, "other": None}]}, "other: None"),
+        ({"pair": nested()[0][1][:1]}, "pair: (float32[3])"),
+        ({"pair": (torch.ones(3), tuple(nested()[0][1][1]))}, "pair: (float32[3], (float32[3],"),
+        ({"options": Options(torch.ones(3), -0.5)}, "options: Options(weight: float32[3], scale: -0.5)"),
+        ({"options": Options(torch.ones(4), 0.5)}, "options: Options(weight: float32[4]"),
+    ],
+)
+def test_another_value_or_structure_is_never_taken(change: dict[str, Any], given: str) -> None:
+    args, kwargs = nested()
+    named = dict(zip(("x", "pair", "more"), args, strict=True)) | kwargs | change
+    with pytest.raises(InputsError) as caught:
+        nested_signature().flatten((), named)
+    assert given in str(caught.value).partition("but was called with")[2]
+
+
+def test_constants_are_told_apart_by_type_and_sign() -> None:
+    x = torch.zeros(1)
+    for value, others in [(1, (True, 1.0, None, "1")), (0.0, (-0.0, 0, False)), (float("nan"), (0.0,)), (None, (0,))]:
+        signature = read_signature([(x, value)], x)
+        assert signature.flatten((x, value), {}) == (x,) == signature.flatten((x,), {})
+        for other in others:
+            with pytest.raises(InputsError, match="but was called with"):
+                signature.flatten((x, other), {})

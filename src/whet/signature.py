@@ -1,31 +1,45 @@
 """What a model takes and gives, flattened to tensors in order.
 
-Backends speak in flat lists of tensors; people call models with positional tensors, keywords and dicts, and get
-tuples, dicts or model-output objects back. A Signature is the translation, small enough to be saved as JSON
-beside an artefact, so that a loaded artefact is called as the original was.
+Backends speak in flat lists of tensors. People call models with positional tensors, keywords, constants and nested
+containers, and get tuples, dicts or model-output objects back. A Signature is the translation, small enough to be
+saved as JSON beside an artefact, so that a loaded artefact is called as the original was.
 """
 
 import dataclasses
-from collections import namedtuple
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whet.errors import InputsError, TargetError, type_name
+from whet.errors import InputsError
+from whet.structure import (
+    Constant,
+    Outputs,
+    Structure,
+    described,
+    matches,
+    read_input,
+    read_output,
+    rebuild_input,
+    rebuild_output,
+    tensors_in,
+)
+
+__all__ = ["Argument", "Batch", "FlatModel", "Outputs", "Signature", "Structure", "argument_of", "map_tensors"]
+__all__ += ["output_tensors", "read_output", "read_signature", "split", "tensors_of"]
 
 Batch = Tensor | Sequence[Any] | Mapping[str, Any]
-Constant = bool | int | float | str | None
-
-_CONSTANTS = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One tensor a model takes. `name` is None for a positional one; a free dimension's size is None."""
+    """One tensor a model takes. `name` is None for a positional one; a free dimension's size is None.
+
+    The name of a tensor inside a container is its path, such as "cache[0]".
+    """
 
     name: str | None
     dtype: str
@@ -37,58 +51,60 @@ class Argument:
 
 
 @dataclass(frozen=True)
-class Output:
-    """A node of what a model gives: a tensor, a constant, or a tuple or dict of nodes."""
-
-    kind: str  # "tensor", "constant", "tuple", "namedtuple" or "dict"
-    value: Constant = None  # of a constant
-    keys: tuple[str, ...] = ()  # of a dict or a namedtuple
-    items: tuple["Output", ...] = ()  # of a tuple, a namedtuple or a dict
-
-
-class Outputs(dict[str, Any]):
-    """A dict of outputs whose entries are attributes too, and can be had by position, as in Hugging Face models."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-    def __getitem__(self, key: str | int | slice) -> Any:
-        return tuple(self.values())[key] if isinstance(key, int | slice) else super().__getitem__(key)
-
-
-@dataclass(frozen=True)
 class Signature:
-    """How a model is called and what it returns.
+    """How a model is called and what it returns; as text, the call: (float32[any, 4], use_cache=False).
 
-    inputs: the tensors taken, positional ones first. constants: keyword arguments that are no tensors and never
-    change. output: the shape of what is returned.
+    inputs: the tensors taken, in order, positional ones first. output: the structure of what is returned. args, kwargs:
+    the structure of each argument. The constants in them are part of the signature and never change.
     """
 
     inputs: tuple[Argument, ...]
-    constants: dict[str, Constant]
-    output: Output
+    output: Structure
+    args: tuple[Structure, ...] = ()
+    kwargs: dict[str, Structure] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        tensors = (str(dataclasses.replace(argument, name=None)) for argument in self.inputs)
+        named = [*((None, node) for node in self.args), *self.kwargs.items()]
+        return f"({', '.join(_argument_as_text(name, node, tensors) for name, node in named)})"
 
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
-        """The tensors of one call, in the order of `inputs`.
+        """Return the tensors of one call, in the order of `inputs`.
 
-        Constants may be left out; given, they must be what they were. Raises InputsError on any other call.
+        Arguments without tensors (constants) may be left out where they were given by name or come last.
+
+        Raises:
+            InputsError: on a call with other shapes or dtypes, another constant, or another structure.
         """
-        flat = (*args, *(kwargs.get(a.name) for a in self.inputs if a.name is not None))
-        extra = kwargs.keys() - {a.name for a in self.inputs}
+        flat: list[Tensor] = []
+        left_out = itertools.chain(
+            self.args[len(args) :], (node for name, node in self.kwargs.items() if name not in kwargs)
+        )
         if (
-            len(flat) != len(self.inputs)
+            len(args) > len(self.args)
+            or not kwargs.keys() <= self.kwargs.keys()
+            or any(node.has_tensors for node in left_out)
+            or not all(matches(node, value, flat) for node, value in zip(self.args, args, strict=False))
+            or not all(matches(node, kwargs[name], flat) for name, node in self.kwargs.items() if name in kwargs)
             or not all(map(_fits, flat, self.inputs))
-            or not all(name in self.constants and _same(kwargs[name], self.constants[name]) for name in extra)
         ):
-            raise InputsError(self._mismatch(args, kwargs))
-        return flat
+            raise InputsError(f"this model takes {self} but was called with {_as_text(args, kwargs)}")
+        return tuple(flat)
+
+    def call(self, tensors: Sequence[Tensor]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the positional and keyword arguments of a call, from its tensors in order."""
+        left = iter(tensors)
+        args = [rebuild_input(node, left) for node in self.args]
+        return args, {name: rebuild_input(node, left) for name, node in self.kwargs.items()}
 
     def unflatten(self, tensors: Sequence[Tensor]) -> Any:
-        """What the model returns, from its tensors in order."""
-        return _rebuild(self.output, iter(tensors))
+        """Return what the model returns, from its tensors in order."""
+        return rebuild_output(self.output, iter(tensors))
+
+    @property
+    def constants(self) -> dict[str, Constant]:
+        """The constants that are given by name."""
+        return {name: node.value for name, node in self.kwargs.items() if node.kind == "constant"}
 
     @property
     def dynamic_shapes(self) -> tuple[dict[int, Any], ...] | None:
@@ -100,18 +116,6 @@ class Signature:
     def is_dynamic(self) -> bool:
         return any(size is None for a in self.inputs for size in a.shape)
 
-    def _mismatch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        wanted = _describe(self.inputs, self.constants)
-        given = ", ".join(
-            str(argument_of(name, value))
-            if isinstance(value, Tensor)
-            else f"{name}={value!r}"
-            if name and isinstance(value, _CONSTANTS)
-            else f"{name or 'positional'}: {type(value).__name__}"
-            for name, value in [(None, a) for a in args] + list(kwargs.items())
-        )
-        return f"this model takes ({wanted}) but was called with ({given})"
-
 
 class FlatModel(nn.Module):
     """The model behind a signature: tensors in, a tuple of tensors out."""
@@ -119,17 +123,18 @@ class FlatModel(nn.Module):
     def __init__(self, model: nn.Module, signature: Signature) -> None:
         super().__init__()
         self.model = model
-        self.names = tuple(a.name for a in signature.inputs)
-        self.constants = dict(signature.constants)
+        self.signature = signature
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        args = [t for t, name in zip(tensors, self.names, strict=True) if name is None]
-        kwargs = {name: t for t, name in zip(tensors, self.names, strict=True) if name is not None}
-        return tuple(_tensors(self.model(*args, **kwargs, **self.constants)))
+        args, kwargs = self.signature.call(tensors)
+        model: Any = self.model
+        if isinstance(model, torch.jit.ScriptModule) and torch.compiler.is_exporting():
+            model = model._c._get_method("forward")  # torch.export fails on the Python side of a ScriptModule
+        return tuple(tensors_in(model(*args, **kwargs)))
 
 
 def split(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A batch as positional and keyword arguments: a tensor, a sequence, or a mapping by name."""
+    """Return a batch as positional and keyword arguments: it is a tensor, a sequence, or a mapping by name."""
     if isinstance(batch, Tensor):
         return (batch,), {}
     if isinstance(batch, Mapping):
@@ -140,99 +145,91 @@ def split(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def read_signature(batches: Sequence[Batch], output: Any, *, seen: Sequence[Batch] = ()) -> Signature:
-    """The signature of a model that takes `batches` and returned `output` for the first of them.
+    """Return the signature of a model that takes `batches` and returned `output` for the first of them.
 
     Dimensions whose size differs among `batches` and the `seen` calls become free.
+
+    Raises:
+        InputsError: where the calls differ in structure, names, dtypes, numbers of dimensions or constants.
     """
-    arguments, constants = _read_arguments(batches[0])
-    places = {a.name: i for i, a in enumerate(arguments)}
+    first = _read_call(batches[0], output)
+    arguments = first.inputs
     for batch in [*batches[1:], *seen]:
-        others, other_constants = _read_arguments(batch)
-        others.sort(key=lambda a: places.get(a.name, len(places)))  # keywords may come in any order
-        if list(map(_kind, others)) != list(map(_kind, arguments)) or other_constants != constants:
+        args, kwargs = split(batch)
+        tensors: list[Tensor] = []
+        fits = (
+            (len(args), kwargs.keys()) == (len(first.args), first.kwargs.keys())
+            and all(map(lambda node, value: matches(node, value, tensors), first.args, args))
+            and all(matches(node, kwargs[name], tensors) for name, node in first.kwargs.items())
+        )
+        others = [argument_of(None, tensor) for tensor in tensors] if fits else []
+        if not fits or list(map(_kind, others)) != list(map(_kind, arguments)):
+            other = _read_call(batch, output)
             raise InputsError(
-                f"the model is called with inputs of different kinds: ({_describe(arguments, constants)}) and "
-                f"({_describe(others, other_constants)}); give every batch, and every call in the quality function, "
-                "the same names, types, number of dimensions and constants"
+                f"the model is called with inputs of different kinds: {first} and {other}; give every batch, and every "
+                "call in the quality function, the same names, types, number of dimensions and constants"
             )
-        arguments = [
+        arguments = tuple(
             dataclasses.replace(a, shape=tuple(i if i == j else None for i, j in zip(a.shape, b.shape, strict=True)))
             for a, b in zip(arguments, others, strict=True)
-        ]
-    return Signature(tuple(arguments), constants, read_output(output))
+        )
+    return dataclasses.replace(first, inputs=arguments)
 
 
 def output_tensors(output: Any) -> tuple[Tensor, ...]:
-    """The tensors in what a model returned, in order."""
-    return tuple(_tensors(output))
+    """Return the tensors in what a model returned, in order."""
+    return tuple(tensors_in(output))
 
 
-def _read_arguments(batch: Batch) -> tuple[list[Argument], dict[str, Constant]]:
+def tensors_of(batch: Batch) -> tuple[Tensor, ...]:
+    """Return the tensors of a batch, in order, those inside containers too."""
     args, kwargs = split(batch)
-    arguments: list[Argument] = []
-    constants: dict[str, Constant] = {}
-    for name, value in [(None, a) for a in args] + list(kwargs.items()):
-        if isinstance(value, Tensor):
-            arguments.append(argument_of(name, value))
-        elif name is not None and isinstance(value, _CONSTANTS):
-            constants[name] = value
-        else:
-            raise InputsError(f"input {name or len(arguments)} is {type_name(value)}; whet takes tensors")
-    if not arguments:
+    return tuple(itertools.chain.from_iterable(map(tensors_in, [*args, *kwargs.values()])))
+
+
+def map_tensors(batch: Batch, change: Callable[[Tensor], Tensor]) -> Batch:
+    """Return a batch with `change` applied to each tensor; containers and constants stay as they are."""
+    if isinstance(batch, Tensor):
+        changed: Tensor = change(batch)
+        return changed
+    args, kwargs = split(batch)
+
+    def mapped(value: Any, name: str) -> Any:
+        return rebuild_input(read_input(value, name), map(change, tensors_in(value)))
+
+    if kwargs:
+        return {name: mapped(value, name) for name, value in kwargs.items()}
+    return tuple(mapped(value, str(i)) for i, value in enumerate(args))
+
+
+def argument_of(name: str | None, tensor: Tensor) -> Argument:
+    """Return a tensor's Argument, with all sizes fixed; as text `float32[4, 8]`, after the name where there is one."""
+    return Argument(name, _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
+
+
+def _read_call(batch: Batch, output: Any) -> Signature:
+    args, kwargs = split(batch)
+    nodes = tuple(read_input(value, str(i)) for i, value in enumerate(args))
+    named = {name: read_input(value, name) for name, value in kwargs.items()}
+    inputs = [argument for i, value in enumerate(args) for argument in _arguments(value, None, f"{i}")]
+    inputs += [argument for name, value in kwargs.items() for argument in _arguments(value, name, name)]
+    if not inputs:
         raise InputsError("a batch holds no tensor")
-    return arguments, constants
+    return Signature(tuple(inputs), read_output(output), nodes, named)
 
 
-def read_output(output: Any) -> Output:
-    """The structure of what a model returned. Raises TargetError for anything but tensors, constants and containers."""
-    if isinstance(output, Tensor):
-        return Output("tensor")
-    if isinstance(output, _CONSTANTS):
-        return Output("constant", value=output)
-    if isinstance(output, Mapping):
-        return Output("dict", keys=tuple(map(str, output)), items=tuple(map(read_output, output.values())))
-    if isinstance(output, list | tuple):
-        names = tuple(getattr(output, "_fields", ()))
-        return Output("namedtuple" if names else "tuple", keys=names, items=tuple(map(read_output, output)))
-    raise TargetError(
-        f"the model returns {type_name(output)}; whet handles tensors and tuples, lists and dicts of them "
-        "(for a Hugging Face model with a cache, set config.use_cache = False)"
-    )
+def _arguments(value: Any, name: str | None, path: str) -> list[Argument]:
+    """Return the Arguments of one argument of a call: those of a container are numbered."""
+    if isinstance(value, Tensor):
+        return [argument_of(name, value)]
+    return [argument_of(f"{path}[{i}]", tensor) for i, tensor in enumerate(tensors_in(value))]
 
 
-def _tensors(output: Any) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for item in output.values():
-            yield from _tensors(item)
-    elif isinstance(output, list | tuple):
-        for item in output:
-            yield from _tensors(item)
-
-
-def _rebuild(output: Output, tensors: Iterator[Tensor]) -> Any:
-    if output.kind == "tensor":
-        return next(tensors)
-    if output.kind == "constant":
-        return output.value
-    if output.kind == "dict":
-        return Outputs((key, _rebuild(item, tensors)) for key, item in zip(output.keys, output.items, strict=True))
-    items = [_rebuild(item, tensors) for item in output.items]
-    return _named(output.keys)(*items) if output.kind == "namedtuple" else tuple(items)
-
-
-@cache
-def _named(names: tuple[str, ...]) -> Any:
-    return namedtuple("Outputs", names)
-
-
-def _fits(value: Any, argument: Argument) -> bool:
+def _fits(tensor: Tensor, argument: Argument) -> bool:
     return (
-        isinstance(value, Tensor)
-        and value.dim() == len(argument.shape)
-        and all(want is None or want == size for want, size in zip(argument.shape, value.shape, strict=True))
-        and _DTYPE_NAMES[value.dtype] == argument.dtype
+        tensor.dim() == len(argument.shape)
+        and all(want is None or want == size for want, size in zip(argument.shape, tensor.shape, strict=True))
+        and _DTYPE_NAMES[tensor.dtype] == argument.dtype
     )
 
 
@@ -241,18 +238,25 @@ _DTYPE_NAMES = {
 }
 
 
-def _same(value: Any, constant: Constant) -> bool:
-    return isinstance(value, _CONSTANTS) and value == constant
+def _kind(argument: Argument) -> tuple[str, int]:
+    return argument.dtype, len(argument.shape)
 
 
-def argument_of(name: str | None, tensor: Tensor) -> Argument:
-    """All of its sizes are fixed; as text `float32[4, 8]`, after the name where there is one."""
-    return Argument(name, _DTYPE_NAMES[tensor.dtype], tuple(tensor.shape))
+def _as_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return any call as text, whatever it was called with."""
+    return f"({', '.join([*(_word(None, value) for value in args), *(_word(*pair) for pair in kwargs.items())])})"
 
 
-def _kind(argument: Argument) -> tuple[str | None, str, int]:
-    return argument.name, argument.dtype, len(argument.shape)
+def _word(name: str | None, value: Any) -> str:
+    try:
+        node = read_input(value, "")
+    except InputsError:
+        return f"{name or 'positional'}: {type(value).__name__}"
+    return _argument_as_text(name, node, map(str, (argument_of(None, tensor) for tensor in tensors_in(value))))
 
 
-def _describe(arguments: Sequence[Argument], constants: Mapping[str, Constant]) -> str:
-    return ", ".join([*map(str, arguments), *(f"{name}={value!r}" for name, value in constants.items())])
+def _argument_as_text(name: str | None, node: Structure, tensors: Iterator[str]) -> str:
+    text = described(node, tensors)
+    if name is None:
+        return text
+    return f"{name}={text}" if node.kind == "constant" else f"{name}: {text}"

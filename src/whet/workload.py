@@ -6,7 +6,7 @@ the original; every optimised variant is judged against it.
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -16,7 +16,18 @@ from torch import Tensor, nn
 
 from whet.errors import InputsError, ModelError, TargetError, WhetError, reason, type_name
 from whet.measure.clock import use_device_of
-from whet.signature import Batch, Signature, argument_of, output_tensors, read_output, read_signature, split
+from whet.scripted import stateless
+from whet.signature import (
+    Batch,
+    Signature,
+    argument_of,
+    map_tensors,
+    output_tensors,
+    read_output,
+    read_signature,
+    split,
+    tensors_of,
+)
 
 Predict = Callable[..., Any]
 """The model as its users call it: the original, or any variant of it."""
@@ -59,9 +70,11 @@ class Score:
 class Workload:
     """What is to be made fast.
 
-    model: in eval mode. inputs: batches, each a tensor, a tuple of tensors or a dict of tensors; time is measured on
-    them in turn. quality: a held-out score; without one, a variant is judged by how closely its outputs agree with the
-    original's on the calibration batches. calibration: batches that quantisers may look at; the inputs, if not given.
+    model: in eval mode. inputs: batches, each a tensor, a tuple of arguments or a dict of arguments by name. An
+    argument is a tensor, a constant (int, float, bool, str, None), or a tuple, list, dict or dataclass of arguments.
+    Constants are the same in every batch. Time is measured on the batches in turn. quality: a held-out score; without
+    one, a variant is judged by how closely its outputs agree with the original's on the calibration batches.
+    calibration: batches that quantisers may look at; the inputs, if not given.
     """
 
     model: nn.Module
@@ -134,7 +147,8 @@ def examine(workload: Workload, *, with_quality: bool = True) -> Subject:
         use_device_of(tensor)
     seen: list[Batch] = []
     with torch.no_grad():
-        raw = [_run(model, batch) for batch in workload.calibration]
+        with stateless(model):
+            raw = [_run(model, batch) for batch in workload.calibration]
         signature = read_signature([*workload.inputs, *workload.calibration], raw[0])
         for output in itertools.chain(raw, (_run(model, batch) for batch in workload.inputs)):
             _check_output(output, signature)
@@ -187,7 +201,7 @@ def _run(model: nn.Module, batch: Batch) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # the user's model may raise anything
-        shapes = ", ".join(str(argument_of(None, tensor)) for tensor in _tensors_of(batch))
+        shapes = ", ".join(str(argument_of(None, tensor)) for tensor in tensors_of(batch))
         kind = InputsError if isinstance(error, TypeError) or _is_shape_error(str(error)) else ModelError
         raise kind(f"the model raised {type(error).__name__} on inputs ({shapes}): {reason(error)}") from error
 
@@ -203,8 +217,10 @@ def _check_output(output: Any, signature: Signature) -> None:
     tensors = output_tensors(output)
     if not tensors:
         raise TargetError("the model returns no tensor")
-    if not all(torch.isfinite(tensor).all() for tensor in tensors):
-        raise ModelError("the model returns NaN or infinity on its own inputs; nothing can be compared with that")
+    if any(tensor.numel() and not torch.isfinite(tensor).any() for tensor in tensors):
+        raise ModelError(
+            "the model returns nothing but NaN or infinity on its own inputs; nothing can be compared with that"
+        )
 
 
 def _check_same(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
@@ -233,28 +249,35 @@ def is_near(a: Tensor, b: Tensor, *, tolerance: float = 1e-3, least: float = 0.0
     return torch.allclose(a, b, rtol=tolerance, atol=max(least, tolerance * usual), equal_nan=True)
 
 
+def finite_entries(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the finite entries of two tensors of one shape, such as outputs with masked places.
+
+    None where an infinity or NaN of one tensor is not that of the other too.
+    """
+    is_finite = a.isfinite()
+    if is_finite.all() and b.isfinite().all():
+        return a, b
+    odd_a, odd_b = a[~is_finite], b[~is_finite]
+    if not b[is_finite].isfinite().all() or not torch.equal(odd_a.isnan(), odd_b.isnan()):
+        return None
+    if not torch.equal(odd_a[~odd_a.isnan()].double(), odd_b[~odd_b.isnan()].double()):
+        return None
+    return a[is_finite], b[is_finite]
+
+
 def _recording(model: nn.Module, seen: list[Batch]) -> Predict:
     """The model, noting what it is called with: shapes and types only, which is what the meta device keeps."""
 
     def predict(*args: Any, **kwargs: Any) -> Any:
         if args and kwargs:
             raise InputsError("the quality function must call the model as `inputs` do: all by position or all by name")
-        seen.append({k: _shape_of(v) for k, v in kwargs.items()} if kwargs else tuple(map(_shape_of, args)))
+        seen.append(map_tensors(kwargs or args, lambda tensor: tensor.to("meta")))
         return model(*args, **kwargs)
 
     return predict
 
 
-def _shape_of(value: Any) -> Any:
-    return value.to("meta") if isinstance(value, Tensor) else value
-
-
 def samples_of(batch: Batch) -> int:
     """The first dimension of its first tensor; 1 where there is none."""
-    first = next(_tensors_of(batch), None)
+    first = next(iter(tensors_of(batch)), None)
     return max(1, int(first.shape[0])) if first is not None and first.dim() else 1
-
-
-def _tensors_of(batch: Batch) -> Iterator[Tensor]:
-    args, kwargs = split(batch)
-    return (value for value in [*args, *kwargs.values()] if isinstance(value, Tensor))

@@ -13,7 +13,7 @@ pytest.importorskip("onnxruntime")
 from whet.artefact import load
 from whet.artefact.onnxruntime import DATA, FILE, Folder, ONNXRuntime
 from whet.errors import ArtefactError, MissingExtra
-from whet.signature import Argument, Output, Signature
+from whet.signature import Argument, Signature, Structure
 
 onnx = pytest.importorskip("onnx")
 
@@ -44,8 +44,8 @@ def linear(size: int | str, operator: str = "MatMul", external: bool = False) ->
 
 
 def signature(size: int | None) -> Signature:
-    output = Output("tuple", items=(Output("tensor"), Output("tensor")))
-    return Signature((Argument("x", "float32", (size, 8)),), {}, output)
+    output = Structure("tuple", items=(Structure("tensor"), Structure("tensor")))
+    return Signature((Argument("x", "float32", (size, 8)),), output, kwargs={"x": Structure("tensor")})
 
 
 def reference(x: Tensor) -> Tensor:

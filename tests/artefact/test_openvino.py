@@ -26,7 +26,7 @@ from whet.artefact.openvino import (
     said,
 )
 from whet.errors import ArtefactError, MissingExtra
-from whet.signature import Argument, Output, Signature
+from whet.signature import Argument, Signature, Structure
 
 WEIGHT_NK = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
 
@@ -42,8 +42,8 @@ def linear(size: int, precision: str = "f32") -> OpenVINORuntime:
 
 
 def signature(size: int | None) -> Signature:
-    output = Output("tuple", items=(Output("tensor"), Output("tensor")))
-    return Signature((Argument("x", "float32", (size, 8)),), {}, output)
+    output = Structure("tuple", items=(Structure("tensor"), Structure("tensor")))
+    return Signature((Argument("x", "float32", (size, 8)),), output, kwargs={"x": Structure("tensor")})
 
 
 def reference(x: Tensor) -> Tensor:
@@ -255,3 +255,17 @@ def test_what_openvino_said_comes_without_its_sources() -> None:
         "Incorrect weights in bin file!"
     )
     assert said(RuntimeError()) == "RuntimeError"
+
+
+def test_the_tuned_shape_is_compiled_apart_and_others_are_taken_too(tmp_path) -> None:
+    free = linear(-1)
+    runtime = OpenVINORuntime(free._model, Settings(shapes=((4, 8),)))
+    runtime.save(tmp_path, signature(None))
+    for one in (runtime, load(tmp_path).runtime):
+        for num_rows in (4, 1, 7, 4):
+            x = torch.randn(num_rows, 8)
+            torch.testing.assert_close(one.run([x])[0], reference(x), rtol=1e-5, atol=1e-5)
+    again = load(tmp_path).runtime
+    assert isinstance(again, OpenVINORuntime)
+    again.run([torch.randn(4, 8)])
+    assert again._free is None, "the model for any shape takes memory, and nobody asked for it"

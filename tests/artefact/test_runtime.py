@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whet.artefact.runtime import MANIFEST, Manifest, Runtime, read_manifest
 from whet.errors import ArtefactError, OutputError
-from whet.signature import Argument, Output, Signature
+from whet.signature import Argument, Signature, Structure
 
 names = st.text("abcdefgh_", min_size=1, max_size=6)
 constants = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
@@ -24,11 +24,11 @@ arguments = st.builds(
     shape=st.lists(st.none() | st.integers(0, 9), max_size=4).map(tuple),
 )
 outputs = st.recursive(
-    st.just(Output("tensor")) | st.builds(Output, st.just("constant"), value=constants),
+    st.just(Structure("tensor")) | st.builds(Structure, st.just("constant"), value=constants),
     lambda inner: (
-        st.lists(inner, max_size=3).map(lambda items: Output("tuple", items=tuple(items)))
+        st.lists(inner, max_size=3).map(lambda items: Structure("tuple", items=tuple(items)))
         | st.dictionaries(names, inner, max_size=3).map(
-            lambda d: Output("dict", keys=tuple(d), items=tuple(d.values()))
+            lambda d: Structure("dict", keys=tuple(d), items=tuple(d.values()))
         )
     ),
     max_leaves=5,
@@ -36,11 +36,12 @@ outputs = st.recursive(
 signatures = st.builds(
     Signature,
     inputs=st.lists(arguments, max_size=3).map(tuple),
-    constants=st.dictionaries(names, constants, max_size=3),
     output=outputs,
+    args=st.lists(outputs, max_size=3).map(tuple),
+    kwargs=st.dictionaries(names, outputs, max_size=3),
 )
 
-SIGNATURE = Signature((Argument(None, "float32", (None, 3)),), {}, Output("tensor"))
+SIGNATURE = Signature((Argument(None, "float32", (None, 3)),), Structure("tensor"), (Structure("tensor"),))
 
 
 class Doubling(Runtime):
@@ -74,7 +75,7 @@ def saved(tmp_path: Path) -> Path:
     return Doubling().save(tmp_path / "deep" / "down", SIGNATURE, num_threads=2, notes=["layer 3 stays float32"])
 
 
-def types(output: Output) -> list[type]:
+def types(output: Structure) -> list[type]:
     return [type(output.value), *(t for item in output.items for t in types(item))]
 
 
@@ -85,7 +86,10 @@ def test_a_signature_survives_the_manifest(directory: Path, signature: Signature
     again = read_manifest(directory).read_signature()
     assert again == signature
     assert types(again.output) == types(signature.output)
-    assert [type(v) for v in again.constants.values()] == [type(v) for v in signature.constants.values()]
+    assert list(map(types, again.args)) == list(map(types, signature.args))
+    assert {name: types(node) for name, node in again.kwargs.items()} == {
+        name: types(node) for name, node in signature.kwargs.items()
+    }
 
 
 def test_a_manifest_holds_what_it_was_given(saved: Path) -> None:
@@ -114,7 +118,7 @@ def test_directories_that_are_none(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "5", '{"runtime": "x"}', '{"format": 1, "runtime": 3}', "\0"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", '{"runtime": "x"}', '{"format": 2, "runtime": 3}', "\0"])
 def test_a_damaged_manifest(saved: Path, text: str) -> None:
     (saved / MANIFEST).write_text(text)
     with pytest.raises(ArtefactError, match=r"is damaged .*; write it again with `whet apply`"):
@@ -148,6 +152,8 @@ def test_a_damaged_signature(saved: Path, signature: dict[str, Any]) -> None:
         read_manifest(edited(saved, signature=signature))
 
 
-def test_a_newer_format_asks_for_a_newer_whet(saved: Path) -> None:
-    with pytest.raises(ArtefactError, match="has format 2, this whet reads format 1; install a newer whet"):
-        read_manifest(edited(saved, format=2, new_field=1))
+def test_another_format_says_what_to_do(saved: Path) -> None:
+    with pytest.raises(ArtefactError, match="has format 3, this whet reads format 2; install a newer whet"):
+        read_manifest(edited(saved, format=3, new_field=1))
+    with pytest.raises(ArtefactError, match="has format 1, this whet reads format 2; write it again with `whet apply`"):
+        read_manifest(edited(saved, format=1))

@@ -139,3 +139,16 @@ def test_a_trial_says_what_and_why() -> None:
     assert "\x1b" not in failed
     assert failed.split()[1:4] == ["—", "—", "—"]
     assert refused.endswith("fuse_conv_bn: the model holds no convolution")
+
+
+def test_a_fixed_batch_is_said_in_the_trial_and_in_the_table() -> None:
+    shown = console()
+    note = "fixed to batch 32: the model does not take a batch of 1: " + "why " * 30
+    show_trial(shown, TrialRecord(number=0, steps=[FUSE], status="done", fixed_batch=32, notes=["other", note]))
+    first, second = lines(shown)
+    assert "fuse_conv_bn" in first and second.strip().startswith("fixed to batch 32: the model does not")
+    assert len(second) <= 80
+    result = gain()
+    result.best.fixed_batch = 32
+    show_result(shown := console(), result)
+    assert any(line.startswith("fixed to batch 32") for line in lines(shown))

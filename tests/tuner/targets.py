@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,36 @@ def tiny() -> tuple[nn.Module, Tensor]:
     """Nothing makes it faster."""
     torch.manual_seed(0)
     return nn.Linear(4, 4), torch.randn(1, 4)
+
+
+def decoder() -> tuple[nn.Module, dict[str, Any]]:
+    """A Hugging Face decoder with constants, an additive mask of -inf, and hidden states in its output."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    mask = torch.full((2, 1, 8, 8), -torch.inf).triu(1)
+    inputs = {"input_ids": torch.randint(0, 50, (2, 8)), "attention_mask": mask}
+    model = transformers.LlamaForCausalLM(config).eval()
+    return model, {**inputs, "use_cache": False, "output_hidden_states": True}
+
+
+class FixedBatch(nn.Module):
+    """Its code names the batch size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        return self.linear(x_BD).view(4, 2, 4)
+
+
+def fixed_batch() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return FixedBatch().eval(), torch.randn(4, 8)
 
 
 def nothing() -> int:

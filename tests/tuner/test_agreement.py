@@ -7,11 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from whet.errors import TargetError
 from whet.tuner.agreement import agree
 from whet.tuner.result import Agreement
+from whet.workload import Workload, examine
 
 
 def compared(original: list[Tensor], variant: list[Tensor]) -> Agreement:
@@ -83,3 +84,29 @@ def test_complex_values_are_pairs_of_real_ones() -> None:
     assert near.distance == pytest.approx(0.5e-12, rel=0.2)
     assert turned.distance is not None
     assert turned.distance > 0.5  # only the imaginary parts differ
+
+
+def test_infinities_and_nan_are_compared_by_place() -> None:
+    odd = torch.tensor([[1.0, -torch.inf, 3.0], [torch.nan, torch.inf, 0.5]])
+    subject = examine(Workload(model=_Returning(odd), inputs=[torch.ones(1)]))
+    same = agree(subject, lambda x: (odd.clone(),))
+    assert (same.distance, same.relative_error) == (0.0, 0.0)
+    near = agree(subject, lambda x: (odd * 1.001,))
+    assert near.relative_error == pytest.approx(1e-3, rel=1e-3)
+    moved = [
+        torch.nan_to_num(odd, nan=torch.nan, posinf=torch.inf, neginf=-1e9),
+        torch.nan_to_num(odd, posinf=torch.inf),
+    ]
+    moved += [torch.where(odd == 1, torch.inf, odd), -odd, torch.where(odd.isnan(), torch.inf, odd)]
+    for wrong in moved:
+        found = agree(subject, lambda x, wrong=wrong: (wrong,))
+        assert found.distance is None and found.relative_error is None
+
+
+class _Returning(nn.Module):
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value.clone()

@@ -99,3 +99,10 @@ def test_what_applies_and_was_not_tried_is_named_with_its_reason() -> None:
     assert "1.30x at most, and 4.00x was reached" in beaten
     assert "gives quality back" in restores
     assert {e.reason for e in verdict.untried(Goal("size"), Space(offers), records)} == {up, restores}
+
+
+def test_a_gain_says_that_its_batch_is_fixed() -> None:
+    best = BASELINE.model_copy(update={"label": "fast", "speedup": 3.0, "fixed_batch": 32})
+    assert verdict.gain(Goal("latency"), BASELINE, best, None, "accuracy").endswith("; fixed to batch 32.")
+    free = best.model_copy(update={"fixed_batch": None})
+    assert "batch" not in verdict.gain(Goal("latency"), BASELINE, free, None, "accuracy")

@@ -176,17 +176,6 @@ def test_config_damaged_or_unknown(bert):
         resolve(f"hf:{bert}")
 
 
-def test_sound_is_neither_text_nor_image(tmp_path):
-    config = transformers.WhisperConfig(
-        vocab_size=60, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, pad_token_id=0,
-        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, decoder_start_token_id=1, bos_token_id=1,
-        eos_token_id=2,
-    )  # fmt: skip
-    directory = save(tmp_path, "WhisperForConditionalGeneration", config)
-    with pytest.raises(TargetError, match="takes input_features"):
-        resolve(f"hf:{directory}")
-
-
 def test_nothing_is_printed(bert, capfd):
     resolve(f"hf:{bert}")
     assert capfd.readouterr() == ("", "")

@@ -49,6 +49,9 @@ class Artefact:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.signature.unflatten(self.run(*self.signature.flatten(args, kwargs)))
 
+    def __repr__(self) -> str:
+        return f"Artefact(runtime={self.manifest.runtime!r}, takes={self.signature})"
+
     def run(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run on flat tensors, in the signature's order, without the calling convention.
 

@@ -181,6 +181,10 @@ class CompileRuntime(ProgramRuntime):
     def _handed_out(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return tuple(y.clone() for y in outputs) if self._options["reduce_overhead"] else tuple(outputs)
 
+    def run_uncompiled(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Run the program itself, operator by operator: torch.compile makes code of its own for each size of 1."""
+        return super().run(tensors)
+
     @property
     def settings(self) -> dict[str, Any]:
         return {**super().settings, **self._options}

@@ -44,11 +44,17 @@ _DTYPES = {
 
 
 class Settings(BaseModel):
-    """How the model is compiled. precision: what floating-point layers compute in; int8 layers say so in the graph."""
+    """How the model is compiled.
+
+    precision: what floating-point layers compute in; int8 layers say so in the graph. shapes: of the inputs that a
+    model with free dimensions was tuned with. It is compiled for these first, and for any shape once another comes:
+    code for known sizes may be far faster.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     precision: Literal["f32", "bf16"] = "f32"
+    shapes: tuple[tuple[int, ...], ...] | None = None
 
 
 class OpenVINORuntime(Runtime):
@@ -60,20 +66,27 @@ class OpenVINORuntime(Runtime):
         self._model = model
         self._settings = settings
         self._file: Path | None = None  # of a model that was loaded: once compiled, it need not stay in memory
-        self._compiled: _Compiled | None = None
+        self._tuned: _Compiled | None = None  # for settings.shapes alone
+        self._free: _Compiled | None = None
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        if self._compiled is None:
-            self._compiled = _Compiled(self._model, self._settings)
-        return self._compiled(tensors)
+        if self._settings.shapes is not None and tuple(tuple(x.shape) for x in tensors) == self._settings.shapes:
+            if self._tuned is None:
+                self._tuned = _Compiled(self._read(), self._settings, is_tuned=True)
+            return self._tuned(tensors)
+        if self._free is None:
+            self._free = _Compiled(self._read(), self._settings)
+        return self._free(tensors)
 
     def write(self, directory: Path) -> None:
-        model = self._model if self._file is None else core().read_model(self._file)
-        import_openvino().save_model(model, directory / FILE, compress_to_fp16=False)
+        import_openvino().save_model(self._read(), directory / FILE, compress_to_fp16=False)
+
+    def _read(self) -> Any:
+        return self._model if self._file is None else core().read_model(self._file)
 
     @property
     def settings(self) -> dict[str, Any]:
-        return self._settings.model_dump()
+        return self._settings.model_dump(mode="json", exclude_none=True)
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
@@ -87,17 +100,24 @@ class OpenVINORuntime(Runtime):
         runtime = cls(None, settings)
         runtime._file = path
         try:
-            runtime._compiled = _Compiled(model, settings)
+            if settings.shapes is None:
+                runtime._free = _Compiled(model, settings)
+            else:
+                runtime._tuned = _Compiled(model, settings, is_tuned=True)
         except RuntimeError as error:
             raise ArtefactError(f"OpenVINO cannot compile {path} here: {said(error)}") from error
         return runtime
 
 
 class _Compiled:
-    """The compiled model and its inference request."""
+    """The compiled model and its inference request. is_tuned: compiled for settings.shapes, which are all it takes."""
 
-    def __init__(self, model: Any, settings: Settings) -> None:
+    def __init__(self, model: Any, settings: Settings, *, is_tuned: bool = False) -> None:
         self._openvino = import_openvino()
+        if is_tuned and settings.shapes is not None:
+            model = model.clone()
+            shapes = (self._openvino.PartialShape(list(shape)) for shape in settings.shapes)
+            model.reshape(dict(zip(model.inputs, shapes, strict=True)))
         compiled = core().compile_model(model, "CPU", properties(settings))
         _report_downgrade(compiled, settings)
         self._request = compiled.create_infer_request()

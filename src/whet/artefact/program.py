@@ -20,6 +20,7 @@ from whet.artefact.ones import conditions_on_ones
 from whet.artefact.operators import custom_operators
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, TargetError, reason
+from whet.scripted import trace_failure
 from whet.signature import FlatModel, Signature
 from whet.workload import Subject
 
@@ -46,7 +47,7 @@ def export(module: nn.Module, subject: Subject, *, contiguous: bool = False) -> 
                 module, arguments, dynamic_shapes=(shapes,) if shapes is not None else None, strict=False
             )
     except Exception as error:  # torch.export raises whatever the user's forward or its tracer does
-        raise TargetError(f"torch.export cannot trace the model: {reason(error)}") from error
+        raise TargetError(f"torch.export cannot trace the model: {trace_failure(module, error)}") from error
     known = [*conditions(subject), *conditions_of(program)]
     if shapes is not None and not _is_known(subject):  # the first graph is the one that was made from the model's code
         known += _conditions_on_ones(module, program, arguments, subject)

@@ -16,6 +16,7 @@ from whet.files import write_whole
 from whet.signature import Signature
 
 MANIFEST = "artefact.json"
+FORMAT = 2  # 1 had a signature of tensors alone, without the structure around them
 
 
 class Manifest(BaseModel):
@@ -23,7 +24,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
-    format: int = 1
+    format: int = FORMAT
     runtime: str
     signature: dict[str, Any]
     num_threads: int | None = None
@@ -113,8 +114,9 @@ def read_manifest(directory: Path) -> Manifest:
         raise ArtefactError(f"{directory} holds no {MANIFEST}; give a directory that `whet tune` or `whet apply` wrote")
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(data, dict) and data.get("format", 1) != 1:
-            raise ArtefactError(f"{path} has format {data['format']}, this whet reads format 1; install a newer whet")
+        if isinstance(data, dict) and (found := data.get("format", FORMAT)) != FORMAT:
+            remedy = "write it again with `whet apply`" if found in range(FORMAT) else "install a newer whet"
+            raise ArtefactError(f"{path} has format {found}, this whet reads format {FORMAT}; {remedy}")
         manifest = Manifest.model_validate(data)
         manifest.read_signature()
         Guards(manifest.conditions)

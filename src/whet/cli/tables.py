@@ -81,6 +81,10 @@ def show_trial(console: Console, record: TrialRecord) -> None:
     elif options:
         line.append(f" {options}", "dim")
     console.print(line, no_wrap=True, overflow="ellipsis")
+    for note in record.notes:
+        if note.startswith("fixed to batch"):
+            text = Text(f"  {figures.one_line(note)}", "dim")
+            console.print(text, no_wrap=True, overflow="ellipsis")
 
 
 def _cells(result: Result, point: Point) -> list[Text]:
@@ -90,6 +94,8 @@ def _cells(result: Result, point: Point) -> list[Text]:
         name = Text("torch.compile alone")
     if point.label == result.best.label:
         name.append("  kept" if not point.steps else "  winner", "green")
+    if point.fixed_batch is not None:
+        name.append(f"\nfixed to batch {point.fixed_batch}", "dim")
     is_shown = bool(point.steps) and not point.doubt  # a factor that cannot be believed is not shown
     speedup = Text(figures.ratio(point.speedup) if is_shown else figures.DASH)
     if is_shown and figures.interval(point.speedup_ci95) != figures.DASH:

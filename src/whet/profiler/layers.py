@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from whet.profiler.spans import Spans, watched, watching_cost_s
 from whet.profiler.work import FORMULAS, Work, WorkCounter, count_work
-from whet.signature import Batch, split
+from whet.signature import Batch, split, tensors_of
 from whet.workload import Subject
 
 T = TypeVar("T")
@@ -98,9 +98,8 @@ def _call(model: nn.Module, batch: Batch) -> Any:
 
 
 def _device(model: nn.Module, batch: Batch) -> str:
-    args, kwargs = split(batch)
-    values = (*model.parameters(), *model.buffers(), *args, *kwargs.values())
-    return next((value.device.type for value in values if isinstance(value, torch.Tensor)), "cpu")
+    tensors = (*model.parameters(), *model.buffers(), *tensors_of(batch))
+    return next((tensor.device.type for tensor in tensors), "cpu")
 
 
 def _count(

@@ -29,7 +29,7 @@ from whet.profiler.session import look_at, nsight_commands
 from whet.profiler.spans import watched
 from whet.profiler.timeline import Timeline, cuda_fragmentation
 from whet.profiler.verdict import Hint, growth_sentence, model_verdict
-from whet.signature import read_signature, split
+from whet.signature import read_signature, split, tensors_of
 from whet.workload import Subject, Workload
 
 _TIMING_S = 1.5
@@ -87,7 +87,7 @@ def profile_workload(
     Raises ModelError where the model raises on its very first call; later, the report is partial.
     """
     device = device_of(workload)
-    empty = any(isinstance(t, Tensor) and not t.numel() for part in split(workload.inputs[0]) for t in _values(part))
+    empty = any(not tensor.numel() for tensor in tensors_of(workload.inputs[0]))
     notes = ("the batch holds no samples, so this is what calling the model costs",) if empty else ()
     run = _Run(workload, depth, target, limits, advise, done, Report(workload.name, device, notes=notes), device)
     run.calls = [_call(workload.model, batch) for batch in workload.inputs]
@@ -285,13 +285,7 @@ def _watch_memory(run: _Run) -> None:
     tracker = AllocationTracker()
     sections = Sections(depth=run.depth, read_bytes=lambda: tracker.held_bytes, read_again_ns=0)
     tracker.changed = sections.saw_bytes
-    inputs = [
-        value
-        for batch in run.workload.inputs
-        for part in split(batch)
-        for value in _values(part)
-        if isinstance(value, Tensor)
-    ]
+    inputs = [tensor for batch in run.workload.inputs for tensor in tensors_of(batch)]
     tracker.know((*run.model.parameters(), *run.model.buffers(), *inputs))
     named = names_of(Reach(modules=[run.model]))  # by this model, not by one that was exported from it
     named |= {key: "inputs" for tensor in inputs if (key := storage_key(tensor)) is not None}
@@ -327,10 +321,6 @@ def _with_memory(timed: Sequence[SectionCost], watched: Sequence[SectionCost]) -
 def _call(model: nn.Module, batch: Any) -> Callable[[], Any]:
     args, kwargs = split(batch)
     return lambda: model(*args, **kwargs)
-
-
-def _values(part: Any) -> Sequence[Any]:
-    return list(part.values()) if isinstance(part, dict) else list(part)
 
 
 def _repeated(most: int, *, least: int = 1) -> Iterator[int]:

@@ -7,6 +7,7 @@ modules again (under the names they had), views are reshapes, and the checks tha
 import contextlib
 import copy
 import itertools
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from torch import Tensor, fx, nn
 from whet.artefact import program
 from whet.errors import TargetError
 from whet.signature import FlatModel, Signature
-from whet.workload import Subject
+from whet.workload import Subject, finite_entries
 
 _aten = torch.ops.aten
 
@@ -108,8 +109,12 @@ def relative_error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     worst = 0.0
     for a, b in zip(found, wanted, strict=True):
         if b.numel():
-            a, b = a.detach().double(), b.detach().double()
-            worst = max(worst, float((a - b).abs().max()) / (float(b.abs().max()) or 1.0))
+            finite = finite_entries(a.detach().double(), b.detach().double())
+            if finite is None:
+                return math.inf
+            a, b = finite
+            if b.numel():
+                worst = max(worst, float((a - b).abs().max()) / (float(b.abs().max()) or 1.0))
     return worst
 
 

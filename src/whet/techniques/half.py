@@ -13,7 +13,7 @@ from whet.errors import TargetError
 from whet.machine import Machine
 from whet.techniques.graph import Traced, rebuild, trace
 from whet.techniques.technique import Candidate
-from whet.workload import Subject
+from whet.workload import Subject, finite_entries
 
 _aten = torch.ops.aten
 
@@ -60,7 +60,11 @@ def to_half(candidate: Candidate, dtype: torch.dtype, name: str) -> Candidate:
     half = Half(module, dtype, dtypes)
     with torch.no_grad():
         outputs = half(*candidate.subject.flat_inputs[0])
-    if not all(torch.isfinite(t).all() for t in outputs if t.is_floating_point()):
+        overflows = not all(torch.isfinite(t).all() for t in outputs)
+        if overflows:  # unless the original's masked places are infinite themselves
+            wanted = candidate.module(*candidate.subject.flat_inputs[0])
+            overflows = any(finite_entries(a, b) is None for a, b in zip(outputs, wanted, strict=True))
+    if overflows:
         raise TargetError(f"{name}: the outputs overflow to infinity or NaN; leave it out of the recipe")
     return candidate.with_module(half, *notes)
 

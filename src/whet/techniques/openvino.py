@@ -133,7 +133,14 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
         notes += kept
     if options.precision != "f32":
         halve_weights(model)
-    return candidate.with_runtime(OpenVINORuntime(model, Settings(precision=precision)), *notes)
+    settings = Settings(precision=precision, shapes=_tuned_shapes(candidate.subject))
+    return candidate.with_runtime(OpenVINORuntime(model, settings), *notes)
+
+
+def _tuned_shapes(subject: Subject) -> tuple[tuple[int, ...], ...] | None:
+    """Return the shapes of the inputs of a model with free dimensions; None where the batches differ in them."""
+    found = {tuple(tuple(x.shape) for x in batch) for batch in subject.flat_inputs}
+    return found.pop() if subject.signature.is_dynamic and len(found) == 1 else None
 
 
 def _float_precision(options: Options, subject: Subject) -> Literal["f32", "bf16"]:

@@ -74,6 +74,8 @@ def _damage(found: Sequence[tuple[Tensor, ...]], wanted: Sequence[tuple[Tensor, 
     for ours, theirs in zip(found, wanted, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             if b.is_floating_point():
+                is_finite = a.isfinite() & b.isfinite()
+                a, b = a[is_finite], b[is_finite]
                 error += float((a.double() - b.double()).square().sum())
                 size += float(b.double().square().sum())
     return error / size if size else error

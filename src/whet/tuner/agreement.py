@@ -9,7 +9,7 @@ from torch import Tensor
 from whet.errors import TargetError
 from whet.signature import argument_of
 from whet.tuner.result import Agreement
-from whet.workload import Subject
+from whet.workload import Subject, finite_entries
 
 _SMALLEST_SPREAD = 1e-6  # of the norm: below that an output is a constant, whose spread is rounding
 
@@ -62,10 +62,11 @@ class _Sums:
             original, variant = (torch.view_as_real(y.resolve_conj()) for y in (original, variant))
         is_whole = not original.is_floating_point()
         self.is_whole &= is_whole
-        a, b = original.detach().double(), variant.detach().double()
-        if not torch.isfinite(b).all():
+        finite = finite_entries(original.detach().double(), variant.detach().double())
+        if finite is None:
             self.is_finite = False
             return
+        a, b = finite
         self.num += a.numel()
         self.num_unequal += int((a != b).sum())
         self.a += float(a.sum())
@@ -73,8 +74,9 @@ class _Sums:
         self.bb += float(b.square().sum())
         self.ab += float((a * b).sum())
         self.dd += float((a - b).square().sum())
-        if not is_whole and a.dim() and a.shape[-1] > 1 and a.numel():
-            same = a.reshape(-1, a.shape[-1]).argmax(-1) == b.reshape(-1, a.shape[-1]).argmax(-1)
+        if not is_whole and original.dim() and original.shape[-1] > 1 and original.numel():
+            rows, others = (y.detach().reshape(-1, y.shape[-1]) for y in (original, variant))
+            same = rows.argmax(-1) == others.argmax(-1)
             self.num_rows += same.numel()
             self.num_same_top += int(same.sum())
 

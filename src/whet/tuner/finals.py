@@ -199,4 +199,5 @@ def _point(bench: Workbench, contender: TrialRecord | None, runs: Sequence[_Run]
         share_of_limit=bench.share_of_limit(steps, latency),
         process_latencies_ms=[r["latency_ms"] for r in runs],
         load=asdict(total(Load(**r["load"]) for r in runs)),
+        fixed_batch=None if contender is None else contender.fixed_batch,
     )

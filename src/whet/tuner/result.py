@@ -21,10 +21,10 @@ class Agreement(BaseModel):
     """How closely a variant's outputs agree with the original's on the calibration batches; the worst output counts.
 
     relative_error: norm of the difference over norm of the original; None where the variant's outputs hold NaN or
-    infinity, which JSON has no number for. distance: what may not exceed `max_drop` where a workload has no quality:
-    half the squared error over the squared spread of the original's values, which for values around zero is
-    1 - cosine, and tells an offset or a scale as well; of whole numbers, the share that differs. cosine: of all values
-    as one vector.
+    infinity where the original's do not, or the other way round. Places where both hold the same are left out.
+    distance: what may not exceed `max_drop` where a workload has no quality: half the squared error over the squared
+    spread of the original's values, which for values around zero is 1 - cosine, and tells an offset or a scale as well;
+    of whole numbers, the share that differs. cosine: of all values as one vector.
     top1: share of rows whose largest entry is at the same place; None where no output has rows of two or more floats.
     """
 
@@ -78,6 +78,7 @@ class TrialRecord(BaseModel):
     build_s: float | None = None  # conversion, calibration, compilation and saving
     seconds: float = 0.0  # all of the trial
     libraries: list[str] = Field(default_factory=list)  # what whet.load needs for the artefact's custom operators
+    fixed_batch: int | None = None  # the only batch size that was saved; None where any size can be called
     notes: list[str] = Field(default_factory=list)
     fingerprint: str = ""
     busy: str = ""
@@ -116,6 +117,7 @@ class Point(BaseModel):
     speedup_ci95: tuple[float, float] = (1.0, 1.0)
     p_value: float | None = None
     noise: float = 1.0  # the ratio that as many pairs of the original with itself could show by chance
+    fixed_batch: int | None = None  # the only batch size that can be called; None for any
     verdict: str = ""  # pass, fail or inconclusive: is it faster than the original?
     load: dict[str, float] = Field(default_factory=dict)  # what else the machine did meanwhile: measure.load.Load
     doubt: str = ""  # why its times prove nothing, where the verdict is inconclusive for such a reason

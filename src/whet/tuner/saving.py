@@ -65,7 +65,12 @@ def saved_original(bench: Workbench) -> Saved:
 
 def _try_original(bench: Workbench, artefact: Path) -> Saved:
     shutil.rmtree(artefact, ignore_errors=True)
-    arguments = {"target": bench.target, "signature": bench.facts["signature"], "directory": str(artefact)}
+    arguments = {
+        "target": bench.target,
+        "signature": bench.facts["signature"],
+        "directory": str(artefact),
+        "batch": bench.facts.get("batch"),
+    }
     outcome = bench.run("save_original", arguments, artefact.parent, bench.trial_limit_s)
     if outcome.value is None:
         return Saved(reason=outcome.failure.message if outcome.failure else "its process gave no result")

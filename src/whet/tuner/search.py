@@ -234,6 +234,7 @@ def try_recipe(
             "max_drop": goal.max_drop,
             "timing_s": TIMING_S,
             "sample_scores": bench.facts.get("sample_scores", []),
+            "batch": bench.facts.get("batch"),
         },
         folder,
         limit_s=bench.trial_limit_s,

@@ -32,6 +32,7 @@ from whet.recipe import Step
 from whet.signature import FlatModel, Signature
 from whet.techniques.half import device_type
 from whet.tuner.agreement import agree
+from whet.tuner.batch import BatchDimension, make, with_free_batch
 from whet.tuner.build import build, is_in_process, refusals, technique_of
 from whet.tuner.finalist import INPUTS, open_target, write_inputs
 from whet.tuner.in_process import as_artefact
@@ -56,7 +57,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
     started = time.perf_counter()
     workload = open_target(target)
     open_s = time.perf_counter() - started
-    subject = examine(workload)
+    subject, batch = with_free_batch(examine(workload))
     weights = digest(workload)  # before more calls than one can count: some buffers are counters
     machine = describe()
     began = time.perf_counter()
@@ -74,6 +75,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "examined_s": time.perf_counter() - started - limits_s,
         "limits_s": limits_s,
         "signature": _SIGNATURE.dump_python(subject.signature, mode="json"),
+        "batch": batch.model_dump(),
         "score": subject.score,
         "sample_scores": list(subject.sample_scores),
         "quality_name": quality.name if quality else AGREEMENT,
@@ -111,6 +113,7 @@ def attempt(
     max_drop: float,
     timing_s: float,
     sample_scores: Sequence[float] = (),
+    batch: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Build a recipe, save it into `directory`, load it back, judge its outputs and time it beside the original.
 
@@ -123,7 +126,7 @@ def attempt(
     if refused:
         return {"status": "refused", "reason": "; ".join(f"{step.technique}: {why}" for step, why in refused)}
     started = time.perf_counter()
-    artefact, facts = _made(subject, recipe, Path(directory))
+    artefact, facts = _made(subject, recipe, Path(directory), BatchDimension.model_validate(batch or {}))
     result: dict[str, Any] = {"build_s": time.perf_counter() - started, **facts}
     agreement = agree(subject, artefact.run)
     result["agreement"] = agreement.model_dump()
@@ -145,22 +148,25 @@ def screen(
     return time_pair(subject, artefact.run, timing_s, num_threads=num_threads)
 
 
-def _made(subject: Subject, steps: Sequence[Step], directory: Path) -> tuple[Artefact, dict[str, Any]]:
-    """What a recipe makes of a subject, as loaded back from `directory`; and its size, its notes and its libraries.
+def _made(
+    subject: Subject, steps: Sequence[Step], directory: Path, batch: BatchDimension
+) -> tuple[Artefact, dict[str, Any]]:
+    """Return what a recipe makes of a subject, as loaded back from `directory`, and the facts of a TrialRecord about it.
 
     Beside the directory lies what it answers to the first batch. A recipe that works in process writes nothing.
     """
-    candidate = build(subject, steps)
-    notes = list(candidate.notes)
-    if candidate.is_in_process:
+    if is_in_process(steps):
+        candidate = build(subject, steps)
         size = checkpoint_bytes(subject.workload)
-        return as_artefact(candidate), {"notes": notes, "size_bytes": size, "libraries": []}
-    candidate.save(directory)
-    del candidate
-    artefact = load(directory)
-    libraries = libraries_of(artefact.manifest.operators)
-    write_answers(artefact.run, subject.flat_inputs[0], directory.parent / ANSWERS)
-    return artefact, {"notes": notes, "size_bytes": size_bytes(directory), "libraries": libraries}
+        return as_artefact(candidate), {"notes": list(candidate.notes), "size_bytes": size, "libraries": []}
+    made = make(subject, steps, directory, batch)
+    write_answers(made.artefact.run, subject.flat_inputs[0], directory.parent / ANSWERS)
+    return made.artefact, {
+        "notes": list(made.notes),
+        "size_bytes": size_bytes(directory),
+        "libraries": libraries_of(made.artefact.manifest.operators),
+        "fixed_batch": made.fixed_batch,
+    }
 
 
 def replay(
@@ -185,13 +191,13 @@ def replay(
     if doubt := doubt_about_model(model, workload):
         doubts.append(doubt)
         refuse(doubts, force=force)
-    subject = examine(workload)
+    subject, batch = with_free_batch(examine(workload))
     num_threads = torch.get_num_threads()  # the recipe may set its own as it is loaded
     recipe = _STEPS.validate_python(steps)
     dropped = refusals(recipe, subject, describe())
     names = {step.technique for step, _ in dropped}
     kept = [step for step in recipe if step.technique not in names]
-    artefact, facts = _made(subject, kept, Path(directory))
+    artefact, facts = _made(subject, kept, Path(directory), batch)
     agreement = agree(subject, artefact.run)
     judged = judge(subject, artefact, agreement, math.inf if max_drop is None else max_drop)
     if judged["reason"]:
@@ -230,10 +236,12 @@ def refuse(doubts: list[str], *, force: bool) -> None:
         raise RecipeRefused(f"not applied: {'; '.join(doubts)}. To apply it all the same, use --force (force=True)")
 
 
-def save_original(target: str, signature: dict[str, Any], directory: str) -> dict[str, Any]:
+def save_original(
+    target: str, signature: dict[str, Any], directory: str, batch: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Save the original as an artefact, and its answers beside that."""
     subject = reopen(target, signature)
-    artefact, facts = _made(subject, [], Path(directory))
+    artefact, facts = _made(subject, [], Path(directory), BatchDimension.model_validate(batch or {}))
     return {"agreement": agree(subject, artefact.run).model_dump(), **facts}
 
 
@@ -252,7 +260,10 @@ def judge(subject: Subject, predict: Callable[..., Any], agreement: Agreement, m
     """
     found: dict[str, Any] = {"quality": None, "drop": None, "change": None, "status": "rejected"}
     if agreement.distance is None:
-        return {**found, "reason": "its outputs hold NaN or infinity"}
+        return {
+            **found,
+            "reason": "its outputs hold NaN or infinity where the original's do not, or the other way round",
+        }
     quality = subject.workload.quality
     if quality is None or subject.score is None:
         name = "agreement with the original"

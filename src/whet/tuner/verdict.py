@@ -133,6 +133,8 @@ def gain(
         text += f"; {quality_name}: {before}{best.quality:.4g} after"
         if baseline.quality is not None:
             text += f" ({figures.change(best.change, goal.max_drop)})"
+    if best.fixed_batch is not None:
+        text += f"; fixed to batch {best.fixed_batch}"
     if is_in_process(best.steps):
         text += f". It cannot be saved: {ADVICE}"
     return text + "."
@@ -252,5 +254,6 @@ def point_of(record: TrialRecord, num_samples: float) -> Point | None:
         share_of_limit=record.share_of_limit,
         speedup=record.speedup,
         speedup_ci95=record.speedup_ci95,
+        fixed_batch=record.fixed_batch,
         verdict="screened",
     )

@@ -19,23 +19,26 @@ from torch import Tensor, nn
 
 from whet.errors import MissingExtra, TargetError, reason
 from whet.workload import Workload
+from whet.workloads import audio
 
 DEFAULT_TOKENS = 128
 DEFAULT_IMAGE_SIZE = 224  # pixels
 NUM_BATCHES = 4
+_LIMITS = ("max_position_embeddings", "n_positions", "max_target_positions")  # names of the most tokens of a text
 
 
 class Options(BaseModel):
-    """What may follow the question mark. seq: tokens in each text."""
+    """What may follow the question mark. seq: tokens in each text. seconds: the length of each sound."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     batch: Annotated[int, Field(ge=1, le=65536)] = 1
     seq: Annotated[int, Field(ge=1)] | None = None
+    seconds: Annotated[float, Field(gt=0, le=3600)] | None = None
 
 
 def build(directory_and_options: str, sizes: Mapping[str, int] = MappingProxyType({})) -> Workload:
-    """The workload of `DIR?batch=B&seq=T`, its inputs random from a fixed seed.
+    """Return the workload of `DIR?batch=B&seq=T&seconds=S`, its inputs random from a fixed seed.
 
     Raises TargetError where the directory or an option is wrong, MissingExtra where transformers is not installed.
     """
@@ -49,22 +52,38 @@ def build(directory_and_options: str, sizes: Mapping[str, int] = MappingProxyTyp
     generator = torch.Generator().manual_seed(0)
     return Workload(
         model=model,
-        inputs=[example_inputs(model, options, generator) for _ in range(NUM_BATCHES)],
+        inputs=[example_inputs(model, options, generator, directory) for _ in range(NUM_BATCHES)],
         name=directory.resolve().name,
     )
 
 
-def example_inputs(model: nn.Module, options: Options, generator: torch.Generator) -> dict[str, Tensor]:
-    """One batch of what the model's forward takes: text, images or both. Raises TargetError where it takes neither."""
+def example_inputs(
+    model: nn.Module, options: Options, generator: torch.Generator, directory: Path
+) -> dict[str, Tensor]:
+    """Return one batch of what the model's forward takes: text, images, both, or sound.
+
+    Raises:
+        TargetError: where the model takes something else, or an option does not apply to it.
+    """
     parameters = inspect.signature(model.forward).parameters
     config: Any = model.config
+    if config.model_type in audio.KINDS:
+        inputs = audio.sound(config, options, generator, directory)
+        if "decoder_input_ids" in parameters:
+            inputs["decoder_input_ids"] = _text(config, options, generator)
+        elif options.seq is not None:
+            raise TargetError(f"{type(model).__name__} takes sound: seq does not apply, give seconds")
+        return inputs
+    if options.seconds is not None:
+        raise TargetError(f"{type(model).__name__} takes no sound: seconds does not apply, leave it out")
     wanted = {"pixel_values", "input_ids"} & set(parameters)
     if getattr(config, "vision_config", None) is None:  # a model of one kind of data says which
         wanted &= {model.main_input_name}
     if not wanted:
         raise TargetError(
-            f"{type(model).__name__} takes {model.main_input_name}; whet makes example inputs for text (input_ids) and "
-            "images (pixel_values) only: write a function that returns (model, inputs) and name it as FILE.py:FUNCTION"
+            f"{type(model).__name__} takes {model.main_input_name}; whet makes example inputs for text (input_ids), "
+            f"images (pixel_values) and the sound of {', '.join(sorted(audio.KINDS))}: "
+            "write a function that returns (model, inputs) and name it as FILE.py:FUNCTION"
         )
     inputs = {}
     if "pixel_values" in wanted:
@@ -92,7 +111,8 @@ def _image(config: Any, options: Options, generator: torch.Generator) -> Tensor:
 
 def _text(config: Any, options: Options, generator: torch.Generator) -> Tensor:
     """Random token ids, int64 [batch, seq]."""
-    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    limits = (getattr(config, name, None) for name in _LIMITS)
+    limit = next((size for size in limits if size), None)
     if limit and options.seq and options.seq > limit:
         raise TargetError(
             f"seq={options.seq} is more than the {limit} tokens this model takes (max_position_embeddings)"
@@ -121,7 +141,7 @@ def _parse_options(query: str) -> Options:
         wrong = f"{'.'.join(map(str, first['loc']))}={first['input']}: {first['msg']}"
     except ValueError:
         wrong = "not of the form NAME=VALUE&NAME=VALUE"
-    known = "Options are batch, seq and device: hf:DIR?batch=8&seq=256&device=cuda"
+    known = "Options are batch, seq, seconds and device: hf:DIR?batch=8&seq=256&device=cuda"
     raise TargetError(f"bad option in ?{query}: {wrong}. {known}")
 
 

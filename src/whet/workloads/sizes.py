@@ -1,14 +1,13 @@
 """A workload at another batch size or sequence length: its first batch, cut or repeated."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from whet.errors import OptionError
-from whet.signature import Batch
+from whet.signature import map_tensors, tensors_of
 from whet.workload import Workload
 
 _NAMES = ("batch", "seq")
@@ -33,48 +32,33 @@ def resized(workload: Workload, *, batch: int | None = None, seq: int | None = N
     """
     first = workload.inputs[0]
     if seq is not None:
-        first = _map(first, lambda x: _indexed(x, 1, seq) if _has_tokens(x, workload.num_samples) else x)
-        if not any(_has_tokens(x, workload.num_samples) for x in _tensors(first)):
+        first = map_tensors(first, lambda x: _indexed(x, 1, seq) if _has_tokens(x, workload.num_samples) else x)
+        if not any(_has_tokens(x, workload.num_samples) for x in tensors_of(first)):
             raise OptionError(
                 f"seq does not apply to {workload.name}: none of its inputs is [batch, tokens] of whole numbers; "
                 "give your function a parameter `seq`, or leave seq out"
             )
     if batch is not None:
-        if not any(_has_samples(x, workload.num_samples) for x in _tensors(first)):
+        if not any(_has_samples(x, workload.num_samples) for x in tensors_of(first)):
             raise OptionError(
                 f"batch does not apply to {workload.name}: none of its inputs has {workload.num_samples} samples along "
                 "its first dimension; give your function a parameter `batch`, or leave batch out"
             )
-        first = _map(first, lambda x: _indexed(x, 0, batch) if _has_samples(x, workload.num_samples) else x)
+        first = map_tensors(first, lambda x: _indexed(x, 0, batch) if _has_samples(x, workload.num_samples) else x)
     if batch is None and seq is None:
         return workload
     num_samples = workload.num_samples if batch is None else batch
     return replace(workload, inputs=[first], calibration=(), num_samples=num_samples)
 
 
-def _has_samples(value: Any, num_samples: int) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == num_samples
+def _has_samples(value: Tensor, num_samples: int) -> bool:
+    return value.dim() > 0 and value.shape[0] == num_samples
 
 
-def _has_tokens(value: Any, num_samples: int) -> bool:
+def _has_tokens(value: Tensor, num_samples: int) -> bool:
     return _has_samples(value, num_samples) and value.dim() == 2 and not value.is_floating_point()
 
 
 def _indexed(x: Tensor, dim: int, size: int) -> Tensor:
     """The first `size` entries along a dimension, from the start again where there are fewer."""
     return x.index_select(dim, torch.arange(size, device=x.device) % x.shape[dim])
-
-
-def _map(batch: Batch, change: Callable[[Any], Any]) -> Batch:
-    if isinstance(batch, Mapping):
-        return {name: change(value) for name, value in batch.items()}
-    if isinstance(batch, Tensor):
-        changed: Tensor = change(batch)
-        return changed
-    return tuple(map(change, batch))
-
-
-def _tensors(batch: Batch) -> list[Any]:
-    if isinstance(batch, Mapping):
-        return list(batch.values())
-    return [batch] if isinstance(batch, Tensor) else list(batch)

@@ -112,9 +112,17 @@ def _as_workload(returned: Any, source: str, default_name: str) -> Workload:
 
 
 def _is_call(model: nn.Module, inputs: Any, source: str) -> bool:
-    """Whether a tuple of tensors is one call's arguments; else it is several batches. TargetError: it may be either."""
-    if not isinstance(inputs, tuple) or len(inputs) < 2 or not all(isinstance(x, Tensor) for x in inputs):
+    """Return whether a tuple is one call's arguments; otherwise it is several batches.
+
+    Raises:
+        TargetError: where it may be either.
+    """
+    if not isinstance(inputs, tuple) or len(inputs) < 2:
         return False
+    if not all(isinstance(x, Tensor) for x in inputs):
+        # batches are all of one kind, and a constant is none
+        kinds = {Tensor if isinstance(x, Tensor) else Mapping if isinstance(x, Mapping) else type(x) for x in inputs}
+        return len(kinds) > 1
     parameters = parameters_of(model.forward).values()
     by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     num_needed = sum(p.default is p.empty for p in by_position)

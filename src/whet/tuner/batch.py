@@ -1,0 +1,219 @@
+"""The batch dimension of what is saved: free wherever the model and every technique of the recipe take other sizes.
+
+A variant is first built with a free batch. It counts as free only once the artefact, loaded from disk, has answered
+other batch sizes as the model does. Otherwise it is built again, fixed to the batch size of the inputs, and says why.
+"""
+
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel
+from torch import Tensor
+
+from whet.artefact import Artefact, load
+from whet.artefact.guards import Guards
+from whet.artefact.inductor import CompileRuntime
+from whet.errors import MissingExtra, TargetError, reason
+from whet.recipe import Step
+from whet.signature import output_tensors, read_output
+from whet.tuner.build import build
+from whet.workload import Subject, finite_entries, samples_of
+
+_TOLERANCE = 1e-3  # of a usual value: what another batch size may change by another order of sums
+_REFUSES_ONE = "a batch of 1 is refused: the model takes another path there"
+_MARGIN = 5.0  # an error beyond this many times that at the tuned size is more than rounding
+
+
+class BatchDimension(BaseModel):
+    """What is known of a target's batch dimension.
+
+    size: of the inputs. freed: the inputs, by position, whose first dimension was set free though it never varied.
+    reason: why it is fixed, or "".
+    """
+
+    size: int = 1
+    freed: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A variant as loaded back from disk. fixed_batch: the only batch size it takes, None for any."""
+
+    artefact: Artefact
+    notes: tuple[str, ...]
+    fixed_batch: int | None
+
+
+def with_free_batch(subject: Subject) -> tuple[Subject, BatchDimension]:
+    """Return the subject with its batch dimension free, if the model itself takes other batch sizes."""
+    size = samples_of(subject.workload.inputs[0])
+    shapes = [argument.shape for argument in subject.signature.inputs]
+    if not shapes[0] or shapes[0][0] is None:  # there is no batch, or it is free already
+        return subject, BatchDimension(size=size)
+    freed = tuple(i for i, shape in enumerate(shapes) if shape and shape[0] == size)
+    free = _with_batch(subject, freed, None)
+    for other in _other_sizes(size):
+        if why := _refusal(free, other):
+            return subject, BatchDimension(size=size, reason=f"the model does not take a batch of {other}: {why}")
+    return free, BatchDimension(size=size, freed=freed)
+
+
+def make(subject: Subject, steps: Sequence[Step], directory: Path, batch: BatchDimension) -> Made:
+    """Build a recipe, save it into `directory` and load it back, with a free batch where it holds for other sizes.
+
+    Raises:
+        TargetError: where the recipe cannot be built, or answers another batch size wrongly though the inputs vary.
+    """
+    if not batch.freed:
+        made = _make(subject, steps, directory, batch.size if batch.reason else None, batch.reason)
+        if not batch.reason and (wrong := _disagreement(subject, made.artefact, batch.size).wrong):
+            raise TargetError(wrong)
+        return made
+    try:
+        made = _make(subject, steps, directory, None, "")
+        made.artefact.run(*subject.flat_calibration[0])  # which may break a condition on sizes
+        found = _disagreement(subject, made.artefact, batch.size)
+        if not found.wrong and found.refused in ((), (1,)):
+            return replace(made, notes=(*made.notes, _REFUSES_ONE)) if found.refused else made
+        why = found.wrong or found.reason
+    except (MissingExtra, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - compilers and converters raise whatever they stumble over
+        why = reason(error)
+    shutil.rmtree(directory, ignore_errors=True)
+    return _make(_with_batch(subject, batch.freed, batch.size), steps, directory, batch.size, why)
+
+
+def _make(subject: Subject, steps: Sequence[Step], directory: Path, fixed_batch: int | None, why: str) -> Made:
+    candidate = build(subject, steps)
+    if fixed_batch is not None:
+        candidate = replace(candidate, notes=(*candidate.notes, f"fixed to batch {fixed_batch}: {why}"))
+    return Made(load(candidate.save(directory)), candidate.notes, fixed_batch)
+
+
+@dataclass(frozen=True)
+class _Disagreement:
+    """What an artefact does with other batch sizes.
+
+    wrong: which size it answers otherwise than the model, in words. refused: the sizes for which it raises, and why.
+    """
+
+    wrong: str = ""
+    refused: tuple[int, ...] = ()
+    reason: str = ""
+
+
+def _disagreement(subject: Subject, artefact: Artefact, size: int) -> _Disagreement:
+    """Run an artefact on other batch sizes, beside the model. Rows that it knows may be off as far as they were."""
+    if not _batched(subject):
+        return _Disagreement()
+    tensors, wanted = subject.flat_calibration[0], subject.outputs[0]
+    rows = tensors[_batched(subject)[0]].shape[0]
+    known = [y.clone() for y in artefact.run(*tensors)]
+    refused, why = [], ""
+    for other in _other_sizes(size):
+        inputs = _resized(subject, other)
+        try:
+            expected = _outputs(subject, inputs)
+        except Exception:  # noqa: BLE001 - what the model itself does not take needs no answer
+            continue
+        try:
+            found = _answer(artefact, inputs, other)
+        except Exception as error:  # noqa: BLE001 - whatever a runtime raises for sizes that it does not take
+            refused.append(other)
+            why = why or reason(error)
+            continue
+        for ours, theirs, before, original in zip(found, expected, known, wanted, strict=True):
+            usual, allowed = _usual(original), _error(before, original, _usual(original))
+            if other < rows and before.dim() and before.shape[0] == rows:
+                allowed = max(allowed, _error(before[:other], original[:other], usual))
+            if not _error(ours, theirs, usual) <= _MARGIN * allowed + _TOLERANCE:
+                return _Disagreement(f"the variant answers a batch of {other} otherwise than the model")
+    return _Disagreement("", tuple(refused), why)
+
+
+def _answer(artefact: Artefact, inputs: Sequence[Tensor], size: int) -> tuple[Tensor, ...]:
+    """Run an artefact. What torch.compile would compile again for a batch of 1 runs uncompiled, which saves minutes."""
+    if size == 1 and isinstance(artefact.runtime, CompileRuntime):
+        Guards(artefact.manifest.conditions).check(inputs)
+        return artefact.runtime.run_uncompiled(inputs)
+    return artefact.run(*inputs)
+
+
+def _other_sizes(size: int) -> tuple[int, ...]:
+    return (1, size + 1) if size > 1 else (2, 3)
+
+
+def _refusal(subject: Subject, size: int) -> str:
+    """Return why the model does not take a batch of `size`, or ""."""
+    signature = subject.signature
+    try:
+        args, kwargs = signature.call(_resized(subject, size))
+        with torch.no_grad():
+            output = subject.workload.model(*args, **kwargs)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - the user's model may raise anything
+        return reason(error)
+    return "" if read_output(output) == signature.output else "it returns other constants then"
+
+
+def _outputs(subject: Subject, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    args, kwargs = subject.signature.call(tensors)
+    with torch.no_grad():
+        return output_tensors(subject.workload.model(*args, **kwargs))
+
+
+def _batched(subject: Subject) -> list[int]:
+    """Return the positions of the inputs whose first dimension is free."""
+    return [i for i, argument in enumerate(subject.signature.inputs) if argument.shape and argument.shape[0] is None]
+
+
+def _resized(subject: Subject, size: int) -> tuple[Tensor, ...]:
+    """Return the first calibration batch with `size` rows: cut, or repeated from the start."""
+    batched = _batched(subject)
+    tensors = subject.flat_calibration[0]
+    rows = tensors[batched[0]].shape[0]
+    return tuple(
+        x.index_select(0, torch.arange(size, device=x.device) % rows) if i in batched and x.shape[0] == rows else x
+        for i, x in enumerate(tensors)
+    )
+
+
+def _with_batch(subject: Subject, positions: Sequence[int], size: int | None) -> Subject:
+    inputs = tuple(
+        replace(argument, shape=(size, *argument.shape[1:])) if i in positions else argument
+        for i, argument in enumerate(subject.signature.inputs)
+    )
+    return replace(subject, signature=replace(subject.signature, inputs=inputs))
+
+
+def _error(found: Tensor, wanted: Tensor, usual: float) -> float:
+    """Return the root mean square of the difference over a usual value; for whole numbers, the share that differs."""
+    if found.shape != wanted.shape:
+        return math.inf
+    if not wanted.numel():
+        return 0.0
+    if not wanted.is_floating_point() and not wanted.is_complex():
+        return float((found != wanted).double().mean())
+    finite = finite_entries(found.detach().to(_wide(wanted)), wanted.detach().to(_wide(wanted)))
+    return math.inf if finite is None else _rms(finite[0] - finite[1]) / usual
+
+
+def _usual(wanted: Tensor) -> float:
+    """Return the root mean square of a result's finite values, or 1.0 where it is zero."""
+    values = wanted.detach().to(_wide(wanted))
+    return _rms(values[values.isfinite()]) or 1.0
+
+
+def _rms(values: Tensor) -> float:
+    return float(values.norm()) / math.sqrt(values.numel()) if values.numel() else 0.0
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.complex128 if x.is_complex() else torch.float64

@@ -1,0 +1,106 @@
+"""Example sound for Hugging Face models: waveforms, or the spectrograms that their feature extractors make.
+
+The shape comes from config.json and the sampling rate from preprocessor_config.json. Values are normal noise, as
+feature extractors scale what they give to a mean of 0 and a variance of 1.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from whet.errors import TargetError, reason
+
+DEFAULT_SECONDS = 2.0
+DEFAULT_RATE = 16_000  # samples a second, where preprocessor_config.json says nothing
+
+_FRAMES_A_SECOND = 100  # of a spectrogram: one every 10 ms
+
+
+class Wanted(Protocol):
+    """The options that concern sound."""
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def seconds(self) -> float | None: ...
+
+
+def sound(config: Any, options: Wanted, generator: torch.Generator, directory: Path) -> dict[str, Tensor]:
+    """Return one batch of sound for a model of one of KINDS, float32.
+
+    Raises:
+        TargetError: where preprocessor_config.json is damaged, or `seconds` does not apply.
+    """
+    name, shape_of = KINDS[config.model_type]
+    preprocessor = _preprocessor(directory)
+    shape = shape_of(config, preprocessor, options.seconds)
+    return {name: torch.randn(options.batch, *shape, generator=generator)}
+
+
+def _waveform(config: Any, preprocessor: dict[str, Any], seconds: float | None) -> tuple[int, ...]:
+    """[samples]"""
+    rate = preprocessor.get("sampling_rate") or DEFAULT_RATE
+    return (max(1, round(rate * (seconds or DEFAULT_SECONDS))),)
+
+
+def _whisper(config: Any, preprocessor: dict[str, Any], seconds: float | None) -> tuple[int, ...]:
+    """[mel bins, frames]: always of one length, to which Whisper pads every sound."""
+    _check_fixed(config, seconds)
+    return config.num_mel_bins, 2 * config.max_source_positions
+
+
+def _spectrogram_transformer(config: Any, preprocessor: dict[str, Any], seconds: float | None) -> tuple[int, ...]:
+    """[frames, mel bins]: always of one length, for which the model has positions."""
+    _check_fixed(config, seconds)
+    return config.max_length, config.num_mel_bins
+
+
+def _speech_to_text(config: Any, preprocessor: dict[str, Any], seconds: float | None) -> tuple[int, ...]:
+    """[frames, features]"""
+    frames = round(_FRAMES_A_SECOND * (seconds or DEFAULT_SECONDS))
+    return min(max(1, frames), config.max_source_positions), config.input_feat_per_channel * config.input_channels
+
+
+def _wav2vec2_bert(config: Any, preprocessor: dict[str, Any], seconds: float | None) -> tuple[int, ...]:
+    """[frames, features]: `stride` frames of the spectrogram lie side by side in one."""
+    stride = preprocessor.get("stride") or 2
+    frames = round(_FRAMES_A_SECOND / stride * (seconds or DEFAULT_SECONDS))
+    return max(1, frames), config.feature_projection_input_dim
+
+
+def _check_fixed(config: Any, seconds: float | None) -> None:
+    if seconds is not None:
+        raise TargetError(f"{config.model_type} takes sound of one length: seconds does not apply, leave it out")
+
+
+_Shape = Callable[[Any, dict[str, Any], float | None], tuple[int, ...]]
+
+_WAVEFORMS = (
+    *("wav2vec2", "wav2vec2-conformer", "hubert", "wavlm", "unispeech", "unispeech-sat", "sew", "sew-d"),
+    "data2vec-audio",
+)
+
+# model_type in config.json -> the name of the input, and its shape without the batch
+KINDS: dict[str, tuple[str, _Shape]] = {
+    **dict.fromkeys(_WAVEFORMS, ("input_values", _waveform)),
+    "audio-spectrogram-transformer": ("input_values", _spectrogram_transformer),
+    "whisper": ("input_features", _whisper),
+    "speech_to_text": ("input_features", _speech_to_text),
+    "wav2vec2-bert": ("input_features", _wav2vec2_bert),
+}
+
+
+def _preprocessor(directory: Path) -> dict[str, Any]:
+    path = directory / "preprocessor_config.json"
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TargetError(f"{path} is damaged: {reason(error)}") from error
+    return found if isinstance(found, dict) else {}
