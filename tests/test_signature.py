@@ -184,7 +184,7 @@ def test_batches_of_different_kinds_are_refused(other: Any, where: str) -> None:
     [
         ((), "no tensor"),
         ({"flag": True}, "no tensor"),
-        ((torch.zeros(1), 3), "input 1 is a int"),
+        ((torch.zeros(1), 3), "input 1 is an int"),
         ((torch.zeros(1), None), "input 1 is a NoneType"),
         ({"x": torch.zeros(1), "cache": [torch.zeros(1)]}, "input cache is a list"),
     ],
@@ -197,7 +197,7 @@ def test_batches_of_anything_but_tensors_are_refused(batch: Any, message: str) -
 def test_outputs_of_anything_else_are_refused() -> None:
     with pytest.raises(TargetError, match="returns a set"):
         read_output({torch.zeros(1)})
-    with pytest.raises(TargetError, match="returns a object"):
+    with pytest.raises(TargetError, match="returns an object"):
         read_output({"a": [object()]})
 
 
