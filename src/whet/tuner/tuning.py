@@ -254,11 +254,7 @@ def _conclude(
         clock=budget.clock,
     )
     is_fair = goal.objective != "memory" or _hold_only_the_model(bench, baseline)
-    reference = plan.compile_only(bench.space)
-    compile_only = next((p for p in points if reference and p.label == str(reference)), None)
-    if compile_only is None and reference is not None:
-        screened = next((r for r in records if r.label == str(reference)), None)
-        compile_only = verdict.point_of(screened, facts["num_samples"]) if screened else None
+    compile_only = _compile_only(bench, records, points)
     best = verdict.choose(goal, baseline, points)
     beaten = best_first[0] if best_first and _is_beaten(goal, best_first[0]) else None
     word: Word = "gain" if best is not baseline else "failed" if verdict.all_failed(records) else "no-gain"
@@ -296,6 +292,16 @@ def _conclude(
         limits=facts["limits"],
         versions=versions(),
     )
+
+
+def _compile_only(bench: Workbench, records: Sequence[TrialRecord], points: Sequence[Point]) -> Point | None:
+    """Return torch.compile alone as the finals or else its trial measured it; None where neither did."""
+    reference = plan.compile_only(bench.space)
+    if reference is None:
+        return None
+    measured = next((point for point in points if point.label == str(reference)), None)
+    screened = next((record for record in records if record.label == str(reference)), None)
+    return measured or (verdict.point_of(screened, bench.facts["num_samples"]) if screened else None)
 
 
 def _contenders(
