@@ -198,7 +198,7 @@ def test_batches_of_different_kinds_are_refused(other: Any, where: str) -> None:
         ((torch.zeros(1), {3}), "input 1 is a set; whet takes tensors, constants"),
         ((torch.zeros(1), torch.float16), "input 1 is a dtype"),
         ((torch.zeros(1), Color.RED), "input 1 is a Color"),
-        ({"x": torch.zeros(1), "cache": [torch.zeros(1), object()]}, r"input cache\[1\] is a object"),
+        ({"x": torch.zeros(1), "cache": [torch.zeros(1), object()]}, r"input cache\[1\] is an object"),
         ({"x": torch.zeros(1), "cache": {3: torch.zeros(1)}}, "input cache is a dict with keys that are no text"),
     ],
 )
@@ -210,7 +210,7 @@ def test_batches_of_anything_but_tensors_are_refused(batch: Any, message: str) -
 def test_outputs_of_anything_else_are_refused() -> None:
     with pytest.raises(TargetError, match="returns a set"):
         read_output({torch.zeros(1)})
-    with pytest.raises(TargetError, match="returns a object"):
+    with pytest.raises(TargetError, match="returns an object"):
         read_output({"a": [object()]})
 
 

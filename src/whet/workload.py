@@ -143,7 +143,7 @@ def examine(workload: Workload, *, with_quality: bool = True) -> Subject:
     answers the same question differently twice, TargetError where the quality function fails.
     """
     model = workload.model.eval()
-    for tensor in itertools.islice(_tensors_of(workload.inputs[0]), 1):
+    for tensor in itertools.islice(tensors_of(workload.inputs[0]), 1):
         use_device_of(tensor)
     seen: list[Batch] = []
     with torch.no_grad():

@@ -301,7 +301,7 @@ def test_lengths_that_differ_need_a_word_on_the_outputs() -> None:
         (lambda x: x.sum(), r"the model returns \[\] for 2 samples"),
         (lambda x: x[:1], r"the model returns \[1, 3\] for 2 samples"),
         (lambda x: {"a": (x, x.T)}, r"the model returns \[3, 2\] at a.1 for 2 samples"),
-        (lambda x: object(), "returns a object, which cannot be split"),
+        (lambda x: object(), "returns an object, which cannot be split"),
         (lambda x: x[:, :2], r"\[2, 2\] for samples padded to 3: dimension 1 is not their length"),
     ],
 )

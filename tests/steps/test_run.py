@@ -137,8 +137,8 @@ def test_the_time_limit_ends_a_loop_and_the_report_says_so() -> None:
     [
         (3, "returned int; it must run its training loop, or return"),
         ((nn.Linear(1, 1), [1]), "returned Linear, list"),
-        ((nn.Linear(1, 1), torch.optim.SGD(nn.Linear(1, 1).parameters()), 7), "the loader is a int"),
-        ((nn.Linear(1, 1), torch.optim.SGD(nn.Linear(1, 1).parameters()), [], 7), "the loss is a int"),
+        ((nn.Linear(1, 1), torch.optim.SGD(nn.Linear(1, 1).parameters()), 7), "the loader is an int"),
+        ((nn.Linear(1, 1), torch.optim.SGD(nn.Linear(1, 1).parameters()), [], 7), "the loss is an int"),
         ((nn.Linear(1, 1), torch.optim.SGD(nn.Linear(1, 1).parameters()), []), "the loader gives no batches"),
         (
             (nn.Linear(1, 1), torch.optim.SGD(nn.Linear(1, 1).parameters()), [torch.ones(2, 1)]),

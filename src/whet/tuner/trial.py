@@ -151,7 +151,7 @@ def screen(
 def _made(
     subject: Subject, steps: Sequence[Step], directory: Path, batch: BatchDimension
 ) -> tuple[Artefact, dict[str, Any]]:
-    """Return what a recipe makes of a subject, as loaded back from `directory`, and the facts of a TrialRecord about it.
+    """Return what a recipe makes of a subject, as loaded back from `directory`, and what a TrialRecord holds of it.
 
     Beside the directory lies what it answers to the first batch. A recipe that works in process writes nothing.
     """

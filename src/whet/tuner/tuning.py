@@ -284,11 +284,7 @@ def _conclude(
         clock=budget.clock,
     )
     is_fair = goal.objective != "memory" or _hold_only_the_model(bench, baseline)
-    reference = plan.compile_only(bench.space)
-    compile_only = next((p for p in points if reference and p.label == str(reference)), None)
-    if compile_only is None and reference is not None:
-        screened = next((r for r in records if r.label == str(reference)), None)
-        compile_only = verdict.point_of(screened, facts["num_samples"]) if screened else None
+    compile_only = _compile_only(bench, records, points)
     best = verdict.choose(goal, baseline, points)
     beaten = best_first[0] if best_first and _is_beaten(goal, best_first[0]) else None
     is_short = budget.left_at_most_s < costs.trial_s + costs.finals_s(1, MIN_ROUNDS)
@@ -344,6 +340,16 @@ def _verdict(
         return "inconclusive", unknown
     word: Word = "failed" if verdict.all_failed(records) else "no-gain"
     return word, verdict.no_gain(goal, baseline, records, points, beaten)
+
+
+def _compile_only(bench: Workbench, records: Sequence[TrialRecord], points: Sequence[Point]) -> Point | None:
+    """Return torch.compile alone as the finals or else its trial measured it; None where neither did."""
+    reference = plan.compile_only(bench.space)
+    if reference is None:
+        return None
+    measured = next((point for point in points if point.label == str(reference)), None)
+    screened = next((record for record in records if record.label == str(reference)), None)
+    return measured or (verdict.point_of(screened, bench.facts["num_samples"]) if screened else None)
 
 
 def _contenders(
