@@ -76,7 +76,7 @@ def test_a_model_with_a_custom_operator_of_its_own_is_applied_and_loaded(tmp_pat
     assert "whettest_halve::halve" in error
     assert "operators_of_target.py (module)" in error
     torch.manual_seed(0)
-    assert total == pytest.approx(float(torch.nn.Linear(3, 3)(torch.ones(2, 3)).sum()) / 2, rel=1e-5)
+    assert total == pytest.approx(float(torch.nn.Linear(3, 3)(torch.ones(2, 3)).sum().detach()) / 2, rel=1e-5)
 
 
 def test_mixtral_with_random_weights_is_tuned_and_its_model_loads(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_mixtral_with_random_weights_is_tuned_and_its_model_loads(tmp_path: Path
     error, total = loaded(out / "model", result.libraries, tmp_path)
     assert "libraries=['transformers.integrations.moe']" in error
     with torch.no_grad():
-        expected = float(model.double()(torch.arange(16)[None], use_cache=False).logits.sum())
+        expected = float(model(torch.arange(16)[None], use_cache=False).logits.sum())  # by transformers itself
     assert total == pytest.approx(expected, abs=1e-3)
 
 
@@ -109,10 +109,13 @@ def in_process(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_recipe_that_works_in_process_is_right_on_the_branch_not_seen(in_process: Path) -> None:
+def test_a_recipe_that_works_in_process_is_right_on_the_branch_not_seen(
+    in_process: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     torch.manual_seed(0)
     model, x = Branching().eval(), torch.rand(4, 8)
     fast = whet.apply(in_process, model, x)
+    assert "def forward" not in capsys.readouterr().err  # torch.export prints the graph that it gave up
     for given in (x, x - 2, x + 2):
         torch.testing.assert_close(fast(given).double(), model.in_float64(given).detach(), rtol=1e-5, atol=1e-5)
 
@@ -144,6 +147,7 @@ def test_a_recipe_that_is_saved_needs_a_place() -> None:
         apply_recipe(Recipe(), "digits-cnn", None)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow  # six rounds of finals, each of which compiles
 def test_a_model_with_a_branch_is_tuned_in_process(tmp_path: Path) -> None:
     """Whatever the machine's load lets the verdict be, nothing that holds one branch only is saved."""

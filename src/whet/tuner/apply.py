@@ -1,11 +1,13 @@
 """Replay a recipe on a target: the techniques that hold here, saved as an artefact or applied in this process."""
 
+import contextlib
+import io
 import logging
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, Field
@@ -103,7 +105,8 @@ def apply(
     if doubt := doubt_about_model(plan.model, workload):
         refuse([doubt], force=force)
     subject = examine(workload, with_quality=False)
-    refused = refusals(steps, subject, describe())
+    with _without_torchs_output():
+        refused = refusals(steps, subject, describe())
     for step, why in refused:
         _LOG.warning("left out %s: %s", step, why)
     names = {step.technique for step, _ in refused}
@@ -118,6 +121,18 @@ def apply(
         raise
     weakref.finalize(artefact, shutil.rmtree, folder, ignore_errors=True)
     return artefact
+
+
+@contextlib.contextmanager
+def _without_torchs_output() -> Iterator[None]:
+    """Keep from the user's terminal the graph that torch.export prints when it refuses a model; whet says why."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def apply_recipe(
