@@ -78,6 +78,13 @@ def _words(module: Module) -> frozenset[str]:
     return frozenset(found)
 
 
+@lru_cache(maxsize=64)
+def mentions_anywhere(project: Project, pattern: str) -> bool:
+    """Whether a text of any module of the project matches a regular expression."""
+    found = re.compile(pattern)
+    return any(found.search(module.text) for module in project.modules)
+
+
 @lru_cache(maxsize=1024)
 def mentions(project: Project, module: Module, pattern: str) -> bool:
     """Whether a text of the program a module is of matches a regular expression."""

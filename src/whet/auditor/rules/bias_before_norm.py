@@ -6,7 +6,7 @@ Why slow    The mean of each channel is subtracted at once, the bias with it; it
 Example     nn.Sequential(nn.Conv2d(3, 64, 3), nn.BatchNorm2d(64), nn.ReLU())
 Instead     nn.Sequential(nn.Conv2d(3, 64, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU())
 Gain        one small kernel for each such layer and pass: a hundredth of a step or so.
-Fix         unsafe: saved weights have a key that the model has no more. None where the program loads weights, or does
+Fix         unsafe: saved weights have a key that the model has no more. None where the project loads weights, or does
             something with a bias itself, which would be None.
 Source      PyTorch performance tuning guide, "Disable bias for convolutions directly followed by a batch norm".
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.layer_order import layer_pairs
-from whet.auditor.project_words import mentions
+from whet.auditor.project_words import mentions_anywhere
 from whet.auditor.view import View, is_known
 
 CODE = "CMP113"
@@ -48,6 +48,6 @@ def check(view: View) -> Iterator[Hit]:
             confidence=Confidence.HIGH,
             gain=_GAIN,
             fix=view.set_keyword(first, "bias", "False", "leave the bias out", safe=False)
-            if is_default and not mentions(view.project, view.module, _USED)
+            if is_default and not mentions_anywhere(view.project, _USED)
             else None,
         )
