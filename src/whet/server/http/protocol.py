@@ -89,6 +89,9 @@ class _Request(BaseModel):
         return schema
 
 
+_BIASES = {"maxProperties": _MAX_BIASES, "propertyNames": {"pattern": "^[0-9]{1,10}$"}}
+
+
 class StreamOptions(_Request):
     """include_usage: a last chunk with the number of tokens."""
 
@@ -111,7 +114,7 @@ class Sampling(_Request):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = None
-    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few)] | None = None
+    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few), Field(json_schema_extra=_BIASES)] | None = None
     seed: Annotated[Int, Field(ge=-(2**63), lt=2**64)] | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = None
