@@ -12,7 +12,7 @@ from letters import EOS, Letters
 from naive import naive_output
 
 import whet
-from whet.errors import OptionError, QueueFull, RequestError
+from whet.errors import OptionError, QueueFull, RequestError, TargetError
 from whet.server.completion import Delta, join
 from whet.server.engine import Engine
 from whet.server.sampling_params import SamplingParams
@@ -338,3 +338,30 @@ def test_memory_decides_how_much_runs() -> None:
         num_blocks = engine._loop.stepper.scheduler.blocks.num_blocks
         assert num_blocks == 10_000 // 64
         assert len(draft._cells) == -(-num_blocks // 2)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: 12"),
+        RuntimeError("unable to mmap 7612864 bytes from file: Cannot allocate memory (12)"),
+        OSError(12, "Cannot allocate memory"),
+    ],
+)
+def test_too_little_memory_is_one_clear_error(error: Exception) -> None:
+    class Greedy(HashModel):
+        def allocate(self, num_blocks: int, num_states: int) -> None:
+            raise error
+
+    with pytest.raises(TargetError, match="too little memory for this model"):
+        Engine(Greedy())
+
+
+def test_other_errors_of_a_model_are_not_called_lack_of_memory() -> None:
+    class Broken(HashModel):
+        def allocate(self, num_blocks: int, num_states: int) -> None:
+            raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        Engine(Broken())

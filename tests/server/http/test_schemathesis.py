@@ -8,6 +8,9 @@ from asking import serving
 from fake_engine import FakeEngine
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from whet.server.http.reading import KINDS
 
 schemathesis = pytest.importorskip("schemathesis")
 
@@ -31,6 +34,62 @@ def schema() -> Iterator[Any]:
 
 def test_every_path_is_known(schema: Any) -> None:
     assert sorted(schema) == sorted(WITH_BODY + WITHOUT)
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("CompletionRequest", {}),
+    ("CompletionRequest", {"prompt": 5}),
+    ("CompletionRequest", {"prompt": [1, -5]}),
+    ("CompletionRequest", {"prompt": "a", "n": 129}),
+    ("CompletionRequest", {"prompt": "a", "n": 0}),
+    ("CompletionRequest", {"prompt": "a", "temperature": 101}),
+    ("CompletionRequest", {"prompt": "a", "repetition_penalty": 5e-324}),
+    ("CompletionRequest", {"prompt": "a", "logprobs": 21}),
+    ("CompletionRequest", {"prompt": "a", "suffix": "b"}),
+    ("CompletionRequest", {"prompt": "a", "stop": ""}),
+    ("CompletionRequest", {"prompt": "a", "stop": "a" * 4097}),
+    ("CompletionRequest", {"prompt": "a", "stop": ["a"] * 65}),
+    ("CompletionRequest", {"prompt": "a", "seed": 2**64}),
+    ("CompletionRequest", {"prompt": "a", "logit_bias": {"x": 1}}),
+    ("CompletionRequest", {"prompt": "a", "logit_bias": {"1": 101}}),
+    ("CompletionRequest", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(1025)}}),
+    ("CompletionRequest", {"prompt": "a", "stream_options": {"continuous_usage_stats": True}, "stream": True}),
+    ("CompletionRequest", {"prompt": "a", "guided_json": {}}),
+    ("CompletionRequest", {"prompt": "a", "response_format": {"type": "json_object"}}),
+    ("CompletionRequest", {"prompt": "a", "include_stop_str_in_output": True}),
+    ("ChatRequest", {"messages": []}),
+    ("ChatRequest", {"messages": [{"content": "a"}]}),
+    ("ChatRequest", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+    ("ChatRequest", {"messages": [{"role": "user"}], "response_format": {"type": "json_object"}}),
+    ("ChatRequest", {"messages": [{"role": "user"}], "chat_template_kwargs": {"self": 1}}),
+    ("ChatRequest", {"messages": [{"role": "user"}], "continue_final_message": True}),
+    ("ChatRequest", {"messages": [{"role": "user"}], "structured_outputs": {}}),
+    ("TokenizeRequest", {"prompt": "a", "chat_template": "b"}),
+    ("DetokenizeRequest", {"tokens": [-1]}),
+    ("DetokenizeRequest", {}),
+]
+TAKEN: list[tuple[str, dict[str, Any]]] = [
+    ("CompletionRequest", {"prompt": [[1, 2], [3]], "n": 2, "stop": ["a"], "logit_bias": {"5": -3}, "unknown": 1}),
+    ("CompletionRequest", {"prompt": "a", "skip_special_tokens": True, "guided_json": None, "bad_words": []}),
+    ("ChatRequest", {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": "b"}]}),
+    ("ChatRequest", {"messages": [{"role": "user"}], "response_format": {"type": "text"}, "user": "me"}),
+    ("TokenizeRequest", {"messages": [{"role": "user"}], "chat_template_kwargs": {"thinking": True}}),
+]
+
+
+@pytest.mark.parametrize(("kind", "body"), REFUSED + TAKEN)
+def test_the_schema_says_what_is_checked(schema: Any, kind: str, body: dict[str, Any]) -> None:
+    """A body fits the schema if, and only if, the server takes it."""
+    jsonschema = pytest.importorskip("jsonschema_rs")
+    parts = schema.raw_schema["components"]["schemas"]
+    whole = {"$ref": f"#/components/schemas/{kind}", "components": {"schemas": parts}}
+    fits = jsonschema.validator_for(whole).is_valid(body)
+    try:
+        KINDS[kind].model_validate(body)
+        is_taken = True
+    except ValidationError:
+        is_taken = False
+    assert (fits, is_taken) == ((kind, body) in TAKEN,) * 2
 
 
 @pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])

@@ -301,6 +301,15 @@ def test_a_large_body_is_answered_as_a_small_one(shared: HttpServer, path: str, 
     assert comparable(small) == comparable(large)
 
 
+def test_a_large_answer_is_written_as_a_small_one(shared: HttpServer) -> None:
+    """In turns, and in the same words."""
+    body = {"prompt": "the word " * 100, "echo": True, "logprobs": 20, "n": 3, "max_tokens": 2}
+    whole = ask(shared, PATH, body)
+    assert whole.content == json.dumps(whole.json, ensure_ascii=False, separators=(",", ":")).encode()
+    assert len({json.dumps(choice["logprobs"]) for choice in whole.json["choices"]}) == 1
+    assert len(whole.json["choices"][0]["logprobs"]["tokens"]) > 200
+
+
 def test_json_that_is_none_is_refused_wherever_it_is_read(shared: HttpServer) -> None:
     for content in (b"[" * 90_000, b'{"a":' * 30_000, b'{"prompt": "' + b"x" * 90_000, b"\xff" * 90_000, b"9" * 90_000):
         answer = ask(shared, PATH, content)

@@ -146,7 +146,7 @@ class Failed(_Answer):
 
 Responses = dict[int | str, dict[str, Any]]
 
-ERRORS: Responses = {status: {"model": Failed} for status in (400, 401, 404, 413, 421, 429, 500, 503)}
+ERRORS: Responses = {status: {"model": Failed} for status in (400, 401, 404, 408, 413, 421, 429, 500, 503)}
 
 
 # of OpenAPI 3.2; before, `schema` is of the whole stream, and says nothing

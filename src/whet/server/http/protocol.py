@@ -57,7 +57,7 @@ def _few(value: object) -> object:
 
 # The first wrong item is enough: an error for each of some millions takes gigabytes, and seconds that others wait.
 Each = Field(fail_fast=True)
-Int = Annotated[int, BeforeValidator(_whole)]
+Whole = BeforeValidator(_whole)  # after the bounds: the JSON schema leaves out those that come later
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Stop = Annotated[str, Field(min_length=1, max_length=_MAX_STOP)]
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
@@ -66,7 +66,7 @@ TokenIds = Annotated[list[TokenId], Each]
 Texts = Annotated[list[str], Field(max_length=_MAX_PROMPTS), Each]
 Prompt = str | Texts | TokenIds | Annotated[list[TokenIds], Field(max_length=_MAX_PROMPTS), Each]
 Name = Annotated[str, Field(max_length=_MAX_NAME)]
-Count = Annotated[Int, Field(ge=0, le=_MAX_INT)]
+Count = Annotated[int, Field(ge=0, le=_MAX_INT), Whole]
 
 
 class _Request(BaseModel):
@@ -89,6 +89,9 @@ class _Request(BaseModel):
         return schema
 
 
+_BIASES = {"maxProperties": _MAX_BIASES, "propertyNames": {"pattern": "^[0-9]{1,10}$"}}
+
+
 class StreamOptions(_Request):
     """include_usage: a last chunk with the number of tokens."""
 
@@ -103,16 +106,16 @@ class Sampling(_Request):
     model: Name | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES), Whole] | None = None
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[Int, Field(ge=-1, le=_MAX_INT)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT), Whole] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Annotated[float, Field(ge=LEAST_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = None
-    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few)] | None = None
-    seed: Annotated[Int, Field(ge=-(2**63), lt=2**64)] | None = None
+    logit_bias: Annotated[dict[str, Bias], BeforeValidator(_few), Field(json_schema_extra=_BIASES)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64), Whole] | None = None
     max_tokens: Count | None = None
     min_tokens: Count | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=_MAX_STOPS), Each] | None = None
@@ -173,8 +176,8 @@ class CompletionRequest(Sampling):
 
     prompt: Prompt
     echo: bool | None = None
-    logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    best_of: Int | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole] | None = None
+    best_of: Annotated[int, Whole] | None = None
     suffix: Annotated[str, Field(max_length=0)] | None = None
     add_special_tokens: bool | None = None
 
@@ -273,7 +276,7 @@ class ChatRequest(Sampling):
     messages: Messages
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: Variables | None = None
     response_format: TextFormat | None = None

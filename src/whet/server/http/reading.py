@@ -23,7 +23,7 @@ from whet.server.http.protocol import (
 )
 from whet.server.text import Tokenizer
 
-SMALL = 64 * 2**10  # bytes of a body
+SMALL = 16 * 2**10  # bytes of a body
 _LEAST_READ = 64 * 2**10  # bytes of a text, or tokens, that /tokenize and /detokenize take of any model
 _NOT_JSON = "the body must be a JSON object, sent with Content-Type: application/json"
 
