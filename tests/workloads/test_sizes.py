@@ -58,3 +58,11 @@ def test_a_function_that_takes_a_size_gets_it(tmp_path: Path) -> None:
     workload = resolve(f"{tmp_path / 'sized_target.py'}:sized", {"seq": 9, "batch": 6})
     assert workload.inputs[0].shape == (6, 9, 8)  # type: ignore[union-attr]
     assert workload.num_samples == 6
+
+
+def test_tensors_inside_containers_are_resized_and_constants_stay() -> None:
+    batch = {"x": torch.ones(4, 3), "more": {"ids": torch.ones(4, 5, dtype=torch.int64), "flag": True}, "n": 4}
+    first = resized(Workload(model=torch.nn.Identity(), inputs=[batch]), batch=2, seq=7).inputs[0]
+    assert isinstance(first, dict)
+    assert (first["x"].shape, first["more"]["ids"].shape) == ((2, 3), (2, 7))
+    assert (first["more"]["flag"], first["n"]) == (True, 4)

@@ -1,9 +1,11 @@
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from whet.errors import OptionError, TargetError
+from whet.workload import examine
 from whet.workloads import BUILTIN, resolve
 
 GOOD = """
@@ -206,3 +208,18 @@ def test_failed_import_leaves_nothing(folder):
     assert "bad" not in sys.modules
     (folder / "bad.py").write_text(GOOD)
     assert resolve("bad.py:workload").inputs[0].equal(torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("rest", ["None", "{'mask': torch.ones(2, 3)}", "[torch.ones(2, 3), 2]", "3"])
+def test_a_tuple_of_mixed_arguments_is_one_call(rest: str, tmp_path: Path) -> None:
+    path = tmp_path / "mixed.py"
+    path.write_text(
+        "import torch\n"
+        "class M(torch.nn.Module):\n"
+        "    def forward(self, x, more=None):\n"
+        "        return 2 * x\n"
+        f"def build():\n    return M(), (torch.ones(2, 3), {rest})\n"
+    )
+    workload = resolve(f"{path}:build")
+    assert len(workload.inputs) == 1 and len(workload.inputs[0]) == 2
+    assert examine(workload).outputs[0][0].shape == (2, 3)
