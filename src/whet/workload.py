@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.behaviour import Behaviour, behaviour_of
 from whet.errors import InputsError, ModelError, TargetError, WhetError, reason
-from whet.signature import Batch, Signature, argument_of, output_tensors, read_output, read_signature, split
+from whet.signature import Batch, FlatModel, Signature, argument_of, output_tensors, read_output, read_signature, split
 
 Predict = Callable[..., Any]
 """The model as its users call it: the original, or any variant of it."""
@@ -89,12 +90,17 @@ class Subject:
     """A workload whose model has been run and found sound: its signature, outputs and score are known.
 
     outputs: the original's, for each calibration batch, in order. score: the original's quality, if there is one.
+    effects: what forward does that a graph would leave out, in words. shared: places of the outputs that share memory
+    with an input, a weight or another output. depends_on_grad_mode: whether outputs differ while gradients are recorded.
     """
 
     workload: Workload
     signature: Signature
     outputs: tuple[tuple[Tensor, ...], ...]
     score: float | None
+    effects: tuple[str, ...] = ()
+    shared: tuple[int, ...] = ()
+    depends_on_grad_mode: bool = False
 
     def flat(self, batch: Batch) -> tuple[Tensor, ...]:
         """The tensors of a batch, in the signature's order."""
@@ -110,11 +116,15 @@ class Subject:
         return [self.flat(batch) for batch in self.workload.calibration]
 
 
-def examine(workload: Workload, *, with_quality: bool = True) -> Subject:
+def examine(workload: Workload, *, with_quality: bool = True, with_behaviour: bool = True) -> Subject:
     """Run the original: find its signature, and check that it works and can be compared with.
 
-    Raises InputsError where the inputs don't fit, ModelError where the model raises, returns NaN or infinities, or
-    answers the same question differently twice, TargetError where the quality function fails.
+    with_behaviour: also find what forward does beside computing. A graph may only be made of a subject whose behaviour
+    is known, or was known before.
+
+    Raises InputsError where the inputs don't fit, ModelError where the model raises, returns NaN or infinities,
+    answers the same question differently twice, writes into its inputs or remembers them, TargetError where the quality
+    function fails.
     """
     model = workload.model.eval()
     seen: list[Batch] = []
@@ -124,11 +134,15 @@ def examine(workload: Workload, *, with_quality: bool = True) -> Subject:
         for output in itertools.chain(raw, (_run(model, batch) for batch in workload.inputs)):
             _check_output(output, signature)
         _check_same(output_tensors(raw[0]), output_tensors(_run(model, workload.calibration[0])))
-        score = None
+        score, behaviour = None, Behaviour()
+        if with_behaviour:
+            args, kwargs = split(workload.calibration[0])
+            flat = FlatModel(model, signature).eval()
+            behaviour = behaviour_of(model, flat, signature.flatten(args, kwargs), _agree)
         if with_quality and workload.quality is not None:
             score = measure_quality(workload.quality, _recording(model, seen))
             signature = read_signature([*workload.inputs, *workload.calibration], raw[0], seen=seen)
-    return Subject(workload, signature, tuple(map(output_tensors, raw)), score)
+    return Subject(workload, signature, tuple(map(output_tensors, raw)), score, **vars(behaviour))
 
 
 def measure_quality(quality: Quality, predict: Predict) -> float:
@@ -179,11 +193,15 @@ def _check_output(output: Any, signature: Signature) -> None:
 
 
 def _check_same(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
-    if len(first) != len(second) or not all(is_near(a, b, least=1e-5) for a, b in zip(first, second, strict=True)):
+    if not _agree(first, second):
         raise ModelError(
             "the model is not deterministic: the same inputs gave different outputs twice; "
-            "call .eval(), remove random sampling, or fix its seed inside forward"
+            "call .eval() and remove random sampling"
         )
+
+
+def _agree(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return len(first) == len(second) and all(is_near(a, b, least=1e-5) for a, b in zip(first, second, strict=True))
 
 
 def is_near(a: Tensor, b: Tensor, *, tolerance: float = 1e-3, least: float = 0.0) -> bool:
