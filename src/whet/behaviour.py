@@ -25,7 +25,9 @@ class Behaviour:
     depends_on_grad_mode: bool = False
 
 
-def behaviour_of(model: nn.Module, run: Run, batch: Tensors, agree: Callable[[Tensors, Tensors], bool]) -> Behaviour:
+def behaviour_of(
+    model: nn.Module, run: Run, batch: Tensors, agree: Callable[[Tensors, Tensors], bool], *, with_effects: bool = True
+) -> Behaviour:
     """Watch a model that has been called before.
 
     Args:
@@ -33,6 +35,7 @@ def behaviour_of(model: nn.Module, run: Run, batch: Tensors, agree: Callable[[Te
         run: Calls it with flat tensors.
         batch: Flat inputs that it takes.
         agree: Whether two sets of outputs are equal up to rounding.
+        with_effects: Whether to look for what a graph would leave out, which takes some ten calls.
 
     Raises:
         ModelError: The model writes into its inputs, or its answer depends on the calls before.
@@ -43,13 +46,14 @@ def behaviour_of(model: nn.Module, run: Run, batch: Tensors, agree: Callable[[Te
     kept = [y.clone() for y in outputs]
 
     def call_others() -> None:
-        for _, other in altered(batch):
+        on_cpu = all(x.device.type == "cpu" for x in batch)  # an index that is not there would break a GPU's process
+        for _, other in altered(batch) if on_cpu else ():
             inputs = [x.clone() for x in other]
             run(*inputs)
             _check_inputs_are_kept(inputs, other)
 
-    effects = find_effects(model, lambda: run(*(x.clone() for x in batch)), call_others)
-    if not agree(kept, run(*(x.clone() for x in batch))):
+    effects = find_effects(model, lambda: run(*(x.clone() for x in batch)), call_others) if with_effects else []
+    if with_effects and not agree(kept, run(*(x.clone() for x in batch))):
         raise ModelError(
             "the model answers the same inputs otherwise after it was called with other inputs: it remembers them; "
             "let forward depend on its inputs and weights alone"
@@ -80,11 +84,21 @@ def _shuffled(x: Tensor) -> Tensor:
 
 def _check_inputs_are_kept(given: Tensors, batch: Tensors) -> None:
     for i, (x, before) in enumerate(zip(given, batch, strict=True)):
-        if (not x.is_inference() and x._version) or not _equal(x, before):
-            raise ModelError(
-                f"the model writes into its input {i}: whoever calls it finds other inputs than were given; "
-                "let forward work on a copy (x = x.clone())"
-            )
+        if version_of(x) > 0 or not _equal(x, before):
+            raise writes_into(i)
+
+
+def version_of(x: Tensor) -> int:
+    """Return how often a tensor was written to; 0 where PyTorch does not count."""
+    return 0 if x.is_inference() else x._version
+
+
+def writes_into(i: int) -> ModelError:
+    """Return the error for a model that changes an input in place."""
+    return ModelError(
+        f"the model writes into its input {i}, so whoever calls it finds it changed; let forward work on a copy "
+        "(x = x.clone())"
+    )
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -113,8 +127,9 @@ def _place(x: Tensor) -> tuple[int, int, int] | None:
 
 def _agrees_with_gradients(run: Run, batch: Tensors, kept: Tensors, agree: Callable[[Tensors, Tensors], bool]) -> bool:
     """Whether the model answers alike while gradients are recorded. Nothing that a backward pass needs is kept."""
+    nothing = torch.empty(0)
     try:
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda x: None, lambda _: None):  # type: ignore[no-untyped-call]
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda _: nothing, lambda kept: kept):
             return agree(kept, [y.detach() for y in run(*(x.clone() for x in batch))])
     except Exception:  # noqa: BLE001 - a model may be written for inference alone
         return False

@@ -114,18 +114,23 @@ class Signature:
 
 
 class FlatModel(nn.Module):
-    """The model behind a signature: tensors in, a tuple of tensors out."""
+    """The model behind a signature: tensors in, a tuple of tensors out.
 
-    def __init__(self, model: nn.Module, signature: Signature) -> None:
+    shared: the places of outputs that share memory with something else; here they get memory of their own.
+    """
+
+    def __init__(self, model: nn.Module, signature: Signature, shared: Sequence[int] = ()) -> None:
         super().__init__()
         self.model = model
+        self.shared = tuple(shared)
         self.names = tuple(a.name for a in signature.inputs)
         self.constants = dict(signature.constants)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         args = [t for t, name in zip(tensors, self.names, strict=True) if name is None]
         kwargs = {name: t for t, name in zip(tensors, self.names, strict=True) if name is not None}
-        return tuple(_tensors(self.model(*args, **kwargs, **self.constants)))
+        outputs = enumerate(_tensors(self.model(*args, **kwargs, **self.constants)))
+        return tuple(y.clone() if i in self.shared else y for i, y in outputs)
 
 
 def split(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -203,6 +208,8 @@ def read_output(output: Any) -> Output:
 def _tensors(output: Any) -> Iterator[Tensor]:
     if isinstance(output, Tensor):
         yield output
+    elif isinstance(output, torch.SymInt | torch.SymFloat | torch.SymBool):  # a number, while torch.export traces
+        raise TargetError("the model returns a number that depends on its inputs; return it as a tensor")
     elif isinstance(output, Mapping):
         for item in output.values():
             yield from _tensors(item)
@@ -230,6 +237,7 @@ def _named(names: tuple[str, ...]) -> Any:
 def _fits(value: Any, argument: Argument) -> bool:
     return (
         isinstance(value, Tensor)
+        and value.layout is torch.strided
         and value.dim() == len(argument.shape)
         and all(want is None or want == size for want, size in zip(argument.shape, value.shape, strict=True))
         and _DTYPE_NAMES[value.dtype] == argument.dtype
@@ -242,7 +250,7 @@ _DTYPE_NAMES = {
 
 
 def _same(value: Any, constant: Constant) -> bool:
-    return isinstance(value, _CONSTANTS) and value == constant
+    return type(value) is type(constant) and value == constant
 
 
 def argument_of(name: str | None, tensor: Tensor) -> Argument:

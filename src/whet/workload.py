@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.behaviour import Behaviour, behaviour_of
+from whet.behaviour import Behaviour, behaviour_of, version_of, writes_into
 from whet.errors import InputsError, ModelError, TargetError, WhetError, reason
 from whet.signature import Batch, FlatModel, Signature, argument_of, output_tensors, read_output, read_signature, split
 
@@ -91,7 +91,7 @@ class Subject:
 
     outputs: the original's, for each calibration batch, in order. score: the original's quality, if there is one.
     effects: what forward does that a graph would leave out, in words. shared: places of the outputs that share memory
-    with an input, a weight or another output. depends_on_grad_mode: whether outputs differ while gradients are recorded.
+    with an input, a weight or another output. depends_on_grad_mode: whether outputs differ while gradients are on.
     """
 
     workload: Workload
@@ -116,11 +116,13 @@ class Subject:
         return [self.flat(batch) for batch in self.workload.calibration]
 
 
-def examine(workload: Workload, *, with_quality: bool = True, with_behaviour: bool = True) -> Subject:
+def examine(
+    workload: Workload, *, with_quality: bool = True, with_behaviour: bool = True, with_effects: bool = True
+) -> Subject:
     """Run the original: find its signature, and check that it works and can be compared with.
 
-    with_behaviour: also find what forward does beside computing. A graph may only be made of a subject whose behaviour
-    is known, or was known before.
+    with_behaviour: also find how it behaves beyond its outputs; not needed where the original is only measured.
+    with_effects: as part of that, find what a graph would leave out; not needed where that was done before.
 
     Raises InputsError where the inputs don't fit, ModelError where the model raises, returns NaN or infinities,
     answers the same question differently twice, writes into its inputs or remembers them, TargetError where the quality
@@ -138,7 +140,8 @@ def examine(workload: Workload, *, with_quality: bool = True, with_behaviour: bo
         if with_behaviour:
             args, kwargs = split(workload.calibration[0])
             flat = FlatModel(model, signature).eval()
-            behaviour = behaviour_of(model, flat, signature.flatten(args, kwargs), _agree)
+            inputs = signature.flatten(args, kwargs)
+            behaviour = behaviour_of(model, flat, inputs, _agree, with_effects=with_effects)
         if with_quality and workload.quality is not None:
             score = measure_quality(workload.quality, _recording(model, seen))
             signature = read_signature([*workload.inputs, *workload.calibration], raw[0], seen=seen)
@@ -167,14 +170,19 @@ def measure_quality(quality: Quality, predict: Predict) -> float:
 
 def _run(model: nn.Module, batch: Batch) -> Any:
     args, kwargs = split(batch)
+    versions = list(map(version_of, _tensors_of(batch)))
     try:
-        return model(*args, **kwargs)
+        output = model(*args, **kwargs)
     except MemoryError:
         raise
     except Exception as error:  # the user's model may raise anything
         shapes = ", ".join(str(argument_of(None, tensor)) for tensor in _tensors_of(batch))
         kind = InputsError if isinstance(error, TypeError) or _is_shape_error(str(error)) else ModelError
         raise kind(f"the model raised {type(error).__name__} on inputs ({shapes}): {reason(error)}") from error
+    for i, (tensor, before) in enumerate(zip(_tensors_of(batch), versions, strict=True)):
+        if version_of(tensor) != before:
+            raise writes_into(i)
+    return output
 
 
 def _is_shape_error(message: str) -> bool:

@@ -26,8 +26,8 @@ from whet.measure.state import State, changes, copied, random_states, state_of
 from whet.measure.usercode import Line, is_standard, is_torch, user_line, who_asked
 
 _CLOCKS = frozenset({
-    "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "process_time_ns",
-    "thread_time", "thread_time_ns", "clock_gettime", "clock_gettime_ns", "localtime", "gmtime",
+    "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time",
+    "process_time_ns", "thread_time", "thread_time_ns", "clock_gettime", "clock_gettime_ns", "localtime", "gmtime",
 })  # fmt: skip
 _TODAY = frozenset({"now", "utcnow", "today"})
 _OPENS = frozenset({"open", "open_code"})
@@ -48,9 +48,13 @@ _NAMES = (
     | {"print", "input", "sleep"}
 )  # fmt: skip
 
-_PYTHON_FUNCTIONS = {torch.save.__code__: "writes a file (torch.save)", torch.load.__code__: "reads a file (torch.load)"}
+_PYTHON_FUNCTIONS = {
+    torch.save.__code__: "writes a file (torch.save)",
+    torch.load.__code__: "reads a file (torch.load)",
+}
 
-# Outside operators a call may take this long by itself, and for each operator; Python's overhead is 5 to 30 us for each.
+# Outside operators a call may take this long, and this long more for each operator; Python's overhead is 5 to 30 us
+# an operator.
 _FREE_S = 1e-3
 _FREE_PER_OPERATOR_S = 2e-4
 _TIMED_CALLS = 5
@@ -84,7 +88,7 @@ def find_effects(model: nn.Module, call: Callable[[], Any], other: Callable[[], 
         other()
     except WhetError:
         raise
-    except Exception:  # noqa: BLE001, S110 - inputs that the model is not made for; all that counts is what it remembers
+    except Exception:  # noqa: BLE001 - inputs that the model is not made for; all that counts is what it remembers
         pass
     second = _Watch(model)
     second.run(call)
@@ -149,7 +153,9 @@ class _Watch:
             if self._began and self._began[-1][0] is arg:
                 _, began = self._began.pop()
                 if not _is_of_torch(arg):
-                    self.seconds[arg.__qualname__] = self.seconds.get(arg.__qualname__, 0.0) + time.perf_counter() - began
+                    self.seconds[arg.__qualname__] = (
+                        self.seconds.get(arg.__qualname__, 0.0) + time.perf_counter() - began
+                    )
         elif event == "call" and frame.f_code not in self._codes:
             self._enter(frame)
 
@@ -237,10 +243,11 @@ class _Operators(TorchDispatchMode):
 
     seconds: float = 0.0
     count: int = 0
+    takes_graphs: bool = False  # whether one was torch.cond or another that takes functions
     supports_higher_order_operators: bool = field(default=True)
 
     def __post_init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: Any = (), kwargs: Any = None) -> Any:
         began = time.perf_counter()
@@ -249,6 +256,7 @@ class _Operators(TorchDispatchMode):
         finally:
             self.seconds += time.perf_counter() - began
             self.count += 1
+            self.takes_graphs = self.takes_graphs or isinstance(func, torch._ops.HigherOrderOperator)
 
 
 def _time_outside(call: Callable[[], Any], watch: _Watch) -> Effect | None:
@@ -263,6 +271,9 @@ def _time_outside(call: Callable[[], Any], watch: _Watch) -> Effect | None:
         with operators:
             call()
         seconds = time.perf_counter() - began
+        if operators.takes_graphs:
+            torch._dynamo.reset()  # else the next torch.cond outside of the watching fails (torch 2.13)
+            return None  # torch compiles what it is given, and nobody knows how much of the time that was
         if seconds - operators.seconds < least:
             least, total = seconds - operators.seconds, seconds
         if least <= max(_FREE_S + _FREE_PER_OPERATOR_S * operators.count, total / 2):

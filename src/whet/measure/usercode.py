@@ -67,7 +67,7 @@ def who_asked(frame: FrameType | None) -> tuple[bool, set[str]]:
 
     The first is False where torch's or whet's own code is met before: what these do is not the user's doing.
     """
-    through = set()
+    through: set[str] = set()
     while frame is not None:
         file = frame.f_code.co_filename
         if not is_standard(file):

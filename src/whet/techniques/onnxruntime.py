@@ -99,7 +99,7 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate as an ONNX model. Raises TargetError where it cannot be exported or quantised."""
-    folder, notes = onnx_graph.export(candidate)
+    folder = onnx_graph.export(candidate)
     if options.precision == "int8":
         folder = onnx_int8.quantize(folder, candidate.subject.flat_calibration, options.mode)
-    return candidate.with_runtime(ONNXRuntime(folder), *notes)
+    return candidate.with_runtime(ONNXRuntime(folder))

@@ -16,6 +16,7 @@ and may have
     NEEDS             groups without a technique of which it cannot pay
     RESTORES_QUALITY  True where it gives back quality that the others of a recipe cost
     READS_KEPT        True where it leaves the layers in floating point that such a technique has marked
+    RUNS_PYTHON       True where the model's own code runs in every call: nothing that a graph leaves out is lost
 """
 
 import copy
@@ -85,7 +86,11 @@ class Candidate:
 
     @classmethod
     def original(cls, subject: Subject) -> "Candidate":
-        return cls(subject, FlatModel(subject.workload.model, subject.signature).eval())
+        """The subject's own model. Outputs that share memory with something else get memory of their own."""
+        module = FlatModel(subject.workload.model, subject.signature, subject.shared).eval()
+        places = ", ".join(map(str, subject.shared))
+        note = f"outputs that share memory with something else in the model are tensors of their own: {places}"
+        return cls(subject, module, notes=(note,) if places else ())
 
     @property
     def signature(self) -> Signature:

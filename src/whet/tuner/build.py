@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from whet.artefact import program
 from whet.errors import RecipeError
 from whet.machine import Machine
 from whet.recipe import Step
@@ -45,10 +46,17 @@ def refusals(steps: Sequence[Step], subject: Subject, machine: Machine) -> list[
     """The steps that do not hold for this subject on this machine, each with its reason."""
     refused = []
     for step in steps:
-        verdict = technique_of(step).check(subject, machine, options_of(step))
-        if isinstance(verdict, Refused):
+        technique, options = technique_of(step), options_of(step)
+        if why := graph_refusal(technique, subject):
+            refused.append((step, why))
+        elif isinstance(verdict := technique.check(subject, machine, options), Refused):
             refused.append((step, verdict.reason))
     return refused
+
+
+def graph_refusal(technique: Technique, subject: Subject) -> str:
+    """Why a technique that makes a graph of the model cannot be used on this one, or ""."""
+    return "" if getattr(technique, "RUNS_PYTHON", False) else program.refusal(subject)
 
 
 def build(subject: Subject, steps: Sequence[Step]) -> Candidate:

@@ -16,7 +16,7 @@ from whet.profiler import Profile
 from whet.recipe import Recipe, Step
 from whet.techniques import FOLLOWING, TABLE
 from whet.techniques.technique import BACKEND, PRECISION, Applies, Technique
-from whet.tuner.build import in_order
+from whet.tuner.build import graph_refusal, in_order
 from whet.tuner.result import RefusedTechnique
 from whet.workload import Subject
 
@@ -59,6 +59,9 @@ def offers_for(
     for name, technique in TABLE.items():
         if name in exclude:
             refused.append(RefusedTechnique(technique=name, reason="left out by --exclude"))
+            continue
+        if why := graph_refusal(technique, subject):
+            refused.append(RefusedTechnique(technique=name, reason=why))
             continue
         options, detail, reason = _options_that_apply(technique, subject, machine)
         if options is None:

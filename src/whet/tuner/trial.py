@@ -96,7 +96,7 @@ def attempt(
     timing_s: float,
 ) -> dict[str, Any]:
     """Build a recipe, save it into `directory`, load it back, judge its outputs and time it beside the original."""
-    subject = reopen(target, signature)
+    subject = reopen(target, signature, with_effects=False)  # `look` found none
     num_threads = torch.get_num_threads()  # a recipe may set its own as it is loaded
     recipe = _STEPS.validate_python(steps)
     refused = refusals(recipe, subject, describe())
@@ -153,9 +153,9 @@ def save_original(target: str, signature: dict[str, Any], directory: str) -> dic
     return {"agreement": agree(subject, load(folder).run).model_dump()}
 
 
-def reopen(target: str, signature: dict[str, Any]) -> Subject:
-    """The subject as `look` saw it, without scoring the original again."""
-    subject = examine(open_target(target), with_quality=False)
+def reopen(target: str, signature: dict[str, Any], *, with_effects: bool = True) -> Subject:
+    """Open the subject again as `look` saw it, without scoring the original once more."""
+    subject = examine(open_target(target), with_quality=False, with_effects=with_effects)
     return replace(subject, signature=_SIGNATURE.validate_python(signature))
 
 
