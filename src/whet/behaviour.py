@@ -3,6 +3,7 @@
 Every function here runs the model, on inputs that were given or on others of the same kinds.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -61,7 +62,7 @@ def behaviour_of(
     return Behaviour(
         effects=tuple(map(str, effects)),
         shared=tuple(_shared(outputs, [*given, *model.parameters(), *model.buffers()])),
-        depends_on_grad_mode=not _agrees_with_gradients(run, batch, kept, agree),
+        depends_on_grad_mode=not _agrees_with_gradients(run, batch, kept),
     )
 
 
@@ -125,11 +126,26 @@ def _place(x: Tensor) -> tuple[int, int, int] | None:
     return x.untyped_storage().data_ptr(), x.data_ptr(), x.data_ptr() + reach * x.element_size()
 
 
-def _agrees_with_gradients(run: Run, batch: Tensors, kept: Tensors, agree: Callable[[Tensors, Tensors], bool]) -> bool:
+def _agrees_with_gradients(run: Run, batch: Tensors, kept: Tensors) -> bool:
     """Whether the model answers alike while gradients are recorded. Nothing that a backward pass needs is kept."""
     nothing = torch.empty(0)
     try:
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda _: nothing, lambda kept: kept):
-            return agree(kept, [y.detach() for y in run(*(x.clone() for x in batch))])
+        with (
+            warnings.catch_warnings(),
+            torch.enable_grad(),
+            torch.autograd.graph.saved_tensors_hooks(lambda _: nothing, lambda held: held),
+        ):
+            warnings.simplefilter("ignore")  # of PyTorch, about looking at gradients
+            found = [y.detach() for y in run(*(x.clone() for x in batch))]
     except Exception:  # noqa: BLE001 - a model may be written for inference alone
         return False
+    return len(found) == len(kept) and all(map(_resembles, found, kept))
+
+
+def _resembles(a: Tensor, b: Tensor) -> bool:
+    """Whether tensors differ by no more than other kernels explain, in 16 bits too; another branch gives far more."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not (b.is_floating_point() or b.is_complex()):
+        return torch.equal(a, b)
+    return not b.numel() or float((a - b).abs().max()) <= 0.05 * float(b.abs().max())
