@@ -119,7 +119,7 @@ class Branching(nn.Module):
 
 def test_a_branch_on_values_is_refused_and_never_traced() -> None:
     subject = examine(Workload(model=Branching(), inputs=[torch.ones(2, 3)]))
-    with pytest.raises(TargetError, match="depends on the values of its tensors .*, and a graph knows one way only"):
+    with pytest.raises(TargetError, match=r"depends on the values of its tensors .*, and a graph knows one way only"):
         onnxruntime.apply(Candidate.original(subject), Options(precision="f32"))
 
 

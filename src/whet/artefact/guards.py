@@ -38,10 +38,27 @@ class Guards:
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Raise ArtefactError where flat inputs break a condition, and say which."""
-        inputs: Inputs = {"tensors": tensors, "gradients": torch.is_grad_enabled()}
+        inputs: Inputs = {
+            "tensors": tensors,
+            "gradients": torch.is_grad_enabled(),
+            "least": _Ends(tensors, 0),
+            "largest": _Ends(tensors, 1),
+        }
         for condition, holds in self._conditions:
             if not holds(inputs):
                 raise ArtefactError(_broken(condition, tensors))
+
+
+class _Ends:
+    """The least or the largest value of each input, found when a condition asks for it."""
+
+    def __init__(self, tensors: Sequence[Tensor], end: int) -> None:
+        self._tensors = tensors
+        self._end = end
+
+    def __getitem__(self, i: int) -> float:
+        tensor = self._tensors[i]
+        return tensor.aminmax()[self._end].item() if tensor.numel() else 0
 
 
 def _broken(condition: str, tensors: Sequence[Tensor]) -> str:
@@ -51,6 +68,11 @@ def _broken(condition: str, tensors: Sequence[Tensor]) -> str:
             "recorded; call it under torch.no_grad()"
         )
     shapes = ", ".join(str(list(t.shape)) for t in tensors)
+    if "['least']" in condition or "['largest']" in condition:
+        return (
+            f"what was tuned holds only where {readable(condition)}: the model looks that input up in a table, which "
+            "has no other rows"
+        )
     if "is_contiguous" in condition:
         return (
             f"what was tuned holds only where {readable(condition)}, and was called with strides "
@@ -91,6 +113,7 @@ def is_arithmetic(condition: str) -> bool:
 
 def readable(condition: str) -> str:
     """L['tensors'][0].size()[1] <= 512 as: size 1 of input 0 <= 512."""
+    condition = re.sub(r"L\['(least|largest)'\]\[(\d+)\]", r"the \1 value of input \2", condition)
     condition = re.sub(r"L\['tensors'\]\[(\d+)\]\.is_contiguous\(\)", r"input \1 is contiguous", condition)
     return re.sub(r"L\['tensors'\]\[(\d+)\]\.(\w+)\(\)\[(\d+)\]", r"\2 \3 of input \1", condition)
 

@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from whet.artefact.archive import check_archive
 from whet.artefact.guards import WITHOUT_GRADIENTS, conditions_of
+from whet.artefact.indices import conditions_on_indices
 from whet.artefact.ones import conditions_on_ones
 from whet.artefact.probes import check_randomness, check_values, conditions_on_layout
 from whet.artefact.runtime import Manifest, Runtime
@@ -29,6 +30,8 @@ FILE = "program.pt2"
 
 _PACKED_PRODUCT = torch.ops.aten._weight_int4pack_mm_for_cpu.default  # its weights lie differently on each chip
 _PACKED_FOR = "cpu_capability"
+
+_BRANCHING = frozenset({"cond", "switch", "while_loop"})
 
 
 def export(module: nn.Module, subject: Subject, *, contiguous: bool = False) -> torch.export.ExportedProgram:
@@ -66,7 +69,7 @@ def _found_by_trying(
     check_randomness(program)
     graph = _flat_module(program)
     check_values(module, graph, arguments)
-    found = conditions_on_layout(module, graph, arguments)
+    found = [*conditions_on_indices(program), *conditions_on_layout(module, graph, arguments)]
     if subject.signature.is_dynamic:
         found += conditions_on_ones(module, graph, subject)
     return [*found, WITHOUT_GRADIENTS] if subject.depends_on_grad_mode else found
@@ -120,6 +123,20 @@ def refusal(subject: Subject) -> str:
     except TargetError as error:
         return str(error)
     return ""
+
+
+def has_branches(subject: Subject) -> bool:
+    """Whether the original's graph chooses by value what to run (torch.cond, torch.while_loop, ...).
+
+    Raises TargetError where there is no graph.
+    """
+    graphs = [m.graph for m in original(subject).graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    called = {getattr(node.target, "_name", "") for graph in graphs for node in graph.nodes if _takes_graphs(node)}
+    return not called.isdisjoint(_BRANCHING)
+
+
+def _takes_graphs(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
 def _is_known(subject: Subject) -> bool:
@@ -177,7 +194,12 @@ class ProgramRuntime(Runtime):
         with warnings.catch_warnings():
             # A weight that is a view of a larger storage is saved as such, and read back right.
             warnings.filterwarnings("ignore", message="No complete tensor found in the group", category=UserWarning)
-            torch.export.save(self._program, path)
+            try:
+                torch.export.save(self._program, path)
+            except (OSError, MemoryError):
+                raise
+            except Exception as error:  # torch's writer raises whatever it cannot write, as autocast inside torch.cond
+                raise TargetError(f"torch.export cannot save the graph: {reason(error)}") from error
         check_archive(path)
 
     @property

@@ -22,6 +22,7 @@ from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.techniques import onnx_graph, onnx_int8
 from whet.techniques.half import device_type
+from whet.techniques.quantisable import branch_refusal
 from whet.techniques.technique import BACKEND, PRECISION, Applies, Candidate, Refused, Stage, Verdict
 from whet.workload import Subject
 
@@ -71,6 +72,8 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
         if options.mode != SPACE["mode"][0]:
             return Refused("mode belongs to int8")
         return Applies("the whole graph, in f32")
+    if why := branch_refusal(subject):
+        return Refused(why)
     if options.mode == "dynamic":
         kinds = [type(module).__name__ for module in subject.workload.model.modules()]
         num_linear = sum(kind in ("Linear", "Conv1D", "MultiheadAttention") for kind in kinds)

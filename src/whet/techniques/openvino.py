@@ -28,6 +28,7 @@ from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.techniques import openvino_int8
 from whet.techniques.half import bfloat16_refusal, device_type
+from whet.techniques.quantisable import branch_refusal
 from whet.techniques.technique import BACKEND, PRECISION, Applies, Candidate, Refused, Stage, Verdict
 from whet.workload import Subject
 
@@ -95,6 +96,8 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
         if options.smooth_quant or options.keep or options.rest:
             return Refused(f"smooth_quant, keep and rest belong to int8, not to {options.precision}")
         return Applies(f"the whole graph, in {options.precision}")
+    if why := branch_refusal(subject):
+        return Refused(why)
     if find_spec("nncf") is None:
         return Refused("nncf, which int8 needs, is not installed: pip install 'whet[openvino]'")
     if options.smooth_quant and not _has_inner_linear(subject.workload.model):

@@ -15,7 +15,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from whet.artefact import load
+from whet.artefact import load, program
 from whet.files import size_bytes
 from whet.machine import Limits, Machine, describe
 from whet.machine.limits import element_bytes, load_limits
@@ -70,6 +70,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "original_bytes": checkpoint_bytes(workload),
         "offers": [offer.model_dump(mode="json") for offer in offers],
         "refused": [r.model_dump() for r in refused],
+        "no_graph": program.refusal(subject),
         "exclude": list(exclude),
         "limits": TypeAdapter(Limits).dump_python(limits, mode="json"),
         "profiles": _PROFILES.dump_python(profiles, mode="json"),

@@ -210,7 +210,7 @@ def _conclude(bench: Workbench, goal: Goal, records: list[TrialRecord], deadline
         max_drop=goal.max_drop,
         max_memory_bytes=goal.max_memory_bytes,
         verdict=word,
-        sentence=verdict.no_gain(goal, baseline, records, points, beaten)
+        sentence=verdict.no_gain(goal, baseline, records, points, beaten, facts.get("no_graph", ""))
         if best is baseline
         else verdict.gain(goal, baseline, best, compile_only, facts["quality_name"], is_fair=is_fair),
         quality_name=facts["quality_name"],
