@@ -38,11 +38,12 @@ class Guards:
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Raise ArtefactError where flat inputs break a condition, and say which."""
+        least = _Ends(tensors)
         inputs: Inputs = {
             "tensors": tensors,
             "gradients": torch.is_grad_enabled(),
-            "least": _Ends(tensors, 0),
-            "largest": _Ends(tensors, 1),
+            "least": least,
+            "largest": _Largest(least),
         }
         for condition, holds in self._conditions:
             if not holds(inputs):
@@ -50,15 +51,31 @@ class Guards:
 
 
 class _Ends:
-    """The least or the largest value of each input, found when a condition asks for it."""
+    """The least value of each input; both ends are found at once, when a condition first asks for one."""
 
-    def __init__(self, tensors: Sequence[Tensor], end: int) -> None:
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
-        self._end = end
+        self._found: dict[int, tuple[float, float]] = {}
+
+    def both(self, i: int) -> tuple[float, float]:
+        if i not in self._found:
+            tensor = self._tensors[i]
+            low, high = tensor.aminmax() if tensor.numel() else (tensor.new_zeros(()), tensor.new_zeros(()))
+            self._found[i] = low.item(), high.item()
+        return self._found[i]
 
     def __getitem__(self, i: int) -> float:
-        tensor = self._tensors[i]
-        return tensor.aminmax()[self._end].item() if tensor.numel() else 0
+        return self.both(i)[0]
+
+
+class _Largest:
+    """The largest value of each input."""
+
+    def __init__(self, ends: _Ends) -> None:
+        self._ends = ends
+
+    def __getitem__(self, i: int) -> float:
+        return self._ends.both(i)[1]
 
 
 def _broken(condition: str, tensors: Sequence[Tensor]) -> str:
