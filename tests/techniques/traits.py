@@ -58,7 +58,7 @@ def branch(model: TraitModel, x: Tensor, y: Tensor) -> Tensor:
 def swallowed_branch(model: TraitModel, x: Tensor, y: Tensor) -> Tensor:
     try:
         return y if x.sum() > 0 else _other(y)
-    except Exception:
+    except Exception:  # noqa: BLE001 - as people write it
         return y
 
 
@@ -207,8 +207,8 @@ TRAITS: dict[str, Trait] = {
 # Traits that no graph can keep.
 REFUSED = frozenset({
     "branch", "swallowed_branch", "branch_on_item", "loop_on_value", "exporting", "seeded", "python_noise", "prints",
-    "waits", "counts", "counts_in_a_buffer", "counts_outside", "changes_late", "remembers", "writes_into_input", "number",
-    "printed",
+    "waits", "counts", "counts_in_a_buffer", "counts_outside", "changes_late", "remembers", "writes_into_input",
+    "number", "printed",
 })  # fmt: skip
 
 

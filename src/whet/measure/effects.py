@@ -21,8 +21,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whet.errors import WhetError
-from whet.measure.state import State, changes, copied, random_states, state_of
+from whet.measure.state import State, changes, random_states, state_of
 from whet.measure.usercode import Line, is_standard, is_torch, user_line, who_asked
 
 _CLOCKS = frozenset({
@@ -80,16 +79,11 @@ def find_effects(model: nn.Module, call: Callable[[], Any], other: Callable[[], 
     Args:
         model: The model, whose state is compared between calls.
         call: Calls the model, each time with the same inputs.
-        other: Calls the model with other inputs. What it raises is passed over, but for a WhetError.
+        other: Calls the model with other inputs.
     """
     first = _Watch(model)
     first.run(call)
-    try:
-        other()
-    except WhetError:
-        raise
-    except Exception:  # noqa: BLE001 - inputs that the model is not made for; all that counts is what it remembers
-        pass
+    other()
     second = _Watch(model)
     second.run(call)
     found = [*second.named(), *second.drawn()]
@@ -134,7 +128,7 @@ class _Watch:
             random.setstate(kept)
             if numpy is not None:
                 numpy.random.set_state(kept_by_numpy)
-        self.state = {**state_of(self._model), **copied(self._globals()), **copied(self._free)}
+        self.state = state_of(self._model, {**self._globals(), **self._free})
 
     def named(self) -> list[Effect]:
         return [Effect(what, line) for what, line in self._found.items()]

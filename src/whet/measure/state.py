@@ -29,8 +29,11 @@ _MOST_BYTES = 2**26  # of a tensor that is copied; a larger one is known by its 
 _OF_MODULES = frozenset(vars(nn.Module())) - {"_parameters", "_buffers"}  # what every module has and PyTorch manages
 
 
-def state_of(model: nn.Module) -> State:
-    """Return the state of all modules: parameters, buffers, their own attributes and those of their classes."""
+def state_of(model: nn.Module, more: Mapping[str, Any]) -> State:
+    """Return the state of all modules: parameters, buffers, their own attributes and those of their classes.
+
+    more: other values that belong to the state, by their names.
+    """
     roots: dict[str, Any] = {}
     for name, module in model.named_modules():
         for key, value in vars(module).items():
@@ -41,13 +44,12 @@ def state_of(model: nn.Module) -> State:
         for owner in type(module).__mro__:
             if not owner.__module__.startswith("torch."):
                 roots |= {f"{owner.__name__}.{k}": v for k, v in vars(owner).items() if not k.startswith("__")}
-    return copied(roots)
+    return _copied({**roots, **more}, {id(module) for module in model.modules()})
 
 
-def copied(roots: Mapping[str, Any]) -> State:
-    """Return a table of copies of everything that the given values hold."""
+def _copied(roots: Mapping[str, Any], seen: set[int]) -> State:
+    """Copies of everything that the given values hold, but for what was seen already."""
     found: State = {}
-    seen: set[int] = set()
     for name, value in roots.items():
         for path, leaf in _leaves(value, name, 0, seen):
             found[path] = leaf
