@@ -204,11 +204,11 @@ TRAITS: dict[str, Trait] = {
     )
 }
 
-# Traits that no graph can keep.
+# Traits that no graph can keep; row_count fixes the number of rows, which differs among the inputs.
 REFUSED = frozenset({
     "branch", "swallowed_branch", "branch_on_item", "loop_on_value", "exporting", "seeded", "python_noise", "prints",
     "waits", "counts", "counts_in_a_buffer", "counts_outside", "changes_late", "remembers", "writes_into_input",
-    "number", "printed",
+    "number", "printed", "row_count",
 })  # fmt: skip
 
 
