@@ -120,8 +120,8 @@ def _tensor(tensor: Tensor) -> Any:
 
 
 def _children(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, item in list(value.items()):
+    if isinstance(value, dict):
+        for key, item in list(dict.items(value)):  # not items() of a subclass, which may load what it names
             yield f"{path}[{_shown(key)}]", item
     elif isinstance(value, list | tuple | deque):
         for i, item in enumerate(list(value)):
