@@ -118,19 +118,24 @@ class Signature:
 
 
 class FlatModel(nn.Module):
-    """The model behind a signature: tensors in, a tuple of tensors out."""
+    """The model behind a signature: tensors in, a tuple of tensors out.
 
-    def __init__(self, model: nn.Module, signature: Signature) -> None:
+    shared: the places of outputs that share memory with something else; here they get memory of their own.
+    """
+
+    def __init__(self, model: nn.Module, signature: Signature, shared: Sequence[int] = ()) -> None:
         super().__init__()
         self.model = model
         self.signature = signature
+        self.shared = tuple(shared)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         args, kwargs = self.signature.call(tensors)
         model: Any = self.model
         if isinstance(model, torch.jit.ScriptModule) and torch.compiler.is_exporting():
             model = model._c._get_method("forward")  # torch.export fails on the Python side of a ScriptModule
-        return tuple(tensors_in(model(*args, **kwargs)))
+        outputs = enumerate(tensors_in(model(*args, **kwargs)))
+        return tuple(y.clone() if i in self.shared else y for i, y in outputs)
 
 
 def split(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -227,7 +232,8 @@ def _arguments(value: Any, name: str | None, path: str) -> list[Argument]:
 
 def _fits(tensor: Tensor, argument: Argument) -> bool:
     return (
-        tensor.dim() == len(argument.shape)
+        tensor.layout is torch.strided
+        and tensor.dim() == len(argument.shape)
         and all(want is None or want == size for want, size in zip(argument.shape, tensor.shape, strict=True))
         and _DTYPE_NAMES[tensor.dtype] == argument.dtype
     )

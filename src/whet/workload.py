@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whet.behaviour import Behaviour, behaviour_of, version_of, writes_into
 from whet.errors import InputsError, ModelError, TargetError, WhetError, reason, type_name
 from whet.measure.clock import use_device_of
 from whet.scripted import stateless
 from whet.signature import (
     Batch,
+    FlatModel,
     Signature,
     argument_of,
     map_tensors,
@@ -114,6 +116,8 @@ class Subject:
 
     outputs: the original's, for each calibration batch, in order. score: the original's quality, if there is one.
     sample_scores: of each sample, where the quality gives them.
+    effects: what forward does that a graph would leave out, in words. shared: places of the outputs that share memory
+    with an input, a weight or another output. depends_on_grad_mode: whether outputs differ while gradients are on.
     """
 
     workload: Workload
@@ -121,6 +125,9 @@ class Subject:
     outputs: tuple[tuple[Tensor, ...], ...]
     score: float | None
     sample_scores: tuple[float, ...] = ()
+    effects: tuple[str, ...] = ()
+    shared: tuple[int, ...] = ()
+    depends_on_grad_mode: bool = False
 
     def flat(self, batch: Batch) -> tuple[Tensor, ...]:
         """The tensors of a batch, in the signature's order."""
@@ -136,11 +143,17 @@ class Subject:
         return [self.flat(batch) for batch in self.workload.calibration]
 
 
-def examine(workload: Workload, *, with_quality: bool = True) -> Subject:
+def examine(
+    workload: Workload, *, with_quality: bool = True, with_behaviour: bool = True, with_effects: bool = True
+) -> Subject:
     """Run the original: find its signature, and check that it works and can be compared with.
 
-    Raises InputsError where the inputs don't fit, ModelError where the model raises, returns NaN or infinities, or
-    answers the same question differently twice, TargetError where the quality function fails.
+    with_behaviour: also find how it behaves beyond its outputs; not needed where the original is only measured.
+    with_effects: as part of that, find what a graph would leave out; not needed where that was done before.
+
+    Raises InputsError where the inputs don't fit, ModelError where the model raises, returns NaN or infinities,
+    answers the same question differently twice, writes into its inputs or remembers them, TargetError where the quality
+    function fails.
     """
     model = workload.model.eval()
     for tensor in itertools.islice(tensors_of(workload.inputs[0]), 1):
@@ -153,12 +166,18 @@ def examine(workload: Workload, *, with_quality: bool = True) -> Subject:
         for output in itertools.chain(raw, (_run(model, batch) for batch in workload.inputs)):
             _check_output(output, signature)
         _check_same(output_tensors(raw[0]), output_tensors(_run(model, workload.calibration[0])))
-        score = Score(math.nan)
+        score, behaviour = Score(math.nan), Behaviour()
+        if with_behaviour:
+            args, kwargs = split(workload.calibration[0])
+            flat = FlatModel(model, signature).eval()
+            inputs = signature.flatten(args, kwargs)
+            behaviour = behaviour_of(model, flat, inputs, _agree, with_effects=with_effects)
         if with_quality and workload.quality is not None:
             score = measure_score(workload.quality, _recording(model, seen))
             signature = read_signature([*workload.inputs, *workload.calibration], raw[0], seen=seen)
     value = None if math.isnan(score.value) else score.value
-    return Subject(workload, signature, tuple(map(output_tensors, raw)), value, score.samples)
+    outputs = tuple(map(output_tensors, raw))
+    return Subject(workload, signature, outputs, value, score.samples, **vars(behaviour))
 
 
 def measure_quality(quality: Quality, predict: Predict) -> float:
@@ -196,14 +215,19 @@ def measure_score(quality: Quality, predict: Predict) -> Score:
 
 def _run(model: nn.Module, batch: Batch) -> Any:
     args, kwargs = split(batch)
+    versions = list(map(version_of, tensors_of(batch)))
     try:
-        return model(*args, **kwargs)
+        output = model(*args, **kwargs)
     except MemoryError:
         raise
     except Exception as error:  # the user's model may raise anything
         shapes = ", ".join(str(argument_of(None, tensor)) for tensor in tensors_of(batch))
         kind = InputsError if isinstance(error, TypeError) or _is_shape_error(str(error)) else ModelError
         raise kind(f"the model raised {type(error).__name__} on inputs ({shapes}): {reason(error)}") from error
+    for i, (tensor, before) in enumerate(zip(tensors_of(batch), versions, strict=True)):
+        if version_of(tensor) != before:
+            raise writes_into(i)
+    return output
 
 
 def _is_shape_error(message: str) -> bool:
@@ -224,11 +248,15 @@ def _check_output(output: Any, signature: Signature) -> None:
 
 
 def _check_same(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
-    if len(first) != len(second) or not all(is_near(a, b, least=1e-5) for a, b in zip(first, second, strict=True)):
+    if not _agree(first, second):
         raise ModelError(
             "the model is not deterministic: the same inputs gave different outputs twice; "
-            "call .eval(), remove random sampling, or fix its seed inside forward"
+            "call .eval() and remove random sampling"
         )
+
+
+def _agree(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    return len(first) == len(second) and all(is_near(a, b, least=1e-5) for a, b in zip(first, second, strict=True))
 
 
 def is_near(a: Tensor, b: Tensor, *, tolerance: float = 1e-3, least: float = 0.0) -> bool:

@@ -61,6 +61,22 @@ def test_a_model_on_which_nothing_helps_gives_no_gain_and_the_original(tmp_path:
     torch.testing.assert_close(whet.load(out / "model")(x), model(x))
 
 
+def test_a_model_that_branches_on_values_is_told_why_nothing_is_tried(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "whet", "tune", f"{targets.HERE}:branching", "--budget", "5s", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = " ".join(done.stdout.split())
+    assert "refused: every technique that makes a graph of the model: torch.export cannot trace the model" in told
+    result = json.loads((out / "result.json").read_text())
+    assert result["verdict"] == "no-gain"
+    assert "No gain: no technique was tried: torch.export cannot trace" in result["sentence"]
+    reasons = {refused["technique"]: refused["reason"] for refused in result["refused"]}
+    assert all("depends on the values of its tensors" in reasons[name] for name in TABLE)
+    assert result["trials"] == []
+    assert not (out / "model").exists()
+
+
 def test_tuning_goes_on_past_a_trial_that_is_killed_and_one_that_breaks_quality(tmp_path: Path) -> None:
     heard: list[TrialRecord] = []
 

@@ -117,12 +117,10 @@ class Branching(nn.Module):
         return x * 2 if x.sum() > 0 else x
 
 
-def test_a_graph_from_tracing_is_noted() -> None:
+def test_a_branch_on_values_is_refused_and_never_traced() -> None:
     subject = examine(Workload(model=Branching(), inputs=[torch.ones(2, 3)]))
-    tuned = onnxruntime.apply(Candidate.original(subject), Options(precision="f32"))
-    assert len(tuned.notes) == 1
-    assert "converted by tracing" in tuned.notes[0]
-    assert torch.equal(tuned.call(torch.ones(2, 3))[0], torch.full((2, 3), 2.0))
+    with pytest.raises(TargetError, match=r"depends on the values of its tensors .*, and a graph knows one way only"):
+        onnxruntime.apply(Candidate.original(subject), Options(precision="f32"))
 
 
 class Eigenvalues(nn.Module):

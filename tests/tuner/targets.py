@@ -120,6 +120,31 @@ def random() -> tuple[nn.Module, Tensor]:
     return Random(), torch.randn(2)
 
 
+class Branching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) if x.sum() > 0 else x
+
+
+def branching() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return Branching(), torch.ones(2, 4)
+
+
+class Sleeping(Branching):
+    def forward(self, x: Tensor) -> Tensor:
+        time.sleep(0.02)
+        return self.layer(x)
+
+
+def sleeping() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return Sleeping(), torch.ones(2, 4)
+
+
 def hangs() -> tuple[nn.Module, Tensor]:
     class Hangs(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

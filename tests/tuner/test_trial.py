@@ -1,5 +1,7 @@
 """What a trial says of a variant: outputs that are no numbers, threads, limits, and the model it belongs to."""
 
+import re
+
 import pytest
 import targets
 import torch
@@ -10,6 +12,7 @@ from whet.profiler import Profile, profile_sizes
 from whet.profiler.layers import LayerCost
 from whet.recipe import Step
 from whet.techniques import TABLE
+from whet.tuner import trial
 from whet.tuner.result import TrialRecord
 from whet.tuner.space import Space
 from whet.tuner.study import Study, default_storage
@@ -108,3 +111,22 @@ def test_throughput_is_of_all_batches() -> None:
     batches = [torch.randn(size, 3, 32, 32) for size in (8, 8, 5)]
     assert Workload(model=model, inputs=batches).samples_per_batch == 7
     assert Workload(model=model, inputs=batches, num_samples=100).samples_per_batch == 100
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("branching", r"depends on the values of its tensors \(.*targets.py:\d+ \(forward\)\)"),
+        ("sleeping", r"waits \(time.sleep\) in .*targets.py:\d+ \(forward\); spends \d+.*ms outside operators"),
+    ],
+)
+def test_where_no_graph_is_the_model_every_technique_says_so(target, reason, tmp_path, monkeypatch) -> None:
+    limits = Limits(3e10, {"float32": 1e12, "bfloat16": 4e12, "float16": 1e9, "int8": 8e12})
+    monkeypatch.setattr(trial, "load_limits", lambda *args, **options: limits)
+    model, x = getattr(targets, target)()
+    monkeypatch.setattr(trial, "open_target", lambda name: Workload(model=model, inputs=[x]))
+    facts = trial.look(target, str(tmp_path))
+    assert re.search(reason, facts["no_graph"])
+    assert facts["offers"] == []
+    reasons = {refused["technique"]: refused["reason"] for refused in facts["refused"]}
+    assert all(reasons[name] == facts["no_graph"] for name in TABLE)

@@ -67,6 +67,7 @@ def test_nothing_measured_is_no_measured_no_gain() -> None:
     assert not verdict.all_failed([*failed, TrialRecord(number=2, steps=[], status="rejected")])
     assert not verdict.all_failed([])
     assert "no technique was tried" in verdict.no_gain(Goal(), BASELINE, [])
+    assert "no technique was tried: forward prints;" in verdict.no_gain(Goal(), BASELINE, [], no_graph="forward prints")
 
 
 def test_a_screened_figure_is_called_one() -> None:

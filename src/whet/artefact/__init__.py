@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -55,10 +55,35 @@ class Artefact:
     def run(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run on flat tensors, in the signature's order, without the calling convention.
 
-        Raises ArtefactError for sizes with which the model would do something else than the graph that was tuned.
+        Every output is a tensor of its own, without gradients.
+
+        Raises ArtefactError for sizes with which the model would do something else than the graph that was tuned, under
+        torch.autocast, and for inputs that require gradients while these are recorded.
         """
+        _check_surroundings(tensors)
         self._guards.check(tensors)
         return self.runtime.run(tensors)
+
+    def eval(self) -> Self:
+        """Do nothing: what was tuned is always in evaluation mode."""
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Raise ArtefactError: what was tuned cannot be trained."""
+        if mode:
+            raise ArtefactError("what was tuned is in evaluation mode for good; train the original and tune it again")
+        return self
+
+
+def _check_surroundings(tensors: Sequence[Tensor]) -> None:
+    """Raise ArtefactError where PyTorch's own state would have the original do something else."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise ArtefactError(
+            "an input requires gradients, and what was tuned computes none; call it under torch.no_grad() or with "
+            "x.detach()"
+        )
+    if torch.is_autocast_enabled(tensors[0].device.type):
+        raise ArtefactError("what was tuned has its own precisions; call it outside torch.autocast")
 
 
 def load(directory: str | os.PathLike[str], *, libraries: Sequence[Library] = ()) -> Artefact:

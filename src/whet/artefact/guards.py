@@ -1,29 +1,33 @@
-"""The conditions on input sizes under which an exported graph is the model.
+"""The conditions under which an exported graph is the model: on the sizes of inputs, and on how they lie in memory.
 
 torch.export follows one path through a model's code. Where the code asks about a size (`if x.shape[1] > 512`), the
 answer it got becomes a condition on every later call; a call that breaks it would silently take the wrong path.
-PyTorch's own check of these takes longer than a small model does, and runs the conditions as code; here they are
-read as arithmetic on sizes first, and then take a microsecond each.
+PyTorch's own check of these takes longer than a small model does, and runs the conditions as code. Here they are first
+read as arithmetic on sizes, and then take a microsecond each.
 """
 
 import ast
 import math
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whet.errors import ArtefactError
 
-Condition = Callable[[dict[str, Sequence[Tensor]]], bool]
+Inputs = dict[str, Any]
+Condition = Callable[[Inputs], bool]
+
+WITHOUT_GRADIENTS = "not L['gradients']"  # whether gradients are recorded is an input like any other
 
 _NODES = (
     *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.Compare, ast.cmpop, ast.IfExp),
     *(ast.BinOp, ast.operator, ast.Constant, ast.Subscript, ast.Attribute, ast.Call, ast.Name, ast.Load),
 )
 _NAMES = {"L": None, "math": math, "max": max, "min": min, "float": float, "int": int, "abs": abs}
-_METHODS = ("size", "stride", "storage_offset")
+_METHODS = ("size", "stride", "storage_offset", "is_contiguous")
 
 
 class Guards:
@@ -34,14 +38,70 @@ class Guards:
 
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Raise ArtefactError where flat inputs break a condition, and say which."""
-        inputs = {"tensors": tensors}
+        if not self._conditions:
+            return
+        least = _Ends(tensors)
+        inputs: Inputs = {
+            "tensors": tensors,
+            "gradients": torch.is_grad_enabled(),
+            "least": least,
+            "largest": _Largest(least),
+        }
         for condition, holds in self._conditions:
             if not holds(inputs):
-                shapes = ", ".join(str(list(t.shape)) for t in tensors)
-                raise ArtefactError(
-                    f"what was tuned holds only where {readable(condition)}, and was called with shapes {shapes}: "
-                    "the model's code takes another path there; tune it with inputs of such shapes"
-                )
+                raise ArtefactError(_broken(condition, tensors))
+
+
+class _Ends:
+    """The least value of each input; both ends are found at once, when a condition first asks for one."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._found: dict[int, tuple[float, float]] = {}
+
+    def both(self, i: int) -> tuple[float, float]:
+        if i not in self._found:
+            tensor = self._tensors[i]
+            low, high = tensor.aminmax() if tensor.numel() else (tensor.new_zeros(()), tensor.new_zeros(()))
+            self._found[i] = low.item(), high.item()
+        return self._found[i]
+
+    def __getitem__(self, i: int) -> float:
+        return self.both(i)[0]
+
+
+class _Largest:
+    """The largest value of each input."""
+
+    def __init__(self, ends: _Ends) -> None:
+        self._ends = ends
+
+    def __getitem__(self, i: int) -> float:
+        return self._ends.both(i)[1]
+
+
+def _broken(condition: str, tensors: Sequence[Tensor]) -> str:
+    if condition == WITHOUT_GRADIENTS:
+        return (
+            "what was tuned holds only where gradients are off: the model's code takes another path where they are "
+            "recorded; call it under torch.no_grad()"
+        )
+    shapes = ", ".join(str(list(t.shape)) for t in tensors)
+    if "['least']" in condition or "['largest']" in condition:
+        return (
+            f"what was tuned holds only where {readable(condition)}: the model looks that input up in a table, which "
+            "has no other rows"
+        )
+    if "is_contiguous" in condition:
+        return (
+            f"what was tuned holds only where {readable(condition)}, and was called with strides "
+            f"{', '.join(str(t.stride()) for t in tensors)} for shapes {shapes}: the model's code asks how its inputs "
+            "lie in memory; call it with x.contiguous()"
+        )
+    return (
+        f"what was tuned holds only where {readable(condition)}, and was called with shapes {shapes}: "
+        "the model's code takes another path there; tune it with inputs of such shapes"
+    )
 
 
 def conditions_of(program: torch.export.ExportedProgram) -> list[str]:
@@ -72,6 +132,8 @@ def is_arithmetic(condition: str) -> bool:
 
 def readable(condition: str) -> str:
     """L['tensors'][0].size()[1] <= 512 as: size 1 of input 0 <= 512."""
+    condition = re.sub(r"L\['(least|largest)'\]\[(\d+)\]", r"the \1 value of input \2", condition)
+    condition = re.sub(r"L\['tensors'\]\[(\d+)\]\.is_contiguous\(\)", r"input \1 is contiguous", condition)
     return re.sub(r"L\['tensors'\]\[(\d+)\]\.(\w+)\(\)\[(\d+)\]", r"\2 \3 of input \1", condition)
 
 
@@ -80,7 +142,7 @@ def _compiled(condition: str) -> Condition:
         raise ArtefactError(f"the artefact holds under a condition that whet cannot check: {condition[:200]}")
     compute = eval(f"lambda L: {condition}", {**_NAMES, "__builtins__": {}})
 
-    def holds(inputs: dict[str, Sequence[Tensor]]) -> bool:
+    def holds(inputs: Inputs) -> bool:
         try:
             return bool(compute(inputs))
         except ArithmeticError:  # such as a size modulo another that is zero

@@ -13,13 +13,18 @@ from typing import Any, Self
 import torch
 import torch.ao.quantization.fx._decomposed  # makes the operators of quantised graphs known to torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from whet.artefact.archive import check_archive
-from whet.artefact.guards import conditions_of
+from whet.artefact.guards import WITHOUT_GRADIENTS, conditions_of
+from whet.artefact.indices import conditions_on_indices
 from whet.artefact.ones import conditions_on_ones
 from whet.artefact.operators import custom_operators
+from whet.artefact.probes import check_randomness, check_values, conditions_on_layout
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, TargetError, reason
+from whet.measure.usercode import user_line
 from whet.scripted import trace_failure
 from whet.signature import FlatModel, Signature
 from whet.workload import Subject
@@ -29,30 +34,64 @@ FILE = "program.pt2"
 _PACKED_PRODUCT = torch.ops.aten._weight_int4pack_mm_for_cpu.default  # its weights lie differently on each chip
 _PACKED_FOR = "cpu_capability"
 
+_BRANCHING = frozenset({"cond", "switch", "while_loop"})
+
 
 def export(module: nn.Module, subject: Subject, *, contiguous: bool = False) -> torch.export.ExportedProgram:
     """The module as a graph of aten operators, its free dimensions kept free.
 
     contiguous: traced for inputs that lie in one piece, as a compiler takes the example's strides for everyone's.
 
-    Raises TargetError where the model's code cannot be traced; the message names the reason that torch gave.
+    Raises TargetError where no graph can stand for the model: its code cannot be traced, or it does what a graph would
+    leave out. The message names the reason.
     """
+    if subject.effects:
+        raise TargetError(f"forward {'; '.join(subject.effects)}: a graph of the model would leave that out")
     arguments = _example(subject)
     if contiguous:
         arguments = tuple(x.contiguous() for x in arguments)
     shapes = subject.signature.dynamic_shapes
     try:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            # A tensor that forward keeps and never reads; one that it reads was found when the model was examined.
+            warnings.filterwarnings("ignore", message="The tensor attribute", category=UserWarning)
             program = torch.export.export(
                 module, arguments, dynamic_shapes=(shapes,) if shapes is not None else None, strict=False
             )
     except Exception as error:  # torch.export raises whatever the user's forward or its tracer does
-        raise TargetError(f"torch.export cannot trace the model: {trace_failure(module, error)}") from error
+        raise TargetError(f"torch.export cannot trace the model: {_why(module, error)}") from error
     known = [*conditions(subject), *conditions_of(program)]
-    if shapes is not None and not _is_known(subject):  # the first graph is the one that was made from the model's code
-        known += _conditions_on_ones(module, program, arguments, subject)
+    if not _is_known(subject):  # the first graph is the one that was made from the model's code
+        known += _found_by_trying(module, program, arguments, subject)
     _CONDITIONS[subject.workload.model] = (subject.signature, list(dict.fromkeys(known)))
     return program
+
+
+def _found_by_trying(
+    module: nn.Module, program: torch.export.ExportedProgram, arguments: tuple[Tensor, ...], subject: Subject
+) -> list[str]:
+    """The conditions that torch.export does not know of. Raises TargetError where the graph is not the model."""
+    check_randomness(program)
+    graph = _flat_module(program)
+    check_values(module, graph, arguments)
+    found = conditions_on_layout(module, graph, arguments)
+    if _lies_on_cpu(arguments):  # a GPU would have to be waited for; it checks indices itself
+        found += conditions_on_indices(program)
+    if subject.signature.is_dynamic:
+        found += _conditions_on_ones(module, program, arguments, subject)
+    return [*found, WITHOUT_GRADIENTS] if subject.depends_on_grad_mode else found
+
+
+def _why(module: nn.Module, error: Exception) -> str:
+    """The reason that torch gave; where it is a value that Python asks for, the line that asks for it."""
+    is_scripted = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
+    if is_scripted or not isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException):
+        return trace_failure(module, error)
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    line = user_line(last.tb_frame if last is not None else None)
+    return f"what forward does depends on the values of its tensors ({line}), and a graph knows one way only"
 
 
 def _conditions_on_ones(
@@ -87,27 +126,54 @@ def _lies_on_cpu(tensors: Sequence[Tensor]) -> bool:
 # Kept beside the model, as a graph that is traced, rewritten and traced again has forgotten what the first tracing met.
 _CONDITIONS: weakref.WeakKeyDictionary[nn.Module, tuple[Signature, list[str]]] = weakref.WeakKeyDictionary()
 
+# The original's own graph, or why there is none.
+_ORIGINALS: weakref.WeakKeyDictionary[nn.Module, tuple[Signature, torch.export.ExportedProgram | str]]
+_ORIGINALS = weakref.WeakKeyDictionary()
+
 
 def conditions(subject: Subject) -> list[str]:
     """What input sizes must fulfil for every graph that was exported from the subject's model so far; see guards."""
     return _CONDITIONS[subject.workload.model][1] if _is_known(subject) else []
 
 
-# Why there is no graph of the original, or "" where there is one.
-_REFUSALS: weakref.WeakKeyDictionary[nn.Module, tuple[Signature, str]] = weakref.WeakKeyDictionary()
+def original(subject: Subject) -> torch.export.ExportedProgram:
+    """The original's graph, to be read only: kept for as long as the model lives, as several techniques ask for it.
+
+    Raises TargetError as export does.
+    """
+    signature, found = _ORIGINALS.get(subject.workload.model, (None, ""))
+    if signature != subject.signature:
+        try:
+            found = export(FlatModel(subject.workload.model, subject.signature, subject.shared).eval(), subject)
+        except TargetError as error:
+            found = str(error)
+        _ORIGINALS[subject.workload.model] = (subject.signature, found)
+    if isinstance(found, str):
+        raise TargetError(found)
+    return found
 
 
 def refusal(subject: Subject) -> str:
     """Why no graph can stand for the subject's model, or "" where one can."""
-    signature, why = _REFUSALS.get(subject.workload.model, (None, ""))
-    if signature != subject.signature:
-        try:
-            export(FlatModel(subject.workload.model, subject.signature).eval(), subject)
-            why = ""
-        except TargetError as error:
-            why = str(error)
-        _REFUSALS[subject.workload.model] = (subject.signature, why)
-    return why
+    try:
+        original(subject)
+    except TargetError as error:
+        return str(error)
+    return ""
+
+
+def has_branches(subject: Subject) -> bool:
+    """Whether the original's graph chooses by value what to run (torch.cond, torch.while_loop, ...).
+
+    Raises TargetError where there is no graph.
+    """
+    graphs = [m.graph for m in original(subject).graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    called = {getattr(node.target, "_name", "") for graph in graphs for node in graph.nodes if _takes_graphs(node)}
+    return not called.isdisjoint(_BRANCHING)
+
+
+def _takes_graphs(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
 def _is_known(subject: Subject) -> bool:
@@ -165,7 +231,12 @@ class ProgramRuntime(Runtime):
         with warnings.catch_warnings():
             # A weight that is a view of a larger storage is saved as such, and read back right.
             warnings.filterwarnings("ignore", message="No complete tensor found in the group", category=UserWarning)
-            torch.export.save(self._program, path)
+            try:
+                torch.export.save(self._program, path)
+            except (OSError, MemoryError):
+                raise
+            except Exception as error:  # torch's writer raises whatever it cannot write, as autocast inside torch.cond
+                raise TargetError(f"torch.export cannot save the graph: {reason(error)}") from error
         check_archive(path)
 
     @property

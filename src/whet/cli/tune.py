@@ -150,6 +150,8 @@ class _Live(Listener):
         self._console.print(facts["diagnosis"]["sentence"], markup=False)
         if hint := _gpu_hint(self._target, facts):
             self._console.print(hint, markup=False, highlight=False, soft_wrap=True)
+        if no_graph := facts.get("no_graph"):
+            self._console.print(f"refused: every technique that makes a graph of the model: {no_graph}", markup=False)
         score = facts["score"]
         if score is not None:
             self._console.print(f"{one_line(facts['quality_name'])} of the original: {score:.4g}", markup=False)

@@ -70,7 +70,7 @@ def first_batch(target: str, sizes: Mapping[str, int]) -> Subject:
     """A target with its first batch alone, after it was seen to work."""
     workload = resolve(target, sizes)
     first = replace(workload, inputs=workload.inputs[:1], calibration=workload.inputs[:1])
-    return examine(first, with_quality=False)
+    return examine(first, with_quality=False, with_behaviour=False)
 
 
 def _figures(measurement: Measurement) -> dict[str, Any]:

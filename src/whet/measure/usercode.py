@@ -59,8 +59,32 @@ def user_line(frame: FrameType | None) -> Line:
         found = _innermost(sys._current_frames().get(threading.main_thread().ident or 0))
     if found is None:
         return UNKNOWN
-    code = found.f_code
-    return _line(code.co_filename, found.f_lineno or 0, code.co_name)
+    return _line(found.f_code.co_filename, found.f_lineno or 0, found.f_code.co_name)
+
+
+def who_asked(frame: FrameType | None) -> tuple[bool, set[str]]:
+    """Return whether the user's or a library's code called `frame`, and the standard modules passed on the way.
+
+    The first is False where torch's or whet's own code is met before: what these do is not the user's doing.
+    """
+    through: set[str] = set()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not is_standard(file):
+            return not is_torch(file) and _kind(file) != _HIDDEN, through
+        through.add(frame.f_globals.get("__name__", "").partition(".")[0])
+        frame = frame.f_back
+    return False, through
+
+
+def is_torch(file: str) -> bool:
+    """Return whether a file is torch's, or code that torch has written."""
+    return file.startswith((_TORCH, "<eval_with_key"))
+
+
+def is_standard(file: str) -> bool:
+    """Return whether a file belongs to Python's standard library."""
+    return file.startswith("<frozen") or (file.startswith(_STANDARD) and not file.startswith(_PACKAGES))
 
 
 def _innermost(frame: FrameType | None) -> FrameType | None:

@@ -21,6 +21,7 @@ from whet.errors import TargetError
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.techniques.graph import operator, trace, trace_original, value, verify
+from whet.techniques.quantisable import is_plain
 from whet.techniques.technique import Applies, Candidate, Refused, Stage, Verdict
 from whet.workload import Subject
 
@@ -112,6 +113,8 @@ def _fold(module: nn.Module, layer_path: str, norm_path: str) -> bool:
         return False
     # a subclass may do more than normalise, as activate
     if not isinstance(norm, _BATCH_NORMS) or type(norm) not in get_args(_BATCH_NORMS):
+        return False
+    if not (is_plain(layer) and is_plain(norm)):
         return False
     folded: nn.Module
     if isinstance(layer, _CONVOLUTIONS):

@@ -8,7 +8,6 @@ import contextlib
 import copy
 import itertools
 import math
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch import Tensor, fx, nn
 
 from whet.artefact import program
 from whet.errors import TargetError
-from whet.signature import FlatModel, Signature
 from whet.workload import Subject, finite_entries
 
 _aten = torch.ops.aten
@@ -41,7 +39,11 @@ def trace(module: nn.Module, subject: Subject) -> fx.GraphModule:
     """
     if isinstance(module, Traced):
         return fx.GraphModule(module.body, copy.deepcopy(module.body.graph))
-    exported = program.export(module, subject).module(check_guards=False)
+    return _cleaned(program.export(module, subject))
+
+
+def _cleaned(made: torch.export.ExportedProgram) -> fx.GraphModule:
+    exported = made.module(check_guards=False)
     exported.graph.set_codegen(fx.graph.CodeGen())
     _clean(exported.graph)
     traced = rebuild(exported)
@@ -56,17 +58,9 @@ def rebuild(graph_module: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(graph_module, graph_module.graph).eval()
 
 
-_ORIGINALS: weakref.WeakKeyDictionary[nn.Module, tuple[Signature, fx.GraphModule]] = weakref.WeakKeyDictionary()
-
-
 def trace_original(subject: Subject) -> fx.GraphModule:
-    """The original's graph, to be read only: kept for as long as the model lives, as several techniques ask for it."""
-    model = subject.workload.model
-    signature, traced = _ORIGINALS.get(model, (None, None))
-    if traced is None or signature != subject.signature:
-        traced = trace(FlatModel(model, subject.signature).eval(), subject)
-        _ORIGINALS[model] = (subject.signature, traced)
-    return traced
+    """The original's graph, to be read only. Raises TargetError where there is none."""
+    return _cleaned(program.original(subject))
 
 
 def operator(node: Any) -> str:

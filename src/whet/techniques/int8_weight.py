@@ -77,5 +77,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
 
 
 def _is_plain_embedding(module: nn.Module) -> bool:
-    """A table that is only read: max_norm writes to it."""
-    return type(module) is nn.Embedding and module.max_norm is None and module.weight.dtype == torch.float32
+    """A table that is only read, and by nobody's hook: max_norm writes to it."""
+    if type(module) is not nn.Embedding or not quantisable.is_plain(module):
+        return False
+    return module.max_norm is None and module.weight.dtype == torch.float32

@@ -19,24 +19,20 @@ LARGEST_FILE_BYTES = 1_800_000_000  # protobuf ends at 2 GiB; the graph takes ro
 _OPSET = 20  # the newest whose operators onnxruntime.quantization knows
 
 
-def export(candidate: Candidate) -> tuple[Folder, list[str]]:
-    """The candidate's module as an ONNX model, with notes on how.
+def export(candidate: Candidate) -> Folder:
+    """The candidate's module as an ONNX model, by torch's exporter from torch.export's graph.
 
-    By torch's exporter from its graph; where that fails, by the older one, which traces and knows one path through the
-    code only. Raises TargetError where neither can.
+    Raises TargetError where there is no such graph or it has no ONNX form. torch's older exporter traces the model,
+    which records one path through the code and drops every branch: it is never used.
     """
     onnx = import_onnx()
-    folder, notes = Folder(), []
+    folder = Folder()
+    exported = program.export(candidate.module, candidate.subject)
     with quiet(), torch.no_grad():
         try:
-            _export_graph(candidate, folder)
-        except Exception as error:  # noqa: BLE001 - the exporters raise whatever they stumble over
-            notes.append(f"onnxruntime: converted by tracing, as the export of the graph failed ({reason(error)})")
-            folder = Folder()
-            try:
-                _export_trace(candidate, folder)
-            except Exception as second:
-                raise TargetError(f"the model cannot be written as ONNX: {reason(second)}") from second
+            _write(exported, candidate, folder)
+        except Exception as error:  # the exporter raises whatever it stumbles over
+            raise TargetError(f"the model cannot be written as ONNX: {reason(error)}") from error
     graph = onnx.load(folder.model, load_external_data=False).graph
     counts = (len(graph.input), len(graph.output))
     wanted = (len(candidate.signature.inputs), len(candidate.subject.outputs[0]))
@@ -45,7 +41,7 @@ def export(candidate: Candidate) -> tuple[Folder, list[str]]:
             f"the model cannot be written as ONNX: its graph has {counts[0]} inputs and {counts[1]} outputs, "
             f"the model {wanted[0]} and {wanted[1]}"
         )
-    return folder, notes
+    return folder
 
 
 def import_onnx() -> Any:
@@ -71,29 +67,10 @@ def quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-def _export_graph(candidate: Candidate, folder: Folder) -> None:
-    exported = program.export(candidate.module, candidate.subject)
+def _write(exported: torch.export.ExportedProgram, candidate: Candidate, folder: Folder) -> None:
     written = torch.onnx.export(exported, dynamo=True, opset_version=_OPSET, verbose=False)
     assert written is not None
     written.save(folder.model, external_data=_weight_bytes(candidate) > LARGEST_FILE_BYTES)
-
-
-def _export_trace(candidate: Candidate, folder: Folder) -> None:
-    arguments = candidate.signature.inputs
-    names = [f"input_{i}" for i in range(len(arguments))]
-    free = {
-        name: {i: f"{name}_{i}" for i, size in enumerate(argument.shape) if size is None}
-        for name, argument in zip(names, arguments, strict=True)
-    }
-    torch.onnx.export(
-        candidate.copy_module(),
-        candidate.subject.flat_inputs[0],
-        str(folder.model),
-        dynamo=False,
-        opset_version=_OPSET,
-        input_names=names,
-        dynamic_axes=free,
-    )
 
 
 def _weight_bytes(candidate: Candidate) -> int:

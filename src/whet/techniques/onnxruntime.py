@@ -22,6 +22,7 @@ from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.techniques import onnx_graph, onnx_int8
 from whet.techniques.half import device_type
+from whet.techniques.quantisable import branch_refusal
 from whet.techniques.technique import BACKEND, PRECISION, Applies, Candidate, Refused, Stage, Verdict
 from whet.workload import Subject
 
@@ -71,6 +72,8 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
         if options.mode != SPACE["mode"][0]:
             return Refused("mode belongs to int8")
         return Applies("the whole graph, in f32")
+    if why := branch_refusal(subject):
+        return Refused(why)
     if options.mode == "dynamic":
         kinds = [type(module).__name__ for module in subject.workload.model.modules()]
         num_linear = sum(kind in ("Linear", "Conv1D", "MultiheadAttention") for kind in kinds)
@@ -99,7 +102,7 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate as an ONNX model. Raises TargetError where it cannot be exported or quantised."""
-    folder, notes = onnx_graph.export(candidate)
+    folder = onnx_graph.export(candidate)
     if options.precision == "int8":
         folder = onnx_int8.quantize(folder, candidate.subject.flat_calibration, options.mode)
-    return candidate.with_runtime(ONNXRuntime(folder), *notes)
+    return candidate.with_runtime(ONNXRuntime(folder))

@@ -28,6 +28,7 @@ from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.techniques import openvino_int8
 from whet.techniques.half import bfloat16_refusal, device_type
+from whet.techniques.quantisable import branch_refusal
 from whet.techniques.technique import BACKEND, PRECISION, Applies, Candidate, Refused, Stage, Verdict
 from whet.workload import Subject
 
@@ -95,6 +96,8 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
         if options.smooth_quant or options.keep or options.rest:
             return Refused(f"smooth_quant, keep and rest belong to int8, not to {options.precision}")
         return Applies(f"the whole graph, in {options.precision}")
+    if why := branch_refusal(subject):
+        return Refused(why)
     if find_spec("nncf") is None:
         return Refused("nncf, which int8 needs, is not installed: pip install 'whet[openvino]'")
     if options.smooth_quant and not _has_inner_linear(subject.workload.model):
@@ -118,10 +121,11 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate compiled by OpenVINO. Raises TargetError where OpenVINO cannot take the model."""
-    model, notes = convert(candidate)
+    model = convert(candidate)
+    notes: list[str] = []
     precision = _float_precision(options, candidate.subject)
     if options.precision == "int8":
-        model, kept = openvino_int8.quantize(
+        model, notes = openvino_int8.quantize(
             model,
             candidate.subject.flat_calibration,
             preset=options.preset,
@@ -130,7 +134,6 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
             keep=options.keep,
             quantizes_attention=precision == "f32",
         )
-        notes += kept
     if options.precision != "f32":
         halve_weights(model)
     settings = Settings(precision=precision, shapes=_tuned_shapes(candidate.subject))
@@ -151,28 +154,22 @@ def _float_precision(options: Options, subject: Subject) -> Literal["f32", "bf16
     return "bf16" if asked == "bf16" else "f32"
 
 
-def convert(candidate: Candidate) -> tuple[Any, list[str]]:
-    """The candidate's module as an OpenVINO model, with notes on how.
+def convert(candidate: Candidate) -> Any:
+    """The candidate's module as an OpenVINO model, from torch.export's graph.
 
-    From torch.export's graph; where OpenVINO cannot take that, from torch.jit.trace's, which knows one path through the
-    code only. Raises TargetError where neither can be had.
+    Raises TargetError where there is no such graph or OpenVINO cannot take it. OpenVINO can also trace a model by
+    itself, but that records one path through the code and drops every branch: it is never used.
     """
     openvino = import_openvino()
-    subject = candidate.subject
-    notes = []
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # tracers warn about every Python branch and each other's deprecations
+        warnings.simplefilter("ignore")  # tracers warn about each other's deprecations
+        exported = program.export(candidate.module, candidate.subject)
         try:
-            model = openvino.convert_model(program.export(candidate.module, subject))
-            _fix_shapes(model, subject)
-        except Exception as error:  # noqa: BLE001 - the converter raises whatever it stumbles over
-            notes.append(f"openvino: converted from torch.jit.trace, as torch.export's graph failed ({said(error)})")
-            try:
-                model = openvino.convert_model(candidate.copy_module(), example_input=subject.flat_inputs[0])
-                _fix_shapes(model, subject)
-            except Exception as second:
-                raise TargetError(f"OpenVINO cannot convert the model: {said(second)}") from second
-    return model, notes
+            model = openvino.convert_model(exported)
+            _fix_shapes(model, candidate.subject)
+        except Exception as error:  # the converter raises whatever it stumbles over
+            raise TargetError(f"OpenVINO cannot convert the model: {said(error)}") from error
+    return model
 
 
 def _has_inner_linear(model: nn.Module) -> bool:

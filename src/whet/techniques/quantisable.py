@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from whet.artefact import program
+from whet.errors import TargetError
 from whet.machine import Machine
 from whet.workload import Subject
 
@@ -21,7 +23,17 @@ def with_linears(module: nn.Module) -> nn.Module:
 
 def is_transposed_linear(module: nn.Module) -> bool:
     """transformers.pytorch_utils.Conv1D, of GPT-2 and its kin: a linear layer whose weight is [inputs, outputs]."""
-    return type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
+    is_conv1d = type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
+    return is_conv1d and is_plain(module)
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module does what its class does and nothing else: another may stand in its place.
+
+    A hook, or a forward of the instance's own, may do anything to its inputs and outputs, for values that no
+    calibration batch has.
+    """
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def _as_linear(module: nn.Module) -> nn.Linear:
@@ -42,9 +54,10 @@ def swap(module: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Modul
 
 
 def find_layers(module: nn.Module, kinds: Sequence[type[nn.Module]] = LAYERS) -> Iterator[tuple[str, nn.Module]]:
-    """Layers with matrix products whose weights are float32, by name. Subclasses may do something else: left out."""
+    """Layers with matrix products whose weights are float32, by name. Subclasses and layers with hooks may do something
+    else: left out."""
     for name, layer in module.named_modules():
-        if type(layer) in kinds and weight_of(layer).dtype == torch.float32:
+        if type(layer) in kinds and is_plain(layer) and weight_of(layer).dtype == torch.float32:
             yield name, layer
 
 
@@ -87,10 +100,24 @@ def device_refusal(subject: Subject) -> str:
     return "" if subject.flat_inputs[0][0].device.type == "cpu" else "written for CPUs; the inputs are on a GPU"
 
 
+def branch_refusal(subject: Subject) -> str:
+    """Why a model whose graph branches by value cannot be quantised, or "" for all others.
+
+    Ranges come from the branches that the calibration batches take, and a rounded value may take another branch.
+    """
+    try:
+        has_branches = program.has_branches(subject)
+    except TargetError as error:
+        return str(error)
+    return "the model branches by value (torch.cond), where rounding may take the other branch" if has_branches else ""
+
+
 def refusal(subject: Subject, machine: Machine, *, rest: str) -> str:
     """Why quantising on this CPU is out of the question, or ""."""
     if reason := device_refusal(subject):
         return reason
+    if why := branch_refusal(subject):
+        return why
     if not layers_of(subject):
         return "the model has no linear layer or convolution with float32 weights"
     if rest == "bfloat16" and not has_bfloat16(machine):

@@ -88,7 +88,11 @@ class Candidate:
 
     @classmethod
     def original(cls, subject: Subject) -> "Candidate":
-        return cls(subject, FlatModel(subject.workload.model, subject.signature).eval())
+        """The subject's own model. Outputs that share memory with something else get memory of their own."""
+        module = FlatModel(subject.workload.model, subject.signature, subject.shared).eval()
+        places = ", ".join(map(str, subject.shared))
+        note = f"outputs that share memory with something else in the model are tensors of their own: {places}"
+        return cls(subject, module, notes=(note,) if places else ())
 
     @property
     def signature(self) -> Signature:

@@ -44,7 +44,8 @@ def measure_finalist(
     """
     if directory is None:
         workload = open_target(target)
-        subject = examine(replace(workload, calibration=tuple(workload.inputs[:1])), with_quality=False)
+        first = replace(workload, calibration=tuple(workload.inputs[:1]))
+        subject = examine(first, with_quality=False, with_behaviour=False)
         run: Callable[..., Any] = FlatModel(workload.model, subject.signature).eval()
         batches = subject.flat_inputs
     else:

@@ -17,7 +17,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from whet.artefact import Artefact, load
+from whet.artefact import Artefact, load, program
 from whet.artefact.operators import libraries_of
 from whet.errors import RecipeRefused
 from whet.files import size_bytes
@@ -86,6 +86,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "original_bytes": checkpoint_bytes(workload),
         "offers": [offer.model_dump(mode="json") for offer in offers],
         "refused": [r.model_dump() for r in refused],
+        "no_graph": program.refusal(subject),
         "exclude": list(exclude),
         "limits": TypeAdapter(Limits).dump_python(limits, mode="json"),
         "profiles": _PROFILES.dump_python(profiles, mode="json"),
@@ -119,7 +120,8 @@ def attempt(
 
     A recipe that works in process is judged and timed as it is, and nothing is saved.
     """
-    subject = replace(reopen(target, signature), score=score, sample_scores=tuple(sample_scores))
+    subject = reopen(target, signature, with_effects=False)  # `look` found none
+    subject = replace(subject, score=score, sample_scores=tuple(sample_scores))
     num_threads = torch.get_num_threads()  # a recipe may set its own as it is loaded
     recipe = _STEPS.validate_python(steps)
     refused = refusals(recipe, subject, describe())
@@ -245,9 +247,9 @@ def save_original(
     return {"agreement": agree(subject, artefact.run).model_dump(), **facts}
 
 
-def reopen(target: str, signature: dict[str, Any]) -> Subject:
-    """The subject as `look` saw it, without scoring the original again."""
-    subject = examine(open_target(target), with_quality=False)
+def reopen(target: str, signature: dict[str, Any], *, with_effects: bool = True) -> Subject:
+    """Open the subject again as `look` saw it, without scoring the original once more."""
+    subject = examine(open_target(target), with_quality=False, with_effects=with_effects)
     return replace(subject, signature=_SIGNATURE.validate_python(signature))
 
 

@@ -289,7 +289,7 @@ def _conclude(
     beaten = best_first[0] if best_first and _is_beaten(goal, best_first[0]) else None
     is_short = budget.left_at_most_s < costs.trial_s + costs.finals_s(1, MIN_ROUNDS)
     needed_s = None
-    word, sentence = _verdict(goal, baseline, best, points, records, beaten, patience)
+    word, sentence = _verdict(goal, baseline, best, points, records, beaten, patience, facts.get("no_graph", ""))
     if word == "gain":
         sentence = verdict.gain(goal, baseline, best, compile_only, facts["quality_name"], is_fair=is_fair)
     elif word == "no-gain" and is_short and verdict.is_open(goal, bench.space, records, points, beaten):
@@ -332,6 +332,7 @@ def _verdict(
     records: list[TrialRecord],
     beaten: TrialRecord | None,
     patience: Patience,
+    no_graph: str,
 ) -> tuple[Word, str]:
     """Return the verdict in a word and, where it is no gain, in a sentence."""
     if best is not baseline:
@@ -339,7 +340,7 @@ def _verdict(
     if unknown := verdict.inconclusive(baseline, points, patience):
         return "inconclusive", unknown
     word: Word = "failed" if verdict.all_failed(records) else "no-gain"
-    return word, verdict.no_gain(goal, baseline, records, points, beaten)
+    return word, verdict.no_gain(goal, baseline, records, points, beaten, no_graph)
 
 
 def _compile_only(bench: Workbench, records: Sequence[TrialRecord], points: Sequence[Point]) -> Point | None:

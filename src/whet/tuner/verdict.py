@@ -80,11 +80,14 @@ def no_gain(
     records: Sequence[TrialRecord],
     points: Sequence[Point] = (),
     beaten: TrialRecord | None = None,
+    no_graph: str = "",
 ) -> str:
     """Why the original stays, in one sentence. points: of the finals. beaten: the best trial, where even that was too
-    slow for them."""
+    slow for them. no_graph: why no graph can stand for the model, if none can."""
     rejected = [r for r in records if r.status == "rejected"]
     too_large = [p for p in points if _is_too_large(goal, p) and _is_better(goal, baseline, p)]
+    if not records and no_graph:
+        return f"No gain: no technique was tried: {no_graph}; the original stays."
     if not records:
         return "No gain: no technique was tried, as none applies here or was left in; the original stays."
     if all_failed(records):

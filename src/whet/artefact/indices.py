@@ -1,0 +1,43 @@
+"""The rows that an embedding has, as conditions on the integers that choose among them.
+
+PyTorch raises IndexError for a row that is not there. OpenVINO and ONNX Runtime answer with another row for -1,
+OpenVINO for any index, and code compiled by inductor ends the process.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+# What hands every element on and changes none.
+_PASSING_ON = frozenset({
+    "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "expand", "unsqueeze",
+    "squeeze", "contiguous", "clone", "detach", "alias", "to", "_to_copy",
+})  # fmt: skip
+
+
+def conditions_on_indices(program: torch.export.ExportedProgram) -> list[str]:
+    """Return conditions, as guards read them, on inputs that a program looks up in a table."""
+    names = {name: i for i, name in enumerate(program.graph_signature.user_inputs)}
+    conditions = []
+    for node in program.graph_module.graph.nodes:
+        if node.op == "placeholder" and node.name in names:
+            rows = min(_rows_of_tables(node), default=None)
+            if rows is not None:
+                place = names[node.name]
+                conditions += [f"L['least'][{place}] >= 0", f"L['largest'][{place}] <= {rows - 1}"]
+    return conditions
+
+
+def _rows_of_tables(node: fx.Node) -> Iterator[int]:
+    """The number of rows of every table in which all elements of a node are looked up."""
+    for user in node.users:
+        if not isinstance(user.target, torch._ops.OpOverload):
+            continue
+        name = user.target._schema.name.removeprefix("aten::")
+        if name == "embedding" and user.args[1] is node and isinstance(user.args[0], fx.Node):
+            rows = user.args[0].meta["val"].shape[0]
+            if isinstance(rows, int):
+                yield rows
+        elif name in _PASSING_ON and user.args[0] is node:
+            yield from _rows_of_tables(user)
