@@ -12,6 +12,7 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from whet.errors import InputsError, TargetError, type_name
@@ -108,6 +109,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in a value, in order."""
     if isinstance(value, Tensor):
         yield value
+    elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):  # a number, while torch.export traces
+        raise TargetError("the model returns a number that depends on its inputs; return it as a tensor")
     elif isinstance(value, Mapping):
         for item in value.values():
             yield from tensors_in(item)

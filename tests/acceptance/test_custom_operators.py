@@ -90,7 +90,7 @@ def test_mixtral_with_random_weights_is_tuned_and_its_model_loads(tmp_path: Path
     model = transformers.MixtralForCausalLM(config).eval()
     model.save_pretrained(tmp_path / "mixtral")
     out = tmp_path / "out"
-    result = tune(f"hf:{tmp_path}/mixtral?seq=16", out=out, budget_s=5, exclude=list(TABLE))
+    result = tune(f"hf:{tmp_path}/mixtral?seq=16", out=out, budget_s=60, exclude=list(TABLE))
     assert (result.verdict, result.unsaved) == ("no-gain", "")
     assert result.libraries == ["transformers.integrations.moe"]
     error, total = loaded(out / "model", result.libraries, tmp_path)

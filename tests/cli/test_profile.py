@@ -15,6 +15,7 @@ from whet import cli
 from whet.cli import profile_target
 from whet.errors import InputsError, ModelError, OptionError, OutputError
 from whet.measure.isolate import Failure, FailureKind, Outcome
+from whet.measure.quiet import Patience
 from whet.profiler.report import Report, as_json
 from whet.profiler.verdict import Verdict
 
@@ -112,7 +113,9 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, failure: Failure | None, *, note
 
 
 def call(**more: Any) -> None:
-    profile_target.run_target("t", **{"out": None, "depth": 3, "rows": 5, "limit": "5m", "as_json": False, **more})
+    profile_target.run_target(
+        "t", **{"out": None, "depth": 3, "rows": 5, "limit": "5m", "as_json": False, "patience": Patience(), **more}
+    )
 
 
 @pytest.mark.parametrize("noted", [False, True])

@@ -107,9 +107,13 @@ def test_the_command_exits_with_3(
     assert asked == [False, True]
 
 
-def test_the_name_in_python_and_the_error() -> None:
-    assert whet.apply.__name__ == "apply_recipe"
+def test_in_process_another_models_recipe_is_refused_unless_forced() -> None:
+    model, x = torch.nn.Linear(4, 2).eval(), torch.randn(3, 4)
+    recipe = whet.Recipe(model=architecture(whet.Workload(model=torch.nn.Linear(4, 3), inputs=[x])))
+    with pytest.raises(RecipeRefused, match="another model"):
+        whet.apply(recipe, model, x)
     assert issubclass(RecipeRefused, RecipeError)
+    torch.testing.assert_close(whet.apply(recipe, model, x, force=True)(x), model(x))
 
 
 def test_the_architecture_is_names_shapes_and_dtypes() -> None:

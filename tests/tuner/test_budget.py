@@ -44,6 +44,7 @@ class SlowRunner:
     original_s: float = 3.0
     variant_s: float = 3.0
     save_s: float = 3.0
+    reload_s: float = 2.0
     inner: FakeRunner = field(default_factory=FakeRunner)
     limits: list[tuple[str, float]] = field(default_factory=list)
 
@@ -68,11 +69,15 @@ class SlowRunner:
             names = [step["technique"] for step in arguments["steps"]]
             return max(self.trial_s.get(name, self.trial_s["any"]) for name in names), {}
         if function == "save_original":
-            return self.save_s, {}
+            return self.save_s, {"libraries": []}
+        if function == "screen":  # as the finals say
+            return self.variant_s, {"speedup": 5.0, "speedup_ci95": [4.9, 5.1], "busy": ""}
+        if function == "reload":
+            return self.reload_s, {}
         assert function == "measure_finalist"
         latency_ms = 10.0 if arguments["directory"] is None else 2.0
         run = {"latency_ms": latency_ms, "p90_ms": latency_ms, "num_calls": 5, "peak_bytes": 10**8}
-        run |= {"live_tensor_bytes": 10**6, "cuda_peak_bytes": None}
+        run |= {"live_tensor_bytes": 10**6, "cuda_peak_bytes": None, "load": {}}
         return self.original_s if arguments["directory"] is None else self.variant_s, run
 
 
@@ -86,7 +91,7 @@ def facts(examined_s: float = 8.0, call_s: float = 0.01, exclude: Sequence[str] 
         "profiles": [[{"total_s": call_s, "layers": [], "dtype": "float32"}, 4]],
         "limits": {"read_bandwidth": 1e10, "gemm": {"float32": 1e11}, "device": "cpu"},
         "diagnosis": {"sentence": "", "bound": "compute", "shares": {}, "share_of_limit": 0.5},
-        "machine": {}, "fingerprint": "f",
+        "machine": {}, "fingerprint": "f", "sys_path": [],
     }  # fmt: skip
 
 
@@ -107,7 +112,7 @@ def clocked(runner: SlowRunner) -> Iterator[None]:
     """Let `tune` use the runner's processes and its clock. The search's own bookkeeping takes no time on it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("whet.tuner.tuning.forking", lambda memory_limit_bytes: contextlib.nullcontext(runner))
-        patch.setattr("whet.tuner.tuning.Budget", lambda seconds: Budget(seconds, clock=runner.clock))
+        patch.setattr("whet.tuner.tuning.Budget", lambda seconds, clock: Budget(seconds, clock=runner.clock))
         patch.setattr("whet.tuner.search.time.perf_counter", runner.clock)
         patch.setattr("whet.tuner.tuning.write_report", lambda result, path: None)
         yield

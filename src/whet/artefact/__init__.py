@@ -82,7 +82,8 @@ def _check_surroundings(tensors: Sequence[Tensor]) -> None:
             "an input requires gradients, and what was tuned computes none; call it under torch.no_grad() or with "
             "x.detach()"
         )
-    if torch.is_autocast_enabled(tensors[0].device.type):
+    device = tensors[0].device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         raise ArtefactError("what was tuned has its own precisions; call it outside torch.autocast")
 
 

@@ -17,8 +17,8 @@ OnBusyOption = Annotated[
     str,
     typer.Option(
         "--on-busy",
-        metavar="wait|inconclusive|go-on",
-        help="other processes disturb the measurement: wait for quiet, give no verdict, or measure all the same",
+        metavar="HOW",
+        help="where other processes disturb: wait for quiet, inconclusive (no verdict), or go-on",
     ),
 ]
 BusyWaitOption = Annotated[str, typer.Option("--busy-wait", help="how long to wait for a quiet machine in all, as 2m")]

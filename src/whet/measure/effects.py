@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from whet.measure.load import thread_delay_s
 from whet.measure.state import State, changes, random_states, state_of
 from whet.measure.usercode import Line, is_standard, is_torch, user_line, who_asked
 
@@ -257,19 +258,21 @@ def _time_outside(call: Callable[[], Any], watch: _Watch) -> Effect | None:
     """The time of a call that lies outside operators, where it is far more than Python's overhead.
 
     The least of several calls is taken: what the model waits for is in each of them, what other processes take is not.
+    Time that the thread waited for a core does not count either.
     """
     least, total = float("inf"), 0.0
     for _ in range(_TIMED_CALLS):
         operators = _Operators()
-        began = time.perf_counter()
+        began, waited_s = time.perf_counter(), thread_delay_s()
         with operators:
             call()
         seconds = time.perf_counter() - began
+        outside = seconds - operators.seconds - (thread_delay_s() - waited_s)
         if operators.takes_graphs:
             torch._dynamo.reset()  # else the next torch.cond outside of the watching fails (torch 2.13)
             return None  # torch compiles what it is given, and nobody knows how much of the time that was
-        if seconds - operators.seconds < least:
-            least, total = seconds - operators.seconds, seconds
+        if outside < least:
+            least, total = outside, seconds
         if least <= max(_FREE_S + _FREE_PER_OPERATOR_S * operators.count, total / 2):
             return None
     name, longest = max(watch.seconds.items(), key=lambda entry: entry[1], default=("", 0.0))

@@ -301,6 +301,14 @@ def roots() -> tuple[int, ...]:
     return os.getpid(), int(os.environ.get(ROOT) or os.getpid())
 
 
+def thread_delay_s() -> float:
+    """Return how long this thread has been ready to run without a core, in seconds; 0 where the system does not say."""
+    try:
+        return _delay_s(Path("/proc/thread-self/schedstat").read_text(encoding="ascii"))
+    except OSError:
+        return 0.0
+
+
 def tree_of(pid: int) -> list[int]:
     """Return a process and all its descendants by their ids; an empty list where it has ended."""
     try:

@@ -42,6 +42,10 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies to models that torch.export refuses, where there is a C++ compiler."""
     if missing := inductor.missing_tools(at_load=True):
         return Refused(missing)
+    if subject.effects:
+        return Refused(
+            f"forward {'; '.join(subject.effects)}: torch.compile may leave that out, or do it at another time"
+        )
     why = program.refusal(subject)
     if not why:
         return Refused("torch.export takes the whole model, and other backends compile that into what can be saved")

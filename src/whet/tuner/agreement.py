@@ -21,7 +21,8 @@ def agree(subject: Subject, run: Callable[..., Sequence[Tensor]]) -> Agreement:
     """
     sums = [_Sums() for _ in subject.outputs[0]]
     for batch, outputs in zip(subject.flat_calibration, subject.outputs, strict=True):
-        answers = run(*batch)
+        with torch.no_grad():
+            answers = run(*batch)
         if len(answers) != len(sums):
             raise TargetError(f"the variant returned {len(answers)} tensors, the original {len(sums)}")
         for total, a, b in zip(sums, outputs, answers, strict=True):

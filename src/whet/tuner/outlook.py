@@ -46,8 +46,8 @@ class Costs:
         return cls(sum(taken) / len(taken) if taken else trial_s, original_s, variant_s)
 
     def finals_s(self, num_variants: int, rounds: int = ROUNDS) -> float:
-        """How long so many rounds of the original and `num_variants` variants take."""
-        return rounds * (self.original_s + num_variants * self.variant_s)
+        """How long so many rounds of the original and `num_variants` variants take. Each variant is reloaded before."""
+        return rounds * (self.original_s + num_variants * self.variant_s) + num_variants * _START_S
 
     def needed_s(self, spent_s: float) -> float:
         """Return a budget into which one trial and its finals fit, after `spent_s` of examination."""

@@ -130,7 +130,7 @@ def tune(
         patience.begin()
         looked = patience.measure(
             lambda: run("look", arguments, scratch, _LOOK_LIMIT_S),
-            lambda outcome: str(outcome.value["busy"]) if outcome.value else "",
+            lambda outcome: str(outcome.value.get("busy", "")) if outcome.value else "",
         )
         facts = _looked(looked, budget_s)
         listener.looked(facts)
