@@ -15,10 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from whet.files import write_whole
-from whet.machine import describe
+from whet.machine import describe, versions
 from whet.machine.limits import load_limits
 from whet.tuner.result import FILE, Result
-from whet.tuner.tuning import versions
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 TARGETS = ("digits-cnn", "docs-encoder", "docs-gpt")

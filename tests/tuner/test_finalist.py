@@ -11,11 +11,12 @@ from safetensors.torch import save_file
 
 from whet.measure.isolate import Failure, FailureKind, Outcome, run_isolated
 from whet.techniques import Candidate
+from whet.tuner.conclusion import hold_only_the_model, is_beaten
 from whet.tuner.finalist import INPUTS, PICKLED, measure_finalist, open_target, read_inputs, write_inputs
 from whet.tuner.goal import Goal
 from whet.tuner.result import Point, TrialRecord
 from whet.tuner.search import Workbench
-from whet.tuner.tuning import _hand_over, _hold_only_the_model, _is_beaten
+from whet.tuner.tuning import _hand_over
 from whet.workload import Workload, examine
 
 
@@ -88,7 +89,7 @@ def test_a_model_in_memory_may_come_from_a_file_beside_the_script(
 )
 def test_who_is_far_slower_does_not_come_to_the_finals(objective, interval, beaten) -> None:
     record = TrialRecord(number=0, steps=[], status="done", speedup_ci95=interval)
-    assert _is_beaten(Goal(objective), record) is beaten
+    assert is_beaten(Goal(objective), record) is beaten
 
 
 def test_an_artefact_starts_from_as_many_threads_as_the_targets_code_leaves(
@@ -127,5 +128,5 @@ def test_memory_is_compared_without_what_the_targets_own_code_builds(
 
     facts = {"signature": {}, "num_threads": 1, "sys_path": []}
     baseline = Point(latency_ms=1.0, throughput_per_s=1.0, peak_bytes=500, size_bytes=1)
-    is_fair = _hold_only_the_model(Workbench("x", facts, tmp_path, run), baseline)
+    is_fair = hold_only_the_model(Workbench("x", facts, tmp_path, run), baseline)
     assert (baseline.peak_bytes, is_fair) == peaks

@@ -18,33 +18,30 @@ import torch
 from torch import nn
 
 from whet.artefact.operators import loaded_libraries
-from whet.artefact.runtime import MANIFEST
 from whet.errors import ModelError, OptionError, TargetError
 from whet.files import write_whole
-from whet.machine import describe, versions
+from whet.machine import describe
 from whet.measure.isolate import FailureKind, Outcome
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Evidence, Recipe
 from whet.signature import Batch
 from whet.techniques import TABLE
-from whet.tuner import finals, plan, verdict
 from whet.tuner.budget import Budget, BudgetEnded
-from whet.tuner.build import is_in_process
 from whet.tuner.command import command_line, without_password
+from whet.tuner.conclusion import conclude
 from whet.tuner.finalist import PICKLED, SURROUNDINGS
-from whet.tuner.goal import Goal, ranked
+from whet.tuner.goal import Goal
 from whet.tuner.opening import check_memory, checked_directory, move_in, open_study
-from whet.tuner.outlook import MIN_ROUNDS, ROUNDS, Costs, Outlook
+from whet.tuner.outlook import Outlook
 from whet.tuner.report import write_report
-from whet.tuner.result import FILE, Objective, Point, Result, TrialRecord, Word
-from whet.tuner.saving import save_model, saved_original
-from whet.tuner.search import Workbench, forking, loads_afresh, search, try_recipe
+from whet.tuner.result import FILE, Objective, Result, TrialRecord
+from whet.tuner.saving import save_model
+from whet.tuner.search import Workbench, forking, search
 from whet.tuner.study import Study
 from whet.workload import Quality, Workload
 
 _LOOK_LIMIT_S = 180.0
-_BEATEN = 0.9  # a trial whose whole screening interval lies below this speedup is slower, whatever the process
 
 
 class Listener:
@@ -139,7 +136,7 @@ def tune(
         work = move_in(scratch, directory)
         bench = Workbench(address, {**facts, **(study.facts or {})}, work, run, trial_limit_s)
         records, outlook = _searched(bench, study, goal, budget, listener, patience)
-        result = _conclude(bench, goal, records, budget, outlook, listener, patience)
+        result = conclude(bench, goal, records, budget, outlook, listener.measured, patience)
         result.target, result.budget_s, result.out = name, budget_s, str(directory)
         result.outlook = outlook.sentence
         result.started_at, result.seconds = began.isoformat(timespec="seconds"), budget.elapsed_s
@@ -259,148 +256,12 @@ def _hand_over(workload: Workload, path: Path) -> None:
         ) from error
 
 
-def _conclude(
-    bench: Workbench,
-    goal: Goal,
-    records: list[TrialRecord],
-    budget: Budget,
-    outlook: Outlook,
-    listener: Listener,
-    patience: Patience,
-) -> Result:
-    facts = bench.facts
-    best_first = ranked(goal, records)
-    costs = Costs.estimate(facts, records)
-    contenders = _contenders(bench, goal, best_first, budget, costs)
-    now = budget.clock()
-    baseline, points = finals.run_finals(
-        bench,
-        contenders,
-        deadline=now + budget.left_s,
-        stop_at=now + budget.left_at_most_s,
-        unmeasured=verdict.screened_original(facts, records),
-        patience=patience,
-        report=listener.measured,
-        clock=budget.clock,
-    )
-    is_fair = goal.objective != "memory" or _hold_only_the_model(bench, baseline)
-    compile_only = _compile_only(bench, records, points)
-    best = verdict.choose(goal, baseline, points)
-    beaten = best_first[0] if best_first and _is_beaten(goal, best_first[0]) else None
-    is_short = budget.left_at_most_s < costs.trial_s + costs.finals_s(1, MIN_ROUNDS)
-    needed_s = None
-    word, sentence = _verdict(goal, baseline, best, points, records, beaten, patience, facts.get("no_graph", ""))
-    if word == "gain":
-        sentence = verdict.gain(goal, baseline, best, compile_only, facts["quality_name"], is_fair=is_fair)
-    elif word == "no-gain" and is_short and verdict.is_open(goal, bench.space, records, points, beaten):
-        word, needed_s = "inconclusive", costs.needed_s(outlook.spent_s)
-        sentence = verdict.out_of_time(records, next(iter(best_first), None), needed_s)
-    is_disturbed = (word == "inconclusive" and needed_s is None) or patience.goes_on
-    return Result(
-        target=facts["name"],
-        model=facts.get("model", ""),
-        objective=goal.objective,
-        max_drop=goal.max_drop,
-        max_memory_bytes=goal.max_memory_bytes,
-        verdict=word,
-        needed_s=needed_s,
-        sentence=sentence,
-        busy=patience.sentence if is_disturbed and patience.cause else "",
-        quality_name=facts["quality_name"],
-        higher_is_better=facts["higher_is_better"],
-        baseline=baseline,
-        compile_only=compile_only,
-        best=best,
-        finalists=points,
-        trials=records,
-        refused=facts["refused"],
-        untried=verdict.untried(goal, bench.space, records),
-        pareto=verdict.pareto(records),
-        diagnosis=facts["diagnosis"],
-        machine=facts["machine"],
-        fingerprint=facts["fingerprint"],
-        limits=facts["limits"],
-        versions=versions(),
-    )
-
-
-def _verdict(
-    goal: Goal,
-    baseline: Point,
-    best: Point,
-    points: list[Point],
-    records: list[TrialRecord],
-    beaten: TrialRecord | None,
-    patience: Patience,
-    no_graph: str,
-) -> tuple[Word, str]:
-    """Return the verdict in a word and, where it is no gain, in a sentence."""
-    if best is not baseline:
-        return "gain", ""
-    if unknown := verdict.inconclusive(baseline, points, patience):
-        return "inconclusive", unknown
-    word: Word = "failed" if verdict.all_failed(records) else "no-gain"
-    return word, verdict.no_gain(goal, baseline, records, points, beaten, no_graph)
-
-
-def _compile_only(bench: Workbench, records: Sequence[TrialRecord], points: Sequence[Point]) -> Point | None:
-    """Return torch.compile alone as the finals or else its trial measured it; None where neither did."""
-    reference = plan.compile_only(bench.space)
-    if reference is None:
-        return None
-    measured = next((point for point in points if point.label == str(reference)), None)
-    screened = next((record for record in records if record.label == str(reference)), None)
-    return measured or (verdict.point_of(screened, bench.facts["num_samples"]) if screened else None)
-
-
-def _contenders(
-    bench: Workbench, goal: Goal, best_first: list[TrialRecord], budget: Budget, costs: Costs
-) -> list[TrialRecord]:
-    """Return the trials for the finals: the best two, one where time is short, or none where not even that one fits.
-
-    Each has its artefact on disk, made again where it is not, and a fresh process has loaded and run it. Trials that
-    are far slower than the original are left out: nobody waits for proof of that.
-    """
-    chosen: list[TrialRecord] = []
-    for record in [r for r in best_first if not _is_beaten(goal, r)][:3]:
-        if len(chosen) == 2:
-            break
-        is_built = is_in_process(record.steps) or (bench.artefact(record.number) / MANIFEST).is_file()
-        build_s = 0.0 if is_built else costs.trial_s
-        if costs.finals_s(1, MIN_ROUNDS) + build_s > budget.left_at_most_s:
-            break
-        if chosen and costs.finals_s(2, ROUNDS) + build_s > budget.left_s:
-            break
-        if not is_built:
-            left_s = budget.left_at_most_s - costs.finals_s(1, MIN_ROUNDS)
-            again = try_recipe(bench, goal, record.number, Recipe(steps=record.steps), bench.space, left_s)
-            if again.status != "done":
-                continue
-        if not loads_afresh(bench, record):
-            continue
-        chosen.append(record)
-    return chosen
-
-
-def _is_beaten(goal: Goal, record: TrialRecord) -> bool:
-    return goal.asks_for_speed and record.speedup_ci95 is not None and record.speedup_ci95[1] < _BEATEN
-
-
 def _write(bench: Workbench, result: Result, directory: Path) -> None:
     """Model, recipe, report and result; the result last."""
     save_model(bench, result, directory)
     recipe_of(result).write(directory / RECIPE)
     write_report(result, directory / "report.html")
     write_whole(directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")
-
-
-def _hold_only_the_model(bench: Workbench, baseline: Point) -> bool:
-    """Take from the original's peak memory what its own code builds beside the model, as the data of a quality: no
-    variant's process builds that. Whether it could be done."""
-    saved = saved_original(bench)
-    peak_bytes = None if saved.directory is None else finals.peak_bytes_of(bench, saved.directory, saved.libraries)
-    baseline.peak_bytes = min(baseline.peak_bytes, peak_bytes or baseline.peak_bytes)
-    return peak_bytes is not None
 
 
 def recipe_of(result: Result) -> Recipe:
