@@ -36,6 +36,7 @@ WANTED = {"compare": 60, "against": 60, "tune": 20}  # verdicts over all loads
 _WAIT = "5s"  # for a quiet machine, in each run
 _TUNE_BUDGET = "30s"
 _MORE_WORK = 30  # percent, of the slower code
+_TOLERANCE = "0.1"  # slowdown that passes
 _CLOSE = 0.15  # to which a claimed ratio has to be right
 _SAME, _SLOWER = "same", "slower"
 _LIMIT_S = 600
@@ -124,7 +125,7 @@ def _make_repository(place: Path) -> None:
 
 def _gate(place: Path, command: str, kind: str) -> Verdict:
     how = ["--compare", str(place / _BASELINE)] if command == "compare" else ["--against", "HEAD"]
-    done = _whet(["bench", _TARGET, *how, "--busy-wait", _WAIT, "--json"], place / kind)
+    done = _whet(["bench", _TARGET, *how, "--tolerance", _TOLERANCE, "--busy-wait", _WAIT, "--json"], place / kind)
     lines = done.stdout.splitlines()
     if not lines:
         return {"verdict": "broken", "said": done.stderr[-400:]}
@@ -185,7 +186,8 @@ def _write(verdicts: list[Verdict]) -> None:
 
 
 def _rows(verdicts: list[Verdict]) -> list[dict[str, Any]]:
-    """Return one row for each command and load: how many verdicts, wrong ones, open ones, and ratios far off."""
+    """Return one row for each command and load: verdicts, wrong ones, those that a busy machine or scatter left open, and
+    claimed ratios that are far off."""
     rows = []
     for command in WANTED:
         for load in LOADS:
@@ -199,7 +201,8 @@ def _rows(verdicts: list[Verdict]) -> list[dict[str, Any]]:
                     "load": load,
                     "num": len(found),
                     "num_wrong": sum(map(_is_wrong, found)),
-                    "num_inconclusive": sum(v["verdict"] == "inconclusive" for v in found),
+                    "num_busy": sum(v["verdict"] == "inconclusive" and bool(v["busy"]) for v in found),
+                    "num_unclear": sum(v["verdict"] == "inconclusive" and not v["busy"] for v in found),
                     "num_ratios": len(distances),
                     "num_far": sum(d > _CLOSE for d in distances),
                     "largest_distance": max(distances, default=None),
@@ -237,10 +240,10 @@ def _distance(verdict: Verdict, verdicts: list[Verdict]) -> float | None:
 
 def _show(verdicts: list[Verdict]) -> None:
     table = Table(title="verdicts beside other work", title_justify="left", box=box.SIMPLE_HEAD)
-    for name in ("command", "load", "verdicts", "wrong", "inconclusive", "ratios", "off by > 15 %", "s"):
+    for name in ("command", "load", "verdicts", "wrong", "busy", "not clear", "ratios", "off by > 15 %", "s"):
         table.add_column(name, justify="left" if name in ("command", "load") else "right")
     for row in _rows(verdicts):
-        names = ("num", "num_wrong", "num_inconclusive", "num_ratios", "num_far")
+        names = ("num", "num_wrong", "num_busy", "num_unclear", "num_ratios", "num_far")
         table.add_row(row["command"], row["load"], *(str(row[n]) for n in names), f"{row['median_seconds']:.0f}")
     Console().print(table)
 

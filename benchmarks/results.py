@@ -186,15 +186,15 @@ def _busy(report: dict[str, Any]) -> str:
         f"{num} verdicts, each beside other work, with {report['wait']} of waiting for quiet: {num_wrong} were wrong. "
         f"Of {num_ratios} claimed ratios {num_far} differed by more than 15 % from the quiet machine's.",
         "",
-        "| command | beside it ran | verdicts | wrong | inconclusive | ratios claimed | off by > 15 % "
-        "| largest distance | seconds (median) |",
-        "|---" * 9 + "|",
+        "| command | beside it ran | verdicts | wrong | inconclusive: busy | inconclusive: scatter | ratios claimed "
+        "| off by > 15 % | largest distance | seconds (median) |",
+        "|---" * 10 + "|",
     ]
     for row in rows:
         largest = "—" if row["largest_distance"] is None else f"{row['largest_distance']:.1%}"
         lines.append(
             f"| {commands[row['command']]} | {row['load']} | {row['num']} | **{row['num_wrong']}** "
-            f"| {row['num_inconclusive']} | {row['num_ratios']} | {row['num_far']} | {largest} "
+            f"| {row['num_busy']} | {row['num_unclear']} | {row['num_ratios']} | {row['num_far']} | {largest} "
             f"| {row['median_seconds']:.0f} |"
         )
     return "\n".join([*lines, ""])

@@ -183,27 +183,31 @@ def search(
             study.pass_over(number)
             repeats += 1
             continue
-        try:
-            left_s = (stop_at - clock()) * (0.5 if reference is not None and str(chosen) == str(reference) else 1.0)
-            trial = partial(try_recipe, bench, goal, number, chosen, space, left_s)
-            record = patience.measure(trial, lambda found: found.busy)
-        except BaseException:
-            study.give_up(number)
-            raise
-        if record.status == "stopped":
-            study.give_up(number)
-            stopped.append(record)
-            report(record)
-            continue
-        if record.busy and not patience.goes_on:
-            study.give_up(number)
-        else:
-            study.end(record, goal.value(record) if record.status in ("done", "rejected") else None)
+        left_s = (stop_at - clock()) * (0.5 if reference is not None and str(chosen) == str(reference) else 1.0)
+        trial = partial(try_recipe, bench, goal, number, chosen, space, left_s)
+        record = _tried(trial, study, number, goal, patience)
         report(record)
+        if record.status == "stopped":
+            stopped.append(record)
+            continue
         repeats = 0
         records = study.records()
         _drop_losers(bench, goal, records)
     return [*records, *stopped]
+
+
+def _tried(trial: Callable[[], TrialRecord], study: Study, number: int, goal: Goal, patience: Patience) -> TrialRecord:
+    """Run a trial and keep its record in the study. One that was stopped or disturbed is left to be tried again."""
+    try:
+        record = patience.measure(trial, lambda found: found.busy)
+    except BaseException:
+        study.give_up(number)
+        raise
+    if record.status == "stopped" or (record.busy and not patience.goes_on):
+        study.give_up(number)
+    else:
+        study.end(record, goal.value(record) if record.status in ("done", "rejected") else None)
+    return record
 
 
 def try_recipe(

@@ -27,7 +27,7 @@ from whet.recipe import FILE as RECIPE
 from whet.recipe import Evidence, Recipe
 from whet.signature import Batch
 from whet.techniques import TABLE
-from whet.tuner.budget import Budget, BudgetEnded
+from whet.tuner.budget import Budget, BudgetEnded, Runner
 from whet.tuner.command import command_line, without_password
 from whet.tuner.conclusion import conclude
 from whet.tuner.finalist import PICKLED, SURROUNDINGS
@@ -123,18 +123,11 @@ def tune(
         forking(memory_limit_bytes or describe().most_bytes) as unbounded,
     ):
         run = budget.bounded(unbounded)
-        arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
-        patience.begin()
-        looked = patience.measure(
-            lambda: run("look", arguments, scratch, _LOOK_LIMIT_S),
-            lambda outcome: str(outcome.value.get("busy", "")) if outcome.value else "",
-        )
-        facts = _looked(looked, budget_s)
+        facts = _examined(run, address, scratch, exclude, budget_s, patience)
         listener.looked(facts)
         directory = chosen or Path(tempfile.mkdtemp(prefix="whet-"))
         study = open_study(storage, directory, name, goal, facts, resume, exclude)
-        work = move_in(scratch, directory)
-        bench = Workbench(address, {**facts, **(study.facts or {})}, work, run, trial_limit_s)
+        bench = Workbench(address, {**facts, **(study.facts or {})}, move_in(scratch, directory), run, trial_limit_s)
         records, outlook = _searched(bench, study, goal, budget, listener, patience)
         result = conclude(bench, goal, records, budget, outlook, listener.measured, patience)
         result.target, result.budget_s, result.out = name, budget_s, str(directory)
@@ -143,7 +136,7 @@ def tune(
         result.command = _command(target, goal, budget_s, storage, bench.facts["exclude"])
         _write(bench, result, directory)
         result.seconds = budget.elapsed_s
-        shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(bench.directory, ignore_errors=True)
     if not isinstance(target, str):
         result.keep_original(target.model if isinstance(target, Workload) else target)
     return result
@@ -157,6 +150,19 @@ def _command(
         return ""
     shown = without_password(storage) if storage else None
     return command_line(target, **asdict(goal), budget_s=budget_s, storage=shown, exclude=exclude)
+
+
+def _examined(
+    run: Runner, address: str, scratch: Path, exclude: Sequence[str], budget_s: float, patience: Patience
+) -> dict[str, Any]:
+    """Wait for a quiet machine, and return the facts that a child found out about the target."""
+    arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
+    patience.begin()
+    looked = patience.measure(
+        lambda: run("look", arguments, scratch, _LOOK_LIMIT_S),
+        lambda outcome: str(outcome.value.get("busy", "")) if outcome.value else "",
+    )
+    return _looked(looked, budget_s)
 
 
 def _searched(
