@@ -186,8 +186,10 @@ def _write(verdicts: list[Verdict]) -> None:
 
 
 def _rows(verdicts: list[Verdict]) -> list[dict[str, Any]]:
-    """Return one row for each command and load: verdicts, wrong ones, those that a busy machine or scatter left open, and
-    claimed ratios that are far off."""
+    """Return one row for each command and load.
+
+    A row counts the verdicts, the wrong ones, those that a busy machine or scatter left open, and ratios far off.
+    """
     rows = []
     for command in WANTED:
         for load in LOADS:
