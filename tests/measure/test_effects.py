@@ -1,6 +1,7 @@
 """What forward does beside its operators: each effect is found by its name, and harmless things are left alone."""
 
 import datetime
+import gc
 import itertools
 import logging
 import os
@@ -165,6 +166,23 @@ def test_time_outside_operators(tmp_path: Path) -> None:
     found = effects_of(lambda m, x: sum(range(3_000_000)), tmp_path / "file")
     assert found.startswith("spends ")
     assert found.endswith("ms outside operators, most of it in sum")
+
+
+def test_a_garbage_collection_during_forward_is_not_the_models(tmp_path: Path) -> None:
+    """Other libraries are told of collections, and what they do then is none of forward's doing."""
+
+    def on_collection(phase: str, info: dict[str, int]) -> None:
+        CALLS.append(len(phase))
+        time.perf_counter()
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(on_collection)
+    gc.set_threshold(1)
+    try:
+        assert effects_of(lambda m, x: [[] for _ in range(len(CALLS) % 2 + 100)], tmp_path / "file") == ""
+    finally:
+        gc.callbacks.remove(on_collection)
+        gc.set_threshold(*thresholds)
 
 
 def test_random_numbers_are_left_as_they_were(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from whet.models.decoder_config import DecoderConfig, read_config
 from whet.models.decoder_files import read_weights, weight_shapes
 from whet.models.native_decoder import NativeDecoder, refusal
 from whet.models.step import StepBatch
+from whet.workload import measure_quality
 from whet.workloads import WEIGHTS, docs_gpt
 
 NUM_BLOCKS = 64
@@ -192,9 +193,8 @@ def test_quantised_quality(kind: Kind, most: float) -> None:
     def predict(ids_BT: Tensor) -> Tensor:
         return torch.stack([run(model, [(ids_T, 0, len(ids_T), np.arange(32))])[0] for ids_T in ids_BT])
 
-    with torch.no_grad():
-        original = workload.quality.measure(load_decoder(directory))
-    assert workload.quality.drop(original, workload.quality.measure(predict)) <= most
+    original = measure_quality(workload.quality, load_decoder(directory))
+    assert workload.quality.drop(original, measure_quality(workload.quality, predict)) <= most
 
 
 def test_first_token_after_a_text() -> None:

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from whet.measure.clock import quiet_collector
 from whet.measure.load import thread_delay_s
 from whet.measure.state import State, changes, random_states, state_of
 from whet.measure.usercode import Line, is_standard, is_torch, user_line, who_asked
@@ -82,6 +83,11 @@ def find_effects(model: nn.Module, call: Callable[[], Any], other: Callable[[], 
         call: Calls the model, each time with the same inputs.
         other: Calls the model with other inputs.
     """
+    with quiet_collector():  # a collection would run other libraries' callbacks, which are not the model's
+        return _found(model, call, other)
+
+
+def _found(model: nn.Module, call: Callable[[], Any], other: Callable[[], Any]) -> list[Effect]:
     first = _Watch(model)
     first.run(call)
     other()
