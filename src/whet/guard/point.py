@@ -55,7 +55,7 @@ def measure_point(
         "stopped_by": measurement.stopped_by,
         "share_of_limit": None,
     }
-    if with_limit and not measurement.stopped_by:
+    if with_limit and not measurement.stopped_by and not measurement.cause:
         facts["share_of_limit"] = _share_of_limit(subject, measurement)
     if with_energy:
         # The counters see warm-up too; power is what they tell, and a call's energy is its time at that power.
