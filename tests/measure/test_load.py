@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.measure import load
-from whet.measure.load import NO_LOAD, Load, Meter, Observed, Reading, cause_of, quiet_blocks, total
+from whet.measure.load import MAX_WAITED_LONG, NO_LOAD, Load, Meter, Observed, Reading, cause_of, quiet_blocks, total
 
 SPIN = "import time\nend = time.perf_counter() + 20\nwhile time.perf_counter() < end: pass"
 
@@ -34,6 +34,12 @@ def test_threads_that_wait_for_each_other_are_no_load() -> None:
 def test_a_quiet_core_beside_a_busy_one_is_not_quiet() -> None:
     """A model on one thread waits for nobody while another process holds the other core, and must not win by that."""
     assert not Load(seconds=1.0, cores=2, foreign_s=1.0, waited_s=0.0).is_quiet
+
+
+def test_bursts_disturb_a_short_block_and_not_seconds_of_typical_calls() -> None:
+    found = Load(seconds=2.0, cores=2, foreign_s=0.5, waited_s=0.3)
+    assert found.cause
+    assert found.cause_beyond(MAX_WAITED_LONG) == ""
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from whet.machine.bandwidth import never_rising, read_bandwidth
 from whet.machine.cache import cache_dir
 from whet.machine.cuda import cuda_bandwidth
 from whet.machine.describe import Machine
-from whet.measure.load import Observed
+from whet.measure.load import MAX_WAITED_LONG, Observed
 
 _LOG = logging.getLogger("whet")
 
@@ -169,7 +169,7 @@ def measure_limits(
         bandwidth = read_bandwidth(machine.cores, buffer_bytes=buffer_bytes)
     with _all_cores(machine), Observed() as multiplying:
         peaks = gemm.gemm_peaks(gemm.DTYPES, shapes or gemm.SHAPES, budget_s=budget_s)
-    busy = reading.load.cause or multiplying.load.cause
+    busy = reading.load.cause_beyond(MAX_WAITED_LONG) or multiplying.load.cause_beyond(MAX_WAITED_LONG)
     notes = bandwidth.notes
     if busy:
         notes += (f"{busy} meanwhile, so these may be too low; whet measures again on a quiet machine",)

@@ -26,6 +26,7 @@ ROOT = "WHET_MEASUREMENT"  # environment variable: the id of the process whose d
 PRETENDED = "WHET_PRETENDED_LOAD"  # environment variable: cores' worth of other processes that tests pretend to see
 
 MAX_WAITED = 0.05  # share of a block that its threads may wait for a core while other processes use some
+MAX_WAITED_LONG = 0.25  # the same of a block of seconds, of which typical or best calls count, not all
 MAX_FOREIGN = 0.25  # share of the cores that other processes may use: beyond, caches and clocks are theirs as well
 MAX_STOPPED = 0.05  # share of a block that the hypervisor, a quota or heat may take
 SOME_FOREIGN = 0.05  # cores' worth of other processes; below it, threads wait for others of their own measurement
@@ -68,11 +69,15 @@ class Load:
     @property
     def cause(self) -> str:
         """What disturbed the block, as a clause for people; "" for a quiet block."""
+        return self.cause_beyond(MAX_WAITED)
+
+    def cause_beyond(self, most_waited: float) -> str:
+        """Return what disturbed the block, where its threads may wait for a core for this share of the time."""
         if not self.seconds:
             return ""
         slack_s = 2 * _TICK_S  # what counting in ticks can show by itself
         if self.foreign_s > MAX_FOREIGN * self.cores * self.seconds + slack_s or (
-            self.foreign_cores >= SOME_FOREIGN and self.waited_s > MAX_WAITED * self.seconds
+            self.foreign_cores >= SOME_FOREIGN and self.waited_s > most_waited * self.seconds
         ):
             text = f"other processes used {self.foreign_cores:.1f} of {_cores(self.cores)}"
             waited = min(1.0, self.waited_s / self.seconds)

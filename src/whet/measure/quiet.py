@@ -10,7 +10,7 @@ from typing import TypeVar
 import psutil
 
 from whet.errors import OptionError
-from whet.measure.load import PRETENDED, SOME_FOREIGN, Load, Observed, Read, meter, roots, tree_of
+from whet.measure.load import MAX_WAITED_LONG, PRETENDED, SOME_FOREIGN, Load, Observed, Read, meter, roots, tree_of
 
 T = TypeVar("T")
 
@@ -193,29 +193,31 @@ def glance_at_machine(seconds: float, also: Sequence[int] = ()) -> tuple[Load, s
     return seen.load, others.named() if seen.load.foreign_cores >= 0.1 else ""
 
 
-def undisturbed(take: Callable[[], T], *, read: Read | None = None, tries: int = _TRIES) -> tuple[T, Load]:
+def undisturbed(take: Callable[[], T], *, read: Read | None = None, tries: int = _TRIES) -> tuple[T, str]:
     """Call `take` under observation, and again while it was disturbed.
 
+    It is to take a second or so, and to report typical calls: a short burst of other work does not disturb that.
+
     Returns:
-        What the least disturbed call returned, and the load beside it. Its `cause` says so if none was quiet.
+        What the least disturbed call returned, and what disturbed that one; "" for a quiet one.
     """
     read = read or meter()
-    best: tuple[T, Load] | None = None
+    found: list[tuple[bool, float, T, str]] = []
     for _ in range(tries):
         with Observed(read) as seen:
             value = take()
-        if best is None or _disturbance(seen.load) < _disturbance(best[1]):
-            best = value, seen.load
-        if seen.load.is_quiet:
+        cause = seen.load.cause_beyond(MAX_WAITED_LONG)
+        found.append((bool(cause), _lost(seen.load), value, cause))
+        if not cause:
             break
-    assert best is not None
-    return best
+    _, _, value, cause = min(found, key=lambda entry: entry[:2])
+    return value, cause
 
 
-def _disturbance(load: Load) -> float:
-    """Order loads: any quiet one before any disturbed one, then by the time that was lost."""
+def _lost(load: Load) -> float:
+    """Return the share of a block that was lost to others, for comparing blocks with each other."""
     lost_s = load.waited_s + load.foreign_s + load.stolen_s + load.throttled_s + load.heat_s
-    return (0.0 if load.is_quiet else 1e6) + lost_s / max(load.seconds, 1e-9)
+    return lost_s / max(load.seconds, 1e-9)
 
 
 def _with_names(cause: str, names: str) -> str:

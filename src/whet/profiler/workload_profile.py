@@ -205,7 +205,7 @@ def _take_apart(run: _Run) -> None:
     output = run.calls[0]()
     signature = read_signature(run.workload.inputs, output)
     subject = Subject(run.workload, signature, (), None)
-    profile, load = undisturbed(lambda: profile_layers(subject))
+    profile, busy = undisturbed(lambda: profile_layers(subject))
     limits = run.limits()
     notes = list(run.report.notes)
     hints: Sequence[Hint] = ()
@@ -223,7 +223,7 @@ def _take_apart(run: _Run) -> None:
         )
     _keep(
         run,
-        busy=run.report.busy or load.cause,
+        busy=run.report.busy or busy,
         layers=layers,
         call_s=profile.total_s,
         dtype=profile.dtype,

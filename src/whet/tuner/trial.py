@@ -63,7 +63,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
     began = time.perf_counter()
     limits = load_limits(machine, device="cuda" if device_type(subject) == "cuda" else "cpu")
     limits_s = time.perf_counter() - began  # spent once on each machine
-    profiles, meanwhile = undisturbed(lambda: profile_sizes(subject))
+    profiles, busy = undisturbed(lambda: profile_sizes(subject))
     profile = profiles[0][0]
     offers, refused = offers_for(subject, machine, limits, profile, exclude=exclude)
     write_inputs(subject, Path(directory) / INPUTS)
@@ -91,7 +91,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "limits": TypeAdapter(Limits).dump_python(limits, mode="json"),
         "profiles": _PROFILES.dump_python(profiles, mode="json"),
         "diagnosis": Diagnosed(
-            sentence=f"Measured on a busy machine: {diagnosis.sentence}" if meanwhile.cause else diagnosis.sentence,
+            sentence=f"Measured on a busy machine: {diagnosis.sentence}" if busy else diagnosis.sentence,
             bound=str(diagnosis.bound),
             shares={str(k): v for k, v in diagnosis.shares.items()},
             share_of_limit=diagnosis.share_of_limit,
@@ -100,7 +100,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
         "machine": TypeAdapter(Machine).dump_python(machine, mode="json"),
         "fingerprint": machine.fingerprint,
         "num_threads": torch.get_num_threads(),
-        "busy": meanwhile.cause,
+        "busy": busy,
         "sys_path": [str(Path(place).absolute()) for place in sys.path],
     }
 

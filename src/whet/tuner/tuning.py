@@ -155,14 +155,19 @@ def _command(
 def _examined(
     run: Runner, address: str, scratch: Path, exclude: Sequence[str], budget_s: float, patience: Patience
 ) -> dict[str, Any]:
-    """Wait for a quiet machine, and return the facts that a child found out about the target."""
+    """Wait for a quiet machine, and return the facts that a child found out about the target.
+
+    No verdict hangs on the times among them, so they are not measured again where they were disturbed.
+    """
     arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
     patience.begin()
-    looked = patience.measure(
-        lambda: run("look", arguments, scratch, _LOOK_LIMIT_S),
-        lambda outcome: str(outcome.value.get("busy", "")) if outcome.value else "",
-    )
-    return _looked(looked, budget_s)
+    outcome = run("look", arguments, scratch, _LOOK_LIMIT_S)
+    if isinstance(outcome.failure, BudgetEnded) and patience.cause:
+        raise OptionError(
+            f"to build, call and examine the model takes longer than a budget of {budget_s:g} s on this busy machine "
+            f"({patience.cause}); try again when it is quiet, or give a larger --budget"
+        )
+    return _looked(outcome, budget_s)
 
 
 def _searched(
