@@ -8,7 +8,7 @@ QUIETLY := --quiet --disable-pip-version-check --no-compile --constraint constra
 .PHONY: demo test test-all check format gpu gpu-wheels clean
 
 demo: $(STAMP)
-	$(BIN)/whet tune digits-cnn docs-encoder docs-gpt --budget 85s --out whet-out/demo-$$(date +%Y%m%d-%H%M%S)
+	$(BIN)/whet tune digits-cnn docs-encoder docs-gpt --budget 2m --out whet-out/demo-$$(date +%Y%m%d-%H%M%S)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder

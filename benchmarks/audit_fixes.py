@@ -221,8 +221,14 @@ def _compare(mode: Mode, before: dict[str, bool], after: dict[str, bool]) -> Non
     mode.tests_after = mode.tests_before - len(mode.broken_tests)
 
 
-def write_page(trials: Sequence[Trial], out: Path) -> None:
-    """Write the table as a page, and the figures beside it as JSON."""
+def write_page(tried: Sequence[Trial], out: Path) -> None:
+    """Write the table as a page, and the figures beside it as JSON; those of other repositories stay as they are."""
+    figures = out.parent / "results" / "audit_fixes.json"
+    figures.parent.mkdir(parents=True, exist_ok=True)
+    known = json.loads(figures.read_text(encoding="utf-8")) if figures.is_file() else []
+    by_name = {one["name"]: Trial(**{**one, "modes": {k: Mode(**v) for k, v in one["modes"].items()}}) for one in known}
+    by_name |= {trial.name: trial for trial in tried}
+    trials = sorted(by_name.values(), key=lambda trial: trial.num_files)
     rows = [
         "| repository | commit | files | safe: fixes | imports | tests | all: fixes | imports | tests |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|",
@@ -252,8 +258,6 @@ def write_page(trials: Sequence[Trial], out: Path) -> None:
         broken="\n".join(broken) or "None.",
     )
     out.write_text(text, encoding="utf-8")
-    figures = out.parent / "results" / "audit_fixes.json"
-    figures.parent.mkdir(exist_ok=True)
     figures.write_text(json.dumps([asdict(trial) for trial in trials], indent=1) + "\n", encoding="utf-8")
 
 

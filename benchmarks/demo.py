@@ -1,6 +1,6 @@
 """What `make demo` finds, as figures for docs/results.md.
 
-    python benchmarks/demo.py [--budget 85]
+    python benchmarks/demo.py [--budget 120]
 
 Runs `whet tune` on the built-in workloads, shows what it prints, and writes docs/results/demo.json and
 docs/results/limits.json.
@@ -25,7 +25,7 @@ TARGETS = ("digits-cnn", "docs-encoder", "docs-gpt")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--budget", type=int, default=85, help="seconds for each workload")
+    parser.add_argument("--budget", type=int, default=120, help="seconds for each workload")
     budget = parser.parse_args().budget
     machine = describe()
     limits = asdict(load_limits(machine))
