@@ -215,3 +215,13 @@ def test_a_screening_that_agrees_is_not_measured_again(monkeypatch: pytest.Monke
     contender = TrialRecord(number=1, steps=[], status="done", speedup=2.3, speedup_ci95=(2.2, 2.4))
     _, (point,), _ = judge(contender)
     assert (point.verdict, point.doubt) == ("pass", "")
+
+
+def test_too_few_quiet_rounds_are_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each second process is disturbed, so the machine never looks hopeless, and hardly a pair is quiet."""
+    Busy(monkeypatch, lambda i: i % 4 in (1, 2))
+    baseline, points, patience = judge(FASTER)
+    assert not patience.has_run_out
+    assert all(len(point.process_latencies_ms) < 6 for point in points)
+    said = verdict.inconclusive(baseline, points, patience, num_contenders=1)
+    assert said.startswith("No verdict: too few rounds of the finals were quiet: others: make (2.0 cores).")

@@ -49,7 +49,8 @@ def conclude(
     beaten = best_first[0] if best_first and is_beaten(goal, best_first[0]) else None
     is_short = budget.left_at_most_s < costs.trial_s + costs.finals_s(1, MIN_ROUNDS)
     needed_s = None
-    word, sentence = _verdict(goal, baseline, best, points, records, beaten, patience, facts.get("no_graph", ""))
+    unknown = verdict.inconclusive(baseline, points, patience, len(contenders))
+    word, sentence = _verdict(goal, baseline, best, points, records, beaten, unknown, facts.get("no_graph", ""))
     if word == "gain":
         sentence = verdict.gain(goal, baseline, best, compile_only, facts["quality_name"], is_fair=is_fair)
     elif word == "no-gain" and is_short and verdict.is_open(goal, bench.space, records, points, beaten):
@@ -91,13 +92,13 @@ def _verdict(
     points: list[Point],
     records: list[TrialRecord],
     beaten: TrialRecord | None,
-    patience: Patience,
+    unknown: str,
     no_graph: str,
 ) -> tuple[Word, str]:
-    """Return the verdict in a word and, where it is no gain, in a sentence."""
+    """Return the verdict in a word and, where it is no gain, in a sentence. unknown: why there is none, if so."""
     if best is not baseline:
         return "gain", ""
-    if unknown := verdict.inconclusive(baseline, points, patience):
+    if unknown:
         return "inconclusive", unknown
     word: Word = "failed" if verdict.all_failed(records) else "no-gain"
     return word, verdict.no_gain(goal, baseline, records, points, beaten, no_graph)

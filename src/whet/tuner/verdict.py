@@ -55,16 +55,19 @@ def all_failed(records: Sequence[TrialRecord]) -> bool:
     return bool(records) and all(r.status in ("failed", "refused") for r in records)
 
 
-def inconclusive(baseline: Point, points: Sequence[Point], patience: Patience) -> str:
+def inconclusive(baseline: Point, points: Sequence[Point], patience: Patience, num_contenders: int = 0) -> str:
     """Return why there is no verdict, in one sentence; "" where nothing stands in the way of one.
 
     Args:
         baseline: The original in the finals.
         points: The contenders in the finals.
         patience: What was waited for.
+        num_contenders: How many were to be measured in the finals.
     """
     if patience.has_run_out:
         why = patience.sentence
+    elif patience.cause and not patience.goes_on and (len(points) < num_contenders or any(map(_is_thin, points))):
+        why = f"too few rounds of the finals were quiet: {patience.cause}"
     elif doubtful := [p for p in points if p.doubt]:
         why = f"{doubtful[0].label} cannot be judged: {doubtful[0].doubt}"
     elif points and baseline.noise > MAX_NOISE:
@@ -72,6 +75,11 @@ def inconclusive(baseline: Point, points: Sequence[Point], patience: Patience) -
     else:
         return ""
     return f"No verdict: {why}. The original stays. On a quiet machine, --resume goes on from here."
+
+
+def _is_thin(point: Point) -> bool:
+    """Return whether a point was judged by fewer rounds than can show anything."""
+    return point.verdict == "inconclusive" and len(point.process_latencies_ms) < MIN_ROUNDS
 
 
 def no_gain(
