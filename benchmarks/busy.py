@@ -233,7 +233,6 @@ def _distance(verdict: Verdict, verdicts: list[Verdict]) -> float | None:
     if verdict["command"] == "tune":
         label = verdict["label"]
         known = [v["measured"][label] for v in quiet if label in v["measured"]]
-        known = known or [v["screened"][label] for v in quiet if label in v["screened"]]
     else:
         known = [v["ratio"] for v in quiet if v["ratio"] is not None]
     if not known:

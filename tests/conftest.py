@@ -10,6 +10,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+os.environ.pop("COLUMNS", None)  # the width of whoever's terminal the tests are run in
+
 # The tests run beside each other, so the machine is always busy. They pretend a quiet one, here and in child processes,
 # and say where they pretend another load.
 os.environ.setdefault("WHET_PRETENDED_LOAD", "0")

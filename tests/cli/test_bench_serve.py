@@ -175,7 +175,7 @@ def test_ctrl_c_leaves_what_is_done(here: Path) -> None:
         command = [sys.executable, "-m", "whet", "bench-serve", server.url, *words]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
         try:
-            while len(server.bodies) < 12 and process.poll() is None:
+            while len(server.bodies) < 20 and process.poll() is None:
                 time.sleep(0.01)
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=60)
