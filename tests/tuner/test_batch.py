@@ -1,6 +1,8 @@
 """Which batch sizes a saved variant takes: any, where that was verified, else one, with the reason."""
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +151,23 @@ def test_sizes_that_vary_already_need_nothing() -> None:
     subject = examine(Workload(model=nn.Linear(8, 8), inputs=[torch.randn(4, 8)], quality=measure))
     free, found = with_free_batch(subject)
     assert free is subject and found.freed == () and found.reason == ""
+
+
+def test_a_variant_that_a_free_batch_breaks_is_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler may make nonsense of a free size only; errors at the tuned size would hide those at other sizes."""
+    subject, found = with_free_batch(subject_of(lambda linear, x: linear(x)))
+    original = module.build
+
+    def build(examined: Subject, steps: Any) -> Any:
+        candidate = original(examined, steps)
+        if examined.signature.is_dynamic:
+            with torch.no_grad():
+                for weight in candidate.module.parameters():
+                    weight.mul_(-3.0)
+        return candidate
+
+    subject = replace(subject, workload=replace(subject.workload, model=copy.deepcopy(subject.workload.model)))
+    monkeypatch.setattr(module, "build", build)
+    made = make(subject, [], tmp_path / "artefact", found)
+    assert made.fixed_batch == 4
+    assert "built with a free batch, the variant answers its own inputs wrongly" in made.notes[-1]

@@ -25,6 +25,7 @@ from whet.workload import Subject, finite_entries, samples_of
 
 _TOLERANCE = 1e-3  # of a usual value: what another batch size may change by another order of sums
 _REFUSES_ONE = "a batch of 1 is refused: the model takes another path there"
+_BROKEN = 0.5  # of a usual value: an error beyond it at the tuned size is no rounding, and hides errors at other sizes
 _MARGIN = 5.0  # an error beyond this many times that at the tuned size is more than rounding
 
 
@@ -76,8 +77,11 @@ def make(subject: Subject, steps: Sequence[Step], directory: Path, batch: BatchD
         return made
     try:
         made = _make(subject, steps, directory, None, "")
-        made.artefact.run(*subject.flat_calibration[0])  # which may break a condition on sizes
-        found = _disagreement(subject, made.artefact, batch.size)
+        answers = made.artefact.run(*subject.flat_calibration[0])  # which may break a condition on sizes
+        if _is_broken(answers, subject.outputs[0]):
+            found = _Disagreement("built with a free batch, the variant answers its own inputs wrongly")
+        else:
+            found = _disagreement(subject, made.artefact, batch.size)
         if not found.wrong and found.refused in ((), (1,)):
             return replace(made, notes=(*made.notes, _REFUSES_ONE)) if found.refused else made
         why = found.wrong or found.reason
@@ -135,6 +139,11 @@ def _disagreement(subject: Subject, artefact: Artefact, size: int) -> _Disagreem
             if not _error(ours, theirs, usual) <= _MARGIN * allowed + _TOLERANCE:
                 return _Disagreement(f"the variant answers a batch of {other} otherwise than the model")
     return _Disagreement("", tuple(refused), why)
+
+
+def _is_broken(answers: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    """Return whether answers to the inputs seen are off by more than rounding explains."""
+    return any(_error(y, original, _usual(original)) > _BROKEN for y, original in zip(answers, wanted, strict=True))
 
 
 def _answer(artefact: Artefact, inputs: Sequence[Tensor], size: int) -> tuple[Tensor, ...]:
