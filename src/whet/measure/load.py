@@ -97,16 +97,18 @@ class Load:
 
     def __add__(self, other: "Load") -> "Load":
         """Return both blocks taken together."""
-        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self) if f.name != "cores"}
-        return Load(cores=max(self.cores, other.cores), **sums)
+        return total((self, other))
 
 
 NO_LOAD = Load()
+_SUMMED = tuple(field.name for field in fields(Load) if field.name != "cores")
 
 
 def total(loads: Iterable[Load]) -> Load:
-    """Return several blocks taken together."""
-    return sum(loads, NO_LOAD)
+    """Return several blocks taken together. It is asked for after every block, so it makes no record in between."""
+    blocks = list(loads)
+    sums = {name: sum(getattr(block, name) for block in blocks) for name in _SUMMED}
+    return Load(cores=max((block.cores for block in blocks), default=1), **sums)
 
 
 def quiet_blocks(loads: Sequence[Load]) -> list[bool]:
