@@ -19,11 +19,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from circumstances import circumstances
 from quietly import quiet_machine
 
 from whet.files import write_whole
-from whet.machine import describe
-from whet.machine.versions import versions
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "audit_speed.json"
 PACKAGES = ["torchao", "nncf"]
@@ -41,16 +40,13 @@ def main() -> None:
     }
     if args.torchfix:
         tools["torchfix"] = [args.torchfix, "--select", "ALL", "--show-stderr"]
-    machine = describe()
     with quiet_machine():
         measured = {
             "start_ms": _start_ms(),
             "packages": {package: _measure(package, tools, args.rounds) for package in args.packages},
         }
     report = {
-        "command": f"python benchmarks/audit_speed.py {' '.join(args.packages)}",
-        "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
-        "versions": {**versions(), **_tool_versions(args.torchfix)},
+        **circumstances(f"python benchmarks/audit_speed.py {' '.join(args.packages)}", _tool_versions(args.torchfix)),
         "rounds": args.rounds,
         **measured,
     }

@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from busy_loads import LOADS, QUIET, running
+from circumstances import circumstances
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from whet.files import write_whole
-from whet.machine import describe, versions
+from whet.machine import describe
 from whet.measure.quiet import glance_at_machine
 from whet.tuner.result import TrialRecord
 
@@ -174,11 +175,8 @@ def _whet(words: list[str], directory: Path) -> subprocess.CompletedProcess[str]
 
 
 def _write(verdicts: list[Verdict]) -> None:
-    machine = describe()
     report = {
-        "command": "python benchmarks/busy.py",
-        "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
-        "versions": versions(),
+        **circumstances("python benchmarks/busy.py"),
         "wait": _WAIT,
         "rows": _rows(verdicts),
         "verdicts": verdicts,

@@ -14,8 +14,10 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from circumstances import circumstances
+
 from whet.files import write_whole
-from whet.machine import describe, versions
+from whet.machine import describe
 from whet.machine.limits import load_limits
 from whet.tuner.result import FILE, Result
 
@@ -27,12 +29,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--budget", type=int, default=120, help="seconds for each workload")
     budget = parser.parse_args().budget
-    machine = describe()
-    limits = asdict(load_limits(machine))
-    where = {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint}
+    limits = asdict(load_limits(describe()))
     command = ["whet", "tune", *TARGETS, "--budget", f"{budget}s"]
     with tempfile.TemporaryDirectory(prefix="whet-demo-") as scratch:
-        subprocess.run([sys.executable, "-m", *command, "--out", scratch], check=True)
+        ended = subprocess.run([sys.executable, "-m", *command, "--out", scratch], check=False)
+        if ended.returncode:
+            sys.exit(f"Nothing is written: `whet tune` gave no verdict for each workload (exit {ended.returncode}).")
         results = [
             Result.model_validate_json((Path(scratch) / target / FILE).read_text(encoding="utf-8"))
             for target in TARGETS
@@ -42,7 +44,7 @@ def main() -> None:
         for key in ("recipe", "report"):  # paths of a directory that is gone
             row.pop(key)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    report = {"command": " ".join(command), "machine": where, "versions": versions()}
+    report = circumstances(" ".join(command))
     write_whole(RESULTS / "demo.json", json.dumps({**report, "workloads": rows}, indent=1) + "\n")
     write_whole(RESULTS / "limits.json", json.dumps({**report, "command": "whet limits", **limits}, indent=1) + "\n")
 

@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from circumstances import circumstances
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -36,7 +37,7 @@ from whet.guard.checkout import Tree
 from whet.guard.gate import LOOKS, Outcome, judge
 from whet.guard.sweep import FUNCTION
 from whet.guard.turns import measure_pair
-from whet.machine import describe, versions
+from whet.machine import describe
 from whet.measure.isolate import run_isolated
 from whet.measure.quiet import Patience
 
@@ -159,11 +160,8 @@ def _measure_single_round(order: random.Random) -> dict[str, Any]:
 
 
 def _write(rounds: list[Any], singles: list[Any], cases: list[dict[str, Any]]) -> None:
-    machine = describe()
     report = {
-        "command": "python benchmarks/gate_power.py",
-        "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
-        "versions": versions(),
+        **circumstances("python benchmarks/gate_power.py"),
         "cases": cases,
         "rounds": rounds,
         "single_rounds": singles,

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from circumstances import circumstances
 from operator_cases import EPS, FFN, HIDDEN, LAYER, OPERATORS, VOCAB, Call, Case, cases
 from quietly import quiet_machine
 from rich.console import Console
@@ -35,7 +36,7 @@ from whet.kernels.linear import linear, pack_weights
 from whet.kernels.linear.layout import Kind
 from whet.kernels.rms_norm import add_rms_norm, rms_norm
 from whet.kernels.sample import sample
-from whet.machine import Limits, describe, measure_limits, versions
+from whet.machine import Limits, describe, measure_limits
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "operators.json"
 OURS = ("whet", "kernel")
@@ -68,9 +69,7 @@ def main() -> None:
     kept = [row for row in report.get("cases", ()) if row["group"] not in arguments.only]
     report["cases"] = sorted(kept + measured, key=lambda row: OPERATORS.index(row["group"]))
     report |= {
-        "command": "python benchmarks/operators.py",
-        "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
-        "versions": versions(),
+        **circumstances("python benchmarks/operators.py"),
         "build": library().isa,
         "limits": asdict(limits),
     }

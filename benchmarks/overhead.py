@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from circumstances import circumstances
 from overhead_accuracy import accuracies
 from overhead_variants import (
     EMPTYING_BYTES,
@@ -54,7 +55,6 @@ from rich.table import Table
 
 import whet
 from whet.files import write_whole
-from whet.machine import describe, versions
 from whet.measure.clock import measure_calls
 from whet.measure.stats import compare
 
@@ -78,11 +78,10 @@ def main() -> None:
     gc.freeze()  # what was imported is not the loop's: collections, which go on, need not go through it
     with quiet_machine():
         uses, step_ms, steps = _measured(rounds)
-    machine = describe()
     report = {
-        "command": "python benchmarks/overhead.py",
-        "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
-        "versions": {**versions(), **{name: MISSING[name] or "missing" for name in sorted(MISSING)}},
+        **circumstances(
+            "python benchmarks/overhead.py", {name: MISSING[name] or "missing" for name in sorted(MISSING)}
+        ),
         "num_pairs": rounds,
         "steps_per_block": STEPS_PER_BLOCK,
         "uses_us": uses,

@@ -33,6 +33,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from circumstances import circumstances
 from rich.console import Console
 from rich.table import Table
 
@@ -168,11 +169,8 @@ def _earlier_rounds(names: list[str], path: Path) -> list[dict[str, Any]]:
 
 def _write(names: list[str], rounds: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """Write what is measured so far, so that a run cut off keeps its finished rounds."""
-    machine = describe()
     report = {
-        "command": f"python benchmarks/serve_peers.py --rounds {len(rounds)}",
-        "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
-        "versions": versions(),
+        **circumstances(f"python benchmarks/serve_peers.py --rounds {len(rounds)}"),
         "settings": {n: rounds[-1][n].get("settings", {}) for n in names},
         "figures": figures(names, rounds),
         "claims": judge(rounds),

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from circumstances import circumstances
 from quietly import quiet_machine
 from rich.console import Console
 from rich.table import Table
@@ -28,8 +29,6 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from whet.files import write_whole
-from whet.machine import describe
-from whet.machine.versions import versions
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "trace_reading.json"
 TARGET_S = 3.0  # for 100,000 events
@@ -150,16 +149,13 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=200, help="of one more, large trace; 0 leaves it out")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    machine = describe()
     with tempfile.TemporaryDirectory() as directory:
         paths = files(Path(directory), options.events, options.megabytes)
         with quiet_machine():
             rows = [measure(path, options.repeats) for path in paths]
     given = f"--events {options.events} --megabytes {options.megabytes} --repeats {options.repeats}"
     report: dict[str, Any] = {
-        "command": f"python benchmarks/trace_reading.py {given}",
-        "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
-        "versions": versions(),
+        **circumstances(f"python benchmarks/trace_reading.py {given}"),
         "repeats": options.repeats,
         "target_s": TARGET_S,
         "files": rows,

@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from circumstances import circumstances
 from rich.console import Console
 from rich.table import Table
 
@@ -34,7 +35,7 @@ from peers import PEERS, make_hf_directories
 from quietly import quiet_machine
 
 from whet.files import write_whole
-from whet.machine import describe, versions
+from whet.machine import describe
 from whet.measure.clock import measure_calls
 from whet.measure.stats import compare
 from whet.tuner.tuning import tune
@@ -69,11 +70,11 @@ def _write(rows: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
     """Write what is measured so far, so that a run cut off keeps its finished models."""
     machine = describe()
     report = {
-        "command": f"python benchmarks/tune_peers.py --budget {arguments.budget:g} --sets {arguments.sets}"
-        + (" --builtin" if arguments.builtin else "")
-        + ("" if arguments.extras else " --no-extras"),
-        "machine": {"chip": machine.chip, "cores": machine.cores, "isa": list(machine.isa), "id": machine.fingerprint},
-        "versions": versions(),
+        **circumstances(
+            f"python benchmarks/tune_peers.py --budget {arguments.budget:g} --sets {arguments.sets}"
+            + (" --builtin" if arguments.builtin else "")
+            + ("" if arguments.extras else " --no-extras")
+        ),
         "extras": arguments.extras,
         "builtin": arguments.builtin,
         "models": rows,

@@ -60,21 +60,18 @@ def bench(
     """
     console = Console(stderr=as_json or github)
     patience = patience_of(on_busy, busy_wait)
-    if against is not None and compare is not None:
-        raise OptionError("--compare holds against a file, --against against a git reference: give one of them")
     sizes = {"batch": _sizes(batch, "batch"), "seq": _sizes(seq, "seq")}
     check_bench(
         sizes,
-        files=(save, csv, plot, junit),
+        files=(save, csv, plot),
         plot=plot,
+        junit=junit,
         processes=processes,
         tolerance=tolerance,
-        has_gate=against is not None or compare is not None,
-        gate_only={"--junit": junit is not None, "--github": github},
+        gates={"--compare": compare is not None, "--against": against is not None},
+        github=github,
     )
     if against is not None:
-        if any(given is not None for given in (save, csv, plot)):
-            raise OptionError("--against measures pairs for a verdict; --save, --csv and --plot belong to a sweep")
         gate = _pairs(console, targets, against, tolerance, seconds(budget or "0.5s"), seconds(limit), sizes, patience)
         _conclude(console, gate, junit, github=github, as_json=as_json)
     baseline = _baseline(compare)
@@ -91,15 +88,11 @@ def bench(
     sweep = _sweep(console, targets, options)
     _write(sweep, save, csv, plot)
     if baseline is not None:
-        _conclude(
-            console, against_baseline(baseline, sweep, tolerance=tolerance), junit, github=github, as_json=as_json
-        )
+        gate = against_baseline(baseline, sweep, tolerance=tolerance)
+        _conclude(console, gate, junit, github=github, as_json=as_json)
     if as_json:
         print(json.dumps(sweep.model_dump(mode="json", exclude={"points": {"__all__": {"samples_ms"}}})))
-    if all(point.status == "failed" for point in sweep.points):
-        raise typer.Exit(_ENDED_BADLY)
-    if not patience.goes_on and any(point.busy for point in sweep.points):
-        raise typer.Exit(EXIT_CODES[Outcome.INCONCLUSIVE])
+    _leave(sweep, patience)
 
 
 def _pairs(
@@ -162,6 +155,14 @@ def _conclude(console: Console, gate: Gate, junit: Path | None, *, github: bool,
     if outcome is Outcome.INCONCLUSIVE and any(verdict.reason for verdict in gate.verdicts):
         raise typer.Exit(_ENDED_BADLY)
     raise typer.Exit(EXIT_CODES[outcome])
+
+
+def _leave(sweep: Sweep, patience: Patience) -> None:
+    """Leave with an exit code of its own where every point failed, or where the machine was too busy for one."""
+    if all(point.status == "failed" for point in sweep.points):
+        raise typer.Exit(_ENDED_BADLY)
+    if not patience.goes_on and any(point.busy for point in sweep.points):
+        raise typer.Exit(EXIT_CODES[Outcome.INCONCLUSIVE])
 
 
 def _write(sweep: Sweep, save: Path | None, csv: Path | None, plot: Path | None) -> None:

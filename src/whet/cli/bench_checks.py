@@ -13,35 +13,42 @@ def check_bench(
     *,
     files: Sequence[Path | None],
     plot: Path | None,
+    junit: Path | None,
     processes: int | None,
     tolerance: float,
-    has_gate: bool,
-    gate_only: Mapping[str, bool],
+    gates: Mapping[str, bool],
+    github: bool,
 ) -> None:
     """Check what can be checked before the work.
 
     Args:
         sizes: The values of each size that is swept.
-        files: Everything that is to be written.
-        plot: The drawing among them.
+        files: What is to be written of a sweep.
+        plot: The drawing among these files.
+        junit: The file for verdicts.
         processes: Per point, if given.
         tolerance: The slowdown that passes.
-        has_gate: Whether the sweep is judged against something.
-        gate_only: Options that need verdicts, and whether each was given.
+        gates: Options that judge against something, and whether each was given.
+        github: Whether verdicts are printed as annotations.
 
     Raises:
         OptionError: An option is out of its range, or has nothing to work on.
         OutputError: A file cannot be written.
         MissingExtra: The drawing needs a package that is not installed.
     """
-    for path in files:
+    if all(gates.values()):
+        raise OptionError("--compare holds against a file, --against against a git reference: give one of them")
+    if gates["--against"] and any(path is not None for path in files):
+        raise OptionError("--against measures pairs for a verdict; --save, --csv and --plot belong to a sweep")
+    for path in (*files, junit):
         check_file(path)
     if processes is not None and processes < 1:
         raise OptionError(f"--processes {processes}: each point is measured in at least one process")
     if not 0 < tolerance < 1:
         raise OptionError(f"--tolerance must lie between 0 and 1: 0.02 allows two percent; got {tolerance}")
-    if not has_gate:
-        for name in (name for name, is_given in gate_only.items() if is_given):
-            raise OptionError(f"{name} writes verdicts, and there are none without --compare or --against")
+    if not any(gates.values()):
+        for name, is_given in (("--junit", junit is not None), ("--github", github)):
+            if is_given:
+                raise OptionError(f"{name} writes verdicts, and there are none without --compare or --against")
     if plot is not None:
         check_plot(plot, sizes)

@@ -15,6 +15,7 @@ from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_o
 from whet.cli.model_directory import model_directory
 from whet.cli.units import seconds
 from whet.errors import OptionError
+from whet.measure.quiet import Patience
 from whet.traffic.benchmark import Options, run
 from whet.traffic.own_server import own_server
 from whet.traffic.record import Record
@@ -134,6 +135,11 @@ def bench_serve(
     if directory is not None:
         write_report(directory, report, records)
         console.print(f"written to {directory}", highlight=False, markup=False)
+    _leave(report, patience)
+
+
+def _leave(report: Report, patience: Patience) -> None:
+    """Leave with an exit code of its own where the run was cut off, nothing was answered, or the machine was busy."""
     if report.is_partial:
         raise typer.Exit(_INTERRUPTED)
     if not report.figures.num_answered:

@@ -4,7 +4,7 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -44,9 +44,9 @@ _Speculation = Annotated[
 ]
 _MaxSeqs = Annotated[int, typer.Option(help="requests that run at once")]
 _BatchTokens = Annotated[
-    int, typer.Option(help="tokens that one step computes at most; --max-num-batched-tokens is the same")
+    int,
+    typer.Option("--max-batch-tokens", "--max-num-batched-tokens", help="tokens that one step computes at most"),
 ]
-_BatchTokensToo = Annotated[int | None, typer.Option("--max-num-batched-tokens", hidden=True)]
 _MaxLen = Annotated[
     int | None, typer.Option(help="tokens of a prompt and its answer together", show_default="what the model takes")
 ]
@@ -108,7 +108,6 @@ def serve(
     speculation: _Speculation = "auto",
     max_num_seqs: _MaxSeqs = 64,
     max_batch_tokens: _BatchTokens = 512,
-    max_num_batched_tokens: _BatchTokensToo = None,
     max_model_len: _MaxLen = None,
     max_waiting: _MaxWaiting = 256,
     memory: _Memory = None,
@@ -142,27 +141,38 @@ def serve(
         max_body_bytes=num_bytes(max_body),
         max_pending_bytes=num_bytes(max_pending),
     )
-    memory_bytes = num_bytes(memory) if memory is not None else None
     found = _read_recipe(recipe, console)
-    with claim(host, port) as claimed:  # known now whether it can be had; it opens when the model is there
-        engine = Engine(
-            directory,
-            tokenizer=Tokenizer(directory),
-            dtype=dtype or found.dtype or "bf16",
-            weights=weights or found.weights or "as-is",
-            kv=kv,
-            draft=None if draft is None else model_directory.model_directory(draft),
-            speculation=speculation,
-            max_num_seqs=max_num_seqs,
-            max_batch_tokens=max_batch_tokens if max_num_batched_tokens is None else max_num_batched_tokens,
-            max_model_len=max_model_len,
-            max_waiting=max_waiting,
-            memory=memory_bytes,
-        )
-        with engine:
-            server = HttpServer(engine, settings, claimed)
-            server.run(lambda: _say_ready(server, engine, settings, console, as_json=as_json))
+    options: dict[str, Any] = {
+        "dtype": dtype or found.dtype or "bf16",
+        "weights": weights or found.weights or "as-is",
+        "kv": kv,
+        "draft": None if draft is None else model_directory.model_directory(draft),
+        "speculation": speculation,
+        "max_num_seqs": max_num_seqs,
+        "max_batch_tokens": max_batch_tokens,
+        "max_model_len": max_model_len,
+        "max_waiting": max_waiting,
+        "memory": None if memory is None else num_bytes(memory),
+    }
+    _run(directory, options, settings, host, port, console, as_json=as_json)
     console.print("whet serve: ended")
+
+
+def _run(
+    directory: Path,
+    options: dict[str, Any],
+    settings: Settings,
+    host: str,
+    port: int,
+    console: Console,
+    *,
+    as_json: bool,
+) -> None:
+    """Serve a model directory until the process is asked to end. options: those of the engine."""
+    # The port is claimed before the model is loaded, and opens when the model is there.
+    with claim(host, port) as claimed, Engine(directory, tokenizer=Tokenizer(directory), **options) as engine:
+        server = HttpServer(engine, settings, claimed)
+        server.run(lambda: _say_ready(server, engine, settings, console, as_json=as_json))
 
 
 def _read_recipe(path: Path | None, console: Console) -> RecipeOptions:

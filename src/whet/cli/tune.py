@@ -66,24 +66,8 @@ def tune(
     verdicts = set()
     for target in targets:
         directory = _directory(target, out, alone=len(targets) == 1, resume=resume)
-        with _Live(console, target, options["budget_s"]) as listener:
-            try:
-                result = run_tune(
-                    target,
-                    **options,
-                    out=directory,
-                    resume=resume,
-                    on_busy=on_busy,
-                    busy_wait_s=wait_s,
-                    listener=listener,
-                )
-            except KeyboardInterrupt:
-                if listener.num_trials:
-                    kept = "is kept" if listener.num_trials == 1 else "are kept"
-                    console.print(f"stopped; {count(listener.num_trials, 'trial')} {kept}. To go on:")
-                    again = command_line(target, **options, out=directory, resume=True)
-                    console.print(again, markup=False, highlight=False, soft_wrap=True)
-                raise
+        busy = {"on_busy": on_busy, "busy_wait_s": wait_s}
+        result = _tuned(console, target, options, out=directory, resume=resume, **busy)
         tables.show_result(console, result)
         _show_rest(console, result, target, options)
         if as_json:
@@ -91,6 +75,29 @@ def tune(
         verdicts.add(result.verdict)
     if verdicts & _EXIT_CODES.keys():
         raise typer.Exit(min(_EXIT_CODES[verdict] for verdict in verdicts & _EXIT_CODES.keys()))
+
+
+def _tuned(console: Console, target: str, options: dict[str, Any], *, out: Path, resume: bool, **busy: Any) -> Result:
+    """Tune one target and show how it goes. On Ctrl-C, print the command that goes on with the search.
+
+    Args:
+        console: Where progress is shown.
+        target: As the user named it.
+        options: Those of `whet.tune` that say what is searched for.
+        out: The directory for the results.
+        resume: Whether to go on with an earlier search.
+        busy: The options of `whet.tune` for a busy machine.
+    """
+    with _Live(console, target, options["budget_s"]) as listener:
+        try:
+            return run_tune(target, **options, out=out, resume=resume, **busy, listener=listener)
+        except KeyboardInterrupt:
+            if listener.num_trials:
+                kept = "is kept" if listener.num_trials == 1 else "are kept"
+                console.print(f"stopped; {count(listener.num_trials, 'trial')} {kept}. To go on:")
+                again = command_line(target, **options, out=out, resume=True)
+                console.print(again, markup=False, highlight=False, soft_wrap=True)
+            raise
 
 
 def _show_rest(console: Console, result: Result, target: str, options: dict[str, Any]) -> None:
