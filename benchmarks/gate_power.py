@@ -31,12 +31,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from scipy import stats
+from whet.guard.gate import LOOKS, Outcome, judge
+from whet.guard.turns import measure_pair
 
 from whet.files import write_whole
 from whet.guard.checkout import Tree
-from whet.guard.gate import LOOKS, Outcome, judge
 from whet.guard.sweep import FUNCTION
-from whet.guard.turns import measure_pair
 from whet.machine import describe
 from whet.measure.isolate import run_isolated
 from whet.measure.quiet import Patience

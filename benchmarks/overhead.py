@@ -54,9 +54,9 @@ from rich.console import Console
 from rich.table import Table
 
 import whet
+from whet.comparison.claim import claim_of
 from whet.files import write_whole
 from whet.measure.clock import measure_calls
-from whet.measure.stats import compare
 
 RESULT = Path(__file__).parents[1] / "docs" / "results" / "overhead.json"
 KEEP_PAGES = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**32)}  # of glibc
@@ -155,7 +155,7 @@ def compared(make: Make, loop: Loop, tiny: Loop, cold: Loop, rounds: int) -> tup
     added, added_cold = (pairs(dict(make(one)), rounds) for one in (tiny, cold))
     found: dict[str, Any] = {}
     for name, (without, with_it) in times.items():
-        ratio = compare(without, with_it)  # above 1 where the variant is faster
+        ratio = claim_of(without, with_it)  # above 1 where the variant is faster
         found[name] = {
             "overhead": 1 / ratio.ratio - 1,
             "ci95": [1 / ratio.ci95[1] - 1, 1 / ratio.ci95[0] - 1],

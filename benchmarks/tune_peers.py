@@ -34,10 +34,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from peers import PEERS, make_hf_directories
 from quietly import quiet_machine
 
+from whet.comparison.claim import claim_of
 from whet.files import write_whole
 from whet.machine import describe
 from whet.measure.clock import measure_calls
-from whet.measure.stats import compare
 from whet.tuner.tuning import tune
 from whet.workloads import BUILTIN
 
@@ -143,7 +143,7 @@ def _one_model(name: str, target: str, scratch: Path, arguments: argparse.Namesp
 
 
 def _ratio(theirs: list[float], ours: list[float]) -> dict[str, Any]:
-    comparison = compare(theirs, ours)
+    comparison = claim_of(theirs, ours)
     return {"ratio": comparison.ratio, "ci95": list(comparison.ci95), "num_rounds": comparison.num_pairs}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from serving_peers.shape import bytes_per_token
 from serving_peers.tasks import CONTEXTS, DECODE_PROMPTS, PREFILLS
-from whet.measure.stats import compare
+from whet.comparison.claim import claim_of
 
 Round = Mapping[str, Any]
 Figure = Callable[[Mapping[str, Any]], float]
@@ -110,7 +110,7 @@ def _claim(
     pairs: tuple[list[float], list[float]],
     wanted: str,
 ) -> dict[str, Any]:
-    comparison = compare(*pairs)
+    comparison = claim_of(*pairs)
     return {
         "what": what,
         "ours": statistics.median(_values(rounds, name, read)),

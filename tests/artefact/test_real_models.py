@@ -12,8 +12,8 @@ import transformers as hf
 from torch import Tensor, nn
 
 from whet.artefact import program
-from whet.tuner.finalist import open_target
 from whet.workload import Workload, examine
+from whet.workloads.handover import open_target
 
 IDS = torch.arange(24).reshape(2, 12) % 90 + 3
 MASK = torch.ones_like(IDS)

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+from whet.impact.pairs import Paired, ScriptRun
 
 from whet.auditor.collect import SourceFile
 from whet.cli import main
 from whet.cli.audit_measure import MeasuredAudit, table
+from whet.comparison.claim import claim_of
 from whet.impact import Impact, Stage
-from whet.impact.pairs import Paired, ScriptRun
-from whet.measure.stats import compare
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def _run(step_ms: float) -> ScriptRun:
 
 
 def _audit(*, is_kept: bool) -> MeasuredAudit:
-    paired = Paired(compare([8.0] * 6, [2.0, 2.1, 1.9, 2.0, 2.0, 2.0]), 0.0, "same loss", _run(8.0), _run(2.0))
+    paired = Paired(claim_of([8.0] * 6, [2.0, 2.1, 1.9, 2.0, 2.0, 2.0]), 0.0, "same loss", _run(8.0), _run(2.0))
     stages = (
         Stage("CMP105", "loop-over-loss-terms", 1, ("one pass",), False, "kept" if is_kept else "no gain", paired),
         Stage("SYN101", "item-in-loop", 2, ("sum",), False, "failed", None, "ValueError: no"),

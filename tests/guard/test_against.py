@@ -5,13 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from whet.guard.turns import PairTimes
 
 from whet.errors import BaselineError, OptionError
 from whet.guard.against import against_baseline, compare_with, run_gate
 from whet.guard.checkout import Tree, checked_out
 from whet.guard.formats import sentence
 from whet.guard.report import Point, Sweep
-from whet.guard.turns import PairTimes
 from whet.machine import describe
 from whet.measure.load import Load
 from whet.measure.quiet import Patience

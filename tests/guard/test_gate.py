@@ -6,7 +6,6 @@ import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
-
 from whet.guard.gate import ALPHA, LOOKS, TOLERANCE, Judgement, Outcome, holm, judge, judge_unpaired, overall
 
 SCATTER = 0.022  # of a pair's log ratio: what a matrix product shows on two cores

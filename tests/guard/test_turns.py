@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from whet.guard.turns import NUM_BLOCKS, measure_pair
 
 from whet.errors import BaselineError
 from whet.guard import turns
 from whet.guard.checkout import Tree
-from whet.guard.turns import NUM_BLOCKS, measure_pair
 from whet.measure.load import Load
 
 SLEEPY = """

@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 
 import pytest
+from whet.impact.pairs import LOSS_TOLERANCE, Run, compare_losses, run_once, run_pairs
 
 from whet.errors import TargetError
-from whet.impact.pairs import LOSS_TOLERANCE, Run, compare_losses, run_once, run_pairs
 from whet.measure.isolate import Failure, FailureKind, Outcome
 from whet.measure.load import Load
 from whet.measure.quiet import Patience

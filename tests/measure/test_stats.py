@@ -12,7 +12,8 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.measure.stats import Verdict, compare, noise_floor, paired_ratio, percentile, signed_rank
+from whet.comparison.claim import Verdict, claim_of
+from whet.measure.stats import noise_floor, paired_ratio, percentile, signed_rank
 
 times = st.floats(1e-6, 1e3)
 pairs = st.lists(st.tuples(times, times), min_size=1, max_size=7)
@@ -40,15 +41,15 @@ def verdicts(seed: int, num_pairs: int, num_runs: int = 100, **machine: float) -
     counted: Counter[Verdict] = Counter()
     for run in range(num_runs):
         original, variant = simulated_pairs(random, num_pairs, **machine)
-        counted[compare(original, variant, noise=noise_floor([original]), seed=run).verdict] += 1
+        counted[claim_of(original, variant, noise=noise_floor([original]), seed=run).verdict] += 1
     return counted
 
 
 @given(pairs, st.floats(1e-3, 1e3))
 def test_the_unit_of_time_does_not_matter(samples: list[tuple[float, float]], scale: float) -> None:
     a, b = zip(*samples, strict=True)
-    one = compare(a, b)
-    other = compare([x * scale for x in a], [x * scale for x in b])
+    one = claim_of(a, b)
+    other = claim_of([x * scale for x in a], [x * scale for x in b])
     assert other.ratio == pytest.approx(one.ratio, rel=1e-9)
     assert other.ci95 == pytest.approx(one.ci95, rel=1e-6)
 
@@ -56,7 +57,7 @@ def test_the_unit_of_time_does_not_matter(samples: list[tuple[float, float]], sc
 @given(pairs)
 def test_swapping_the_two_inverts_the_ratio(samples: list[tuple[float, float]]) -> None:
     a, b = zip(*samples, strict=True)
-    one, other = compare(a, b), compare(b, a)
+    one, other = claim_of(a, b), claim_of(b, a)
     assert other.ratio == pytest.approx(1 / one.ratio, rel=1e-9)
     assert other.p_value == pytest.approx(one.p_value)
 
@@ -64,7 +65,7 @@ def test_swapping_the_two_inverts_the_ratio(samples: list[tuple[float, float]]) 
 @given(pairs)
 def test_the_interval_holds_the_ratio_and_the_ratio_lies_among_the_pairs(samples: list[tuple[float, float]]) -> None:
     a, b = zip(*samples, strict=True)
-    found = compare(a, b)
+    found = claim_of(a, b)
     low, high = found.ci95
     assert low <= found.ratio * (1 + 1e-9)
     assert found.ratio <= high * (1 + 1e-9)
@@ -76,14 +77,14 @@ def test_the_interval_holds_the_ratio_and_the_ratio_lies_among_the_pairs(samples
 @given(pairs, st.integers(0, 3))
 def test_the_ratio_alone_is_that_of_the_comparison(samples: list[tuple[float, float]], seed: int) -> None:
     a, b = zip(*samples, strict=True)
-    found = compare(a, b, seed=seed)
+    found = claim_of(a, b, seed=seed)
     assert paired_ratio(a, b, seed=seed) == (found.ratio, found.ci95)
 
 
 @given(pairs, st.floats(1.01, 10))
 def test_a_faster_variant_has_a_higher_ratio(samples: list[tuple[float, float]], factor: float) -> None:
     a, b = zip(*samples, strict=True)
-    assert compare(a, [x / factor for x in b]).ratio == pytest.approx(compare(a, b).ratio * factor, rel=1e-9)
+    assert claim_of(a, [x / factor for x in b]).ratio == pytest.approx(claim_of(a, b).ratio * factor, rel=1e-9)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=30), st.integers(1, 99))
@@ -127,7 +128,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says(num_pairs: int) -> No
     covered = 0
     for run in range(400):
         original, variant = simulated_pairs(random, num_pairs, gain=1.1, sd=0.03)
-        low, high = compare(original, variant, seed=run).ci95
+        low, high = claim_of(original, variant, seed=run).ci95
         covered += low <= 1.1 <= high
     assert covered >= 0.92 * 400
 
@@ -159,7 +160,7 @@ def test_a_slower_variant_fails() -> None:
 
 
 def test_equal_times_fail_with_a_ratio_of_one() -> None:
-    found = compare([3.0] * 8, [3.0] * 8)
+    found = claim_of([3.0] * 8, [3.0] * 8)
     assert found.ratio == 1
     assert found.ci95 == (1, 1)
     assert found.p_value == 1
@@ -167,7 +168,7 @@ def test_equal_times_fail_with_a_ratio_of_one() -> None:
 
 
 def test_one_pair_proves_nothing() -> None:
-    found = compare([2.0], [1.0])
+    found = claim_of([2.0], [1.0])
     assert found.ratio == pytest.approx(2)
     assert found.ci95 == (0, math.inf)
     assert found.verdict is Verdict.INCONCLUSIVE
@@ -176,15 +177,15 @@ def test_one_pair_proves_nothing() -> None:
 @pytest.mark.parametrize("num_pairs", [2, 3, 4, 5])
 def test_under_six_pairs_prove_nothing_however_clear(num_pairs: int) -> None:
     original = [2.0 + 0.01 * i for i in range(num_pairs)]
-    assert compare(original, [1.0] * num_pairs).verdict is Verdict.INCONCLUSIVE
-    assert compare([*original, 2.1, 2.2, 2.3, 2.4], [1.0] * (num_pairs + 4)).verdict is Verdict.PASS
+    assert claim_of(original, [1.0] * num_pairs).verdict is Verdict.INCONCLUSIVE
+    assert claim_of([*original, 2.1, 2.2, 2.3, 2.4], [1.0] * (num_pairs + 4)).verdict is Verdict.PASS
 
 
 def test_a_gain_within_the_noise_does_not_pass() -> None:
     original = [1.01, 1.02, 1.03, 1.02, 1.01, 1.03, 1.02, 1.02]
-    assert compare(original, [1.0] * 8, noise=1.01).verdict is Verdict.PASS
-    assert compare(original, [1.0] * 8, noise=1.021).verdict is Verdict.INCONCLUSIVE
-    assert compare(original, [1.0] * 8, noise=1.1).verdict is Verdict.FAIL
+    assert claim_of(original, [1.0] * 8, noise=1.01).verdict is Verdict.PASS
+    assert claim_of(original, [1.0] * 8, noise=1.021).verdict is Verdict.INCONCLUSIVE
+    assert claim_of(original, [1.0] * 8, noise=1.1).verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_a_gain_within_the_noise_does_not_pass() -> None:
 )
 def test_times_that_are_none_are_refused(original: Sequence[float], variant: Sequence[float]) -> None:
     with pytest.raises(ValueError, match=r"pairs|positive"):
-        compare(original, variant)
+        claim_of(original, variant)
 
 
 def test_the_noise_floor_by_hand() -> None:

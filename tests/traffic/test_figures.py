@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.errors import OptionError
+from whet.slo import Slo
 from whet.traffic.figures import MIN_SAMPLES_FOR_P99, figures_of, percentiles
 from whet.traffic.record import Failure, Record
-from whet.traffic.slo import Slo
 from whet.traffic.trace import Arrival
 
 seconds = st.floats(0, 100)

@@ -12,18 +12,18 @@ from safetensors.torch import save_file
 from whet.measure.isolate import Failure, FailureKind, Outcome, run_isolated
 from whet.techniques import Candidate
 from whet.tuner.conclusion import hold_only_the_model, is_beaten
-from whet.tuner.finalist import INPUTS, PICKLED, measure_finalist, open_target, read_inputs, write_inputs
+from whet.tuner.finalist import INPUTS, measure_finalist, read_inputs, write_inputs
 from whet.tuner.goal import Goal
 from whet.tuner.result import Point, TrialRecord
 from whet.tuner.search import Workbench
-from whet.tuner.tuning import _hand_over
 from whet.workload import Workload, examine
+from whet.workloads.handover import PICKLED, hand_over, open_target
 
 
 def test_the_original_and_an_artefact_are_measured_on_the_same_inputs(tmp_path: Path) -> None:
     model, inputs = targets.conv()
     workload = Workload(model=model, inputs=inputs)
-    _hand_over(workload, tmp_path / "workload")
+    hand_over(workload, tmp_path / "workload")
     target = f"{PICKLED}{tmp_path / 'workload'}"
     subject = examine(workload)
     write_inputs(subject, tmp_path / INPUTS)
@@ -61,7 +61,7 @@ def test_a_model_in_memory_may_come_from_a_file_beside_the_script(
     sys.modules.pop(net.__name__)  # and back, until the test ends
     monkeypatch.setitem(sys.modules, net.__name__, net)
     workload = Workload(model=net.Net(4, 4).eval(), inputs=[torch.randn(1, 4)])
-    _hand_over(workload, tmp_path / "workload")
+    hand_over(workload, tmp_path / "workload")
     write_inputs(examine(workload), tmp_path / INPUTS)
     arguments = {"directory": None, "inputs": str(tmp_path / INPUTS), "budget_s": 0.01}
     outcome = run_isolated(
@@ -108,7 +108,7 @@ def test_an_artefact_starts_from_as_many_threads_as_the_targets_code_leaves(
 def test_a_model_in_memory_is_run_by_as_many_threads_as_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = targets.conv()
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
-    _hand_over(Workload(model=model, inputs=inputs), tmp_path / "workload")
+    hand_over(Workload(model=model, inputs=inputs), tmp_path / "workload")
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     open_target(f"{PICKLED}{tmp_path / 'workload'}")

@@ -11,12 +11,13 @@ import pytest
 import targets
 import torch
 
+from whet.comparison.claim import Verdict, claim_of
 from whet.errors import ModelError
 from whet.measure.clock import measure_pairs
 from whet.measure.isolate import Outcome
 from whet.measure.load import Load
 from whet.measure.quiet import Patience
-from whet.measure.stats import Verdict, compare, noise_floor
+from whet.measure.stats import noise_floor
 from whet.tuner import finals, verdict
 from whet.tuner.finals import run_finals
 from whet.tuner.result import Point, TrialRecord
@@ -30,7 +31,7 @@ def test_twenty_real_comparisons_of_a_model_with_itself_give_no_gain() -> None:
     gains = 0
     for seed in range(20):
         pairs = measure_pairs([lambda: model(x)], [lambda: model(x)], budget_s=0.05, num_pairs=8, seed=seed)
-        comparison = compare(pairs.first, pairs.second, noise=noise_floor([pairs.first]))
+        comparison = claim_of(pairs.first, pairs.second, noise=noise_floor([pairs.first]))
         gains += comparison.verdict is Verdict.PASS
     assert gains <= 1  # 5 % of 20
 
@@ -116,7 +117,7 @@ def test_twenty_real_comparisons_between_processes_give_no_gain(tmp_path: Path) 
         _, (first, second) = run_finals(bench, records, deadline=0.0, seed=seed)
         rounds = list(zip(first.process_latencies_ms, second.process_latencies_ms, strict=False))  # one may have lost
         a, b = zip(*rounds, strict=True)
-        gains += compare(a, b, noise=noise_floor([first.process_latencies_ms])).verdict is Verdict.PASS
+        gains += claim_of(a, b, noise=noise_floor([first.process_latencies_ms])).verdict is Verdict.PASS
     assert gains <= 1
 
 

@@ -11,10 +11,9 @@ import torch
 
 from whet.errors import MissingExtra
 from whet.signature import output_tensors, split
-from whet.tuner.finalist import PICKLED, open_target
-from whet.tuner.tuning import _hand_over
 from whet.workload import examine
 from whet.workloads import BUILTIN, WEIGHTS, digits_cnn, docs_encoder, docs_gpt, resolve
+from whet.workloads.handover import PICKLED, hand_over, open_target
 
 pytest.importorskip("sklearn")
 pytest.importorskip("tokenizers")
@@ -71,7 +70,7 @@ def test_is_run_and_scored_in_seconds(examined):
 
 def test_can_be_handed_to_another_process(workload, tmp_path):
     path = tmp_path / "workload"
-    _hand_over(workload, path)
+    hand_over(workload, path)
     assert path.stat().st_size < 50_000_000  # what batches share is written once
     again = open_target(f"{PICKLED}{path}")
     with torch.no_grad():

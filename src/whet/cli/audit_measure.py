@@ -17,7 +17,7 @@ from whet.auditor.report import Phase, Report, Step
 from whet.auditor.run import Change, Outcome, run
 from whet.auditor.settings import Settings
 from whet.impact import Impact, Stage, measure_impact
-from whet.impact.plan import as_measured, script_at
+from whet.impact.plan import as_measured, middle_runs, script_at
 from whet.impact.sources import script_files
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 
@@ -90,16 +90,16 @@ def table(measured: MeasuredAudit) -> str:
     lines.append("")
     if impact.busy:
         lines += textwrap.wrap(f"No verdict on some fixes: {impact.busy}.", 80)
-    if impact.total is None or impact.total.comparison is None:
+    if impact.total is None or impact.total.ratio is None:
         word = "No fix is proved to pay" if impact.busy else "No fix paid"
-        lines.append(f"{word} on this machine: a step takes {impact.first.step_s * 1e3:.3g} ms, as before.")
+        lines.append(f"{word} on this machine: a step takes {impact.first.latency_ms:.3g} ms, as before.")
     else:
         total = as_measured(impact.total, "")
         lines.append(
             f"All kept fixes: {total.ratio:.2f}x faster a step ({total.low:.2f} to {total.high:.2f}), "
-            f"{impact.total.comparison.num_pairs} pairs of processes."
+            f"{impact.total.num_pairs} pairs of processes{'' if impact.total.is_gain else ', which proves nothing'}."
         )
-        lines.append(f"{impact.total.loss_note[:1].upper()}{impact.total.loss_note[1:]}.")
+        lines.append(f"{total.loss_note[:1].upper()}{total.loss_note[1:]}.")
         lines.append(peak(total))
     if impact.unfixed:
         lines.append(f"Found, and left to you (no automatic fix): {', '.join(impact.unfixed)}.")
@@ -108,11 +108,11 @@ def table(measured: MeasuredAudit) -> str:
 
 def _rows(stage: Stage) -> list[str]:
     label = f"{stage.code} {stage.name}"[:42]
-    if stage.paired is None or stage.paired.comparison is None:
+    if stage.claim is None or stage.claim.ratio is None or stage.claim.ci95 is None:
         return [f"{label:<42} {'-':>7}  {'':<13} no: {stage.status}", f"    {stage.why}"]
-    low, high = stage.paired.comparison.ci95
+    low, high = stage.claim.ci95
     kept = "yes" if stage.is_kept else f"no: {stage.status}"
-    rows = [f"{label:<42} {stage.paired.comparison.ratio:>6.2f}x  {f'{low:.2f} to {high:.2f}':<13} {kept}"]
+    rows = [f"{label:<42} {stage.claim.ratio:>6.2f}x  {f'{low:.2f} to {high:.2f}':<13} {kept}"]
     return rows if stage.is_kept or not stage.why else [*rows, f"    {stage.why}"]
 
 
@@ -127,11 +127,10 @@ def _reported(impact: Impact, command: str) -> ReportedImpact:
         for stage in impact.stages
     )
     total = None
-    before, after = impact.first.report, None
-    if impact.total is not None and impact.total.comparison is not None:
-        total = as_measured(impact.total, str(impact.total.comparison.verdict))
-        assert impact.total.original is not None and impact.total.variant is not None
-        before, after = impact.total.original.report, impact.total.variant.report
+    before, after = impact.first.details["report"], None
+    if impact.total is not None and impact.total.ratio is not None:
+        total = as_measured(impact.total, str(impact.total.verdict))
+        before, after = (run.details["report"] for run in middle_runs(impact.total))
     method = (
         f"Processes in turn (AB BA ...), each of at most {impact.num_steps} optimiser steps, the first three not "
         "counted; a process counts as the median of its steps. Each fix was tried on top of those kept before it."

@@ -9,13 +9,14 @@ from rich.console import Console
 
 from whet.cli.bench_checks import check_bench
 from whet.cli.bench_tables import show_gate, show_growth, show_notes, show_sweep, show_verdict
-from whet.cli.busy import BusyWaitOption, OnBusyOption, patience_of, shown
+from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_of, shown
 from whet.cli.units import num_bytes, seconds
+from whet.comparison.claim import Verdict
+from whet.comparison.sequential import TOLERANCE
 from whet.errors import OptionError
 from whet.files import write_whole
 from whet.guard.against import against_baseline, check_machine, compare_with
 from whet.guard.formats import github_annotations, junit_xml, sweep_csv
-from whet.guard.gate import EXIT_CODES, TOLERANCE, Outcome
 from whet.guard.plot import plot_sweep
 from whet.guard.report import Gate, Sweep, read_sweep
 from whet.guard.sweep import bench as run_bench
@@ -24,6 +25,7 @@ from whet.measure.quiet import Patience
 
 _BASELINE_PROCESSES = 5  # how processes scatter can be told from so many
 _ENDED_BADLY = 2
+_EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: INCONCLUSIVE}
 
 _Processes = Annotated[int | None, typer.Option(help="per point", show_default="1; 5 with --save or --compare")]
 _Budget = Annotated[str | None, typer.Option(help="timing in each process", show_default="1s; 0.5s with --against")]
@@ -151,10 +153,9 @@ def _conclude(console: Console, gate: Gate, junit: Path | None, *, github: bool,
         print(github_annotations(gate))
     if as_json:
         print(json.dumps(gate.model_dump(mode="json")))
-    outcome = Outcome(gate.outcome)
-    if outcome is Outcome.INCONCLUSIVE and any(verdict.reason for verdict in gate.verdicts):
+    if gate.outcome == Verdict.INCONCLUSIVE and any(verdict.reason for verdict in gate.verdicts):
         raise typer.Exit(_ENDED_BADLY)
-    raise typer.Exit(EXIT_CODES[outcome])
+    raise typer.Exit(_EXIT_CODES[Verdict(gate.outcome)])
 
 
 def _leave(sweep: Sweep, patience: Patience) -> None:
@@ -162,7 +163,7 @@ def _leave(sweep: Sweep, patience: Patience) -> None:
     if all(point.status == "failed" for point in sweep.points):
         raise typer.Exit(_ENDED_BADLY)
     if not patience.goes_on and any(point.busy for point in sweep.points):
-        raise typer.Exit(EXIT_CODES[Outcome.INCONCLUSIVE])
+        raise typer.Exit(INCONCLUSIVE)
 
 
 def _write(sweep: Sweep, save: Path | None, csv: Path | None, plot: Path | None) -> None:

@@ -16,11 +16,11 @@ from whet.cli.model_directory import model_directory
 from whet.cli.units import seconds
 from whet.errors import OptionError
 from whet.measure.quiet import Patience
+from whet.slo import Slo
 from whet.traffic.benchmark import Options, run
 from whet.traffic.own_server import own_server
 from whet.traffic.record import Record
 from whet.traffic.report import Report, make_directory, write_report
-from whet.traffic.slo import Slo
 from whet.traffic.terminal import show_report
 from whet.traffic.trace import read_trace
 

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.guard.formats import sentence
-from whet.guard.report import Gate, Point, Sweep, Verdict
+from whet.guard.report import BenchmarkVerdict, Gate, Point, Sweep
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
 _NOT_AVAILABLE = "n/a"
@@ -64,7 +64,7 @@ def show_gate(console: Console, gate: Gate) -> None:
     console.print(line)
 
 
-def show_verdict(verdict: Verdict) -> Text:
+def show_verdict(verdict: BenchmarkVerdict) -> Text:
     """PASS digits-cnn: 0.3 % slower (…)"""
     text = Text(f"{verdict.outcome.upper():<12} ", style=_STYLES[verdict.outcome])
     return text.append(f"{verdict.label}: {sentence(verdict)}", style="default")

@@ -1,58 +1,31 @@
 """The work tree against a git reference: process pairs, interleaved, until the verdict is clear."""
 
 import itertools
-import random
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from whet.comparison import sequential
+from whet.comparison.claim import Claim, Verdict
+from whet.comparison.compare import Progress, compare_all
+from whet.comparison.run import Side
+from whet.comparison.schedules import Schedule, Turns
+from whet.comparison.stopping import Sequential
+from whet.comparison.turns import take_turns
+from whet.comparison.variant import Variant
 from whet.errors import BaselineError, OptionError
-from whet.guard import gate
 from whet.guard.checkout import Tree, checked_out
-from whet.guard.gate import LOOKS, Judgement, Outcome
-from whet.guard.report import Gate, Point, Sweep, Verdict
+from whet.guard.point import first_calls
+from whet.guard.report import BenchmarkVerdict, Gate, Point, Sweep
 from whet.guard.sweep import grid
-from whet.guard.turns import PairTimes, measure_pair
 from whet.machine import Machine, describe
 from whet.measure.quiet import Patience
 
-_MOST_ROUNDS = 2  # times as many as there are pairs at the last look: some pairs are disturbed and do not count
-
-Measure = Callable[[tuple[Tree, Tree], str, Mapping[str, int], int], PairTimes]
-"""Measures a target at a size on each of two trees, in a pair of processes; the number says which of them begins."""
-
-
-@dataclass
-class _Benchmark:
-    """One target at one size, and its quiet pairs so far.
-
-    Attributes:
-        broken: Why it cannot be measured on one of the sides.
-        busy: What disturbed a pair that could not be measured again, or a whole sweep.
-        counts_busy: Whether disturbed pairs count, as the user asked for.
-    """
-
-    target: str
-    sizes: dict[str, int]
-    old_ms: list[float] = field(default_factory=list)
-    new_ms: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-    broken: str = ""
-    busy: str = ""
-    counts_busy: bool = False
-    judgement: Judgement | None = None
-
-    @property
-    def label(self) -> str:
-        return Point(target=self.target, sizes=self.sizes).label
-
-    @property
-    def is_over(self) -> bool:
-        return bool(self.broken) or (self.judgement is not None and self.judgement.is_clear)
+Benchmark = tuple[str, tuple[Side, Side]]
+"""What people call a benchmark, and the same target at the same size in the old tree and in the new one."""
 
 
 def compare_with(
@@ -61,115 +34,157 @@ def compare_with(
     against: str,
     batch: Sequence[int] = (),
     seq: Sequence[int] = (),
-    tolerance: float = gate.TOLERANCE,
-    looks: Sequence[int] = LOOKS,
+    tolerance: float = sequential.TOLERANCE,
+    looks: Sequence[int] = sequential.LOOKS,
     budget_s: float = 0.5,
     time_limit_s: float = 300.0,
     directory: Path | None = None,
     patience: Patience | None = None,
-    report: Callable[[Verdict], None] = lambda verdict: None,
+    report: Callable[[BenchmarkVerdict], None] = lambda verdict: None,
 ) -> Gate:
-    """Whether the work tree is slower than a git reference, for each target and size.
+    """Tell whether the work tree is slower than a git reference, for each target and size.
 
-    tolerance: slowdowns below it pass, where they are not proven. looks: numbers of pairs after which to decide; the
-    last is the most there will be. budget_s: of timing, in each process. A benchmark whose verdict is clear gets no
-    more pairs. patience: how long to wait where the machine is busy; pairs that it disturbed do not count.
+    A benchmark whose verdict is clear gets no more pairs.
 
-    Raises BaselineError where the reference cannot be had, OptionError for a tolerance of zero or less.
+    Args:
+        targets: Names as for `whet tune`.
+        against: The git reference.
+        batch: Batch sizes; the target's own, if not given.
+        seq: Sequence lengths; the target's own, if not given.
+        tolerance: The slowdown that passes, where it is not proven: 0.02 is two percent.
+        looks: Numbers of pairs after which to decide; the last is the most there will be.
+        budget_s: Seconds of timing in each process.
+        time_limit_s: Seconds after which a process is ended.
+        directory: Any directory of the work tree; the current one, if not given.
+        patience: How long to wait where the machine is busy. Pairs that it disturbed do not count.
+        report: Is told how a benchmark stands, after each of its pairs.
+
+    Raises:
+        BaselineError: The reference cannot be had.
+        OptionError: The tolerance is not between 0 and 1.
     """
     if not 0 < tolerance < 1:
         raise OptionError(f"the tolerance must lie between 0 and 1: 0.02 allows two percent; got {tolerance}")
-    with checked_out(against, directory) as (old, new), tempfile.TemporaryDirectory(prefix="whet-gate-") as scratch:
-        measure = partial(measure_pair, scratch=Path(scratch), budget_s=budget_s, time_limit_s=time_limit_s)
-        return run_gate(
-            [(target, sizes) for target, sizes in itertools.product(targets, grid(batch, seq))],
-            (old, new),
-            measure,
-            tolerance=tolerance,
-            looks=looks,
-            patience=patience,
-            report=report,
-        )
+    with checked_out(against, directory) as trees, tempfile.TemporaryDirectory(prefix="whet-gate-") as scratch:
+        benchmarks: list[Benchmark] = []
+        for number, (target, sizes) in enumerate(itertools.product(targets, grid(batch, seq))):
+            label = Point(target=target, sizes=sizes).label
+            sides = [
+                _side(tree, label, target, sizes, Path(scratch) / f"{number}-{i}", budget_s, time_limit_s)
+                for i, tree in enumerate(trees)
+            ]
+            benchmarks.append((label, (sides[0], sides[1])))
+        stop = Sequential(tolerance, tuple(looks))
+        return run_gate(benchmarks, trees, Turns(take_turns), stop, patience=patience, report=report)
+
+
+def _side(
+    tree: Tree,
+    label: str,
+    target: str,
+    sizes: dict[str, int],
+    directory: Path,
+    budget_s: float,
+    time_limit_s: float,
+) -> Variant:
+    """Return a benchmark in one of the trees."""
+    return Variant(
+        name=f"{label} in {tree.name}",
+        build=first_calls,
+        arguments={"target": target, "sizes": sizes},
+        directory=directory,
+        budget_s=budget_s,
+        time_limit_s=time_limit_s,
+        environment=tree.environment,
+        working_directory=tree.working_directory if tree.working_directory.is_dir() else tree.root,
+        with_evidence=False,
+    )
 
 
 def run_gate(
-    benchmarks: Sequence[tuple[str, dict[str, int]]],
+    benchmarks: Sequence[Benchmark],
     trees: tuple[Tree, Tree],
-    measure: Measure,
+    schedule: Schedule,
+    stop: Sequential,
     *,
-    tolerance: float = gate.TOLERANCE,
-    looks: Sequence[int] = LOOKS,
-    seed: int = 0,
     patience: Patience | None = None,
-    report: Callable[[Verdict], None] = lambda verdict: None,
+    report: Callable[[BenchmarkVerdict], None] = lambda verdict: None,
 ) -> Gate:
-    """Measure pairs in turn, one of each benchmark, and judge at each look; the order within a pair is random.
+    """Compare the two sides of every benchmark, and judge all of them together.
 
-    A pair that other processes disturbed is measured again as long as there is patience, and does not count otherwise.
+    Args:
+        benchmarks: What is compared.
+        trees: The old tree and the new one.
+        schedule: Which side is measured when.
+        stop: The sequential test.
+        patience: How long to wait where the machine is busy.
+        report: Is told how a benchmark stands, after each of its pairs.
     """
     started = time.monotonic()
-    patience = patience or Patience()
-    running = [_Benchmark(target, sizes) for target, sizes in benchmarks]
-    order, first = random.Random(seed), 0
-    for i in range(_MOST_ROUNDS * looks[-1]):
-        first = order.randrange(2) if i % 2 == 0 else 1 - first  # AB BA or BA AB
-        for benchmark in running:
-            if benchmark.is_over or patience.has_run_out:
-                continue
-            is_new = _add_pair(benchmark, trees, first, measure, patience)
-            if is_new and len(benchmark.old_ms) in looks:
-                benchmark.judgement = gate.judge(
-                    benchmark.old_ms,
-                    benchmark.new_ms,
-                    tolerance=tolerance,
-                    num_benchmarks=len(running),
-                    looks=looks,
-                )
-            report(_verdict(benchmark, None))
-        if patience.has_run_out or all(b.is_over for b in running):
-            break
-    for benchmark in running:
-        if patience.has_run_out and not benchmark.is_over:
-            benchmark.busy = benchmark.busy or patience.sentence
-    verdicts = _final(running)
+    labels = {pair[0].name: label for label, pair in benchmarks}
+    names = {side.name: tree.name for _, pair in benchmarks for side, tree in zip(pair, trees, strict=True)}
+
+    def show(number: int, measured: Sequence[Progress]) -> None:
+        for one in measured:
+            claim = stop.judge(*one.times, len(benchmarks), ())
+            report(verdict_of(labels[one.pair[0].name], claim))
+
+    pairs = [pair for _, pair in benchmarks]
+    claims = compare_all(pairs, schedule=schedule, stop=stop, patience=patience, report=show).claims
+    verdicts = [
+        verdict_of(label, claim, f"in {names[claim.failed]}: {claim.failure}" if claim.failure else "")
+        for (label, _), claim in zip(benchmarks, claims, strict=True)
+    ]
     return Gate(
-        outcome=gate.overall([Outcome(v.outcome) for v in verdicts]).value,
+        outcome=sequential.overall([claim.verdict for claim in claims]).value,
         compared=f"{trees[1].name} against {trees[0].name}",
-        tolerance=tolerance,
+        tolerance=stop.tolerance,
         fingerprint=describe().fingerprint,
         verdicts=verdicts,
         seconds=time.monotonic() - started,
     )
 
 
-def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = gate.TOLERANCE) -> Gate:
-    """A sweep against a saved one of the same machine; points that only one of them has are said to be inconclusive.
+def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = sequential.TOLERANCE) -> Gate:
+    """Judge a sweep against a saved one of the same machine. Points that only one of them has are inconclusive.
 
-    Raises BaselineError where the machine, torch or thread settings differ, with what differs.
+    Raises:
+        BaselineError: The machine, torch or thread settings differ; the message says what differs.
     """
     check_machine(baseline, Machine(**_typed(now.machine)), now.fingerprint)
     before = {point.label: point for point in baseline.points}
-    benchmarks = []
+    claims, reasons = [], []
     for point in now.points:
-        benchmark = _Benchmark(point.target, point.sizes, new_ms=point.process_latencies_ms)
-        benchmark.old_ms = before[point.label].process_latencies_ms if point.label in before else []
-        if point.label not in before:
-            benchmark.broken = "not in the baseline"
-        elif busy := _disturbed(before[point.label], point):
-            benchmark.busy = busy
-        elif min(len(benchmark.old_ms), len(benchmark.new_ms)) < 2:
-            benchmark.broken = point.reason or "fewer than two processes on a side: save with --processes 5 or more"
-        else:
-            benchmark.judgement = gate.judge_unpaired(benchmark.old_ms, benchmark.new_ms, tolerance=tolerance)
-        benchmarks.append(benchmark)
-    verdicts = _final(benchmarks)
+        claim, reason = _unpaired(before.get(point.label), point, tolerance)
+        claims.append(claim)
+        reasons.append(reason)
+    claims = sequential.holm(claims)
+    verdicts = [verdict_of(p.label, claim, why) for p, claim, why in zip(now.points, claims, reasons, strict=True)]
     return Gate(
-        outcome=gate.overall([Outcome(v.outcome) for v in verdicts]).value,
+        outcome=sequential.overall([claim.verdict for claim in claims]).value,
         compared=f"now against the baseline of {baseline.started_at or 'another time'}",
         tolerance=tolerance,
         fingerprint=now.fingerprint,
         verdicts=verdicts,
     )
+
+
+def _unpaired(before: Point | None, now: Point, tolerance: float) -> tuple[Claim, str]:
+    """Judge one point against the baseline's. Returns the claim, and why there is none where that is so."""
+    old_ms = before.process_latencies_ms if before is not None else []
+    new_ms = now.process_latencies_ms
+    is_open = Claim(verdict=Verdict.INCONCLUSIVE, old_s=_seconds(old_ms), new_s=_seconds(new_ms))
+    if before is None:
+        return is_open, "not in the baseline"
+    if busy := _disturbed(before, now):
+        return replace(is_open, busy=busy), ""
+    if min(len(old_ms), len(new_ms)) < 2:
+        return is_open, now.reason or "fewer than two processes on a side: save with --processes 5 or more"
+    return sequential.judge_unpaired(_seconds(old_ms), _seconds(new_ms), tolerance=tolerance), ""
+
+
+def _seconds(times_ms: Sequence[float]) -> tuple[float, ...]:
+    return tuple(time_ms / 1e3 for time_ms in times_ms)
 
 
 def check_machine(baseline: Sweep, machine: Machine, fingerprint: str) -> None:
@@ -186,29 +201,6 @@ def _typed(machine: dict[str, Any]) -> dict[str, Any]:
     return {**machine, "isa": tuple(machine["isa"])}
 
 
-def _add_pair(
-    benchmark: _Benchmark, trees: tuple[Tree, Tree], first: int, measure: Measure, patience: Patience
-) -> bool:
-    """Measure one pair, and tell whether it counts. A side that cannot be measured ends the benchmark."""
-    started = time.monotonic()
-    try:
-        times = patience.measure(
-            lambda: measure(trees, benchmark.target, benchmark.sizes, first), lambda found: found.cause
-        )
-    except BaselineError as error:
-        benchmark.broken = str(error)
-        return False
-    finally:
-        benchmark.seconds += time.monotonic() - started
-    if times.cause:
-        benchmark.busy, benchmark.counts_busy = patience.sentence, patience.goes_on
-        if not patience.goes_on:
-            return False
-    benchmark.old_ms.append(times.old_ms)
-    benchmark.new_ms.append(times.new_ms)
-    return True
-
-
 def _disturbed(before: Point, now: Point) -> str:
     """Return why two sweeps of a point cannot be held against each other, where other processes disturbed either."""
     if now.busy:
@@ -216,28 +208,25 @@ def _disturbed(before: Point, now: Point) -> str:
     return f"the baseline was measured on a busy machine ({before.busy}); save it again" if before.busy else ""
 
 
-def _final(benchmarks: Sequence[_Benchmark]) -> list[Verdict]:
-    """The verdicts, corrected for the number of benchmarks."""
-    judged = [b for b in benchmarks if b.judgement is not None and not b.broken]
-    outcomes = gate.holm([b.judgement for b in judged if b.judgement is not None])
-    by_label = {b.label: outcome for b, outcome in zip(judged, outcomes, strict=True)}
-    return [_verdict(b, by_label.get(b.label)) for b in benchmarks]
+def verdict_of(label: str, claim: Claim, reason: str = "") -> BenchmarkVerdict:
+    """Return a claim as the gate's report holds it.
 
-
-def _verdict(benchmark: _Benchmark, outcome: Outcome | None) -> Verdict:
-    judgement = benchmark.judgement
-    decided = outcome or (judgement.outcome if judgement and not benchmark.broken else Outcome.INCONCLUSIVE)
-    return Verdict(
-        label=benchmark.label,
-        outcome=decided.value,
-        slowdown=judgement.slowdown if judgement else None,
-        ci95=judgement.ci95 if judgement else None,
-        p_slower=judgement.p_slower if judgement else None,
-        noise=judgement.noise if judgement else None,
-        num_pairs=min(len(benchmark.old_ms), len(benchmark.new_ms)),
-        seconds=benchmark.seconds,
-        reason=benchmark.broken,
-        busy=benchmark.busy if decided is Outcome.INCONCLUSIVE or benchmark.counts_busy else "",
-        old_ms=benchmark.old_ms,
-        new_ms=benchmark.new_ms,
+    Args:
+        label: What people call the benchmark.
+        claim: What was measured.
+        reason: Why it could not be measured.
+    """
+    return BenchmarkVerdict(
+        label=label,
+        outcome=claim.verdict.value,
+        slowdown=claim.slowdown,
+        ci95=claim.slowdown_ci95,
+        p_slower=claim.p_value,
+        noise=None if claim.ratio is None else claim.noise,
+        num_pairs=min(len(claim.old_s), len(claim.new_s)),
+        seconds=claim.seconds,
+        reason=reason,
+        busy=claim.busy,
+        old_ms=[1e3 * old_s for old_s in claim.old_s],
+        new_ms=[1e3 * new_s for new_s in claim.new_s],
     )

@@ -5,7 +5,7 @@ import io
 from xml.etree import ElementTree
 
 from whet.auditor.formats.github import escaped
-from whet.guard.report import Gate, Sweep, Verdict
+from whet.guard.report import BenchmarkVerdict, Gate, Sweep
 
 _COLUMNS = (
     "latency_ms",
@@ -40,7 +40,7 @@ def sweep_csv(sweep: Sweep) -> str:
     return text.getvalue()
 
 
-def sentence(verdict: Verdict) -> str:
+def sentence(verdict: BenchmarkVerdict) -> str:
     """A verdict in words: ratio, interval, pairs."""
     if verdict.busy and verdict.outcome == "inconclusive":
         return f"{verdict.busy}; {verdict.num_pairs} of the pairs were quiet"

@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 from whet.errors import InputsError
@@ -14,6 +15,7 @@ from whet.measure.stats import percentile
 from whet.profiler import least_time_s, profile_layers
 from whet.signature import split
 from whet.workload import Subject, examine
+from whet.workload.measurables import ModelCalls
 from whet.workloads import resolve
 
 MAX_SAMPLES = 2000  # kept in a report; percentiles are of all
@@ -64,6 +66,13 @@ def measure_point(
         facts["energy_j"] = None if watts is None else watts * measurement.latency_ms / 1e3
         facts["energy_reason"] = energy.reason
     return facts
+
+
+def first_calls(target: str, sizes: Mapping[str, int]) -> ModelCalls:
+    """Return calls of a target's model with its first batch, as one side of a comparison."""
+    workload = first_batch(target, sizes).workload
+    args, kwargs = split(workload.inputs[0])
+    return ModelCalls([partial(workload.model, *args, **kwargs)], workload.num_samples)
 
 
 def first_batch(target: str, sizes: Mapping[str, int]) -> Subject:

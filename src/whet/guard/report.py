@@ -69,11 +69,13 @@ class Sweep(BaseModel):
         write_whole(path, json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
 
 
-class Verdict(BaseModel):
-    """One benchmark of a gate.
+class BenchmarkVerdict(BaseModel):
+    """The verdict on one benchmark of a gate, as it is written. It holds a Claim, turned to what a gate asks for.
 
     Attributes:
-        slowdown: New over old; 1.02 is two percent slower.
+        slowdown: New time over old time; 1.02 is two percent slower.
+        ci95: The 95 % interval of the slowdown.
+        p_slower: The chance that equal code looks at least this slow.
         seconds: How long its processes took.
         reason: Why it could not be measured, where it could not.
         busy: What disturbed it on a busy machine. A verdict that is not inconclusive rests on quiet pairs alone, unless
@@ -102,7 +104,7 @@ class Gate(BaseModel):
     compared: str
     tolerance: float
     fingerprint: str
-    verdicts: list[Verdict]
+    verdicts: list[BenchmarkVerdict]
     seconds: float = 0.0
 
 

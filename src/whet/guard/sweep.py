@@ -10,16 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from whet.comparison.variant import in_words
 from whet.errors import OptionError
 from whet.guard.growth import Growth, fit_growth
+from whet.guard.point import measure_point
 from whet.guard.report import Point, Sweep
 from whet.machine import describe, load_limits, versions
-from whet.measure.isolate import QUIET, Failure, FailureKind, Outcome, run_isolated
+from whet.measure.isolate import QUIET, Outcome, run_isolated
 from whet.measure.load import Load, total
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
 
-FUNCTION = "whet.guard.point:measure_point"
 _MEDIANS = ("latency_ms", "p50_ms", "p90_ms", "p99_ms", "throughput_per_s", "share_of_limit", "watts", "energy_j")
 _LEAST_BYTES = 2**20  # what calls hold below that is the allocator's rounding
 
@@ -106,7 +107,7 @@ def grid(batch: Sequence[int], seq: Sequence[int]) -> list[dict[str, int]]:
 
 def _run(arguments: Mapping[str, Any], directory: Path, time_limit_s: float, memory_limit_bytes: int | None) -> Outcome:
     return run_isolated(
-        FUNCTION,
+        measure_point,
         arguments,
         directory,
         time_limit_s=time_limit_s,
@@ -126,7 +127,7 @@ def combined(target: str, sizes: dict[str, int], outcomes: Sequence[Outcome]) ->
     failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
     if not values:
         assert failure is not None
-        return Point(target=target, sizes=sizes, status="failed", reason=said(failure))
+        return Point(target=target, sizes=sizes, status="failed", reason=in_words(failure))
     first = values[0]
     stopped = failure.message if failure else next((v["stopped_by"] for v in values if v["stopped_by"]), None)
     medians = {
@@ -156,13 +157,6 @@ def combined(target: str, sizes: dict[str, int], outcomes: Sequence[Outcome]) ->
         **medians,
         **peaks,
     )
-
-
-def said(failure: Failure) -> str:
-    """A failure in words that also say what to do."""
-    if failure.kind is FailureKind.MEMORY:
-        return f"does not fit into memory: {failure.message}"
-    return failure.message
 
 
 def _growth(points: Sequence[Point]) -> list[Growth]:

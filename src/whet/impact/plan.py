@@ -3,29 +3,41 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from whet.auditor.collect import SourceFile
 from whet.auditor.finding import Confidence, Finding, Measured
 from whet.auditor.fixing import apply_fixes
 from whet.auditor.heat import INFERS
+from whet.comparison.claim import Claim, Verdict
+from whet.comparison.compare import compare
+from whet.comparison.run import Run
+from whet.comparison.schedules import ABBA
+from whet.comparison.stopping import Fixed, UntilClear
 from whet.errors import TargetError
+from whet.impact.child import run_script
 from whet.impact.overlay import make_overlay
-from whet.impact.pairs import Paired, Run, ScriptRun, run_once, run_pairs
+from whet.impact.version import ScriptVersion, middle
 from whet.measure.isolate import Outcome, run_isolated
 from whet.measure.quiet import Patience
 
 Look = Callable[[Sequence[SourceFile]], Sequence[Finding]]
 
-_PAIRS = 6  # fewer cannot be significant by Wilcoxon's test
+_SCREENING = UntilClear(most=6)
+_PROOF = Fixed(most=6, spare=2, lost_after=0)
 _SURE = {Confidence.HIGH: 1.0, Confidence.MEDIUM: 0.7, Confidence.LOW: 0.4}
 _SHARE_FOR_FINAL = 0.25  # of the budget
 
 
 @dataclass(frozen=True)
 class Stage:
-    """All fixes of one rule, tried on top of what was kept before. status: kept, no gain, another loss, failed, ..."""
+    """All fixes of one rule, tried on top of what was kept before.
+
+    Attributes:
+        status: "kept", "no gain", "another loss", "failed", "not measured", "not applied" or "not tried".
+        claim: What was measured; None where nothing was.
+        why: Why the fixes were not kept, where the status does not say it all.
+    """
 
     code: str
     name: str
@@ -33,7 +45,7 @@ class Stage:
     titles: tuple[str, ...]
     is_safe: bool
     status: str
-    paired: Paired | None = None
+    claim: Claim | None = None
     why: str = ""
 
     @property
@@ -42,27 +54,33 @@ class Stage:
 
     @property
     def measured(self) -> Measured | None:
-        """As a finding carries it."""
-        if self.paired is None or self.paired.comparison is None:
-            return None
-        return as_measured(self.paired, self.status)
+        """What was measured, as a finding carries it."""
+        return None if self.claim is None or self.claim.ratio is None else as_measured(self.claim, self.status)
 
 
 @dataclass(frozen=True)
 class Impact:
-    """What was found. first: a run of the script as it is. total: all kept fixes against the script as it is.
+    """What was found.
 
-    files: the sources with all kept fixes. num_steps: of each process.
+    Attributes:
+        first: A run of the script as it is.
+        stages: The fixes of each rule that was tried, in order.
+        total: All kept fixes against the script as it is; None where none was kept.
+        files: The sources with all kept fixes.
+        num_steps: Optimiser steps of each process.
+        seconds: Wall time.
+        unfixed: Codes that were found and have no fix to try.
+        busy: Why something could not be judged, on a busy machine.
     """
 
-    first: ScriptRun
+    first: Run
     stages: tuple[Stage, ...]
-    total: Paired | None
+    total: Claim | None
     files: tuple[SourceFile, ...]
     num_steps: int
     seconds: float
-    unfixed: tuple[str, ...] = ()  # codes found that have no fix to try
-    busy: str = ""  # why something could not be judged, on a busy machine
+    unfixed: tuple[str, ...] = ()
+    busy: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,8 +95,8 @@ class Script:
     num_steps: int
     limit_s: float
 
-    def version(self, name: str, files: Sequence[SourceFile], originals: Sequence[SourceFile]) -> Run:
-        """A way to run a version of the sources: in a copy of its own, a fresh process each time."""
+    def version(self, name: str, files: Sequence[SourceFile], originals: Sequence[SourceFile]) -> ScriptVersion:
+        """Return a version of the sources, to be run in a copy of its own, in a fresh process each time."""
         known = {file.path: file.text for file in originals}
         changed: dict[Path, str | bytes] = {
             Path(file.path).resolve(): file.text.encode(file.encoding)
@@ -95,16 +113,16 @@ class Script:
             "seed": 0,
         }
 
-        def run() -> Outcome:
+        def start() -> Outcome:
             return run_isolated(
-                "whet.impact.child:run_script",
+                run_script,
                 arguments,
                 self.directory / name / "run",
                 time_limit_s=self.limit_s,
                 working_directory=copy / self.working_directory.relative_to(self.base) if inside else None,
             )
 
-        return run
+        return ScriptVersion(name, start)
 
 
 def measure_impact(
@@ -127,8 +145,10 @@ def measure_impact(
     originals = list(files)
     as_is = script.version("original", originals, originals)
     report("running the script as it is")
-    first = patience.measure(partial(run_once, as_is), lambda found: found.busy)
-    report(f"{first.step_s * 1e3:.4g} ms a step")
+    first = patience.measure(as_is.run, lambda found: found.busy)
+    if first.failure:
+        raise TargetError(first.failure)
+    report(f"{first.latency_ms:.4g} ms a step")
     current, stages, tried, unfixed = originals, list[Stage](), set[str](), list[str]()
     now = as_is
     while True:
@@ -152,7 +172,7 @@ def measure_impact(
     total = None
     if any(stage.is_kept for stage in stages):
         report("all that were kept, against the script as it is")
-        total = run_pairs(as_is, now, most_pairs=_PAIRS, stop_early=False, patience=patience)
+        total = compare(as_is, now, schedule=ABBA(), stop=_PROOF, patience=patience)
     others = [finding for finding in look(current) if not is_in_training(finding) and finding.fix is not None]
     for code in sorted({finding.code for finding in others} - tried):
         chosen = [finding for finding in others if finding.code == code]
@@ -168,19 +188,24 @@ def is_in_training(finding: Finding) -> bool:
     return finding.hot is None or finding.hot.kind not in INFERS
 
 
-def as_measured(paired: Paired, verdict: str) -> Measured:
-    """As a finding and the report carry it."""
-    assert paired.comparison is not None and paired.original is not None and paired.variant is not None
-    low, high = paired.comparison.ci95
+def as_measured(claim: Claim, verdict: str) -> Measured:
+    """Return a claim with pairs as a finding and the report carry it."""
+    assert claim.ratio is not None and claim.ci95 is not None
+    old, new = middle_runs(claim)
     return Measured(
-        ratio=paired.comparison.ratio,
-        low=low,
-        high=high,
+        ratio=claim.ratio,
+        low=claim.ci95[0],
+        high=claim.ci95[1],
         verdict=verdict,
-        loss_note=paired.loss_note,
-        peak_bytes_before=paired.original.peak_bytes,
-        peak_bytes_after=paired.variant.peak_bytes,
+        loss_note="" if claim.agreement is None else claim.agreement.words,
+        peak_bytes_before=old.peak_bytes,
+        peak_bytes_after=new.peak_bytes,
     )
+
+
+def middle_runs(claim: Claim) -> tuple[Run, Run]:
+    """Return the median run of each of the two sides."""
+    return middle([old for old, _ in claim.pairs]), middle([new for _, new in claim.pairs])
 
 
 def _next(findings: Sequence[Finding], tried: set[str]) -> str | None:
@@ -199,37 +224,43 @@ def _try(
     chosen: Sequence[Finding],
     current: Sequence[SourceFile],
     originals: Sequence[SourceFile],
-    now: Run,
+    now: ScriptVersion,
     report: Callable[[str], None],
     patience: Patience,
-) -> tuple[Stage, list[SourceFile], Run]:
-    """One rule's fixes against what was kept so far."""
+) -> tuple[Stage, list[SourceFile], ScriptVersion]:
+    """Compare one rule's fixes with what was kept so far. Returns them as a version of the script as well."""
     report(f"{chosen[0].code} {chosen[0].name}: {_titles(chosen)[0]}")
     version = _fixed(current, chosen)
     if all(a.text == b.text for a, b in zip(version, current, strict=True)):
         return _stage(chosen, "not applied", why="its fix could not be applied here"), version, now
-    run = script.version(f"{number}-{chosen[0].code}", version, originals)
-    paired = run_pairs(now, run, most_pairs=_PAIRS, patience=patience)
-    if paired.failure:
-        status, why = "failed", paired.failure
-    elif paired.busy:
-        status, why = "not measured", paired.busy
-    elif not paired.is_faster:
-        status, why = "no gain", ""
-    elif not paired.same_loss:
-        status, why = "another loss", paired.loss_note
-    else:
-        status, why = "kept", ""
-    stage = replace(_stage(chosen, status, why=why), paired=paired)
-    report(f"  {status}{_in_words(paired)}{f': {why}' if why else ''}")
-    return stage, version, run
+    fixed = script.version(f"{number}-{chosen[0].code}", version, originals)
+    claim = compare(now, fixed, schedule=ABBA(), stop=_SCREENING, patience=patience)
+    if claim.failed == now.name:
+        raise TargetError(claim.failure)
+    status, why = _status(claim)
+    stage = replace(_stage(chosen, status, why=why), claim=claim)
+    report(f"  {status}{_in_words(claim)}{f': {why}' if why else ''}")
+    return stage, version, fixed
 
 
-def _in_words(paired: Paired) -> str:
-    if paired.comparison is None:
+def _status(claim: Claim) -> tuple[str, str]:
+    """Return a stage's status, and why, where the status does not say it all."""
+    if claim.failure:
+        return "failed", claim.failure
+    if claim.busy and claim.verdict is Verdict.INCONCLUSIVE:
+        return "not measured", claim.busy
+    if not claim.is_gain:
+        return "no gain", ""
+    if claim.agreement is None or not claim.agreement.is_same:
+        return "another loss", "" if claim.agreement is None else claim.agreement.words
+    return "kept", ""
+
+
+def _in_words(claim: Claim) -> str:
+    if claim.ratio is None or claim.ci95 is None:
         return ""
-    low, high = paired.comparison.ci95
-    return f", {paired.comparison.ratio:.3g}x ({low:.3g} to {high:.3g}, {paired.comparison.num_pairs} pairs)"
+    low, high = claim.ci95
+    return f", {claim.ratio:.3g}x ({low:.3g} to {high:.3g}, {claim.num_pairs} pairs)"
 
 
 def _fixed(files: Sequence[SourceFile], findings: Sequence[Finding]) -> list[SourceFile]:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import WhetError, reason
-from whet.imports import import_large
-from whet.measure.isolate import ARGUMENTS, RESULT
+from whet.measure.isolate import ARGUMENTS, RESULT, function_at
 
 _PR_SET_PDEATHSIG = 1
 
@@ -32,9 +31,8 @@ def main(function: str, directory: str) -> int:
 
 def _call(function: str, arguments: dict[str, Any]) -> str:
     """The function's value, or what it raised, as JSON."""
-    module, _, name = function.partition(":")
     try:
-        value = getattr(import_large(module), name)(**arguments)
+        value = function_at(function)(**arguments)
         if not isinstance(value, dict):
             raise TypeError(f"{function} must return a dict, not {type(value).__name__}")
         return json.dumps({"value": value})

@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch
 from whet.errors import reason
 from whet.measure.clocks import Clocks
 from whet.measure.load import NO_LOAD, Load, Read, cause_of, meter, quiet_blocks, total
+from whet.measure.measurable import Measurable
 from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
 
 Call = Callable[[], Any]
@@ -84,6 +85,7 @@ def measure_calls(
     min_calls: int = 5,
     num_samples_per_call: float = 1,
     keeps_partial: bool = False,
+    context: AbstractContextManager[object] | None = None,
     read: Read | None = None,
 ) -> Measurement:
     """Time `calls` in turn, warm, in whole rounds, for `budget_s` quiet seconds and at least `min_calls` calls.
@@ -95,13 +97,14 @@ def measure_calls(
         num_samples_per_call: Samples that one call works on, for the throughput.
         keeps_partial: Where a call raises after at least one whole round was timed, keep what was timed, and say so in
             `stopped_by`. Else the exception goes on.
+        context: What all calls are made in; without gradients, by default.
         read: Where readings of the load come from: the kernel, by default.
     """
     read = read or meter()
     blocks: list[list[float]] = []
     loads: list[Load] = []
     stopped_by = None
-    with quiet_collector():
+    with no_collection(), context or torch.no_grad():
         warm_up(calls, budget_s=budget_s)
         clocks = Clocks()
         try:
@@ -122,6 +125,19 @@ def measure_calls(
     cause = cause or clocks.cause()
     samples = itertools.chain.from_iterable(blocks if cause or stopped_by else quiet)
     return Measurement(tuple(samples), num_samples_per_call, len(calls), stopped_by, total(loads), cause)
+
+
+def time_measurable(measurable: Measurable, *, budget_s: float, min_calls: int = 5) -> Measurement:
+    """Warm something measurable up, and time its calls for `budget_s` quiet seconds; see measure_calls."""
+    with measurable.measuring():
+        measurable.warm_up()
+    return measure_calls(
+        [measurable.once] * measurable.num_kinds,
+        budget_s=budget_s,
+        min_calls=min_calls,
+        num_samples_per_call=measurable.num_samples,
+        context=measurable.measuring(),
+    )
 
 
 def _is_enough(blocks: Sequence[Sequence[float]], loads: Sequence[Load], budget_s: float, min_calls: int) -> bool:
@@ -157,7 +173,7 @@ def measure_pairs(
     block_s = budget_s / (2 * num_pairs)
     medians: list[tuple[float, float]] = []
     loads: list[Load] = []  # of both blocks of a pair, one after the other
-    with quiet_collector():
+    with no_collection(), torch.no_grad():
         warm_up(first, budget_s=budget_s / 4)
         warm_up(second, budget_s=budget_s / 4)
         clocks = Clocks()
@@ -252,14 +268,13 @@ def synchronize() -> None:
 
 
 @contextmanager
-def quiet_collector() -> Iterator[None]:
-    """No garbage collection inside a timed call: it would be billed to whoever is running."""
+def no_collection() -> Iterator[None]:
+    """Collect garbage now and not inside the block: a timed call would pay for what others left."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        with torch.no_grad():
-            yield
+        yield
     finally:
         if enabled:
             gc.enable()

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whet.measure.clock import quiet_collector
+from whet.measure.clock import no_collection
 from whet.measure.load import thread_delay_s
 from whet.measure.state import State, changes, random_states, state_of
 from whet.measure.usercode import Line, is_standard, is_torch, user_line, who_asked
@@ -83,7 +83,10 @@ def find_effects(model: nn.Module, call: Callable[[], Any], other: Callable[[], 
         call: Calls the model, each time with the same inputs.
         other: Calls the model with other inputs.
     """
-    with quiet_collector():  # a collection would run other libraries' callbacks, which are not the model's
+    with (
+        no_collection(),
+        torch.no_grad(),
+    ):  # a collection would run other libraries' callbacks, which are not the model's
         return _found(model, call, other)
 
 

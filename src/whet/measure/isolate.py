@@ -1,6 +1,6 @@
-"""A measurement in a fresh process, with a time limit and a memory limit.
+"""Measurements in fresh processes, with a time limit and a memory limit: one process, or several that work together.
 
-A crash, a hang or running out of memory there is a result, never an end. The child gets its arguments and gives its
+A crash, a hang or running out of memory there is a result, never an end. A child gets its arguments and gives its
 result as JSON files; its output goes to a log beside them.
 """
 
@@ -10,23 +10,29 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import psutil
 
 from whet import errors
 from whet.errors import WhetError
+from whet.imports import import_large
 from whet.measure import load
 
 # The files of the exchange; child.py, which is run as a program, takes their names from here.
 ARGUMENTS = "arguments.json"
 RESULT = "result.json"
 LOG = "log.txt"
+MEETING = "meeting"  # the file at which the processes of a group meet
+
+RANK, WORLD_SIZE, RENDEZVOUS = "WHET_RANK", "WHET_WORLD_SIZE", "WHET_RENDEZVOUS"  # environment variables
 
 # An environment for what whet runs by itself: nothing asks the network or reports to anyone.
 QUIET = {
@@ -48,6 +54,7 @@ class FailureKind(StrEnum):
     CRASH = "crash"
     TIMEOUT = "timeout"
     MEMORY = "memory"
+    PEER = "peer"  # another process of the same group failed
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,50 @@ class Outcome:
     peak_rss_bytes: int
 
 
+Function = Callable[..., dict[str, Any]]
+"""What a child calls: a function of a module, which takes JSON and returns a dict that is JSON."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A function to be called in a process of its own.
+
+    Attributes:
+        function: What is called.
+        arguments: Its arguments, which must be JSON.
+        directory: Where the process's arguments, result and log lie.
+        environment: Variables that the process has beside this one's.
+        working_directory: The process's working directory; this one's, if not given.
+        inherit: File descriptors that become the child's, and are closed here.
+    """
+
+    function: Function
+    arguments: Mapping[str, Any]
+    directory: Path
+    environment: Mapping[str, str] = MappingProxyType({})
+    working_directory: Path | None = None
+    inherit: tuple[int, ...] = ()
+
+
+def address_of(function: Callable[..., Any]) -> str:
+    """Return "module:name" of a function, by which another process finds it.
+
+    Raises:
+        ValueError: The function is no function of a module, such as a lambda, or its module is the program itself.
+    """
+    name, module = function.__qualname__, function.__module__
+    if not name.isidentifier() or module == "__main__":
+        raise ValueError(f"{module}:{name} cannot be imported by another process; use a function of a module")
+    return f"{module}:{name}"
+
+
+def function_at(address: str) -> Callable[..., Any]:
+    """Return the function of an address, and import its module."""
+    module, _, name = address.partition(":")
+    function: Callable[..., Any] = getattr(import_large(module), name)
+    return function
+
+
 class Child(Protocol):
     """A process that was started: subprocess.Popen, or what is like it."""
 
@@ -85,7 +136,7 @@ class Child(Protocol):
 
 
 def run_isolated(
-    function: str,
+    function: Function,
     arguments: Mapping[str, Any],
     directory: Path,
     *,
@@ -96,27 +147,88 @@ def run_isolated(
     inherit: Sequence[int] = (),
     start: Callable[[str, Path], Child | None] | None = None,
 ) -> Outcome:
-    """Call `package.module:function`(**arguments) in a process of its own and return what came of it.
+    """Call a function in a process of its own and return what came of it.
 
-    arguments must be JSON, and the function's result a dict that is. `directory` holds the exchange and the child's
-    log. On Ctrl-C the child and all it started are ended, and KeyboardInterrupt goes on. working_directory: the
-    child's; this process's, if not given. inherit: file descriptors that become the child's, and are closed here.
-    start: makes the process from the function's name and the directory, as a ForkServer does, whose environment it has;
-    without it, or where it gives None, a fresh interpreter is started.
+    On Ctrl-C the child and all it started are ended, and KeyboardInterrupt goes on.
+
+    Args:
+        function: What is called. Its module is imported in the child.
+        arguments: Its arguments, which must be JSON.
+        directory: Where the exchange and the child's log lie.
+        time_limit_s: Seconds after which the child is ended.
+        memory_limit_bytes: Resident memory beyond which the child is ended.
+        environment: Variables that the child has beside this process's.
+        working_directory: The child's working directory; this process's, if not given.
+        inherit: File descriptors that become the child's, and are closed here.
+        start: Makes the process from the function's address and the directory, as a ForkServer does, whose environment
+            it has. Without it, or where it returns None, a fresh interpreter is started.
     """
-    directory = directory.absolute()
+    job = Job(function, arguments, directory, environment or {}, working_directory, tuple(inherit))
+    return _run(job, time_limit_s, memory_limit_bytes, start=start)
+
+
+def run_together(jobs: Sequence[Job], *, time_limit_s: float, memory_limit_bytes: int | None = None) -> list[Outcome]:
+    """Call functions in processes of their own at the same time; the first failure ends all of them.
+
+    Each process finds in its environment where to meet the others: WHET_RANK, WHET_WORLD_SIZE and WHET_RENDEZVOUS, the
+    address of a file that `torch.distributed.init_process_group(init_method=...)` takes.
+
+    Args:
+        jobs: What each process does, by rank.
+        time_limit_s: Seconds after which the processes are ended.
+        memory_limit_bytes: Resident memory of each process beyond which it is ended.
+
+    Returns:
+        What came of each job. A process that was ended since another one failed has FailureKind.PEER.
+    """
+    failed = threading.Event()
+    outcomes: dict[int, Outcome] = {}
+    meeting = jobs[0].directory.absolute() / MEETING
+    meeting.unlink(missing_ok=True)
+
+    def run(rank: int) -> None:
+        place = {RANK: str(rank), WORLD_SIZE: str(len(jobs)), RENDEZVOUS: f"file://{meeting}"}
+        job = replace(jobs[rank], environment={**jobs[rank].environment, **place})
+        outcomes[rank] = _run(job, time_limit_s, memory_limit_bytes, failed=failed)
+        if outcomes[rank].failure is not None:
+            failed.set()
+
+    others = [threading.Thread(target=run, args=(rank,)) for rank in range(1, len(jobs))]
+    for other in others:
+        other.start()
+    try:
+        run(0)  # in this thread, so that Ctrl-C ends it
+    except BaseException:
+        failed.set()
+        raise
+    finally:
+        for other in others:
+            other.join()
+    return [outcomes[rank] for rank in range(len(jobs))]
+
+
+def _run(
+    job: Job,
+    time_limit_s: float,
+    memory_limit_bytes: int | None,
+    *,
+    start: Callable[[str, Path], Child | None] | None = None,
+    failed: threading.Event | None = None,
+) -> Outcome:
+    """Run one job. It is ended where `failed` is set."""
+    directory, address = job.directory.absolute(), address_of(job.function)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / RESULT).unlink(missing_ok=True)
-    (directory / ARGUMENTS).write_text(json.dumps(dict(arguments)), encoding="utf-8")
+    (directory / ARGUMENTS).write_text(json.dumps(dict(job.arguments)), encoding="utf-8")
     started = time.perf_counter()
     (directory / LOG).write_bytes(b"")
-    child = start(function, directory) if start is not None else None
+    child = start(address, directory) if start is not None else None
     if child is None:
-        child = _start(function, directory, environment or {}, working_directory, inherit)
-    for descriptor in inherit:
+        child = _start(address, directory, job.environment, job.working_directory, job.inherit)
+    for descriptor in job.inherit:
         os.close(descriptor)
     try:
-        peak, ended_by = _watch(child, started + time_limit_s, memory_limit_bytes)
+        peak, ended_by = _watch(child, started + time_limit_s, memory_limit_bytes, failed)
     finally:
         _end(child)
     seconds = time.perf_counter() - started
@@ -144,7 +256,10 @@ def _start(
         )
 
 
-def _watch(child: Child, deadline: float, memory_limit: int | None) -> tuple[int, FailureKind | None]:
+def _watch(
+    child: Child, deadline: float, memory_limit: int | None, failed: threading.Event | None
+) -> tuple[int, FailureKind | None]:
+    """Wait for a child, and return its peak memory and why it has to be ended, if it has to."""
     tree, listed = _tree(child.pid), time.perf_counter()
     peak, counted = _rss(tree), 0.0
     while True:
@@ -165,6 +280,8 @@ def _watch(child: Child, deadline: float, memory_limit: int | None) -> tuple[int
             counted = now
         if now > deadline:
             return peak, FailureKind.TIMEOUT
+        if failed is not None and failed.is_set():
+            return peak, FailureKind.PEER
 
 
 def _tree(pid: int) -> list[psutil.Process]:
@@ -214,6 +331,8 @@ def _read_result(
         return None, Failure(ended_by, f"took longer than its limit of {time_limit_s:g} s")
     if ended_by is FailureKind.MEMORY and memory_limit is not None:
         return None, Failure(ended_by, f"used more memory than its limit of {memory_limit / 2**20:,.0f} MiB")
+    if ended_by is FailureKind.PEER:
+        return None, Failure(ended_by, "another process of the same group failed")
     try:
         match json.loads((directory / RESULT).read_text(encoding="utf-8")):
             case {"value": dict() as value}:

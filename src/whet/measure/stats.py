@@ -11,8 +11,6 @@ Hesterberg, "What Teachers Should Know About the Bootstrap" (2015), on widening 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 import scipy
@@ -24,58 +22,25 @@ _RESAMPLES = 4000
 _MIN_RESAMPLED = 6  # resamples of fewer pairs cannot leave their range, which misses the mean once in 2 ** (pairs - 1)
 
 
-class Verdict(StrEnum):
-    """Of the claim "the variant is faster"."""
-
-    PASS = "pass"  # faster
-    FAIL = "fail"  # not faster: slower, or the difference is known to be within the noise
-    INCONCLUSIVE = "inconclusive"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How many times faster the variant is, from pairs.
-
-    ratio: geometric mean of original / variant. ci95: bootstrap interval of it (Student's t under six pairs; without
-    limits for one). p_value: Wilcoxon's signed rank, two sided. noise: the ratio that as many pairs of the same code
-    could show by chance; 1.0 if unknown.
-    """
-
-    ratio: float
-    ci95: tuple[float, float]
-    p_value: float
-    num_pairs: int
-    noise: float
-    verdict: Verdict
-
-
-def compare(original: Sequence[float], variant: Sequence[float], *, noise: float = 1.0, seed: int = 0) -> Comparison:
-    """Compare paired times. original[i] and variant[i] were taken side by side; positive, any one unit.
-
-    Raises ValueError for unequal or empty samples, or times that are not positive and finite.
-    """
-    logs = _log_ratios(original, variant)
-    ratio, (low, high) = _ratio(logs, seed)
-    p_value = signed_rank(logs)
-    return Comparison(
-        ratio=ratio,
-        ci95=(low, high),
-        p_value=p_value,
-        num_pairs=len(logs),
-        noise=noise,
-        verdict=_judge(ratio, low, high, p_value, noise),
-    )
-
-
 def paired_ratio(
     original: Sequence[float], variant: Sequence[float], *, seed: int = 0
 ) -> tuple[float, tuple[float, float]]:
-    """The ratio and the interval of `compare`, without a verdict.
+    """Return how many times faster the variant is, as the geometric mean of the pairs, and the 95 % interval of that.
 
-    For processes that start for a single measurement: the test behind a verdict imports scipy.stats, which takes a
-    third as long as to import torch.
+    Args:
+        original: Times; original[i] and variant[i] were taken side by side. Any one unit will do.
+        variant: Times.
+        seed: Of the bootstrap.
+
+    Returns:
+        The ratio original / variant, and its bootstrap interval: Student's t below six pairs, without limits for one.
+
+    Raises:
+        ValueError: The samples are empty, of unequal length, or hold times that are not positive and finite.
     """
-    return _ratio(_log_ratios(original, variant), seed)
+    logs = log_ratios(original, variant)
+    low, high = _interval(logs, seed)
+    return math.exp(float(logs.mean())), (math.exp(low), math.exp(high))
 
 
 def noise_floor(groups: Sequence[Sequence[float]], *, num_pairs: int | None = None) -> float:
@@ -116,18 +81,18 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     return float(np.percentile(np.asarray(samples, dtype=float), percent))
 
 
-def _log_ratios(original: Sequence[float], variant: Sequence[float]) -> np.ndarray:
+def log_ratios(original: Sequence[float], variant: Sequence[float]) -> np.ndarray:
+    """Return log(original / variant) for each pair.
+
+    Raises:
+        ValueError: The samples are empty, of unequal length, or hold times that are not positive and finite.
+    """
     if len(original) != len(variant) or not original:
         raise ValueError(f"pairs wanted, got {len(original)} and {len(variant)} times")
     if not all(0 < time < math.inf for time in (*original, *variant)):
         raise ValueError("times must be positive and finite")
     logs: np.ndarray = np.log(np.asarray(original, dtype=float) / np.asarray(variant, dtype=float))
     return logs
-
-
-def _ratio(logs: np.ndarray, seed: int) -> tuple[float, tuple[float, float]]:
-    low, high = _interval(logs, seed)
-    return math.exp(float(logs.mean())), (math.exp(low), math.exp(high))
 
 
 def _interval(logs: np.ndarray, seed: int) -> tuple[float, float]:
@@ -145,13 +110,3 @@ def _interval(logs: np.ndarray, seed: int) -> tuple[float, float]:
     widened = scipy.special.ndtr(math.sqrt(num / (num - 1)) * scipy.special.stdtrit(num - 1, tail))
     low, high = np.quantile(means, [widened, 1 - widened])
     return float(low), float(high)
-
-
-def _judge(ratio: float, low: float, high: float, p_value: float, noise: float) -> Verdict:
-    is_significant = p_value < 1 - _CONFIDENCE
-    is_noisy = noise > MAX_NOISE
-    if low > 1 and is_significant and ratio > noise and not is_noisy:
-        return Verdict.PASS
-    if high < 1 or (high <= noise and not is_noisy):
-        return Verdict.FAIL
-    return Verdict.INCONCLUSIVE

@@ -1,17 +1,17 @@
 """Run the training that a user's function stands for, for so many steps, and watch it.
 
 The function either runs its loop itself, as `train()` of a script does, and is stopped when enough steps were seen; or
-it returns what a loop is made of, (model, optimizer, loader, loss), and the loop here is run; or it returns a function
-of no arguments that makes one step.
+it returns what a loop is made of, (model, optimizer, loader, loss) or a TrainingWorkload, and whet's loop is run; or it
+returns a function of no arguments that makes one step.
 """
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,26 +22,13 @@ from whet.errors import TargetError, WhetError, type_name
 from whet.steps.log import NUM_WARM_UP, StepRecord
 from whet.steps.report import StepReport
 from whet.steps.watch import Everything, Watch, watch, watch_everything
+from whet.workload.training import OutputLoss, Trainer, TrainingWorkload
 
 _RETURNS = "run its training loop, or return (model, optimizer, loader, loss) or a function that makes one step"
 _NOTE_EVERY_S = 5.0
 
 Describe = Callable[[BaseException], str]
 Note = Callable[[StepReport], None]
-
-
-@dataclass(frozen=True)
-class Training:
-    """What a training loop is made of.
-
-    loss: called with the model's output and the last of the batch (the whole batch where that is a tensor or a dict);
-    None where the output is the loss or holds it, as transformers' do.
-    """
-
-    model: nn.Module
-    optimizer: Optimizer
-    loader: Iterable[Any]
-    loss: Callable[[Any, Any], Tensor] | None = None
 
 
 class EnoughError(BaseException):
@@ -74,7 +61,7 @@ def run_training(
     if training is None:
         return _reported(everything, stop, error, describe)
     steps: Watch | Everything
-    if isinstance(training, Training):
+    if isinstance(training, TrainingWorkload):
         error, steps = _run_loop(training, stop, note)
     else:
         error, steps = _run_steps(training, stop, note)
@@ -108,15 +95,16 @@ def _reported(steps: Watch | Everything, stop: _Stop, error: BaseException | Non
     return dataclasses.replace(report, is_partial=True, ended_by=describe(error))
 
 
-def _run_loop(training: Training, stop: _Stop, note: Note) -> tuple[BaseException | None, Watch]:
-    """The plainest loop there is, as most people write it."""
-    timed = [training.model, *([training.loss] if isinstance(training.loss, nn.Module) else [])]
-    steps = watch(timed, training.optimizer, training.loader, on_step=stop)
+def _run_loop(training: TrainingWorkload, stop: _Stop, note: Note) -> tuple[BaseException | None, Watch]:
+    """Train, and watch the steps. Returns what ended the loop, if that was an error, and the watch."""
+    trainer = Trainer(training)
+    output_loss = training.loss.loss if isinstance(training.loss, OutputLoss) else None
+    timed = [training.model, *([output_loss] if isinstance(output_loss, nn.Module) else [])]
+    steps = watch(timed, trainer.optimizer, training.batches, on_step=stop)
     device = next((p.device for p in training.model.parameters()), torch.device("cpu"))
-    training.model.train()
     try:
         with steps, _noting(steps, note), contextlib.suppress(EnoughError):
-            while _run_epoch(training, steps, device):
+            while _run_epoch(training, trainer, steps, device):
                 pass
             raise TargetError("the loader gives no batches (one that is an iterator can be gone through only once)")
     except Exception as error:  # noqa: BLE001 - whatever a loop raises is its result
@@ -124,15 +112,13 @@ def _run_loop(training: Training, stop: _Stop, note: Note) -> tuple[BaseExceptio
     return None, steps
 
 
-def _run_epoch(training: Training, steps: Watch, device: torch.device) -> int:
-    """Returns how many batches there were."""
+def _run_epoch(training: TrainingWorkload, trainer: Trainer, steps: Watch, device: torch.device) -> int:
+    """Train on every batch once. Returns how many batches there were."""
     num_batches = 0
-    for batch in steps:
-        loss = _loss(training, _moved(batch, device))
-        training.optimizer.zero_grad()
-        loss.backward()
-        training.optimizer.step()
-        num_batches += 1
+    batches = (_moved(batch, device) for batch in steps)
+    while together := list(itertools.islice(batches, training.num_accumulated)):
+        trainer.step_on(together)
+        num_batches += len(together)
     return num_batches
 
 
@@ -148,10 +134,10 @@ def _run_steps(step: Callable[[], Any], stop: _Stop, note: Note) -> tuple[BaseEx
     return None, everything
 
 
-def _training(returned: Any) -> Training | Callable[[], Any] | None:
-    """What a function that did not train has returned; None where it returned nothing."""
-    if returned is None:
-        return None
+def _training(returned: Any) -> TrainingWorkload | Callable[[], Any] | None:
+    """Return the training that a function which did not train has returned; None where it returned nothing."""
+    if returned is None or isinstance(returned, TrainingWorkload):
+        return returned
     found: tuple[Any, ...] = ()
     if isinstance(returned, Mapping):
         found = tuple(returned.get(name) for name in ("model", "optimizer", "loader", "loss"))
@@ -169,27 +155,10 @@ def _training(returned: Any) -> Training | Callable[[], Any] | None:
         raise TargetError(f"the loader is {type_name(found[2])}, nothing to iterate over; it must {_RETURNS}")
     if len(found) == 4 and found[3] is not None and not callable(found[3]):
         raise TargetError(f"the loss is {type_name(found[3])}, not a function of the output and the target")
-    return Training(*found)
-
-
-def _loss(training: Training, batch: Any) -> Tensor:
-    model, loss = training.model, training.loss
-    if isinstance(batch, Mapping):
-        output, target = model(**batch), batch
-    elif not isinstance(batch, tuple | list):
-        output, target = model(batch), batch
-    elif loss is None or len(batch) == 1:
-        output, target = model(*batch), batch[-1]
-    else:
-        output, target = model(*batch[:-1]), batch[-1]
-    if loss is not None:
-        return loss(output, target)
-    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
-    if not isinstance(found, Tensor) or found.dim():
-        raise TargetError(
-            f"the model returned {type_name(output)} without a loss; return (model, optimizer, loader, loss)"
-        )
-    return found
+    model, optimizer, loader, *loss = found
+    return TrainingWorkload(
+        model=model, optimizer=lambda _: optimizer, batches=loader, loss=OutputLoss(loss[0] if loss else None)
+    )
 
 
 def _moved(batch: Any, device: torch.device) -> Any:

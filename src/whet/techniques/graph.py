@@ -16,7 +16,8 @@ from torch import Tensor, fx, nn
 
 from whet.artefact import program
 from whet.errors import TargetError
-from whet.workload import Subject, finite_entries
+from whet.measure.closeness import finite_entries
+from whet.workload import Subject
 
 _aten = torch.ops.aten
 

@@ -11,9 +11,10 @@ from torch import Tensor, fx, nn
 
 from whet.errors import TargetError
 from whet.machine import Machine
+from whet.measure.closeness import finite_entries
 from whet.techniques.graph import Traced, rebuild, trace
 from whet.techniques.technique import Candidate
-from whet.workload import Subject, finite_entries
+from whet.workload import Subject
 
 _aten = torch.ops.aten
 

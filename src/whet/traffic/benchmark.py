@@ -9,6 +9,7 @@ from typing import TypedDict
 
 from whet.errors import OptionError, TargetError
 from whet.measure.load import Observed, meter
+from whet.slo import Slo
 from whet.traffic import arrivals
 from whet.traffic.arrivals import Fitted
 from whet.traffic.calibration import NUM_REQUESTS, Capacity, burst, calibrate
@@ -20,7 +21,6 @@ from whet.traffic.record import Record
 from whet.traffic.replay import Progress, Replay, replay
 from whet.traffic.report import Report
 from whet.traffic.server_process import server_on_this_machine
-from whet.traffic.slo import Slo
 from whet.traffic.trace import Arrival, Trace
 
 DEFAULT_LOAD = 0.7

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whet.slo import Slo
 from whet.traffic.record import Failure, Record
-from whet.traffic.slo import Slo
 
 MIN_SAMPLES_FOR_P99 = 500  # so that five of them lie beyond it
 
@@ -125,8 +125,15 @@ def _duration_s(records: Sequence[Record], answered: Sequence[Record]) -> float:
 def _goodput(records: Sequence[Record], slo: Slo | None, duration_s: float) -> Goodput | None:
     if slo is None or not records:
         return None
-    num = sum(slo.is_met_by(record) for record in records)
+    num = sum(_meets(record, slo) for record in records)
     return Goodput(num / len(records), num / duration_s if duration_s > 0 else 0.0, num)
+
+
+def _meets(record: Record, slo: Slo) -> bool:
+    """Return whether a request was answered within every limit."""
+    if not record.is_answered or record.e2e_s is None:
+        return False
+    return slo.is_met(ttft_s=record.ttft_s, tpot_s=record.tpot_s, e2e_s=record.e2e_s)
 
 
 def _details(records: Sequence[Record]) -> dict[str, str]:

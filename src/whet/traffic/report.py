@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from whet.files import usable_directory, write_whole
+from whet.slo import Slo
 from whet.traffic.calibration import Capacity
 from whet.traffic.figures import Figures
 from whet.traffic.record import Record
-from whet.traffic.slo import Slo
 
 FORMAT = 1
 REPORT, REQUESTS = "report.json", "requests.csv"

@@ -8,9 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.figures import DASH, digits, duration
+from whet.slo import Slo
 from whet.traffic.figures import Figures, Percentiles
 from whet.traffic.report import Report
-from whet.traffic.slo import Slo
 
 
 def show_report(console: Console, report: Report) -> None:

@@ -18,10 +18,11 @@ from whet.artefact import Artefact, load
 from whet.artefact.guards import Guards
 from whet.artefact.inductor import CompileRuntime
 from whet.errors import MissingExtra, TargetError, reason
+from whet.measure.closeness import finite_entries
 from whet.recipe import Step
 from whet.signature import output_tensors, read_output
 from whet.tuner.build import build
-from whet.workload import Subject, finite_entries, samples_of
+from whet.workload import Subject, samples_of
 
 _TOLERANCE = 1e-3  # of a usual value: what another batch size may change by another order of sums
 _REFUSES_ONE = "a batch of 1 is refused: the model takes another path there"

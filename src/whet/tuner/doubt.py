@@ -2,8 +2,9 @@
 
 import math
 
+from whet.comparison.claim import Claim
 from whet.measure.quiet import Patience
-from whet.measure.stats import MAX_NOISE, Comparison
+from whet.measure.stats import MAX_NOISE
 from whet.tuner.outlook import TIMING_S
 from whet.tuner.result import TrialRecord
 from whet.tuner.search import Workbench
@@ -12,19 +13,19 @@ _LIMIT_S = 180.0
 _SHARED = 1.25  # what sharing a process, its caches and its threads may do to a ratio at the most
 
 
-def doubt_about(bench: Workbench, contender: TrialRecord, comparison: Comparison, patience: Patience) -> str:
+def doubt_about(bench: Workbench, contender: TrialRecord, claim: Claim, patience: Patience) -> str:
     """Return why a comparison cannot be believed, as a clause for people; "" where nothing speaks against it.
 
     Where the screening showed another ratio than the finals, the screening is measured once more before it counts.
     """
-    if comparison.noise > MAX_NOISE:
+    if claim.noise > MAX_NOISE:
         return (
-            f"runs of the original differ from each other by up to {comparison.noise - 1:.0%}, "
+            f"runs of the original differ from each other by up to {claim.noise - 1:.0%}, "
             f"more than the {MAX_NOISE - 1:.0%} up to which a verdict is given"
         )
     if contender.speedup is None or contender.speedup_ci95 is None:
         return ""
-    if _agree(contender.speedup, contender.speedup_ci95, comparison):
+    if _agree(contender.speedup, contender.speedup_ci95, claim):
         return ""
     arguments = {
         "target": bench.target,
@@ -37,16 +38,15 @@ def doubt_about(bench: Workbench, contender: TrialRecord, comparison: Comparison
         lambda: bench.run("screen", arguments, bench.directory / "screen", _LIMIT_S),
         lambda found: str(found.value["busy"]) if found.value else "",
     )
-    if outcome.value is not None and _agree(outcome.value["speedup"], outcome.value["speedup_ci95"], comparison):
+    if outcome.value is not None and _agree(outcome.value["speedup"], outcome.value["speedup_ci95"], claim):
         return ""
     screened = contender.speedup if outcome.value is None else outcome.value["speedup"]
     return (
-        f"beside the original in one process it is {screened:.2f}x as fast, "
-        f"in processes of its own {comparison.ratio:.2f}x"
+        f"beside the original in one process it is {screened:.2f}x as fast, in processes of its own {claim.ratio:.2f}x"
     )
 
 
-def _agree(screened: float, ci95: tuple[float, float], final: Comparison) -> bool:
+def _agree(screened: float, ci95: tuple[float, float], final: Claim) -> bool:
     """Tell whether intervals, noise between processes and a shared process explain the distance of two ratios.
 
     The screening is one pair of processes, the finals are `num_pairs`; the noise floor is that of their mean.

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 
 from whet import figures
+from whet.comparison.claim import Claim, claim_of
 from whet.figures import DASH, digits, num_bytes, operations
-from whet.measure.stats import Comparison, compare
 from whet.tuner.result import Agreement, Point, QualityChange, Result
 
 __all__ = ["DASH", "digits", "num_bytes", "operations"]
@@ -118,7 +118,7 @@ def measured(value: int | float | None) -> float | None:
     return value or None
 
 
-def over_compile_only(result: Result) -> Comparison | None:
+def over_compile_only(result: Result) -> Claim | None:
     """The winner against torch.compile alone, by the finals' pairs; None where the two were not measured together."""
     other = result.compile_only
     if other is None:
@@ -126,7 +126,7 @@ def over_compile_only(result: Result) -> Comparison | None:
     mine, theirs = result.best.process_latencies_ms, other.process_latencies_ms
     if not mine or len(mine) != len(theirs) or min(*mine, *theirs) <= 0:
         return None
-    return compare(theirs, mine, noise=result.baseline.noise)
+    return claim_of(theirs, mine, noise=result.baseline.noise)
 
 
 def final_points(result: Result) -> list[Point]:

@@ -1,10 +1,9 @@
 """What runs in a process of the finals: one variant alone, timed. It imports no technique, so that what it holds in
 memory is what serving the variant takes."""
 
-import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from whet.artefact import Artefact, load
-from whet.artefact.operators import load_libraries
-from whet.measure.clock import measure_calls, use_device_of
-from whet.measure.memory import cuda_peak_bytes, live_tensor_bytes, peak_rss_bytes
+from whet.comparison.child import run_alone
+from whet.measure.clock import use_device_of
 from whet.signature import FlatModel
-from whet.workload import Subject, Workload, examine
-from whet.workloads import resolve
+from whet.workload import Subject, examine
+from whet.workload.measurables import ModelCalls
+from whet.workloads.handover import open_target
 
-PICKLED = "pickled:"  # a workload handed over in memory, in a file that the parent has just written
-SURROUNDINGS = "surroundings.json"  # beside it: where its code is imported from, and the threads it is run by
 INPUTS = "inputs.safetensors"
 
 
@@ -57,18 +54,9 @@ def measure_finalist(
 
 
 def time_alone(run: Callable[..., Any], batches: Sequence[Sequence[Tensor]], budget_s: float) -> dict[str, Any]:
-    """Time a variant on flat batches, with nothing else at work in this process; and its memory in bytes."""
-    measurement = measure_calls([partial(run, *batch) for batch in batches], budget_s=budget_s)
-    return {
-        "latency_ms": measurement.latency_ms,
-        "p90_ms": measurement.p90_ms,
-        "num_calls": len(measurement.samples_s),
-        "busy": measurement.cause,
-        "load": asdict(measurement.load),
-        "peak_bytes": peak_rss_bytes(),
-        "live_tensor_bytes": live_tensor_bytes(),
-        "cuda_peak_bytes": cuda_peak_bytes(),
-    }
+    """Time a variant on flat batches, with nothing else at work in this process. Returns a Run as JSON."""
+    calls = ModelCalls([partial(run, *batch) for batch in batches])
+    return run_alone(calls, budget_s).model_dump(mode="json")
 
 
 def load_with(directory: str, libraries: Sequence[str], places: Sequence[str] = ()) -> Artefact:
@@ -76,20 +64,6 @@ def load_with(directory: str, libraries: Sequence[str], places: Sequence[str] = 
     if libraries:
         sys.path.extend(place for place in places if place not in sys.path)
     return load(directory, libraries=libraries)
-
-
-def open_target(target: str) -> Workload:
-    """A target's workload; one handed over in memory comes from the file its parent wrote."""
-    if target.startswith(PICKLED):
-        path = Path(target.removeprefix(PICKLED))
-        surroundings = json.loads((path.parent / SURROUNDINGS).read_text(encoding="utf-8"))
-        torch.set_num_threads(surroundings["num_threads"])
-        places = surroundings["sys_path"]
-        sys.path[:] = [*places, *(place for place in sys.path if place not in places)]
-        load_libraries(surroundings["libraries"])
-        workload: Workload = torch.load(path, weights_only=False)
-        return workload
-    return resolve(target)
 
 
 def write_inputs(subject: Subject, path: Path) -> None:

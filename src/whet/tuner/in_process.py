@@ -10,8 +10,9 @@ from whet.recipe import Step
 from whet.signature import Signature
 from whet.techniques.technique import Candidate
 from whet.tuner.build import build
-from whet.tuner.finalist import open_target, time_alone
+from whet.tuner.finalist import time_alone
 from whet.workload import examine
+from whet.workloads.handover import open_target
 
 ADVICE = (
     "torch.compile makes it anew from the model's own code in each process, so there is no model/ to load: in Python, "

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from whet.errors import ArtefactError
+from whet.measure.closeness import distance_between
 from whet.measure.isolate import Outcome
-from whet.tuner.agreement import distance_between
 from whet.tuner.finalist import load_with, read_inputs
 
 ANSWERS = "answers.safetensors"

@@ -5,7 +5,6 @@ import datetime
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -13,11 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-import torch
 from torch import nn
 
-from whet.artefact.operators import loaded_libraries
 from whet.errors import ModelError, OptionError, TargetError
 from whet.files import write_whole
 from whet.machine import describe
@@ -30,7 +26,6 @@ from whet.techniques import TABLE
 from whet.tuner.budget import Budget, BudgetEnded, Runner
 from whet.tuner.command import command_line, without_password
 from whet.tuner.conclusion import conclude
-from whet.tuner.finalist import PICKLED, SURROUNDINGS
 from whet.tuner.goal import Goal
 from whet.tuner.opening import check_memory, checked_directory, move_in, open_study
 from whet.tuner.outlook import Outlook
@@ -40,6 +35,7 @@ from whet.tuner.saving import save_model
 from whet.tuner.search import Workbench, forking, search
 from whet.tuner.study import Study
 from whet.workload import Quality, Workload
+from whet.workloads.handover import hand_over
 
 _LOOK_LIMIT_S = 180.0
 
@@ -226,9 +222,7 @@ def _prepared(
             yield target, target, Path(scratch)
             return
         workload = target if isinstance(target, Workload) else workload_of(target, inputs, quality, calibration)
-        path = Path(scratch) / "workload.pkl"
-        _hand_over(workload, path)
-        yield f"{PICKLED}{path}", workload.name, Path(scratch)
+        yield hand_over(workload, Path(scratch) / "workload.pkl"), workload.name, Path(scratch)
 
 
 def workload_of(
@@ -245,26 +239,6 @@ def workload_of(
     batches: Sequence[Batch] = inputs if isinstance(inputs, list) else [inputs]
     name = type(model).__name__
     return Workload(model=model.eval(), inputs=batches, quality=quality, calibration=tuple(calibration), name=name)
-
-
-def _hand_over(workload: Workload, path: Path) -> None:
-    """Pickle a workload, code and all. Batches that were split from one tensor share its memory, which cloudpickle by
-    itself would write once for each of them; torch.save writes it once. With it goes where Python finds modules here,
-    as what the script was started beside is pickled by name alone, how many threads PyTorch uses, and the libraries of
-    custom operators that were loaded here."""
-    surroundings = {
-        "sys_path": [str(Path(place).absolute()) for place in sys.path],  # "" is the working directory
-        "num_threads": torch.get_num_threads(),
-        "libraries": loaded_libraries(),
-    }
-    (path.parent / SURROUNDINGS).write_text(json.dumps(surroundings), encoding="utf-8")
-    try:
-        torch.save(workload, path, pickle_module=cloudpickle)
-    except Exception as error:  # cloudpickle raises whatever the user's objects do
-        raise TargetError(
-            f"the model cannot be handed to another process ({type(error).__name__}: {error}); "
-            "write a function that builds it, and tune FILE.py:FUNCTION"
-        ) from error
 
 
 def _write(bench: Workbench, result: Result, directory: Path) -> None:

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 
 from whet.errors import TargetError, WhetError, type_name
-from whet.workload import Quality, Workload
+from whet.workload import InferenceWorkload, Quality
+from whet.workload.measurables import AnyWorkload
 from whet.workloads import BUILTIN, huggingface
 from whet.workloads.device import on_device, split_device
 from whet.workloads.sizes import checked_sizes, resized
@@ -26,23 +27,44 @@ _FORMS = "FILE.py:FUNCTION, package.module:FUNCTION, hf:DIR or a built-in name (
 _RETURNS = "a whet.Workload, (model, inputs) or (model, inputs, Quality)"
 
 
-def resolve(target: str, sizes: Mapping[str, int] = MappingProxyType({})) -> Workload:
-    """The workload that `target` names.
+def resolve(target: str, sizes: Mapping[str, int] = MappingProxyType({})) -> InferenceWorkload:
+    """Return the inference workload that `target` names.
 
-    sizes: of `batch` (samples) and `seq` (tokens), where not the workload's own. A function that has parameters of
-    these names is called with them; else its first batch is cut or repeated. So is a device: a function that has a
-    parameter `device` places the model itself, every other workload is moved.
+    Args:
+        target: A built-in name, "hf:DIR", "FILE.py:FUNCTION" or "package.module:FUNCTION".
+        sizes: Of `batch` (samples) and `seq` (tokens), where not the workload's own. A function that has parameters of
+            these names is called with them; else its first batch is cut or repeated. So is a device: a function that
+            has a parameter `device` places the model itself, every other workload is moved.
 
-    Raises TargetError, with what was wrong and what to do, where there is none; MissingExtra where an optional package
-    that it needs is not installed.
+    Raises:
+        TargetError: There is none, or it is of another kind; the message says what was wrong and what to do.
+        MissingExtra: An optional package that it needs is not installed.
     """
+    return inference_only(resolve_any(target, sizes), target)
+
+
+def resolve_any(target: str, sizes: Mapping[str, int] = MappingProxyType({})) -> AnyWorkload:
+    """Return the workload that `target` names, of whatever kind; see resolve."""
     sizes = checked_sizes(sizes)
     target, device = split_device(target)
     workload = _resolved(target, sizes, device)
-    return on_device(workload, device) if device else workload
+    if device and isinstance(workload, InferenceWorkload):
+        return on_device(workload, device)
+    return workload
 
 
-def _resolved(target: str, sizes: Mapping[str, int], device: str) -> Workload:
+def inference_only(workload: AnyWorkload, target: str) -> InferenceWorkload:
+    """Return a workload as it is if it is one for inference.
+
+    Raises:
+        TargetError: It is of another kind.
+    """
+    if not isinstance(workload, InferenceWorkload):
+        raise TargetError(f"{target} is a {type(workload).__name__}; here whet takes an InferenceWorkload")
+    return workload
+
+
+def _resolved(target: str, sizes: Mapping[str, int], device: str) -> AnyWorkload:
     if target in BUILTIN:
         return resized(import_module(f"whet.workloads.{target.replace('-', '_')}").build(), **sizes)
     if target.startswith("hf:"):
@@ -58,7 +80,12 @@ def _resolved(target: str, sizes: Mapping[str, int], device: str) -> Workload:
     if device and "device" in taken:
         given["device"] = device
     workload = _call(function, name, place, given)
-    return resized(workload, **{size: value for size, value in sizes.items() if size not in taken})
+    others = {size: value for size, value in sizes.items() if size not in taken}
+    if isinstance(workload, InferenceWorkload):
+        return resized(workload, **others)
+    if others:
+        raise TargetError(f"{target} is a {type(workload).__name__}, whose function takes no {' or '.join(others)}")
+    return workload
 
 
 def _reject(target: str) -> NoReturn:
@@ -75,7 +102,7 @@ def _reject(target: str) -> NoReturn:
     raise TargetError(f"no workload is named {target!r}; {hint}")
 
 
-def _call(function: Callable[..., Any], name: str, place: str, given: Mapping[str, Any]) -> Workload:
+def _call(function: Callable[..., Any], name: str, place: str, given: Mapping[str, Any]) -> AnyWorkload:
     needed = [
         p.name
         for p in parameters_of(function).values()
@@ -96,10 +123,10 @@ def _call(function: Callable[..., Any], name: str, place: str, given: Mapping[st
     return _as_workload(returned, f"{place}:{name}", f"{stem}.{name}")
 
 
-def _as_workload(returned: Any, source: str, default_name: str) -> Workload:
-    """A function's return value as a workload, named for the function where it has no name of its own."""
-    if isinstance(returned, Workload):
-        unnamed = returned.name == Workload.name
+def _as_workload(returned: Any, source: str, default_name: str) -> AnyWorkload:
+    """Return a function's return value as a workload, named for the function where it has no name of its own."""
+    if isinstance(returned, AnyWorkload):
+        unnamed = returned.name == getattr(type(returned), "name", None)
         return dataclasses.replace(returned, name=default_name) if unnamed else returned
     if not isinstance(returned, tuple) or len(returned) not in (2, 3) or not isinstance(returned[0], nn.Module):
         raise TargetError(f"{source} returned {_describe(returned)}; it must return {_RETURNS}")
@@ -108,7 +135,7 @@ def _as_workload(returned: Any, source: str, default_name: str) -> Workload:
         inputs = [inputs]  # one batch
     if rest and not isinstance(rest[0], Quality):
         raise TargetError(f"{source} returned {type_name(rest[0])} in third place; it must be a whet.Quality")
-    return Workload(model=model.eval(), inputs=inputs, quality=rest[0] if rest else None, name=default_name)
+    return InferenceWorkload(model=model.eval(), inputs=inputs, quality=rest[0] if rest else None, name=default_name)
 
 
 def _is_call(model: nn.Module, inputs: Any, source: str) -> bool:

@@ -8,40 +8,59 @@ import torch
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
-from whet.workload import Workload, measure_quality
+from whet.workload import TrainingWorkload, Workload, measure_quality
+from whet.workload.training import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """steps: of the optimiser. learning_rate: at its highest, after the warm-up."""
+    """How long and how fast to learn.
+
+    Attributes:
+        steps: Optimiser steps.
+        learning_rate: The highest learning rate, after the warm-up.
+        weight_decay: Of matrices.
+        warmup: Steps of the warm-up.
+        clip: The norm that gradients are clipped to.
+    """
 
     steps: int
     learning_rate: float
     weight_decay: float
     warmup: int = 50
-    clip: float = 1.0  # the gradient's norm
+    clip: float = 1.0
 
 
 def fit(model: nn.Module, loss: Callable[[int], Tensor], schedule: Schedule) -> None:
-    """Train a model in place; `loss` takes the step's number and returns that step's loss."""
+    """Train a model in place.
+
+    Args:
+        model: The model; it is in eval mode in the end.
+        loss: Takes the step's number and returns that step's loss.
+        schedule: How long and how fast to learn.
+    """
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]  # biases and norms must not shrink
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-        lr=schedule.learning_rate,
-        betas=(0.9, 0.95),
-    )
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share(step, schedule))
-    model.train()
-    for step in track(range(schedule.steps), description="training"):
+    groups = [{"params": matrices, "weight_decay": schedule.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+
+    def loss_in_bf16(model: nn.Module, step: int) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            value = loss(step)
-        optimizer.zero_grad()
-        value.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), schedule.clip)
-        optimizer.step()
-        scheduler.step()
+            return loss(step)
+
+    trainer = Trainer(
+        TrainingWorkload(
+            model=model,
+            loss=loss_in_bf16,
+            optimizer=lambda _: torch.optim.AdamW(groups, lr=schedule.learning_rate, betas=(0.9, 0.95)),
+            batches=range(schedule.steps),
+            clip_norm=schedule.clip,
+            schedule=lambda optimizer: LambdaLR(optimizer, lambda step: _share(step, schedule)),
+        )
+    )
+    for _ in track(range(schedule.steps), description="training"):
+        trainer.step()
     model.eval()
 
 

@@ -1,11 +1,10 @@
-"""A service-level objective: the limits that a request has to meet to count."""
+"""A service-level objective: the limits that an answer has to meet to count."""
 
 import re
 from dataclasses import dataclass
 from typing import Self
 
 from whet.errors import OptionError
-from whet.traffic.record import Record
 
 _UNITS_S = {"s": 1.0, "ms": 1e-3}
 _LIMIT = re.compile(r"\s*([a-z0-9]+)\s*=\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)\s*")
@@ -13,7 +12,13 @@ _LIMIT = re.compile(r"\s*([a-z0-9]+)\s*=\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Largest times in seconds; None: no limit."""
+    """The largest times that an answer may take.
+
+    Attributes:
+        ttft_s: Seconds to the first token; None for no limit.
+        tpot_s: Mean seconds for each token after the first; None for no limit.
+        e2e_s: Seconds to the end of the answer; None for no limit.
+    """
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -21,7 +26,11 @@ class Slo:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """ "ttft=500ms,tpot=50ms,e2e=10s", any of them. Raises OptionError for anything else."""
+        """Read limits from text such as "ttft=500ms,tpot=50ms,e2e=10s".
+
+        Raises:
+            OptionError: The text is anything else, or names a limit twice.
+        """
         limits: dict[str, float] = {}
         for part in text.split(","):
             found = _LIMIT.fullmatch(part.lower())
@@ -32,9 +41,7 @@ class Slo:
             limits[f"{found[1]}_s"] = float(found[2]) * _UNITS_S[found[3]]
         return cls(**limits)
 
-    def is_met_by(self, record: Record) -> bool:
-        """Whether a request was answered within every limit. An answer of one token has no TPOT to miss."""
-        if not record.is_answered or record.e2e_s is None:
-            return False
-        pairs = ((record.ttft_s, self.ttft_s), (record.tpot_s, self.tpot_s), (record.e2e_s, self.e2e_s))
+    def is_met(self, *, ttft_s: float | None, tpot_s: float | None, e2e_s: float | None) -> bool:
+        """Return whether an answer's times lie within every limit. An answer of one token has no TPOT to miss."""
+        pairs = ((ttft_s, self.ttft_s), (tpot_s, self.tpot_s), (e2e_s, self.e2e_s))
         return all(time is None or limit is None or time <= limit for time, limit in pairs)

@@ -1,0 +1,167 @@
+"""What runs in the processes of a comparison: one variant, built and timed alone or in turns with another one."""
+
+import contextlib
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from whet.comparison.run import Run
+from whet.errors import MachineError
+from whet.measure.clock import no_collection, time_block, time_measurable, warm_up
+from whet.measure.clocks import Clocks
+from whet.measure.isolate import function_at
+from whet.measure.load import Load, meter, quiet_blocks, total
+from whet.measure.measurable import Measurable
+from whet.measure.memory import cuda_peak_bytes, live_tensor_bytes, peak_rss_bytes
+
+NUM_BLOCKS = 10  # quiet ones of each side of a pair
+PATIENCE = 3  # times as many blocks are measured at the most, where some are disturbed
+ALONE = "the other side ended before its time"
+
+_QUIET, _DISTURBED = b"+", b"-"
+
+
+def measure_alone(build: str, arguments: Mapping[str, Any], budget_s: float, evidence: str | None) -> dict[str, Any]:
+    """Build a variant and time it, with nothing else at work in this process.
+
+    Args:
+        build: The address of the function that builds it.
+        arguments: The function's arguments.
+        budget_s: Seconds of quiet timing.
+        evidence: A directory for evidence; None where none is wanted.
+
+    Returns:
+        A Run as JSON.
+    """
+    return run_alone(function_at(build)(**arguments), budget_s, evidence).model_dump(mode="json")
+
+
+def run_alone(measurable: Measurable, budget_s: float, evidence: str | None = None) -> Run:
+    """Time something that was built in this process; see measure_alone."""
+    measurement = time_measurable(measurable, budget_s=budget_s)
+    memory = _memory()  # before the evidence, which may take more
+    return Run(
+        seconds=measurement.latency_ms / 1e3,
+        p90_s=measurement.p90_ms / 1e3,
+        num_calls=len(measurement.samples_s),
+        num_samples=measurable.num_samples,
+        load=measurement.load,
+        busy=measurement.cause,
+        evidence=None if evidence is None else measurable.evidence(Path(evidence)),
+        **memory,
+    )
+
+
+def measure_in_turns(
+    build: str, arguments: Mapping[str, Any], budget_s: float, begins: bool, handle: int, evidence: str | None
+) -> dict[str, Any]:
+    """Build one side of a pair, warm up, then time blocks, while the other side waits.
+
+    Both sides tell each other after each block whether it was quiet, and go on until `NUM_BLOCKS` pairs of blocks were,
+    or three times as many have been measured.
+
+    Args:
+        build: The address of the function that builds this side.
+        arguments: The function's arguments.
+        budget_s: Seconds of timing, if it is quiet.
+        begins: Whether this side has the first turn.
+        handle: The file descriptor of a socket whose other end the other side has.
+        evidence: A directory for evidence; None where none is wanted.
+
+    Returns:
+        A Run as JSON, with the times and the load of each block.
+
+    Raises:
+        MachineError: The other side has ended.
+    """
+    with socket.socket(fileno=handle) as line:
+        turns = _Turns(line, begins)
+        with turns.mine():  # two teams of threads on the same cores would wait for each other at every barrier
+            measurable = function_at(build)(**arguments)
+            calls = [measurable.once] * measurable.num_kinds
+            with measurable.measuring():
+                measurable.warm_up()
+                warm_up(calls, budget_s=budget_s)
+        if begins:
+            turns.wait()
+        read, clocks, blocks_s, loads = meter(), Clocks(), list[float](), list[Load]()
+        with no_collection(), measurable.measuring():
+            while not turns.is_enough:
+                with turns.mine():
+                    before = read()
+                    blocks_s.append(time_block(calls, budget_s=budget_s / NUM_BLOCKS))
+                    loads.append(before.until(read()))
+                    turns.was_quiet = quiet_blocks(loads)[-1]
+                if begins:
+                    turns.wait()  # for the other side's half of the pair; nobody ends while the other one measures
+        memory = _memory()
+        turns.wait()
+        found = None if evidence is None else measurable.evidence(Path(evidence))
+        turns.end()
+    run = Run(
+        blocks_s=tuple(blocks_s),
+        loads=tuple(loads),
+        load=total(loads),
+        busy=clocks.cause(),
+        num_samples=measurable.num_samples,
+        evidence=found,
+        **memory,
+    )
+    return run.model_dump(mode="json")
+
+
+def _memory() -> dict[str, int | None]:
+    """Return what this process and its tensors hold, as fields of a Run."""
+    return {
+        "peak_bytes": peak_rss_bytes(),
+        "live_tensor_bytes": live_tensor_bytes(),
+        "cuda_peak_bytes": cuda_peak_bytes(),
+    }
+
+
+class _Turns:
+    """One byte goes to and fro; the side that has it may run. It says whether the block before it was quiet."""
+
+    was_quiet = True  # this side's last block
+
+    def __init__(self, line: socket.socket, begins: bool) -> None:
+        self._line = line
+        self._has_it = begins
+        self._mine: list[bool] = []
+        self._theirs: list[bool] = []
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether enough pairs of blocks are measured. Both sides know the same pairs, so they say the same."""
+        pairs = list(zip(self._mine[1:], self._theirs[1:], strict=False))  # the first turn is the warm-up
+        return sum(a and b for a, b in pairs) >= NUM_BLOCKS or len(pairs) >= PATIENCE * NUM_BLOCKS
+
+    def wait(self) -> None:
+        """Wait until the other side has had its turn."""
+        if not self._has_it:
+            try:
+                byte = self._line.recv(1)
+            except ConnectionResetError:
+                byte = b""
+            if not byte:
+                raise MachineError(ALONE)
+            self._theirs.append(byte == _QUIET)
+            self._has_it = True
+
+    @contextlib.contextmanager
+    def mine(self) -> Iterator[None]:
+        """Wait for this side's turn, and give the turn to the other side in the end."""
+        self.wait()
+        yield
+        self._has_it = False
+        self._mine.append(self.was_quiet)
+        try:
+            self._line.sendall(_QUIET if self.was_quiet else _DISTURBED)
+        except (BrokenPipeError, ConnectionResetError) as error:
+            raise MachineError(ALONE) from error
+
+    def end(self) -> None:
+        """Give the turn away for good. The other side may have ended already."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._line.sendall(_QUIET)

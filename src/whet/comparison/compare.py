@@ -1,0 +1,210 @@
+"""The comparison itself: measure sides by a schedule until a stopping rule says enough, and judge what was measured."""
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from whet.comparison.claim import Claim, Verdict
+from whet.comparison.run import Run, Side
+from whet.comparison.schedules import Pair, Schedule
+from whet.comparison.stopping import Stop
+from whet.measure.evidence import agreement_between
+from whet.measure.load import total
+from whet.measure.quiet import Patience
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    """When a comparison ends whatever its stopping rule says.
+
+    Attributes:
+        soft: No round is begun after this time, once there are as many pairs as the rule needs at least.
+        hard: No round is begun that would not end by this time, judged by the longest so far. One that it cuts off
+            does not count.
+        clock: Tells the time, in seconds.
+    """
+
+    soft: float = math.inf
+    hard: float = math.inf
+    clock: Callable[[], float] = time.monotonic
+
+
+NO_LIMIT = TimeLimit()
+
+
+@dataclass
+class Progress:
+    """One claim while it is measured.
+
+    Attributes:
+        pair: The two sides.
+        pairs: The rounds in which both sides gave times, disturbed ones included.
+        failure: Why a side could not be measured.
+        failed: The name of that side.
+        seconds: Wall time of its pairs.
+        is_over: Whether no further pair is needed or possible.
+        is_disturbed: Whether a run stayed disturbed on a busy machine.
+    """
+
+    pair: Pair
+    pairs: list[tuple[Run, Run]] = field(default_factory=list)
+    failure: str = ""
+    failed: str = ""
+    seconds: float = 0.0
+    is_over: bool = False
+    is_disturbed: bool = False
+
+    @property
+    def counted(self) -> list[tuple[Run, Run]]:
+        """The pairs in which neither side was disturbed."""
+        return [(old, new) for old, new in self.pairs if old.counts and new.counts]
+
+    @property
+    def times(self) -> tuple[list[float], list[float]]:
+        """Seconds per call of the two sides, by pair."""
+        return [old.seconds for old, _ in self.counted], [new.seconds for _, new in self.counted]
+
+    def add(self, runs: Mapping[str, Run], *, old_may_fail: bool) -> None:
+        """Add one round's runs. A side that fails ends the claim, unless it is an old side that may fail."""
+        old, new = (runs.get(side.name) for side in self.pair)
+        for side, run in zip(self.pair, (old, new), strict=True):
+            if run is not None and run.failure and not (side is self.pair[0] and old_may_fail):
+                self.failure, self.failed, self.is_over = run.failure, side.name, True
+        if old is not None and new is not None and not old.failure and not new.failure:
+            self.pairs.append((old, new))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison of several sides gave.
+
+    Attributes:
+        claims: One for each pair, in their order.
+        runs: Every run that ended, by the name of its side.
+    """
+
+    claims: list[Claim]
+    runs: Mapping[str, Sequence[Run]]
+
+
+def compare(
+    old: Side,
+    new: Side,
+    *,
+    schedule: Schedule,
+    stop: Stop,
+    patience: Patience | None = None,
+    limit: TimeLimit = NO_LIMIT,
+) -> Claim:
+    """Compare two sides; see compare_all."""
+    return compare_all([(old, new)], schedule=schedule, stop=stop, patience=patience, limit=limit).claims[0]
+
+
+def compare_all(
+    pairs: Sequence[Pair],
+    *,
+    schedule: Schedule,
+    stop: Stop,
+    alone: Sequence[Side] = (),
+    patience: Patience | None = None,
+    limit: TimeLimit = NO_LIMIT,
+    old_may_fail: bool = False,
+    report: Callable[[int, Sequence[Progress]], None] = lambda num_rounds, measured: None,
+) -> Comparison:
+    """Compare pairs of sides, round by round, each until its verdict is clear.
+
+    A run that other processes disturbed is measured again as long as `patience` lasts, and is in no pair otherwise.
+    Where it has run out, the comparison ends. A side that fails ends its claims.
+
+    Args:
+        pairs: The old and the new side of each claim. Several pairs may share their old side.
+        schedule: Which side is measured when.
+        stop: After how many pairs each claim ends.
+        alone: Sides to measure beside those of the pairs.
+        patience: How long to wait for a quiet machine.
+        limit: When to end in any case.
+        old_may_fail: Whether a round in which an old side fails is only no pair, and ends nothing.
+        report: Is told, after each measurement, how many rounds are complete, and the claims that were measured.
+
+    Returns:
+        The claims and all runs.
+    """
+    patience = patience or Patience()
+    progress = [Progress(pair) for pair in pairs]
+    runs: defaultdict[str, list[Run]] = defaultdict(list)
+    longest_s, num_disturbed, number = 0.0, 0, 0
+    while number < stop.most + min(stop.spare, num_disturbed):
+        running = [one for one in progress if not one.is_over]
+        began = limit.clock()
+        num_pairs = min((len(one.counted) for one in running), default=_num_alone(alone, runs))
+        is_late = num_pairs >= stop.least and began > limit.soft
+        if is_late or began + longest_s > limit.hard or (pairs and not running) or _is_hopeless(patience, runs):
+            break
+        is_quiet, since = True, began
+        for found in schedule.round(number, [one.pair for one in running], alone, patience):
+            if limit.clock() >= limit.hard and any(run.failure for run in found.values()):
+                return _concluded(progress, runs, stop, patience)
+            measured = [one for one in running if any(side.name in found for side in one.pair)]
+            for one in measured:
+                one.is_disturbed |= any(found[side.name].busy for side in one.pair if side.name in found)
+            found = {name: _counted(run, patience) for name, run in found.items()}
+            is_quiet &= not any(run.busy for run in found.values())
+            for one in measured:
+                one.add(found, old_may_fail=old_may_fail)
+                one.seconds += limit.clock() - since
+                one.is_over |= stop.is_over(*one.times, len(pairs))
+            for name, run in found.items():
+                runs[name].append(run)
+            since = limit.clock()
+            report(number, measured)
+        number += 1
+        num_disturbed += not is_quiet
+        longest_s = max(longest_s, limit.clock() - began)
+        report(number, running)
+    return _concluded(progress, runs, stop, patience)
+
+
+def _num_alone(alone: Sequence[Side], runs: Mapping[str, Sequence[Run]]) -> int:
+    """Return how many runs count of the side that has the fewest."""
+    return min((sum(run.counts for run in runs.get(side.name, ())) for side in alone), default=0)
+
+
+def _is_hopeless(patience: Patience, runs: Mapping[str, Sequence[Run]]) -> bool:
+    """Return whether the machine stays busy, and there is at least one run to speak of."""
+    return patience.has_run_out and any(not run.failure for found in runs.values() for run in found)
+
+
+def _counted(run: Run, patience: Patience) -> Run:
+    """Return a run that counts although it was disturbed, where the user wants to go on."""
+    return run.model_copy(update={"busy": ""}) if run.busy and patience.goes_on else run
+
+
+def _concluded(
+    progress: Sequence[Progress], runs: Mapping[str, Sequence[Run]], stop: Stop, patience: Patience
+) -> Comparison:
+    """Judge every claim, then all of them together."""
+    claims = [_judged(one, runs, stop, patience, len(progress)) for one in progress]
+    return Comparison(stop.conclude(claims), runs)
+
+
+def _judged(one: Progress, runs: Mapping[str, Sequence[Run]], stop: Stop, patience: Patience, num_claims: int) -> Claim:
+    """Judge one claim, and add what is known beside its times."""
+    old_s, new_s = one.times
+    original_s = [run.seconds for run in runs.get(one.pair[0].name, ()) if run.counts]
+    claim = stop.judge(old_s, new_s, num_claims, original_s)
+    if one.failure:
+        claim = replace(claim, verdict=Verdict.INCONCLUSIVE, failure=one.failure, failed=one.failed)
+    is_disturbed = one.is_disturbed or (patience.has_run_out and not one.is_over)
+    is_open = claim.verdict is Verdict.INCONCLUSIVE and not one.failure
+    evidence = next(((a.evidence, b.evidence) for a, b in one.pairs if a.evidence and b.evidence), None)
+    return replace(
+        claim,
+        agreement=None if evidence is None else agreement_between(*evidence),
+        load=total(run.load for pair in one.pairs for run in pair),
+        busy=patience.sentence if is_disturbed and (is_open or patience.goes_on) else "",
+        is_clear=claim.is_clear or one.is_over,
+        seconds=one.seconds,
+        pairs=tuple(one.counted),
+    )

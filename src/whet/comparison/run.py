@@ -1,0 +1,67 @@
+"""What one process measured of one variant, as it crosses the border between processes."""
+
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from whet.comparison.evidence import Evidence
+from whet.measure.load import NO_LOAD, Load
+
+
+class Run(BaseModel):
+    """The result of measuring one variant once, in a process of its own.
+
+    Attributes:
+        seconds: Median seconds per call over the quiet blocks; of several different calls, the mean of their medians.
+        p90_s: The 90th percentile of single calls.
+        num_calls: Timed calls.
+        num_samples: Samples that one call works on.
+        blocks_s: Median seconds per call of each block, in order, where blocks of two variants are held side by side.
+        loads: What else the machine did beside each block.
+        load: What else the machine did beside all of them.
+        busy: What disturbed too many of the blocks; "" for a quiet run.
+        peak_bytes: Peak resident memory of the process.
+        live_tensor_bytes: Memory of PyTorch's tensors after the last call.
+        cuda_peak_bytes: Peak of the GPU's allocator; None without a GPU.
+        evidence: What the calls returned or led to, to be compared with the other variant's.
+        failure: Why the process gave no times; "" where it did.
+        details: What else is known of a kind of workload, for who measures it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    seconds: float = 0.0
+    p90_s: float | None = None
+    num_calls: int = 0
+    num_samples: float = 1.0
+    blocks_s: tuple[float, ...] = ()
+    loads: tuple[Load, ...] = ()
+    load: Load = NO_LOAD
+    busy: str = ""
+    peak_bytes: int = 0
+    live_tensor_bytes: int = 0
+    cuda_peak_bytes: int | None = None
+    evidence: Evidence | None = None
+    failure: str = ""
+    details: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def latency_ms(self) -> float:
+        """Median milliseconds per call."""
+        return self.seconds * 1e3
+
+    @property
+    def counts(self) -> bool:
+        """Whether the run may be half of a pair: it gave times, and nothing disturbed them."""
+        return not self.failure and not self.busy
+
+
+class Side(Protocol):
+    """One of the variants that are compared."""
+
+    @property
+    def name(self) -> str:
+        """The variant's name, which no other variant of the comparison has."""
+
+    def run(self) -> Run:
+        """Measure the variant once, in a process of its own. A failure there is in the run's `failure`."""

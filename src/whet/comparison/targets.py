@@ -1,0 +1,102 @@
+"""Compare what people name: targets on the command line, workloads and models in memory."""
+
+import tempfile
+from pathlib import Path
+
+from whet.comparison.claim import Claim
+from whet.comparison.compare import compare as compare_sides
+from whet.comparison.schedules import ABBA, Rounds, Schedule, Turns
+from whet.comparison.stopping import Fixed, Sequential, Stop, UntilClear
+from whet.comparison.turns import take_turns
+from whet.comparison.variant import Variant
+from whet.errors import OptionError, TargetError
+from whet.measure.measurable import Measurable
+from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.workload.measurables import AnyWorkload, measurable_of
+from whet.workloads.handover import hand_over, open_any
+
+SCHEDULES: dict[str, Schedule] = {"rounds": Rounds(), "turns": Turns(take_turns), "abba": ABBA()}
+"""The schedules by the names that `compare` takes."""
+
+STOPS: dict[str, Stop] = {"fixed": Fixed(), "sequential": Sequential(), "until-clear": UntilClear()}
+"""The stopping rules by the names that `compare` takes."""
+
+
+def compare(
+    old: str | AnyWorkload,
+    new: str | AnyWorkload,
+    *,
+    schedule: str | Schedule = "turns",
+    stop: str | Stop = "fixed",
+    budget_s: float = 0.5,
+    time_limit_s: float = 300.0,
+    on_busy: str = OnBusy.WAIT,
+    busy_wait_s: float = WAIT_S,
+) -> Claim:
+    """Tell whether the new workload is faster than the old one, and whether it does the same.
+
+    Both are built and measured in processes of their own. Of a model, a call is timed; of a training, an optimiser
+    step. The outputs are held against each other, or the losses step by step.
+
+    Args:
+        old: A target's name, as for `whet tune`, or a workload in memory.
+        new: The same for the new variant. Both must be of one kind.
+        schedule: "turns" (pairs of processes that alternate block by block), "rounds" or "abba" (one process after the
+            other); or a schedule.
+        stop: "fixed" (eight pairs: is it faster?), "sequential" (as few pairs as tell: is it slower?) or "until-clear"
+            (a screening); or a stopping rule.
+        budget_s: Seconds of timing in each process.
+        time_limit_s: Seconds after which a process is ended.
+        on_busy: What to do where other processes disturb: "wait", "inconclusive" or "go-on".
+        busy_wait_s: Seconds to wait in all.
+
+    Returns:
+        The claim, with its verdict and its evidence.
+
+    Raises:
+        TargetError: One of them cannot be had or measured; the message says which, what was wrong and what to do.
+        OptionError: An option is none of its choices.
+    """
+    if budget_s <= 0:
+        raise OptionError("a comparison needs some time in each process: give a budget_s above 0")
+    patience = Patience(OnBusy.checked(on_busy), busy_wait_s)
+    chosen_schedule = _chosen(SCHEDULES, schedule, "schedule")
+    chosen_stop = _chosen(STOPS, stop, "stop")
+    with tempfile.TemporaryDirectory(prefix="whet-compare-") as scratch:
+        sides = [
+            _variant(name, workload, Path(scratch) / name, budget_s, time_limit_s)
+            for name, workload in (("old", old), ("new", new))
+        ]
+        patience.begin()
+        claim = compare_sides(*sides, schedule=chosen_schedule, stop=chosen_stop, patience=patience)
+    if claim.failure:
+        raise TargetError(f"the {claim.failed} variant cannot be measured: {claim.failure}")
+    return claim
+
+
+def opened(address: str) -> Measurable:
+    """Return what can be timed of a target or of a workload that was handed over. It runs in the child."""
+    return measurable_of(open_any(address))
+
+
+def _variant(name: str, workload: str | AnyWorkload, directory: Path, budget_s: float, time_limit_s: float) -> Variant:
+    """Return one of the two sides. A workload in memory is written for its processes."""
+    directory.mkdir()
+    address = workload if isinstance(workload, str) else hand_over(workload, directory / "workload.pkl")
+    return Variant(
+        name=name,
+        build=opened,
+        arguments={"address": address},
+        directory=directory / "runs",
+        budget_s=budget_s,
+        time_limit_s=time_limit_s,
+    )
+
+
+def _chosen[T](choices: dict[str, T], given: str | T, name: str) -> T:
+    """Return a choice by its name, or what was given in its place."""
+    if not isinstance(given, str):
+        return given
+    if given not in choices:
+        raise OptionError(f"{name} is one of {', '.join(choices)}; got {given!r}")
+    return choices[given]

@@ -1,0 +1,86 @@
+"""A pair of processes that take turns.
+
+What differs from process to process (addresses, pages, where threads run) is drawn anew for each pair. What drifts
+from second to second (clock frequency, a little load) meets both sides of a pair alike: both processes live at the same
+time, and short blocks of calls alternate between them, while the other one waits. More load than that does not meet
+both alike, so blocks during which other processes held the cores are measured again. Measured in docs/gate.md.
+"""
+
+import math
+import os
+import socket
+import statistics
+from dataclasses import replace
+
+from whet.comparison.child import ALONE, measure_in_turns
+from whet.comparison.run import Run, Side
+from whet.comparison.variant import Variant, run_of
+from whet.measure.isolate import run_together
+from whet.measure.load import cause_of, quiet_blocks
+
+_ENOUGH_BLOCKS = 5  # quiet ones that a pair needs to count
+# glibc gives freed memory back to the system, or does not, by where things happen to lie: each call of a model then
+# faults its pages in again, or does not, for as long as the process lives. With these it never gives any back.
+_STEADY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
+
+
+def take_turns(old: Side, new: Side, first: int) -> tuple[Run, Run]:
+    """Measure two variants in a pair of processes.
+
+    The new side's time is the old side's by the median ratio of neighbouring blocks. Only blocks that were quiet on
+    both sides count, unless too few of them were.
+
+    Args:
+        old: The old variant.
+        new: The new variant.
+        first: Which of the two sides begins, 0 or 1.
+
+    Returns:
+        The runs of both. Where a side fails, its run says so.
+    """
+    assert isinstance(old, Variant) and isinstance(new, Variant)
+    handles = [end.detach() for end in socket.socketpair()]
+    jobs = []
+    for number, (variant, handle) in enumerate(zip((old, new), handles, strict=True)):
+        job = variant.job()
+        more = {"budget_s": variant.budget_s, "begins": number == first, "handle": handle}
+        jobs.append(
+            replace(
+                job,
+                function=measure_in_turns,
+                arguments={**job.arguments, **more},
+                environment={**job.environment, **_steady()},
+                inherit=(handle,),
+            )
+        )
+    limits = [limit for limit in (old.memory_limit_bytes, new.memory_limit_bytes) if limit is not None]
+    outcomes = run_together(
+        jobs,
+        time_limit_s=max(old.time_limit_s, new.time_limit_s),
+        memory_limit_bytes=min(limits, default=None),
+    )
+    runs = [run_of(outcome) for outcome in outcomes]
+    failures = [run.failure for run in runs]
+    if all(failures):  # say what failed first, and not that the other side was left alone
+        failures = ["" if failure == ALONE else failure for failure in failures]
+    if any(failures):
+        return Run(failure=failures[0]), Run(failure=failures[1])
+    return held_together(runs[0], runs[1])
+
+
+def held_together(old: Run, new: Run) -> tuple[Run, Run]:
+    """Return the runs of a pair with their times, which follow from the blocks of both."""
+    loads = [a + b for a, b in zip(old.loads, new.loads, strict=True)]
+    quiet = quiet_blocks(loads)
+    cause = old.busy or new.busy if sum(quiet) >= _ENOUGH_BLOCKS else cause_of(loads)
+    kept = [(a, b) for a, b, is_quiet in zip(old.blocks_s, new.blocks_s, quiet, strict=True) if is_quiet or cause]
+    old_s = statistics.geometric_mean(a for a, _ in kept)
+    ratio = math.exp(statistics.median(math.log(b / a) for a, b in kept))
+    times = ({"seconds": old_s, "busy": cause}, {"seconds": old_s * ratio, "busy": cause})
+    return old.model_copy(update=times[0]), new.model_copy(update=times[1])
+
+
+def _steady() -> dict[str, str]:
+    """Return _STEADY, unless the user has set malloc up."""
+    is_set = any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ)
+    return {} if is_set else _STEADY

@@ -1,0 +1,108 @@
+"""How close the tensors that one variant returns lie to those of another."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_SMALLEST_SPREAD = 1e-6  # of the norm: an output whose values spread less is a constant, and its spread is rounding
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """How close one output of a variant lies to the original's, over all batches.
+
+    Attributes:
+        relative_error: The norm of the difference over the norm of the original. None where the variant's output holds
+            NaN or infinity where the original's does not, or the other way round.
+        distance: Half the squared error over the squared spread of the original's values, which for values around zero
+            is 1 - cosine and also tells an offset or a scale. For whole numbers, the share that differs.
+        cosine: The cosine of all values as one vector.
+        top1: The share of rows whose largest entry is at the same place; None without rows of two or more floats.
+    """
+
+    relative_error: float | None
+    distance: float | None
+    cosine: float
+    top1: float | None
+
+
+def distance_between(original: Tensor, variant: Tensor) -> float:
+    """Return the distance of two tensors of one shape and dtype; infinity where the variant is not finite."""
+    sums = Sums()
+    sums.add(original, variant)
+    found = sums.closeness().distance
+    return math.inf if found is None else found
+
+
+def finite_entries(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the finite entries of two tensors of one shape, such as outputs with masked places.
+
+    None where an infinity or NaN of one tensor is not that of the other too.
+    """
+    is_finite = a.isfinite()
+    if is_finite.all() and b.isfinite().all():
+        return a, b
+    odd_a, odd_b = a[~is_finite], b[~is_finite]
+    if not b[is_finite].isfinite().all() or not torch.equal(odd_a.isnan(), odd_b.isnan()):
+        return None
+    if not torch.equal(odd_a[~odd_a.isnan()].double(), odd_b[~odd_b.isnan()].double()):
+        return None
+    return a[is_finite], b[is_finite]
+
+
+class Sums:
+    """The sums over all batches from which one output's closeness follows, in float64. Batches may differ in size."""
+
+    def __init__(self) -> None:
+        self.num = self.num_unequal = self.num_rows = self.num_same_top = 0
+        self.a = self.aa = self.bb = self.ab = self.dd = 0.0
+        self.is_finite = self.is_whole = True
+
+    def add(self, original: Tensor, variant: Tensor) -> None:
+        """Add one batch: two tensors of one shape."""
+        if original.is_complex() and variant.is_complex():
+            original, variant = (torch.view_as_real(y.resolve_conj()) for y in (original, variant))
+        is_whole = not original.is_floating_point()
+        self.is_whole &= is_whole
+        finite = finite_entries(original.detach().double(), variant.detach().double())
+        if finite is None:
+            self.is_finite = False
+            return
+        a, b = finite
+        self.num += a.numel()
+        self.num_unequal += int((a != b).sum())
+        self.a += float(a.sum())
+        self.aa += float(a.square().sum())
+        self.bb += float(b.square().sum())
+        self.ab += float((a * b).sum())
+        self.dd += float((a - b).square().sum())
+        if not is_whole and original.dim() and original.shape[-1] > 1 and original.numel():
+            rows, others = (y.detach().reshape(-1, y.shape[-1]) for y in (original, variant))
+            same = rows.argmax(-1) == others.argmax(-1)
+            self.num_rows += same.numel()
+            self.num_same_top += int(same.sum())
+
+    def closeness(self) -> Closeness:
+        """Return the closeness over the batches that were added."""
+        if not self.is_finite:
+            return Closeness(relative_error=None, distance=None, cosine=0.0, top1=None)
+        size, error = math.sqrt(self.aa), math.sqrt(self.dd)
+        scale = size * math.sqrt(self.bb)
+        return Closeness(
+            relative_error=error / size if size else error,
+            distance=self._distance(size, error),
+            cosine=min(1.0, self.ab / scale) if scale else float(error == 0),
+            top1=self.num_same_top / self.num_rows if self.num_rows else None,
+        )
+
+    def _distance(self, size: float, error: float) -> float:
+        if error == 0:
+            return 0.0
+        if self.is_whole:
+            return self.num_unequal / self.num
+        spread = math.sqrt(max(0.0, self.aa - self.a**2 / self.num))
+        if spread <= _SMALLEST_SPREAD * size:
+            spread = size
+        return 0.5 * (error / spread) ** 2 if spread else 1.0

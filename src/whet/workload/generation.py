@@ -1,0 +1,46 @@
+"""A decoder that answers prompts, to be made fast."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from whet.errors import TargetError
+from whet.slo import Slo
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationWorkload:
+    """A decoder and the prompts it answers, at fixed lengths, so that two variants do the same work.
+
+    One measured call is one request: a prompt goes in, `num_tokens` tokens come out. Its evidence are the tokens, drawn
+    greedily. Two variants agree as far as they draw the same tokens.
+
+    Attributes:
+        model: A directory as transformers writes it: config.json, safetensors, tokenizer files.
+        prompts: Texts, or lists of token ids, which are sent in turn.
+        num_tokens: Tokens to be generated for each prompt; an end token does not end the answer.
+        num_concurrent: Requests that run at once.
+        slo: The limits that an answer has to meet.
+        name: What people read; the directory's name, if not given.
+
+    Raises:
+        TargetError: There is no such directory, there are no prompts, or a length is below 1.
+    """
+
+    model: Path
+    prompts: Sequence[str | Sequence[int]]
+    num_tokens: int = 128
+    num_concurrent: int = 1
+    slo: Slo = field(default_factory=Slo)
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", Path(self.model))
+        if not (self.model / "config.json").is_file():
+            raise TargetError(f"{self.model} is no model directory: it has no config.json")
+        if isinstance(self.prompts, str) or not self.prompts or not all(map(len, self.prompts)):
+            raise TargetError("prompts must be a list of texts or of lists of token ids, none of them empty")
+        if min(self.num_tokens, self.num_concurrent) < 1:
+            raise TargetError("num_tokens and num_concurrent must be 1 or more")
+        if not self.name:
+            object.__setattr__(self, "name", self.model.resolve().name)

@@ -1,0 +1,63 @@
+"""A model that is called with batches, to be made fast."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from whet.errors import TargetError, type_name
+from whet.signature import Batch, tensors_of
+from whet.workload.quality import Quality
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceWorkload:
+    """A model whose calls are to be made fast.
+
+    Attributes:
+        model: The model, in eval mode.
+        inputs: Batches, on which time is measured in turn. Each is a tensor, a tuple of arguments or a dict of
+            arguments by name. An argument is a tensor, a constant (int, float, bool, str, None), or a tuple, list, dict
+            or dataclass of arguments. Constants are the same in every batch.
+        quality: A held-out score. Without one, a variant is judged by how closely its outputs agree with the original's
+            on the calibration batches.
+        calibration: Batches that quantisers may look at; the inputs, if not given.
+        name: What people read.
+        num_samples: Samples in a batch; the first dimension of the first input, if not given.
+
+    Raises:
+        TargetError: A field has the wrong type, or there are no inputs.
+    """
+
+    model: nn.Module
+    inputs: Sequence[Batch]
+    quality: Quality | None = None
+    calibration: Sequence[Batch] = ()
+    name: str = "model"
+    num_samples: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise TargetError(f"model must be a torch.nn.Module, not {type(self.model).__name__}")
+        for name, batches in (("inputs", self.inputs), ("calibration", self.calibration)):
+            if not isinstance(batches, list | tuple):
+                raise TargetError(f"{name} must be a list of batches, not {type_name(batches)}")
+        if not self.inputs:
+            raise TargetError("inputs must hold at least one batch")
+        if not self.calibration:
+            object.__setattr__(self, "calibration", tuple(self.inputs))
+        if self.num_samples <= 0:
+            object.__setattr__(self, "num_samples", samples_of(self.inputs[0]))
+
+    @property
+    def samples_per_batch(self) -> float:
+        """The mean number of samples in a batch, as latency is a mean over batches. A last batch may be smaller."""
+        sizes = [samples_of(batch) for batch in self.inputs]
+        is_counted = self.num_samples == sizes[0]  # else the user has said what a sample is
+        return sum(sizes) / len(sizes) if is_counted else self.num_samples
+
+
+def samples_of(batch: Batch) -> int:
+    """Return the first dimension of a batch's first tensor; 1 where there is none."""
+    first = next(iter(tensors_of(batch)), None)
+    return max(1, int(first.shape[0])) if first is not None and first.dim() else 1

@@ -1,0 +1,107 @@
+"""Each kind of workload as something that can be timed."""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.errors import TargetError
+from whet.measure.evidence import Evidence, Losses, Outputs
+from whet.measure.measurable import Measurable
+from whet.signature import output_tensors, split
+from whet.workload.examination import examine
+from whet.workload.generation import GenerationWorkload
+from whet.workload.inference import InferenceWorkload
+from whet.workload.stream import StreamWorkload
+from whet.workload.training import Trainer, TrainingWorkload
+
+AnyWorkload = InferenceWorkload | TrainingWorkload | GenerationWorkload | StreamWorkload
+
+_WARM_UP_STEPS = 3  # they fill caches, start workers and allocate the optimiser's state
+
+
+class ModelCalls:
+    """Calls of a model, or of any variant of it, in turn and without gradients.
+
+    Args:
+        calls: One call for each batch. Each returns what the model returns.
+        num_samples: Samples in a batch, on average.
+    """
+
+    def __init__(self, calls: Sequence[Callable[[], Any]], num_samples: float = 1.0) -> None:
+        self.calls = list(calls)
+        self.num_samples = num_samples
+        self.num_kinds = len(self.calls)
+        self._turns = itertools.cycle(self.calls)
+
+    def measuring(self) -> AbstractContextManager[object]:
+        """Return a context without gradients."""
+        return torch.no_grad()
+
+    def warm_up(self) -> None:
+        """Call each batch once."""
+        for call in self.calls:
+            call()
+
+    def once(self) -> None:
+        """Call the model with the next batch."""
+        next(self._turns)()
+
+    def evidence(self, folder: Path) -> Evidence | None:
+        """Return the outputs for each batch."""
+        with torch.no_grad():
+            outputs: list[tuple[Tensor, ...]] = [output_tensors(call()) for call in self.calls]
+        return Outputs.write(outputs, folder / "outputs.safetensors")
+
+
+class TrainingSteps:
+    """Optimiser steps of a training run, one after the other, from its seed on."""
+
+    num_kinds = 1
+
+    def __init__(self, workload: TrainingWorkload) -> None:
+        self._trainer = Trainer(workload)
+        self._workload = workload
+        self.num_samples = float(workload.num_samples * workload.num_accumulated)
+
+    def measuring(self) -> AbstractContextManager[object]:
+        """Return a context with gradients."""
+        return contextlib.nullcontext()
+
+    def warm_up(self) -> None:
+        """Make the first steps."""
+        for _ in range(_WARM_UP_STEPS):
+            self._trainer.step()
+
+    def once(self) -> None:
+        """Make one optimiser step."""
+        self._trainer.step()
+
+    def evidence(self, folder: Path) -> Evidence | None:
+        """Return the loss of each step so far, the first ones included."""
+        return Losses(by_step=tuple(float(loss) for loss in self._trainer.losses))
+
+
+def measurable_of(workload: AnyWorkload) -> Measurable:
+    """Build what can be timed of a workload.
+
+    Raises:
+        TargetError: The workload is of a kind that whet cannot time by itself, or its model cannot be called.
+        InputsError: The inputs don't fit the model.
+        ModelError: The model raises, or answers the same question differently twice.
+    """
+    match workload:
+        case InferenceWorkload():
+            examine(workload, with_quality=False, with_behaviour=False)
+            batches = [split(batch) for batch in workload.inputs]
+            calls = [partial(workload.model, *args, **kwargs) for args, kwargs in batches]
+            return ModelCalls(calls, workload.samples_per_batch)
+        case TrainingWorkload():
+            return TrainingSteps(workload)
+    raise TargetError(f"{workload.name} is a {type(workload).__name__}, which whet cannot compare")

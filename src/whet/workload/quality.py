@@ -1,0 +1,82 @@
+"""How good a model's answers are: the user's own score, and measuring it."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.errors import ModelError, TargetError, WhetError, reason, type_name
+
+Predict = Callable[..., Any]
+"""The model as its users call it: the original, or any variant of it."""
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How good a model's answers are.
+
+    Attributes:
+        name: What people read.
+        measure: Takes a callable with the model's own calling convention. It returns the score as one number, or one
+            score per sample, whose mean is the score: a tensor [N] or a list, such as 1.0 for each right answer and 0.0
+            for each wrong one. From scores per sample, whet can say how large a drop the samples are able to show.
+        higher_is_better: Whether a higher score is a better one.
+    """
+
+    name: str
+    measure: Callable[[Predict], float | Tensor | Sequence[float]]
+    higher_is_better: bool = True
+
+    def drop(self, original: float, changed: float) -> float:
+        """Return how much worse `changed` is, as a fraction of `original`: 0.01 is 1 % worse, negative is better."""
+        worse = original - changed if self.higher_is_better else changed - original
+        return worse / abs(original) if original else worse
+
+
+@dataclass(frozen=True)
+class Score:
+    """A quality as measured.
+
+    Attributes:
+        value: The score.
+        samples: The score of each sample, whose mean is `value`; empty if they are not known.
+    """
+
+    value: float
+    samples: tuple[float, ...] = ()
+
+
+def measure_quality(quality: Quality, predict: Predict) -> float:
+    """Return the score of a model or a variant as one number. Raises as measure_score does."""
+    return measure_score(quality, predict).value
+
+
+def measure_score(quality: Quality, predict: Predict) -> Score:
+    """Score a model or a variant.
+
+    Raises:
+        TargetError: The user's function fails, or returns neither a number nor one score per sample.
+        ModelError: The score is NaN or infinite.
+    """
+    with torch.no_grad():
+        try:
+            value: Any = quality.measure(predict)
+        except (WhetError, MemoryError):
+            raise
+        except Exception as error:  # the user's function may raise anything, and so may the model it calls
+            raise TargetError(f"quality {quality.name!r} raised {type(error).__name__}: {reason(error)}") from error
+    try:
+        scores = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
+        if (scores.dim() > 1 and scores.numel() > 1) or not scores.numel():
+            raise ValueError(f"its shape is {list(scores.shape)}")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TargetError(
+            f"quality {quality.name!r} must return a number, or one number per sample; it returned {type_name(value)}"
+        ) from error
+    score = float(scores.mean())
+    if not math.isfinite(score):
+        raise ModelError(f"quality {quality.name!r} is {score}; it must be a finite number")
+    return Score(score, tuple(scores.tolist()) if scores.numel() > 1 else ())

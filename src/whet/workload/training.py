@@ -1,0 +1,171 @@
+"""A training run whose optimiser step is to be made fast, and the one loop that runs it."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from whet.errors import TargetError, type_name
+from whet.workload.quality import Quality
+
+Loss = Callable[[nn.Module, Any], Tensor]
+"""Takes the model and a batch, and returns the loss as a tensor of one element."""
+
+
+@dataclass(frozen=True)
+class OutputLoss:
+    """The loss as most loops compute it: from the model's output and the last element of the batch.
+
+    A batch that is a dict is passed to the model by name, one that is a tuple or list by position, without its last
+    element where there is a loss function.
+
+    Attributes:
+        loss: Called as loss(output, target); the target is the whole batch where that is a tensor or a dict. None where
+            the output is the loss or holds it, as the models of transformers do.
+    """
+
+    loss: Callable[[Any, Any], Tensor] | None = None
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        """Return the loss of one batch.
+
+        Raises:
+            TargetError: There is no loss function, and the output holds no loss.
+        """
+        if isinstance(batch, Mapping):
+            output, target = model(**batch), batch
+        elif not isinstance(batch, tuple | list):
+            output, target = model(batch), batch
+        elif self.loss is None or len(batch) == 1:
+            output, target = model(*batch), batch[-1]
+        else:
+            output, target = model(*batch[:-1]), batch[-1]
+        if self.loss is not None:
+            return self.loss(output, target)
+        found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+        if not isinstance(found, Tensor) or found.dim():
+            raise TargetError(
+                f"the model returned {type_name(output)} without a loss; return (model, optimizer, loader, loss)"
+            )
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingWorkload:
+    """A model and everything that an optimiser step of its training takes.
+
+    Two variants of a training run start from the same seed and see the same batches in the same order, so that their
+    losses can be held against each other step by step.
+
+    Attributes:
+        model: The model. It is trained in place, from the weights it has.
+        loss: Called as loss(model, batch); returns a tensor of one element.
+        optimizer: Called as optimizer(parameters); returns the optimiser.
+        batches: One pass over the data, in the same order each time it is iterated from the same seed. A DataLoader
+            that shuffles is fine: it draws its order from PyTorch's generator, which is seeded before.
+        evaluation: How good the trained model is, on held-out data.
+        num_accumulated: Batches that one optimiser step sums its gradients over.
+        clip_norm: The norm that gradients are clipped to; None leaves them as they are.
+        schedule: Called as schedule(optimizer); returns a learning-rate scheduler that steps with the optimiser.
+        seed: What PyTorch's generators start from.
+        num_samples: Samples in one batch; the first dimension of its first tensor, if not given.
+        name: What people read.
+
+    Raises:
+        TargetError: A field has the wrong type.
+    """
+
+    model: nn.Module
+    loss: Loss
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    batches: Iterable[Any]
+    evaluation: Quality | None = None
+    num_accumulated: int = 1
+    clip_norm: float | None = None
+    schedule: Callable[[Optimizer], LRScheduler] | None = None
+    seed: int = 0
+    num_samples: float = 0
+    name: str = "training"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise TargetError(f"model must be a torch.nn.Module, not {type_name(self.model)}")
+        for name in ("loss", "optimizer"):
+            if not callable(getattr(self, name)):
+                raise TargetError(f"{name} must be a function, not {type_name(getattr(self, name))}")
+        if not isinstance(self.batches, Iterable) or isinstance(self.batches, Tensor | str | Mapping):
+            raise TargetError(f"batches must be a list or a loader of batches, not {type_name(self.batches)}")
+        if self.num_accumulated < 1:
+            raise TargetError(f"num_accumulated must be 1 or more; got {self.num_accumulated}")
+
+
+class Trainer:
+    """The training loop: optimiser steps on the batches of a TrainingWorkload, pass after pass.
+
+    Making one seeds PyTorch's generators, puts the model into training mode and builds the optimiser.
+
+    Attributes:
+        losses: The loss of each optimiser step so far: the mean over the batches it sums gradients over. They stay
+            tensors on the model's device, so that reading them makes no step wait.
+    """
+
+    def __init__(self, workload: TrainingWorkload) -> None:
+        torch.manual_seed(workload.seed)
+        self.losses: list[Tensor] = []
+        self._workload = workload
+        self._parameters = list(workload.model.parameters())
+        self.optimizer = workload.optimizer(workload.model.parameters())
+        if not isinstance(self.optimizer, Optimizer):
+            raise TargetError(f"optimizer(parameters) must return an optimiser, not {type_name(self.optimizer)}")
+        self._scheduler = workload.schedule(self.optimizer) if workload.schedule is not None else None
+        self._batches = self._endless()
+        workload.model.train()
+
+    def step(self) -> Tensor:
+        """Make one optimiser step on the next batches, and return its loss, a tensor of one element."""
+        batches = list(itertools.islice(self._batches, self._workload.num_accumulated))
+        self.losses.append(self.step_on(batches))
+        return self.losses[-1]
+
+    def step_on(self, batches: list[Any]) -> Tensor:
+        """Make one optimiser step on these batches, and return its loss without recording it."""
+        workload = self._workload
+        self.optimizer.zero_grad()
+        total: Tensor | None = None
+        for batch in batches:
+            loss = self._loss(batch)
+            if len(batches) > 1:
+                loss = loss / len(batches)
+            loss.backward()  # type: ignore[no-untyped-call]
+            total = loss.detach() if total is None else total + loss.detach()
+        if workload.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, workload.clip_norm)
+        self.optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        assert total is not None
+        return total
+
+    def _loss(self, batch: Any) -> Tensor:
+        loss = self._workload.loss(self._workload.model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise TargetError(f"loss(model, batch) must return a tensor of one element, not {type_name(loss)}")
+        return loss
+
+    def _endless(self) -> Iterator[Any]:
+        """Yield the batches of one pass after the other."""
+        for number in itertools.count(1):
+            is_empty = True
+            for batch in self._workload.batches:
+                is_empty = False
+                yield batch
+            if is_empty:
+                raise TargetError(
+                    "batches gives no batch"
+                    + (" in its second pass: an iterator can be gone through only once" if number > 1 else "")
+                )

@@ -1,0 +1,73 @@
+"""Workloads that are handed over to another process: by name, or from memory in a file that this process wrote."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import cloudpickle
+import torch
+
+from whet.artefact.operators import load_libraries, loaded_libraries
+from whet.errors import TargetError
+from whet.workload import InferenceWorkload
+from whet.workload.measurables import AnyWorkload
+from whet.workloads.target import inference_only, resolve_any
+
+PICKLED = "pickled:"  # begins the address of a workload that was handed over from memory
+_SURROUNDINGS = "surroundings.json"  # beside it: where its code is imported from, and the threads it is run by
+
+
+def hand_over(workload: AnyWorkload, path: Path) -> str:
+    """Write a workload with its code for another process of this user, and return the address that opens it.
+
+    Batches that were split from one tensor share its memory, which cloudpickle by itself would write once for each of
+    them; torch.save writes it once. Beside the workload lies where Python finds modules here, since what the script was
+    started beside is pickled by name alone; how many threads PyTorch uses; and the libraries of custom operators that
+    were loaded here.
+
+    Raises:
+        TargetError: Something in the workload cannot be pickled.
+    """
+    surroundings = {
+        "sys_path": [str(Path(place).absolute()) for place in sys.path],  # "" is the working directory
+        "num_threads": torch.get_num_threads(),
+        "libraries": loaded_libraries(),
+    }
+    (path.parent / _SURROUNDINGS).write_text(json.dumps(surroundings), encoding="utf-8")
+    try:
+        torch.save(workload, path, pickle_module=cloudpickle)
+    except Exception as error:  # cloudpickle raises whatever the user's objects do
+        raise TargetError(
+            f"the model cannot be handed to another process ({type(error).__name__}: {error}); "
+            "write a function that builds it, and name it as FILE.py:FUNCTION"
+        ) from error
+    return f"{PICKLED}{path}"
+
+
+def open_any(address: str, sizes: Mapping[str, int] = MappingProxyType({})) -> AnyWorkload:
+    """Return the workload of a target's name, or of an address that `hand_over` returned.
+
+    Args:
+        address: What names the workload.
+        sizes: For a target's name, its sizes, as for `resolve`.
+
+    Raises:
+        TargetError: There is no such workload.
+    """
+    if not address.startswith(PICKLED):
+        return resolve_any(address, sizes)
+    path = Path(address.removeprefix(PICKLED))
+    surroundings = json.loads((path.parent / _SURROUNDINGS).read_text(encoding="utf-8"))
+    torch.set_num_threads(surroundings["num_threads"])
+    places = surroundings["sys_path"]
+    sys.path[:] = [*places, *(place for place in sys.path if place not in places)]
+    load_libraries(surroundings["libraries"])
+    workload: AnyWorkload = torch.load(path, weights_only=False)
+    return workload
+
+
+def open_target(address: str) -> InferenceWorkload:
+    """Return the inference workload of a name or address; see open_any."""
+    return inference_only(open_any(address), address)
