@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from whet.cli import main
-from whet.guard.report import Gate, Point, Sweep, Verdict
+from whet.guard.report import Gate, Point, Sweep, BenchmarkVerdict
 
 
 def _exit_code(arguments: list[str]) -> int:
@@ -86,7 +86,7 @@ def test_the_exit_code_is_the_verdict(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    verdict = Verdict.model_validate(
+    verdict = BenchmarkVerdict.model_validate(
         {"label": "t", "outcome": outcome, "slowdown": 1.01, "ci95": (0.99, 1.03), "num_pairs": 5, "reason": reason}
     )
     gate = Gate(outcome=verdict.outcome, compared="a against b", tolerance=0.02, fingerprint="0", verdicts=[verdict])

@@ -1,17 +1,19 @@
 import random
 import subprocess
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
-from whet.guard.turns import PairTimes
 
+from whet.comparison.run import Run, Side
+from whet.comparison.schedules import Turns
+from whet.comparison.stopping import Sequential
 from whet.errors import BaselineError, OptionError
-from whet.guard.against import against_baseline, compare_with, run_gate
+from whet.guard.against import Benchmark, against_baseline, compare_with, run_gate
 from whet.guard.checkout import Tree, checked_out
 from whet.guard.formats import sentence
-from whet.guard.report import Point, Sweep
+from whet.guard.report import Gate, Point, Sweep
 from whet.machine import describe
 from whet.measure.load import Load
 from whet.measure.quiet import Patience
@@ -95,24 +97,39 @@ def test_a_side_that_raises_is_named(repository: Path) -> None:
     assert "broken" in gate.verdicts[0].reason
 
 
+@dataclass(frozen=True)
+class Named:
+    """A side that only has a name: the tests measure in its place."""
+
+    name: str
+
+    def run(self) -> Run:
+        raise AssertionError("it is measured in turns")
+
+
+def benchmarks(*labels: str) -> list[Benchmark]:
+    return [(label, (Named(f"{label} in old"), Named(f"{label} in new"))) for label in labels]
+
+
 def test_each_benchmark_ends_when_it_is_clear() -> None:
     noise = random.Random(0)
     asked: list[tuple[int, str]] = []
 
-    def measure(trees: tuple[Tree, Tree], target: str, sizes: Mapping[str, int], first: int) -> PairTimes:
-        asked.append((first, target))
-        spread = 0.02 if target == "noisy" else 0.002
-        change = 1.5 if target == "slow" else 1.0
-        return PairTimes(1 + noise.gauss(0, spread), change * (1 + noise.gauss(0, spread)))
+    def together(old: Side, new: Side, first: int) -> tuple[Run, Run]:
+        label = old.name.partition(" ")[0]
+        asked.append((first, label))
+        spread = 0.02 if label == "noisy" else 0.002
+        change = 1.5 if label == "slow" else 1.0
+        return Run(seconds=1 + noise.gauss(0, spread)), Run(seconds=change * (1 + noise.gauss(0, spread)))
 
-    gate = run_gate([("slow", {}), ("same", {}), ("noisy", {})], (OLD, NEW), measure)
+    gate = run_gate(benchmarks("slow", "same", "noisy"), (OLD, NEW), Turns(together), Sequential())
     by_label = {v.label: v for v in gate.verdicts}
     assert by_label["slow"].outcome == "fail"
     assert by_label["same"].outcome == "pass"
     assert by_label["slow"].num_pairs == 5
     assert by_label["noisy"].num_pairs > 5
     assert gate.outcome == "fail"
-    begins = [first for first, target in asked if target == "slow"]
+    begins = [first for first, label in asked if label == "slow"]
     assert len(begins) == 5
     assert set(begins) == {0, 1}  # neither side always goes first
 
@@ -125,11 +142,16 @@ class Disturbed:
         self._disturbed = disturbed
         self._noise = random.Random(0)
 
-    def __call__(self, trees: tuple[Tree, Tree], target: str, sizes: Mapping[str, int], first: int) -> PairTimes:
+    def __call__(self, old: Side, new: Side, first: int) -> tuple[Run, Run]:
         is_disturbed = self._disturbed(self.num_pairs)
         self.num_pairs += 1
-        old, new = (1 + self._noise.gauss(0, 0.002) for _ in range(2))
-        return PairTimes(old, 3 * new if is_disturbed else new, cause="others had a core" if is_disturbed else "")
+        a, b = (1 + self._noise.gauss(0, 0.002) for _ in range(2))
+        busy = "others had a core" if is_disturbed else ""
+        return Run(seconds=a, busy=busy), Run(seconds=3 * b if is_disturbed else b, busy=busy)
+
+
+def gate_of(*labels: str, measure: Disturbed, on_busy: str = "wait") -> Gate:
+    return run_gate(benchmarks(*labels), (OLD, NEW), Turns(measure), Sequential(), patience=impatient(on_busy))
 
 
 def impatient(on_busy: str = "wait") -> Patience:
@@ -140,7 +162,7 @@ def impatient(on_busy: str = "wait") -> Patience:
 
 def test_pairs_that_were_disturbed_do_not_count() -> None:
     measure = Disturbed(lambda i: i % 2 == 1)
-    gate = run_gate([("same", {})], (OLD, NEW), measure, patience=impatient())
+    gate = gate_of("same", measure=measure)
     (verdict,) = gate.verdicts
     assert (gate.outcome, verdict.num_pairs, verdict.busy) == ("pass", 5, "")
     assert measure.num_pairs == 9
@@ -148,7 +170,7 @@ def test_pairs_that_were_disturbed_do_not_count() -> None:
 
 def test_a_machine_that_stays_busy_gives_no_verdict_and_says_why() -> None:
     measure = Disturbed(lambda i: True)
-    gate = run_gate([("same", {}), ("other", {})], (OLD, NEW), measure, patience=impatient())
+    gate = gate_of("same", "other", measure=measure)
     assert measure.num_pairs == 3
     for verdict in gate.verdicts:
         assert (verdict.outcome, verdict.num_pairs, verdict.reason) == ("inconclusive", 0, "")
@@ -157,7 +179,7 @@ def test_a_machine_that_stays_busy_gives_no_verdict_and_says_why() -> None:
 
 
 def test_who_goes_on_gets_a_verdict_that_says_so() -> None:
-    gate = run_gate([("same", {})], (OLD, NEW), Disturbed(lambda i: True), patience=impatient("go-on"))
+    gate = gate_of("same", measure=Disturbed(lambda i: True), on_busy="go-on")
     (verdict,) = gate.verdicts
     assert verdict.outcome == "fail"
     assert "the machine was busy: others had a core" in sentence(verdict)

@@ -12,8 +12,11 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
+from torch import distributed
 
 from whet.errors import InputsError
+from whet.measure.group import joined
 
 
 def add(a: float, b: float) -> dict[str, Any]:
@@ -86,3 +89,18 @@ def hold_memory(megabytes: int) -> dict[str, Any]:
     held = [np.ones(2**17) for _ in range(megabytes)]
     time.sleep(60)
     return {"held": len(held)}
+
+
+def sum_over_ranks(value: int) -> dict[str, Any]:
+    """Meet the other processes of the group and add up everyone's value."""
+    with joined() as rank:
+        total = torch.tensor([value])
+        distributed.all_reduce(total)
+        return {"rank": rank, "sum": int(total)}
+
+
+def hang_or_fail(pids: str, fails: bool) -> dict[str, Any]:
+    if fails:
+        time.sleep(2)
+        raise InputsError("this rank gives up")
+    return hang(pids)

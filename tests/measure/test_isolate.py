@@ -13,13 +13,23 @@ from typing import Any
 
 import psutil
 import pytest
+import targets_for_isolate
 
 from whet.measure import fork_server, isolate
 from whet.measure.fork_server import ForkServer
-from whet.measure.isolate import ARGUMENTS, LOG, RESULT, FailureKind, Outcome, run_isolated
+from whet.measure.isolate import (
+    ARGUMENTS,
+    LOG,
+    RESULT,
+    FailureKind,
+    Job,
+    Outcome,
+    address_of,
+    run_isolated,
+    run_together,
+)
 
 HERE = Path(__file__).parent
-TARGETS = "targets_for_isolate"
 PATH = {"PYTHONPATH": str(HERE)}
 
 Run = Callable[..., Outcome]
@@ -40,7 +50,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 def run(tmp_path: Path, kind: str, server: ForkServer) -> Run:
     def isolated(function: str, *, time_limit_s: float = 120, memory: int | None = None, **arguments: Any) -> Outcome:
         return run_isolated(
-            f"{TARGETS}:{function}",
+            getattr(targets_for_isolate, function),
             arguments,
             tmp_path / "exchange",
             time_limit_s=time_limit_s,
@@ -139,7 +149,7 @@ def test_what_lies_in_the_working_directory_is_not_imported(tmp_path: Path) -> N
     """It may be a model that was downloaded; whet does not run what comes with it."""
     for name in ("psutil", "json", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('this ran')")
-    function, exchange = f"{TARGETS}:add", tmp_path / "exchange"
+    function, exchange = address_of(targets_for_isolate.add), tmp_path / "exchange"
     outcome = run_isolated(
         function, {"a": 1, "b": 2}, exchange, time_limit_s=60, environment=PATH, working_directory=tmp_path
     )
@@ -192,7 +202,7 @@ from whet.measure.fork_server import ForkServer
 from whet.measure.isolate import run_isolated
 start = ForkServer([], {}).start if sys.argv[3] == "fork" else None
 try:
-    run_isolated("targets_for_isolate:hang", {"pids": sys.argv[1]}, Path(sys.argv[2]), time_limit_s=300, start=start)
+    run_isolated(targets_for_isolate.hang, {"pids": sys.argv[1]}, Path(sys.argv[2]), time_limit_s=300, start=start)
 except KeyboardInterrupt:
     sys.exit(42)
 """
@@ -234,7 +244,7 @@ def test_where_a_server_has_ended_a_fresh_process_does_it(tmp_path: Path) -> Non
     server = ForkServer(["no_such_module"], PATH)
     for _ in range(2):  # as it ends, and after its end
         outcome = run_isolated(
-            f"{TARGETS}:ancestry", {}, tmp_path, time_limit_s=60, environment=PATH, start=server.start
+            targets_for_isolate.ancestry, {}, tmp_path, time_limit_s=60, environment=PATH, start=server.start
         )
         assert outcome.value is not None
         assert outcome.value["parent"] == os.getpid()
@@ -245,14 +255,50 @@ def test_where_a_server_has_ended_a_fresh_process_does_it(tmp_path: Path) -> Non
 def test_a_server_that_does_not_answer_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "_START_S", 0.0)
     with ForkServer(["torch"], PATH) as server:
-        assert server.start(f"{TARGETS}:ancestry", tmp_path) is None
+        assert server.start(address_of(targets_for_isolate.ancestry), tmp_path) is None
         monkeypatch.undo()
-        assert server.start(f"{TARGETS}:ancestry", tmp_path) is None
+        assert server.start(address_of(targets_for_isolate.ancestry), tmp_path) is None
 
 
 def test_a_server_that_is_closed_leaves_no_process(tmp_path: Path) -> None:
     server = ForkServer([], PATH)
-    outcome = run_isolated(f"{TARGETS}:ancestry", {}, tmp_path, time_limit_s=60, start=server.start)
+    outcome = run_isolated(targets_for_isolate.ancestry, {}, tmp_path, time_limit_s=60, start=server.start)
     assert outcome.value is not None
     server.close()
     assert is_gone(outcome.value["parent"])
+
+
+def jobs(directory: Path, function: Callable[..., dict[str, Any]], *arguments: dict[str, Any]) -> list[Job]:
+    return [Job(function, given, directory / str(rank), PATH) for rank, given in enumerate(arguments)]
+
+
+def test_processes_of_a_group_meet(tmp_path: Path) -> None:
+    outcomes = run_together(
+        jobs(tmp_path, targets_for_isolate.sum_over_ranks, {"value": 2}, {"value": 5}), time_limit_s=120
+    )
+    assert [outcome.value for outcome in outcomes] == [{"rank": 0, "sum": 7}, {"rank": 1, "sum": 7}]
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_the_first_failure_ends_all(tmp_path: Path, broken: int) -> None:
+    given = [{"pids": str(tmp_path / f"pids-{rank}"), "fails": rank == broken} for rank in range(2)]
+    began = time.monotonic()
+    outcomes = run_together(jobs(tmp_path, targets_for_isolate.hang_or_fail, *given), time_limit_s=300)
+    assert time.monotonic() - began < 60
+    failures = [outcome.failure for outcome in outcomes]
+    assert all(failures)
+    kinds = [failure.kind for failure in failures if failure is not None]
+    assert kinds[broken] is FailureKind.USER
+    assert kinds[1 - broken] is FailureKind.PEER
+    assert not any(psutil.pid_exists(int(pid)) for rank in range(2) for pid in pids_in(tmp_path / f"pids-{rank}"))
+
+
+def pids_in(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def test_only_functions_of_modules_have_an_address() -> None:
+    assert address_of(targets_for_isolate.add) == "targets_for_isolate:add"
+    for function in (lambda: {}, "text".upper, Path.exists):
+        with pytest.raises((ValueError, AttributeError, TypeError)):
+            address_of(function)

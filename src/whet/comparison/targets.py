@@ -2,6 +2,7 @@
 
 import tempfile
 from pathlib import Path
+from typing import TypeVar
 
 from whet.comparison.claim import Claim
 from whet.comparison.compare import compare as compare_sides
@@ -14,6 +15,8 @@ from whet.measure.measurable import Measurable
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.workload.measurables import AnyWorkload, measurable_of
 from whet.workloads.handover import hand_over, open_any
+
+T = TypeVar("T")
 
 SCHEDULES: dict[str, Schedule] = {"rounds": Rounds(), "turns": Turns(take_turns), "abba": ABBA()}
 """The schedules by the names that `compare` takes."""
@@ -93,7 +96,7 @@ def _variant(name: str, workload: str | AnyWorkload, directory: Path, budget_s: 
     )
 
 
-def _chosen[T](choices: dict[str, T], given: str | T, name: str) -> T:
+def _chosen(choices: dict[str, T], given: str | T, name: str) -> T:
     """Return a choice by its name, or what was given in its place."""
     if not isinstance(given, str):
         return given
