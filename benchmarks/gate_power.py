@@ -31,12 +31,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from scipy import stats
-from whet.guard.gate import LOOKS, Outcome, judge
-from whet.guard.turns import measure_pair
 
+from whet.comparison.claim import Verdict
+from whet.comparison.sequential import LOOKS, judge
+from whet.comparison.turns import take_turns
 from whet.files import write_whole
+from whet.guard.against import side_in
 from whet.guard.checkout import Tree
-from whet.guard.sweep import FUNCTION
+from whet.guard.point import measure_point
 from whet.machine import describe
 from whet.measure.isolate import run_isolated
 from whet.measure.quiet import Patience
@@ -104,23 +106,19 @@ def _measure_round(order: random.Random, patience: Patience) -> list[dict[str, f
     found = []
     with tempfile.TemporaryDirectory(prefix="whet-gate-") as scratch:
         for _, old, new in CASES:
-            trees = (_tree(Path(scratch), old), _tree(Path(scratch), new))
+            target = TARGETS.get(old, "gate_targets.py:same")
+            sides = [
+                side_in(_tree(Path(scratch), name), name, target, {}, Path(scratch) / f"{name}-runs", _BUDGET_S, 60)
+                for name in (old, new)
+            ]
             started = time.perf_counter()
-            measure = partial(
-                measure_pair,
-                trees,
-                TARGETS.get(old, "gate_targets.py:same"),
-                {},
-                order.randrange(2),
-                scratch=Path(scratch) / "pair",
-                budget_s=_BUDGET_S,
-                time_limit_s=60,
-            )
-            times = patience.measure(measure, lambda pair: pair.cause)
-            if times.cause:
+            runs = patience.measure(partial(take_turns, *sides, order.randrange(2)), lambda runs: runs[0].busy)
+            if runs[0].busy:
                 sys.exit(patience.sentence)
-            seconds = round(time.perf_counter() - started, 3)
-            found.append({"old_ms": round(times.old_ms, 6), "new_ms": round(times.new_ms, 6), "seconds": seconds})
+            if failure := runs[0].failure or runs[1].failure:
+                sys.exit(failure)
+            times = {name: round(run.latency_ms, 6) for name, run in zip(("old_ms", "new_ms"), runs, strict=True)}
+            found.append({**times, "seconds": round(time.perf_counter() - started, 3)})
     return found
 
 
@@ -142,7 +140,7 @@ def _measure_single_round(order: random.Random) -> dict[str, Any]:
             arguments = {"target": PROCESSES[name], "sizes": {}, "budget_s": _SINGLE_BUDGET_S}
             options = {"with_memory": False, "with_energy": False, "with_limit": False}
             started = time.perf_counter()
-            outcome = run_isolated(FUNCTION, {**arguments, **options}, Path(scratch), time_limit_s=60)
+            outcome = run_isolated(measure_point, {**arguments, **options}, Path(scratch), time_limit_s=60)
             assert outcome.value is not None, outcome.failure
             found[name] = {**outcome.value, "seconds": time.perf_counter() - started}
     result = {
@@ -176,15 +174,15 @@ def _evaluate(rounds: list[Any], case: int) -> dict[str, Any]:
         turn = [found[case] for found in rounds[start:] + rounds[:start]]
         old, new = ([found[side] for found in turn] for side in ("old_ms", "new_ms"))
         num = next(n for n in LOOKS if judge(old[:n], new[:n]).is_clear)
-        outcomes.append(judge(old[:num], new[:num]).outcome)
+        outcomes.append(judge(old[:num], new[:num]).verdict)
         pairs.append(num)
         seconds.append(sum(found["seconds"] for found in turn[:num]))
     logs = [math.log(found[case]["new_ms"] / found[case]["old_ms"]) for found in rounds]
     return {
         "num_rounds": len(rounds),
-        "fail": outcomes.count(Outcome.FAIL) / len(outcomes),
-        "pass": outcomes.count(Outcome.PASS) / len(outcomes),
-        "inconclusive": outcomes.count(Outcome.INCONCLUSIVE) / len(outcomes),
+        "fail": outcomes.count(Verdict.FAIL) / len(outcomes),
+        "pass": outcomes.count(Verdict.PASS) / len(outcomes),
+        "inconclusive": outcomes.count(Verdict.INCONCLUSIVE) / len(outcomes),
         "median_pairs": sorted(pairs)[len(pairs) // 2],
         "median_seconds": sorted(seconds)[len(seconds) // 2],
         "scatter": statistics.stdev(logs),

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -148,7 +149,7 @@ def isolated(scratch: Path) -> Run:
 
     def run(function: str, arguments: dict[str, Any], limit_s: float) -> tuple[dict[str, Any] | None, str, str]:
         outcome = run_isolated(
-            f"gpu_steps:{function}",
+            getattr(import_module("gpu_steps"), function),
             arguments,
             scratch / function,
             time_limit_s=limit_s,

@@ -1,15 +1,17 @@
 """What the command line of `whet audit --measure` refuses, and what it shows."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from whet.impact.pairs import Paired, ScriptRun
 
 from whet.auditor.collect import SourceFile
 from whet.cli import main
 from whet.cli.audit_measure import MeasuredAudit, table
 from whet.comparison.claim import claim_of
+from whet.comparison.run import Run
 from whet.impact import Impact, Stage
+from whet.measure.evidence import Agreement
 
 
 @pytest.mark.parametrize(
@@ -35,19 +37,24 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     assert len(error.strip().splitlines()) == 1
 
 
-def _run(step_ms: float) -> ScriptRun:
+def _run(step_ms: float) -> Run:
     phases = [{"name": "forward", "ms": step_ms / 2}, {"name": "backward", "ms": None}]
-    return ScriptRun(step_ms / 1e3, (1.0,), 2**20, {"phases": phases, "step_ms": step_ms})
+    report = {"phases": phases, "step_ms": step_ms}
+    return Run(seconds=step_ms / 1e3, peak_bytes=2**20, details={"report": report})
 
 
 def _audit(*, is_kept: bool) -> MeasuredAudit:
-    paired = Paired(claim_of([8.0] * 6, [2.0, 2.1, 1.9, 2.0, 2.0, 2.0]), 0.0, "same loss", _run(8.0), _run(2.0))
+    claim = replace(
+        claim_of([8.0] * 6, [2.0, 2.1, 1.9, 2.0, 2.0, 2.0]),
+        agreement=Agreement(is_same=True, distance=0.0, words="same loss"),
+        pairs=((_run(8.0), _run(2.0)),),
+    )
     stages = (
-        Stage("CMP105", "loop-over-loss-terms", 1, ("one pass",), False, "kept" if is_kept else "no gain", paired),
+        Stage("CMP105", "loop-over-loss-terms", 1, ("one pass",), False, "kept" if is_kept else "no gain", claim),
         Stage("SYN101", "item-in-loop", 2, ("sum",), False, "failed", None, "ValueError: no"),
     )
     file = SourceFile("train.py", "")
-    impact = Impact(_run(8.0), stages, paired if is_kept else None, (file,), 12, 1.0, ("DAT104",))
+    impact = Impact(_run(8.0), stages, claim if is_kept else None, (file,), 12, 1.0, ("DAT104",))
     return MeasuredAudit.of((file,), impact, "whet audit train.py --measure")
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from whet.cli import main
-from whet.guard.report import Gate, Point, Sweep, BenchmarkVerdict
+from whet.guard.report import BenchmarkVerdict, Gate, Point, Sweep
 
 
 def _exit_code(arguments: list[str]) -> int:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from whet import cli
-from whet.cli import profile_target
+from whet.cli import profile_child, profile_target
 from whet.errors import InputsError, ModelError, OptionError, OutputError
 from whet.measure.isolate import Failure, FailureKind, Outcome
 from whet.measure.quiet import Patience
@@ -103,7 +103,7 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, failure: Failure | None, *, note
     """What the child leaves behind."""
 
     def isolated(function: str, arguments: Any, directory: Path, **limits: Any) -> Outcome:
-        assert function == "whet.cli.profile_child:look"
+        assert function is profile_child.look
         assert limits["time_limit_s"] == 300.0 and limits["memory_limit_bytes"] > 10**8
         if noted:
             (directory / "partial.json").write_text(json.dumps(as_json(PART)))

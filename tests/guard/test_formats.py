@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from whet.guard.formats import github_annotations, junit_xml, sentence, sweep_csv
-from whet.guard.report import Gate, Point, Sweep, BenchmarkVerdict
+from whet.guard.report import BenchmarkVerdict, Gate, Point, Sweep
 
 
 def _gate() -> Gate:
@@ -16,7 +16,9 @@ def _gate() -> Gate:
         fingerprint="0" * 12,
         seconds=12.5,
         verdicts=[
-            BenchmarkVerdict(label="a.py:f (batch 8, seq 128)", outcome="fail", slowdown=1.031, ci95=(1.02, 1.042), num_pairs=8),
+            BenchmarkVerdict(
+                label="a.py:f (batch 8, seq 128)", outcome="fail", slowdown=1.031, ci95=(1.02, 1.042), num_pairs=8
+            ),
             BenchmarkVerdict(label="b", outcome="pass", slowdown=0.998, ci95=(0.99, 1.005), num_pairs=5),
             BenchmarkVerdict(label="c", outcome="inconclusive", slowdown=1.01, ci95=(0.98, 1.04), num_pairs=20),
             BenchmarkVerdict(label="d", outcome="inconclusive", reason="in main: ValueError: 100% <wrong>\nsecond"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from whet.impact.child import run_script
 from whet.measure.isolate import Outcome, run_isolated
 
 SCRIPT = """
@@ -32,9 +33,7 @@ def run(tmp_path: Path, source: str, arguments: list[str] | None = None, num_ste
     script = tmp_path / "train.py"
     script.write_text(source)
     given: dict[str, Any] = {"script": str(script), "arguments": arguments or [], "num_steps": num_steps}
-    return run_isolated(
-        "whet.impact.child:run_script", {**given, "limit_s": 30, "seed": 0}, tmp_path / "run", time_limit_s=60
-    )
+    return run_isolated(run_script, {**given, "limit_s": 30, "seed": 0}, tmp_path / "run", time_limit_s=60)
 
 
 def test_steps_and_losses_are_those_of_the_script(tmp_path: Path) -> None:

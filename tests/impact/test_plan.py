@@ -13,7 +13,7 @@ from whet.auditor.finding import Confidence, Finding, Fix, Gain, Hot, Priority, 
 from whet.errors import TargetError
 from whet.impact import measure_impact, plan
 from whet.impact.plan import script_at
-from whet.measure.isolate import Failure, FailureKind, Outcome
+from whet.measure.isolate import Failure, FailureKind, Function, Outcome
 
 SOURCE = "COST = 8\nLOSS = 2\nUSELESS = 0\nBROKEN = 0\n"
 
@@ -46,7 +46,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, int]]:
     """A process of the script takes COST seconds a step, 1 less with another LOSS; what was run is noted."""
     noted: list[dict[str, int]] = []
 
-    def run(function: str, arguments: dict[str, Any], directory: Path, **others: Any) -> Outcome:
+    def run(function: Function, arguments: dict[str, Any], directory: Path, **others: Any) -> Outcome:
         values = {k: int(v) for k, v in re.findall(r"(\w+) = (\d+)", Path(arguments["script"]).read_text())}
         noted.append(values)
         if values["BROKEN"]:
@@ -79,9 +79,9 @@ def test_what_pays_at_the_same_loss_is_kept_and_nothing_else(
     assert impact.files[0].text == SOURCE.replace("COST = 8", "COST = 2")
     assert script.read_text() == SOURCE
     assert impact.total is not None
-    assert impact.total.comparison is not None
-    assert impact.total.comparison.ratio == pytest.approx(4.0, rel=0.01)
-    assert impact.total.comparison.num_pairs == 6
+    assert impact.total.ratio == pytest.approx(4.0, rel=0.01)
+    assert impact.total.num_pairs == 6
+    assert impact.total.is_gain
     assert started[0] == {"COST": 8, "LOSS": 2, "USELESS": 0, "BROKEN": 0}
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from whet.measure.isolate import Failure, FailureKind, Outcome
+from whet.measure.isolate import Failure, FailureKind, Function, Outcome
 from whet.recipe import Step
 from whet.tuner.search import Workbench
 from whet.tuner.space import Offer
@@ -45,8 +45,8 @@ class FakeRunner:
         self.interrupt_at = interrupt_at
         self.calls: list[list[Step]] = []
 
-    def __call__(self, function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
-        assert function == "attempt"
+    def __call__(self, function: Function, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
+        assert function.__name__ == "attempt"
         steps = [Step.model_validate(s) for s in arguments["steps"]]
         if self.interrupt_at == len(self.calls):
             raise KeyboardInterrupt

@@ -13,7 +13,7 @@ from fake_bench import FakeRunner, bench, offers
 
 from whet.artefact.runtime import MANIFEST
 from whet.errors import OptionError
-from whet.measure.isolate import Failure, FailureKind, Outcome
+from whet.measure.isolate import Failure, FailureKind, Function, Outcome
 from whet.tuner.budget import Budget, BudgetEnded, needed_for, run_within
 from whet.tuner.goal import Goal
 from whet.tuner.outlook import Costs, Outlook, going_on
@@ -48,34 +48,34 @@ class SlowRunner:
     inner: FakeRunner = field(default_factory=FakeRunner)
     limits: list[tuple[str, float]] = field(default_factory=list)
 
-    def __call__(self, function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
+    def __call__(self, function: Function, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
         seconds, value = self._answer(function, arguments)
-        self.limits.append((function, time_limit_s))
+        self.limits.append((function.__name__, time_limit_s))
         self.clock.now += min(seconds, time_limit_s)
         if seconds > time_limit_s:
             return Outcome(None, Failure(FailureKind.TIMEOUT, "took longer than its limit"), time_limit_s, 0)
-        if function == "save_original":
+        if function.__name__ == "save_original":
             Path(arguments["directory"]).mkdir(parents=True)
-        if function == "attempt":
+        if function.__name__ == "attempt":
             answered = self.inner(function, arguments, directory, time_limit_s)
             (Path(arguments["directory"]) / MANIFEST).write_text("{}")
             return answered
         return Outcome(value, None, seconds, 0)
 
-    def _answer(self, function: str, arguments: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-        if function == "look":
+    def _answer(self, function: Function, arguments: dict[str, Any]) -> tuple[float, dict[str, Any]]:
+        if function.__name__ == "look":
             return self.look_s, facts(self.look_s, exclude=arguments["exclude"])
-        if function == "attempt":
+        if function.__name__ == "attempt":
             names = [step["technique"] for step in arguments["steps"]]
             return max(self.trial_s.get(name, self.trial_s["any"]) for name in names), {}
-        if function == "save_original":
+        if function.__name__ == "save_original":
             return self.save_s, {"libraries": []}
-        if function == "reload":
+        if function.__name__ == "reload":
             return self.reload_s, {}
-        assert function == "measure_finalist"
+        assert function.__name__ == "measure_finalist"
         latency_ms = 10.0 if arguments["directory"] is None else 2.0
-        run = {"latency_ms": latency_ms, "p90_ms": latency_ms, "num_calls": 5, "peak_bytes": 10**8}
-        run |= {"live_tensor_bytes": 10**6, "cuda_peak_bytes": None, "load": {}}
+        run = {"seconds": latency_ms / 1e3, "p90_s": latency_ms / 1e3, "num_calls": 5, "peak_bytes": 10**8}
+        run |= {"live_tensor_bytes": 10**6}
         return self.original_s if arguments["directory"] is None else self.variant_s, run
 
 
@@ -249,7 +249,7 @@ def test_a_trial_that_is_not_expected_to_end_in_time_is_not_begun(tmp_path: Path
 
 
 def test_a_process_that_its_own_limit_ends_was_not_ended_by_the_budget(tmp_path: Path) -> None:
-    def run(function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
+    def run(function: Function, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
         return Outcome(None, Failure(FailureKind.TIMEOUT, f"limit {time_limit_s}"), time_limit_s, 0)
 
     own = run_within(run, "f", {}, tmp_path, limit_s=5, left_s=9).failure

@@ -9,7 +9,7 @@ import targets
 import torch
 from safetensors.torch import save_file
 
-from whet.measure.isolate import Failure, FailureKind, Outcome, run_isolated
+from whet.measure.isolate import Failure, FailureKind, Function, Outcome, run_isolated
 from whet.techniques import Candidate
 from whet.tuner.conclusion import hold_only_the_model, is_beaten
 from whet.tuner.finalist import INPUTS, measure_finalist, read_inputs, write_inputs
@@ -32,7 +32,7 @@ def test_the_original_and_an_artefact_are_measured_on_the_same_inputs(tmp_path: 
     artefact = Candidate.original(subject).save(tmp_path / "artefact")
     for directory in (None, str(artefact)):
         found = measure_finalist(target, directory, str(tmp_path / INPUTS), budget_s=0.05)
-        assert 0 < found["latency_ms"] <= found["p90_ms"]
+        assert 0 < found["seconds"] <= found["p90_s"]
         assert found["num_calls"] >= 3
         assert found["peak_bytes"] > found["live_tensor_bytes"] > 0
 
@@ -65,14 +65,14 @@ def test_a_model_in_memory_may_come_from_a_file_beside_the_script(
     write_inputs(examine(workload), tmp_path / INPUTS)
     arguments = {"directory": None, "inputs": str(tmp_path / INPUTS), "budget_s": 0.01}
     outcome = run_isolated(
-        "whet.tuner.finalist:measure_finalist",
+        measure_finalist,
         {"target": f"{PICKLED}{tmp_path / 'workload'}", **arguments},
         tmp_path / "exchange",
         time_limit_s=100,
     )
     assert outcome.failure is None
     assert outcome.value is not None
-    assert outcome.value["latency_ms"] > 0
+    assert outcome.value["seconds"] > 0
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_memory_is_compared_without_what_the_targets_own_code_builds(
 ) -> None:
     """Where the original can be saved, that is: its own process holds the data of its quality as well."""
 
-    def run(function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
-        if function == fails:
+    def run(function: Function, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
+        if function.__name__ == fails:
             return Outcome(None, Failure(FailureKind.CRASH, "lost"), 0.1, 0)
         return Outcome({"peak_bytes": 300 if arguments["directory"] else 500, "libraries": []}, None, 0.1, 0)
 

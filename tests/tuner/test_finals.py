@@ -12,9 +12,10 @@ import targets
 import torch
 
 from whet.comparison.claim import Verdict, claim_of
+from whet.comparison.run import Run
 from whet.errors import ModelError
 from whet.measure.clock import measure_pairs
-from whet.measure.isolate import Outcome
+from whet.measure.isolate import Function, Outcome
 from whet.measure.load import Load
 from whet.measure.quiet import Patience
 from whet.measure.stats import noise_floor
@@ -22,6 +23,7 @@ from whet.tuner import finals, verdict
 from whet.tuner.finals import run_finals
 from whet.tuner.result import Point, TrialRecord
 from whet.tuner.search import Workbench, isolated
+from whet.tuner.trial import look, replay
 
 
 def test_twenty_real_comparisons_of_a_model_with_itself_give_no_gain() -> None:
@@ -41,20 +43,21 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Who was measured, in order: trial 0 a little slower than the original (-1), which fails where `fails` says so."""
     asked: list[int] = []
 
-    def measure(bench: "Fails", contender: TrialRecord | None) -> dict[str, float] | None:
+    def measure(bench: "Fails", contender: TrialRecord | None) -> Run:
         number = -1 if contender is None else contender.number
         asked.append(number)
         if number == -1 and bench.fails(asked.count(-1)):
-            return None
-        return {"latency_ms": {-1: 10.0, 0: 11.0, 1: 5.0}[number] + 0.01 * (len(asked) % 5)}
-
-    def point(bench: object, contender: TrialRecord | None, runs: list[dict[str, float]]) -> Point:
-        times = [run["latency_ms"] for run in runs]
-        return Point(latency_ms=times[0], throughput_per_s=1.0, peak_bytes=0, size_bytes=0, process_latencies_ms=times)
+            return Run(failure="lost")
+        return Run(seconds={-1: 10.0, 0: 11.0, 1: 5.0}[number] + 0.01 * (len(asked) % 5))
 
     monkeypatch.setattr(finals, "_measure", measure)
     monkeypatch.setattr(finals, "_point", point)
     return asked
+
+
+def point(bench: object, contender: TrialRecord | None, runs: list[Run]) -> Point:
+    times = [run.seconds for run in runs]
+    return Point(latency_ms=times[0], throughput_per_s=1.0, peak_bytes=0, size_bytes=0, process_latencies_ms=times)
 
 
 @dataclass
@@ -98,12 +101,12 @@ def test_an_original_that_always_fails_is_an_error() -> None:
 def test_twenty_real_comparisons_between_processes_give_no_gain(tmp_path: Path) -> None:
     run = isolated(None)
     target = f"{targets.HERE}:conv"
-    facts = run("look", {"target": target, "directory": str(tmp_path)}, tmp_path / "look", 120).value
+    facts = run(look, {"target": target, "directory": str(tmp_path)}, tmp_path / "look", 120).value
     assert facts is not None
     bench = Workbench(target, facts, tmp_path, run)
     # Two records of one and the same artefact: any difference between them is noise.
     replayed = run(
-        "replay",
+        replay,
         {"target": target, "steps": [], "directory": str(bench.artefact(0))},
         tmp_path / "a",
         120,
@@ -131,18 +134,13 @@ class Busy:
         self._noise = random.Random(0)
         self._spread = spread
         monkeypatch.setattr(finals, "_measure", self._measure)
-        monkeypatch.setattr(finals, "_point", self._point)
+        monkeypatch.setattr(finals, "_point", point)
 
-    def _measure(self, bench: object, contender: TrialRecord | None) -> dict[str, object]:
+    def _measure(self, bench: object, contender: TrialRecord | None) -> Run:
         is_disturbed = self._disturbed(self.num)
         self.num += 1
-        latency_ms = (10.0 if contender is None else 5.0) * math.exp(self._noise.gauss(0, self._spread))
-        return {"latency_ms": latency_ms * (10 if is_disturbed else 1), "busy": "others" if is_disturbed else ""}
-
-    @staticmethod
-    def _point(bench: object, contender: TrialRecord | None, runs: list[dict[str, float]]) -> Point:
-        times = [run["latency_ms"] for run in runs]
-        return Point(latency_ms=times[0], throughput_per_s=1.0, peak_bytes=0, size_bytes=0, process_latencies_ms=times)
+        seconds = (10.0 if contender is None else 5.0) * math.exp(self._noise.gauss(0, self._spread))
+        return Run(seconds=seconds * (10 if is_disturbed else 1), busy="others" if is_disturbed else "")
 
 
 def judge(contender: TrialRecord, on_busy: str = "wait", wait_s: float = 0.001) -> tuple[Point, list[Point], Patience]:
@@ -195,8 +193,8 @@ def test_finals_that_the_screening_denies_are_no_gain(
     Busy(monkeypatch, lambda i: False)
     asked: list[str] = []
 
-    def run(function: str, arguments: object, directory: Path, time_limit_s: float) -> Outcome:
-        asked.append(function)
+    def run(function: Function, arguments: object, directory: Path, time_limit_s: float) -> Outcome:
+        asked.append(function.__name__)
         value = {"speedup": again, "speedup_ci95": [again * 0.98, again * 1.02], "busy": ""}
         return Outcome(value, None, 0.1, 0)
 

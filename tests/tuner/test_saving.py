@@ -14,7 +14,7 @@ from torch import Tensor
 from whet.artefact import load
 from whet.cli.tables import show_result
 from whet.errors import ArtefactError
-from whet.measure.isolate import Failure, FailureKind, Outcome
+from whet.measure.isolate import Failure, FailureKind, Function, Outcome
 from whet.recipe import Step
 from whet.tuner.goal import Goal
 from whet.tuner.reloading import ANSWERS, check_answers, write_answers
@@ -36,11 +36,12 @@ class Runner:
         self.libraries = libraries
         self.calls: list[tuple[str, dict[str, Any]]] = []
 
-    def __call__(self, function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
-        self.calls.append((function, arguments))
-        if function == self.fails:
-            return Outcome(None, Failure(FailureKind.USER, f"{function} met a wall", "TargetError"), 0.1, 0)
-        if function == "save_original":
+    def __call__(self, function: Function, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
+        name = function.__name__
+        self.calls.append((name, arguments))
+        if name == self.fails:
+            return Outcome(None, Failure(FailureKind.USER, f"{name} met a wall", "TargetError"), 0.1, 0)
+        if name == "save_original":
             (Path(arguments["directory"])).mkdir(parents=True)
             (Path(arguments["directory"]) / "weights").write_text("1")
         return Outcome({"libraries": list(self.libraries)}, None, 0.1, 0)

@@ -123,7 +123,7 @@ def _measured(
     """What the child found, whole or in part, why it ended early, and what disturbed it on a busy machine."""
     with Observed() as seen, console.status(f"watching {target}: {num_steps} steps, for {limit_s:.0f} s at most"):
         outcome = run_isolated(
-            "whet.cli.profile_step:look",
+            look,
             {"target": target, "num_steps": num_steps, "limit_s": limit_s, "directory": str(folder)},
             folder,
             time_limit_s=limit_s + _GRACE_S,

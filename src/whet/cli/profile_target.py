@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.text import Text
 
 from whet.cli.busy import INCONCLUSIVE, shown
-from whet.cli.profile_child import PARTIAL
+from whet.cli.profile_child import PARTIAL, look
 from whet.cli.profiled_process import error_of
 from whet.cli.units import seconds
 from whet.errors import ModelError, OutputError, WhetError
@@ -72,7 +72,7 @@ def _measured(
     try:
         with Live(_Progress(target), console=console, transient=True, refresh_per_second=4):
             outcome = run_isolated(
-                "whet.cli.profile_child:look",
+                look,
                 arguments,
                 folder,
                 time_limit_s=limit_s,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from whet.comparison.child import ALONE, measure_in_turns
 from whet.comparison.run import Run, Side
 from whet.comparison.variant import Variant, run_of
-from whet.measure.isolate import run_together
+from whet.measure.isolate import FailureKind, Outcome, run_together
 from whet.measure.load import cause_of, quiet_blocks
 
 _ENOUGH_BLOCKS = 5  # quiet ones that a pair needs to count
@@ -59,13 +59,18 @@ def take_turns(old: Side, new: Side, first: int) -> tuple[Run, Run]:
         time_limit_s=max(old.time_limit_s, new.time_limit_s),
         memory_limit_bytes=min(limits, default=None),
     )
-    runs = [run_of(outcome) for outcome in outcomes]
-    failures = [run.failure for run in runs]
-    if all(failures):  # say what failed first, and not that the other side was left alone
-        failures = ["" if failure == ALONE else failure for failure in failures]
-    if any(failures):
-        return Run(failure=failures[0]), Run(failure=failures[1])
-    return held_together(runs[0], runs[1])
+    if any(outcome.failure for outcome in outcomes):
+        causes = ["" if _is_left_alone(outcome) else run_of(outcome).failure for outcome in outcomes]
+        if not any(causes):
+            causes = [run_of(outcome).failure for outcome in outcomes]
+        return Run(failure=causes[0]), Run(failure=causes[1])
+    return held_together(run_of(outcomes[0]), run_of(outcomes[1]))
+
+
+def _is_left_alone(outcome: Outcome) -> bool:
+    """Return whether a side ended well, or only since the other side had ended."""
+    failure = outcome.failure
+    return failure is None or failure.kind is FailureKind.PEER or failure.message == ALONE
 
 
 def held_together(old: Run, new: Run) -> tuple[Run, Run]:

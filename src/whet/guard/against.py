@@ -70,7 +70,7 @@ def compare_with(
         for number, (target, sizes) in enumerate(itertools.product(targets, grid(batch, seq))):
             label = Point(target=target, sizes=sizes).label
             sides = [
-                _side(tree, label, target, sizes, Path(scratch) / f"{number}-{i}", budget_s, time_limit_s)
+                side_in(tree, label, target, sizes, Path(scratch) / f"{number}-{i}", budget_s, time_limit_s)
                 for i, tree in enumerate(trees)
             ]
             benchmarks.append((label, (sides[0], sides[1])))
@@ -78,7 +78,7 @@ def compare_with(
         return run_gate(benchmarks, trees, Turns(take_turns), stop, patience=patience, report=report)
 
 
-def _side(
+def side_in(
     tree: Tree,
     label: str,
     target: str,
@@ -87,7 +87,17 @@ def _side(
     budget_s: float,
     time_limit_s: float,
 ) -> Variant:
-    """Return a benchmark in one of the trees."""
+    """Return a benchmark in one of the trees, as one side of a comparison.
+
+    Args:
+        tree: The tree whose code is measured.
+        label: What people call the benchmark.
+        target: Its target.
+        sizes: Its sizes.
+        directory: Where the processes' files lie.
+        budget_s: Seconds of timing in each process.
+        time_limit_s: Seconds after which a process is ended.
+    """
     return Variant(
         name=f"{label} in {tree.name}",
         build=first_calls,

@@ -25,7 +25,7 @@ from whet.tuner.in_process import as_artefact
 from whet.tuner.reloading import reload_refusal
 from whet.tuner.result import Agreement, QualityChange
 from whet.tuner.search import isolated
-from whet.tuner.trial import doubt_about_model, refuse
+from whet.tuner.trial import doubt_about_model, refuse, replay
 from whet.tuner.tuning import workload_of
 from whet.workload import Workload, examine
 from whet.workloads import resolve
@@ -176,7 +176,7 @@ def apply_recipe(
             "force": force,
         }
         run = isolated(describe().most_bytes)
-        outcome = run("replay", arguments, Path(scratch), _LIMIT_S)
+        outcome = run(replay, arguments, Path(scratch), _LIMIT_S)
         if outcome.failure is not None:
             raise outcome.failure.as_error()
         assert outcome.value is not None

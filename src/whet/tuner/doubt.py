@@ -8,6 +8,7 @@ from whet.measure.stats import MAX_NOISE
 from whet.tuner.outlook import TIMING_S
 from whet.tuner.result import TrialRecord
 from whet.tuner.search import Workbench
+from whet.tuner.trial import screen
 
 _LIMIT_S = 180.0
 _SHARED = 1.25  # what sharing a process, its caches and its threads may do to a ratio at the most
@@ -35,7 +36,7 @@ def doubt_about(bench: Workbench, contender: TrialRecord, claim: Claim, patience
         "timing_s": TIMING_S,
     }
     outcome = patience.measure(
-        lambda: bench.run("screen", arguments, bench.directory / "screen", _LIMIT_S),
+        lambda: bench.run(screen, arguments, bench.directory / "screen", _LIMIT_S),
         lambda found: str(found.value["busy"]) if found.value else "",
     )
     if outcome.value is not None and _agree(outcome.value["speedup"], outcome.value["speedup_ci95"], claim):

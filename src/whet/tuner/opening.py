@@ -14,6 +14,7 @@ from whet.figures import num_bytes
 from whet.files import names_in, writable_parent
 from whet.machine import Machine
 from whet.measure.isolate import QUIET, run_isolated
+from whet.measure.memory import bare_process
 from whet.recipe import FILE as RECIPE
 from whet.tuner.finalist import INPUTS
 from whet.tuner.goal import Goal
@@ -47,9 +48,7 @@ def check_memory(max_memory_bytes: int | None) -> None:
     if max_memory_bytes is None or max_memory_bytes >= _ENOUGH_BYTES:
         return
     with tempfile.TemporaryDirectory(prefix="whet-memory-") as scratch:
-        outcome = run_isolated(
-            "whet.measure.memory:bare_process", {}, Path(scratch), time_limit_s=60, environment=QUIET
-        )
+        outcome = run_isolated(bare_process, {}, Path(scratch), time_limit_s=60, environment=QUIET)
     least = (outcome.value or {}).get("peak_bytes", 0)
     if max_memory_bytes < least:
         raise OptionError(

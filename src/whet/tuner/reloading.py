@@ -98,5 +98,5 @@ def reload_refusal(
         "places": list(places),
         "num_threads": num_threads,
     }
-    failure = run("reload", arguments, artefact.parent / "reload", limit_s).failure
+    failure = run(reload, arguments, artefact.parent / "reload", limit_s).failure
     return "" if failure is None else f"a fresh process cannot use it: {failure.message}"

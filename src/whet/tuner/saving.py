@@ -11,6 +11,7 @@ from whet.tuner.in_process import ADVICE
 from whet.tuner.reloading import reload_refusal
 from whet.tuner.result import MODEL, Result
 from whet.tuner.search import Workbench
+from whet.tuner.trial import save_original
 
 _RECORD = "saved.json"
 
@@ -71,7 +72,7 @@ def _try_original(bench: Workbench, artefact: Path) -> Saved:
         "directory": str(artefact),
         "batch": bench.facts.get("batch"),
     }
-    outcome = bench.run("save_original", arguments, artefact.parent, bench.trial_limit_s)
+    outcome = bench.run(save_original, arguments, artefact.parent, bench.trial_limit_s)
     if outcome.value is None:
         return Saved(reason=outcome.failure.message if outcome.failure else "its process gave no result")
     libraries = outcome.value["libraries"]

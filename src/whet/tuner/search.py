@@ -15,21 +15,22 @@ from pydantic import TypeAdapter
 
 from whet.machine import Limits, describe
 from whet.measure.fork_server import ForkServer
-from whet.measure.isolate import QUIET, Outcome, run_isolated
+from whet.measure.isolate import QUIET, Function, Outcome, run_isolated
 from whet.measure.quiet import Patience
 from whet.profiler import Profile
 from whet.recipe import Recipe
 from whet.tuner.budget import BudgetEnded, Runner, run_within
 from whet.tuner.build import is_in_process
-from whet.tuner.finalist import INPUTS
+from whet.tuner.finalist import INPUTS, measure_finalist
 from whet.tuner.goal import Goal, ranked
+from whet.tuner.in_process import measure_rebuilt
 from whet.tuner.outlook import MIN_TRIAL_S, TIMING_S
 from whet.tuner.plan import compile_only, next_recipe
 from whet.tuner.reloading import reload_refusal
 from whet.tuner.result import TrialRecord
 from whet.tuner.space import Offer, Space
 from whet.tuner.study import Study
-from whet.tuner.trial import mean_least_time_s
+from whet.tuner.trial import attempt, mean_least_time_s
 
 _LOG = logging.getLogger("whet")
 
@@ -40,8 +41,6 @@ _NUM_WITH_REFERENCE = 3  # torch.compile alone is tried where so many trials fit
 
 # What every trial imports. Not runtimes that a recipe may not name: some patch torch as they are imported.
 _PRELOAD = ("whet.tuner.trial", "torch.export._trace")
-# The module of a child's function, where it is not `trial`; such a child is a fresh process and no fork.
-_ROOMS = {"measure_finalist": "finalist", "measure_rebuilt": "in_process", "reload": "reloading"}
 
 _LIMITS = TypeAdapter(Limits)
 _PROFILES = TypeAdapter(list[tuple[Profile, int]])
@@ -73,7 +72,7 @@ class Workbench:
         if record is not None and is_in_process(record.steps):
             steps = [step.model_dump() for step in record.steps]
             arguments = {"target": self.target, "steps": steps, "signature": self.facts["signature"]}
-            return self.run("measure_rebuilt", {**arguments, "budget_s": budget_s}, folder, limit_s)
+            return self.run(measure_rebuilt, {**arguments, "budget_s": budget_s}, folder, limit_s)
         directory = None if record is None else self.artefact(record.number)
         return self.measure_artefact(directory, record.libraries if record else (), folder, budget_s, limit_s)
 
@@ -90,7 +89,7 @@ class Workbench:
             "libraries": list(libraries),
             "places": self.facts.get("sys_path", []),
         }
-        return self.run("measure_finalist", arguments, folder, limit_s)
+        return self.run(measure_finalist, arguments, folder, limit_s)
 
     def share_of_limit(self, steps: Sequence[Any], latency_ms: float) -> float:
         """The least time the machine's limits allow, in the dtype the recipe computes in, over the time measured."""
@@ -101,18 +100,17 @@ class Workbench:
 
 
 def isolated(memory_limit_bytes: int | None, server: ForkServer | None = None) -> Runner:
-    """A runner of real processes under a memory limit: forks of `server`, if there is one, save for the finals'."""
+    """Return a runner of real processes under a memory limit. Trials are forks of `server`, if there is one."""
 
-    def run(function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
-        room = _ROOMS.get(function, "trial")
+    def run(function: Function, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
         return run_isolated(
-            f"whet.tuner.{room}:{function}",
+            function,
             arguments,
             directory,
             time_limit_s=time_limit_s,
             memory_limit_bytes=memory_limit_bytes,
             environment=QUIET,
-            start=server.start if server is not None and room == "trial" else None,
+            start=server.start if server is not None and function.__module__ == _PRELOAD[0] else None,
         )
 
     return run
@@ -228,7 +226,7 @@ def try_recipe(
     )
     outcome = run_within(
         bench.run,
-        "attempt",
+        attempt,
         {
             "target": bench.target,
             "steps": [step.model_dump() for step in recipe],
@@ -282,7 +280,7 @@ def loads_afresh(bench: Workbench, record: TrialRecord) -> bool:
 def _measure_memory(bench: Workbench, goal: Goal, record: TrialRecord, time_left_s: float) -> None:
     folder = bench.directory / f"trial-{record.number}" / "memory"
 
-    def bounded(function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
+    def bounded(function: Function, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
         return run_within(bench.run, function, arguments, directory, limit_s=time_limit_s, left_s=time_left_s)
 
     outcome = replace(bench, run=bounded).measure(record, folder, _MEMORY_RUN_S, bench.trial_limit_s)

@@ -34,6 +34,7 @@ from whet.tuner.result import FILE, Objective, Result, TrialRecord
 from whet.tuner.saving import save_model
 from whet.tuner.search import Workbench, forking, search
 from whet.tuner.study import Study
+from whet.tuner.trial import look
 from whet.workload import Quality, Workload
 from whet.workloads.handover import hand_over
 
@@ -157,7 +158,7 @@ def _examined(
     """
     arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
     patience.begin()
-    outcome = run("look", arguments, scratch, _LOOK_LIMIT_S)
+    outcome = run(look, arguments, scratch, _LOOK_LIMIT_S)
     if isinstance(outcome.failure, BudgetEnded) and patience.cause:
         raise OptionError(
             f"to build, call and examine the model takes longer than a budget of {budget_s:g} s on this busy machine "

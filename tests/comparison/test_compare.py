@@ -1,0 +1,223 @@
+"""Who is measured how often, which runs count, and what the claim says in the end."""
+
+import random
+from collections import Counter
+
+import pytest
+from fakes import Fake, made, patience, timed
+
+from whet.comparison.claim import Verdict
+from whet.comparison.compare import Progress, TimeLimit, compare, compare_all
+from whet.comparison.run import Run
+from whet.comparison.schedules import ABBA, Rounds
+from whet.comparison.stopping import Fixed, Sequential, UntilClear
+from whet.measure.evidence import Losses
+from whet.measure.load import Load
+
+
+def noisy(name: str, seconds: float, seed: int = 0, log: list[str] | None = None) -> Fake:
+    draw = random.Random(seed)
+    return made(name, lambda i: Run(seconds=seconds * (1 + draw.gauss(0, 0.003))), log)
+
+
+def test_a_gain_is_proved_by_a_fixed_number_of_pairs() -> None:
+    log: list[str] = []
+    claim = compare(noisy("old", 2.0, 0, log), noisy("new", 1.0, 1, log), schedule=Rounds(), stop=Fixed())
+    assert claim.verdict is Verdict.PASS
+    assert claim.is_gain
+    assert claim.ratio == pytest.approx(2.0, rel=0.01)
+    assert claim.slowdown == pytest.approx(0.5, rel=0.01)
+    assert claim.ci95 is not None
+    assert claim.slowdown_ci95 == pytest.approx((1 / claim.ci95[1], 1 / claim.ci95[0]))
+    assert claim.num_pairs == len(claim.old_s) == len(claim.new_s) == len(claim.pairs) == 8
+    assert Counter(log) == {"old": 8, "new": 8}
+
+
+def test_equal_variants_are_no_gain() -> None:
+    claim = compare(noisy("old", 1.0, 0), noisy("new", 1.0, 1), schedule=Rounds(), stop=Fixed(lost_after=0))
+    assert claim.verdict is not Verdict.PASS
+
+
+def test_variants_share_the_original_and_the_loser_is_left_out() -> None:
+    log: list[str] = []
+    old, slow, fast = noisy("old", 1.0, 0, log), noisy("slow", 1.5, 1, log), noisy("fast", 0.5, 2, log)
+    found = compare_all([(old, slow), (old, fast)], schedule=Rounds(), stop=Fixed())
+    assert [claim.verdict for claim in found.claims] == [Verdict.FAIL, Verdict.PASS]
+    assert Counter(log) == {"old": 8, "fast": 8, "slow": 3}
+    assert len(found.runs["old"]) == 8
+
+
+def test_the_order_in_a_round_is_random_and_repeatable() -> None:
+    def order(seed: int) -> list[str]:
+        log: list[str] = []
+        old, a, b = (noisy(name, 1.0, i, log) for i, name in enumerate(("old", "a", "b")))
+        compare_all([(old, a), (old, b)], schedule=Rounds(seed), stop=Fixed(lost_after=0))
+        return log
+
+    assert order(0) == order(0) != order(1)
+    first = [order(seed)[0] for seed in range(30)]
+    assert min(Counter(first).values()) > 2
+
+
+def test_abba_alternates_who_comes_first() -> None:
+    log: list[str] = []
+    compare(timed("a", 1.0, log=log), timed("b", 1.0, log=log), schedule=ABBA(), stop=Fixed(4, 1, lost_after=0))
+    assert "".join(log) == "abbaabba"
+
+
+def test_a_side_that_fails_is_named_and_ends_its_claim_alone() -> None:
+    old, fine = noisy("old", 1.0), noisy("fine", 0.5, 1)
+    broken = made("broken", lambda i: Run(failure="no such operator"))
+    found = compare_all([(old, broken), (old, fine)], schedule=Rounds(), stop=Fixed())
+    bad, good = found.claims
+    assert (bad.verdict, bad.failure, bad.failed) == (Verdict.INCONCLUSIVE, "no such operator", "broken")
+    assert good.verdict is Verdict.PASS
+    assert good.num_pairs == 8
+
+
+@pytest.mark.parametrize("old_may_fail", [False, True])
+def test_an_original_that_fails_once(old_may_fail: bool) -> None:
+    old = made("old", lambda i: Run(failure="lost") if i == 2 else Run(seconds=2 + 0.001 * i))
+    new = noisy("new", 1.0)
+    found = compare_all([(old, new)], schedule=Rounds(), stop=Fixed(), old_may_fail=old_may_fail)
+    (claim,) = found.claims
+    if old_may_fail:
+        assert (claim.verdict, claim.num_pairs, claim.failure) == (Verdict.PASS, 7, "")
+    else:
+        assert (claim.num_pairs, claim.failure, claim.failed) == (2, "lost", "old")
+
+
+def test_after_a_failure_abba_leaves_the_other_side_out() -> None:
+    log: list[str] = []
+    old = made("old", lambda i: Run(failure="lost"), log)
+    claim = compare(old, timed("new", 1.0, log=log), schedule=ABBA(), stop=UntilClear())
+    assert log == ["old"]
+    assert claim.failed == "old"
+
+
+def test_disturbed_runs_are_in_no_pair_and_spare_rounds_replace_them() -> None:
+    load = Load(1.0, 2, foreign_s=2.0)
+    old = made("old", lambda i: Run(seconds=50.0, busy="others", load=load) if i == 3 else Run(seconds=2 + 0.01 * i))
+    claim = compare(old, noisy("new", 1.0), schedule=Rounds(), stop=Fixed(), patience=patience())
+    assert claim.verdict is Verdict.PASS
+    assert claim.num_pairs == 8
+    assert max(claim.old_s) < 3
+    assert claim.busy == ""
+    assert claim.load.foreign_s == 2.0  # disturbed runs are still reported
+
+
+def test_a_machine_that_stays_busy_ends_it_and_says_so() -> None:
+    log: list[str] = []
+    old, new = (made(name, lambda i: Run(seconds=1.0, busy="others"), log) for name in ("old", "new"))
+    claim = compare(old, new, schedule=Rounds(), stop=Fixed(), patience=patience())
+    assert claim.verdict is Verdict.INCONCLUSIVE
+    assert (claim.ratio, claim.num_pairs) == (None, 0)
+    assert "the machine stayed busy" in claim.busy
+    assert "make (2.0 cores)" in claim.busy
+    assert len(log) <= 4
+
+
+def test_who_goes_on_gets_a_verdict_that_says_the_machine_was_busy() -> None:
+    old, new = (made(n, lambda i, s=s: Run(seconds=s + 0.001 * i, busy="others")) for n, s in (("old", 2), ("new", 1)))
+    claim = compare(old, new, schedule=Rounds(), stop=Fixed(), patience=patience("go-on"))
+    assert claim.verdict is Verdict.PASS
+    assert claim.busy == "the machine was busy: others"
+
+
+def test_an_open_verdict_on_a_quiet_machine_blames_nobody() -> None:
+    """The machine was busy before the comparison; its own runs were all quiet."""
+    waiting = patience()
+    waiting.cause = "others"
+    draw = random.Random(3)
+    old, new = (made(name, lambda i: Run(seconds=draw.uniform(1, 3))) for name in ("old", "new"))
+    claim = compare(old, new, schedule=Rounds(), stop=Fixed(lost_after=0), patience=waiting)
+    assert claim.verdict is Verdict.INCONCLUSIVE
+    assert claim.busy == ""
+
+
+class Clock:
+    """Each run takes a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def side(self, name: str, seconds: float, log: list[str]) -> Fake:
+        def make(i: int) -> Run:
+            self.now += 1
+            return Run(seconds=seconds + 0.001 * i)
+
+        return made(name, make, log)
+
+
+@pytest.mark.parametrize(("soft", "num_rounds"), [(0.0, 6), (13.0, 7), (100.0, 8)])
+def test_after_the_soft_limit_no_round_is_begun_once_there_are_enough_pairs(soft: float, num_rounds: int) -> None:
+    clock, log = Clock(), list[str]()
+    limit = TimeLimit(soft=soft, clock=clock)
+    claim = compare(clock.side("old", 2, log), clock.side("new", 1, log), schedule=Rounds(), stop=Fixed(), limit=limit)
+    assert claim.num_pairs == num_rounds
+    assert len(log) == 2 * num_rounds
+
+
+def test_no_round_is_begun_that_would_not_end_by_the_hard_limit() -> None:
+    clock, log = Clock(), list[str]()
+    limit = TimeLimit(hard=7.5, clock=clock)
+    claim = compare(clock.side("old", 2, log), clock.side("new", 1, log), schedule=Rounds(), stop=Fixed(), limit=limit)
+    assert claim.num_pairs == 3
+    assert clock.now == 6
+
+
+def test_a_round_that_the_hard_limit_cuts_off_does_not_count() -> None:
+    clock = Clock()
+    limit = TimeLimit(hard=2.5, clock=clock)
+
+    def cut(i: int) -> Run:
+        clock.now += 2
+        return Run(failure="stopped") if clock.now >= 2.5 else Run(seconds=2.0)
+
+    found = compare_all(
+        [(made("old", cut), made("new", cut))], schedule=Rounds(), stop=Fixed(), limit=limit, old_may_fail=True
+    )
+    (claim,) = found.claims
+    assert (claim.num_pairs, claim.failure) == (0, "")
+    assert not any(found.runs.values())
+
+
+def test_a_side_can_be_measured_alone() -> None:
+    found = compare_all([], schedule=Rounds(), stop=Fixed(3, 1), alone=[timed("old", 1.0)])
+    assert found.claims == []
+    assert [run.seconds for run in found.runs["old"]] == [1.0] * 3
+
+
+def test_the_evidence_of_both_is_held_together() -> None:
+    old = made("old", lambda i: Run(seconds=2 + 0.01 * i, evidence=Losses(by_step=(2.0, 1.0)) if i == 0 else None))
+    new = made("new", lambda i: Run(seconds=1 + 0.01 * i, evidence=Losses(by_step=(2.0, 3.0)) if i == 0 else None))
+    claim = compare(old, new, schedule=Rounds(), stop=Fixed())
+    assert claim.agreement is not None
+    assert not claim.agreement.is_same
+    assert "from step 2 on" in claim.agreement.words
+
+
+def test_progress_is_told_after_each_measurement() -> None:
+    told: list[tuple[int, int]] = []
+
+    def report(done: int, measured: object) -> None:
+        assert isinstance(measured, list)
+        told.extend((done, len(one.counted)) for one in measured if isinstance(one, Progress))
+
+    compare_all([(timed("old", 2.0, 2.1), timed("new", 1.0, 1.1))], schedule=ABBA(), stop=Fixed(2, 1), report=report)
+    assert told == [(0, 1), (1, 1), (1, 2), (2, 2)]
+
+
+def test_many_claims_are_corrected_for_their_number() -> None:
+    """One benchmark that is only just slower is no FAIL among twenty that are not."""
+    draw = random.Random(5)
+    pairs = [(noisy(f"old {i}", 1.0, 2 * i), noisy(f"new {i}", 1.0, 2 * i + 1)) for i in range(20)]
+    old = made("old", lambda i: Run(seconds=1 + 0.01 * draw.gauss(0, 1)))
+    new = made("new", lambda i: Run(seconds=1.011 + 0.01 * draw.gauss(0, 1)))
+    alone = compare(old, new, schedule=ABBA(), stop=Sequential())
+    found = compare_all([*pairs, (old, new)], schedule=ABBA(), stop=Sequential())
+    assert alone.p_value is not None
+    assert Counter(claim.verdict for claim in found.claims)[Verdict.FAIL] == 0
