@@ -1,12 +1,15 @@
-"""Which of two versions is faster, and whether their losses are the same."""
+"""A process of a script as a run: which steps count, what disturbed them, and a comparison of two versions."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import pytest
-from whet.impact.pairs import LOSS_TOLERANCE, Run, compare_losses, run_once, run_pairs
 
-from whet.errors import TargetError
+from whet.comparison.claim import Claim, Verdict
+from whet.comparison.compare import compare
+from whet.comparison.schedules import ABBA
+from whet.comparison.stopping import UntilClear
+from whet.impact.version import ScriptVersion, middle, run_of
+from whet.measure.evidence import Losses
 from whet.measure.isolate import Failure, FailureKind, Outcome
 from whet.measure.load import Load
 from whet.measure.quiet import Patience
@@ -16,84 +19,15 @@ def outcome(step_s: float, losses: Sequence[float | None] = (2.0, 1.0)) -> Outco
     value = {
         "seconds": [9.0, 9.0, 9.0, step_s, step_s, step_s],
         "losses": list(losses),
-        "report": {},
+        "report": {"step_ms": step_s * 1e3},
         "peak_bytes": 100,
         "cuda_peak_bytes": None,
     }
     return Outcome(value, None, 1.0, 0)
 
 
-def runs(*times: float, log: list[str] | None = None, name: str = "") -> Run:
-    left = list(times)
-
-    def run() -> Outcome:
-        if log is not None:
-            log.append(name)
-        return outcome(left.pop(0))
-
-    return run
-
-
-def failing(message: str) -> Callable[[], Outcome]:
-    return lambda: Outcome(None, Failure(FailureKind.ERROR, message), 1.0, 0)
-
-
-def test_the_first_steps_are_not_counted() -> None:
-    assert run_once(runs(0.5)).step_s == 0.5
-
-
-def test_processes_come_in_turn() -> None:
-    log: list[str] = []
-    a = runs(1.0, 1.1, 0.9, 1.0, log=log, name="a")
-    b = runs(1.0, 1.0, 1.0, 1.0, log=log, name="b")
-    run_pairs(a, b, most_pairs=4, stop_early=False)
-    assert "".join(log) == "abbaabba"
-
-
-def test_a_clear_gain_ends_it_after_three_pairs() -> None:
-    paired = run_pairs(runs(1.0, 1.02, 0.98, 1.0), runs(0.5, 0.51, 0.5, 0.5), most_pairs=6)
-    assert paired.comparison is not None
-    assert paired.comparison.num_pairs == 3
-    assert paired.is_faster
-    assert paired.comparison.ratio == pytest.approx(2.0, rel=0.05)
-
-
-def test_twice_slower_ends_it_after_two_pairs() -> None:
-    paired = run_pairs(runs(1.0, 1.0), runs(1.2, 1.1), most_pairs=6)
-    assert paired.comparison is not None
-    assert (paired.comparison.num_pairs, paired.is_faster) == (2, False)
-
-
-def test_noise_is_no_gain() -> None:
-    paired = run_pairs(runs(1.0, 1.3, 0.8), runs(1.2, 0.9, 1.0), most_pairs=6)
-    assert not paired.is_faster
-
-
-def test_a_variant_that_fails_is_a_result_and_an_original_that_fails_is_an_error() -> None:
-    paired = run_pairs(runs(1.0), failing("ValueError: no"), most_pairs=6)
-    assert paired.failure == "ValueError: no"
-    assert not paired.is_faster
-    with pytest.raises(TargetError, match="ValueError: no"):
-        run_pairs(failing("ValueError: no"), runs(1.0), most_pairs=6)
-
-
-def test_losses_within_the_tolerance_are_the_same() -> None:
-    gap, words = compare_losses([2.0, 1.0, 1.0], [2.0, 1.0 + LOSS_TOLERANCE / 2, 1.0])
-    assert gap is not None
-    assert gap <= LOSS_TOLERANCE
-    assert words.startswith("same loss over 3 steps")
-
-
-def test_other_losses_are_told_from_where_on() -> None:
-    gap, words = compare_losses([2.0, 1.0, 1.0], [2.0, 1.5, 1.4])
-    assert gap == pytest.approx(0.9 / 4.0)  # means 4/3 and 4.9/3
-    assert words.endswith("from step 2 on")
-
-
-def test_lengths_may_differ_and_steps_without_a_loss_are_left_out() -> None:
-    assert compare_losses([2.0, None, 1.0, 5.0], [2.0, 3.0, 1.0])[0] == 0.0
-    assert compare_losses([None], [1.0])[0] is None
-    assert compare_losses([math.nan], [1.0])[0] == math.inf
+def failed(message: str) -> Outcome:
+    return Outcome(None, Failure(FailureKind.ERROR, message), 1.0, 0)
 
 
 def busy_outcome(step_s: float, *, disturbed: bool) -> Outcome:
@@ -106,35 +40,66 @@ def busy_outcome(step_s: float, *, disturbed: bool) -> Outcome:
     return Outcome({**found.value, "seconds": seconds, "blocks": blocks}, None, 1.0, 0)
 
 
+def screened(old: Callable[[], Outcome], new: Callable[[], Outcome], patience: Patience | None = None) -> Claim:
+    sides = ScriptVersion("old", old), ScriptVersion("new", new)
+    return compare(*sides, schedule=ABBA(), stop=UntilClear(), patience=patience)
+
+
+def test_the_first_steps_are_not_counted() -> None:
+    run = run_of(outcome(0.5))
+    assert (run.seconds, run.num_calls, run.peak_bytes) == (0.5, 3, 100)
+    assert run.evidence == Losses(by_step=(2.0, 1.0))
+    assert run.details["report"] == {"step_ms": 500.0}
+
+
+def test_a_failure_is_a_run_that_says_so() -> None:
+    run = run_of(failed("ValueError: no"))
+    assert (run.failure, run.counts) == ("ValueError: no", False)
+
+
 def test_disturbed_steps_do_not_count() -> None:
     found = busy_outcome(0.5, disturbed=True)
     assert found.value is not None
     found.value["blocks"][2]["load"] = found.value["blocks"][3]["load"] = {"seconds": 1.0, "cores": 2}
     found.value["seconds"][6:] = [0.5] * 6
-    run = run_once(lambda: found)
-    assert (run.step_s, run.busy) == (0.5, "")
+    run = run_of(found)
+    assert (run.seconds, run.busy) == (0.5, "")
+    assert run.load.foreign_s == 1.0
 
 
-def test_a_busy_machine_gives_no_comparison() -> None:
-    patience = Patience("inconclusive")
-    paired = run_pairs(
+def test_a_run_with_too_few_quiet_steps_says_what_disturbed_it() -> None:
+    assert run_of(busy_outcome(0.5, disturbed=True)).busy.startswith("other processes used")
+
+
+def test_a_clear_gain_ends_it_after_three_pairs() -> None:
+    times = iter([1.0, 1.02, 0.98])
+    claim = screened(lambda: outcome(next(times)), lambda: outcome(0.5))
+    assert (claim.verdict, claim.num_pairs) == (Verdict.PASS, 3)
+    assert claim.ratio == pytest.approx(2.0, rel=0.05)
+    assert claim.agreement is not None
+    assert claim.agreement.is_same
+
+
+def test_a_machine_that_is_busy_gives_no_gain() -> None:
+    claim = screened(
         lambda: busy_outcome(1.0, disturbed=False),
         lambda: busy_outcome(0.5, disturbed=True),
-        most_pairs=6,
-        patience=patience,
+        Patience("inconclusive"),
     )
-    assert paired.comparison is None
-    assert not paired.is_faster
-    assert "other processes used" in paired.busy
+    assert (claim.verdict, claim.ratio) == (Verdict.INCONCLUSIVE, None)
+    assert "other processes used" in claim.busy
 
 
 def test_a_process_that_was_disturbed_is_run_again() -> None:
     left = iter([True, False, False, False, False, False])
-    paired = run_pairs(
+    claim = screened(
         lambda: busy_outcome(1.0, disturbed=False),
         lambda: busy_outcome(0.5, disturbed=next(left)),
-        most_pairs=3,
-        patience=Patience("wait", 10.0, glance=lambda seconds: (Load(seconds, 2), "")),
+        Patience("wait", 10.0, glance=lambda seconds: (Load(seconds, 2), "")),
     )
-    assert paired.comparison is not None
-    assert paired.comparison.ratio == pytest.approx(2.0)
+    assert claim.verdict is Verdict.PASS
+    assert claim.ratio == pytest.approx(2.0)
+
+
+def test_the_middle_run_is_the_median() -> None:
+    assert middle([run_of(outcome(step_s)) for step_s in (3.0, 1.0, 2.0)]).seconds == 2.0
