@@ -125,5 +125,5 @@ def test_mistakes_are_told_before_anything_is_measured() -> None:
 
 
 def test_a_side_that_cannot_be_built_is_named(training: str) -> None:
-    with pytest.raises(TargetError, match="the new variant cannot be measured: .*no data"):
+    with pytest.raises(TargetError, match=r"the new variant cannot be measured: .*no data"):
         compare(f"{training}:workload", f"{training}:broken", stop=FEW, budget_s=0.05)

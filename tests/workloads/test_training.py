@@ -135,7 +135,7 @@ def test_a_workload_of_the_wrong_parts_says_which(fields: dict[str, Any], words:
 def test_a_loop_that_cannot_go_on_says_why() -> None:
     model, batches = model_and_batches()
     parts: dict[str, Any] = {"model": model, "loss": squared, "optimizer": sgd, "batches": batches}
-    with pytest.raises(TargetError, match="gives no batch$"):
+    with pytest.raises(TargetError, match=r"gives no batch$"):
         Trainer(TrainingWorkload(**{**parts, "batches": []})).step()
     trainer = Trainer(TrainingWorkload(**{**parts, "batches": iter(batches)}))
     with pytest.raises(TargetError, match="an iterator can be gone through only once"):
