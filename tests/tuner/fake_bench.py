@@ -3,8 +3,15 @@
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from whet.machine import Limits, describe
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome
+from whet.profiler import Profile
 from whet.recipe import Step
+from whet.signature import read_signature
+from whet.tuner.facts import TargetFacts
+from whet.tuner.result import Diagnosed
 from whet.tuner.search import Workbench
 from whet.tuner.space import Offer
 
@@ -77,14 +84,29 @@ class FakeRunner:
         return Outcome(value, None, 0.1, 0)
 
 
-def bench(directory: Path, runner: FakeRunner) -> Workbench:
-    facts = {
-        "offers": [offer.model_dump() for offer in offers()],
-        "signature": {},
+def facts(call_s: float = 0.01, num_batches: int = 1, **known: Any) -> TargetFacts:
+    """What an examination would find, but for what `known` says: a call takes `call_s` seconds."""
+    given: dict[str, Any] = {
+        "name": "fake",
+        "fingerprint": "f",
+        "machine": describe(),
+        "open_s": 0.5,
+        "examined_s": 8.0,
+        "offers": offers(),
+        "refused": [],
+        "signature": read_signature([torch.ones(1)], torch.ones(1)),
         "score": 1.0,
+        "weights": "w",
+        "quality_name": "accuracy",
         "num_samples": 1,
+        "original_bytes": 1000,
         "num_threads": 1,
-        "profiles": [[{"total_s": 0.01, "layers": [], "dtype": "float32"}, 1]],
-        "limits": {"read_bandwidth": 1e10, "gemm": {"float32": 1e11}, "device": "cpu"},
+        "profiles": [(Profile(total_s=call_s, layers=(), dtype="float32"), num_batches)],
+        "limits": Limits(read_bandwidth=1e10, gemm={"float32": 1e11}),
+        "diagnosis": Diagnosed(sentence="", bound="compute", shares={}, share_of_limit=0.5),
     }
-    return Workbench("fake", facts, directory, runner)
+    return TargetFacts(**{**given, **known})
+
+
+def bench(directory: Path, runner: FakeRunner, **known: Any) -> Workbench:
+    return Workbench("fake", facts(**known), directory, runner)

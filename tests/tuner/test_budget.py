@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import fake_bench
 import pytest
 from fake_bench import FakeRunner, bench, offers
 
@@ -15,6 +16,7 @@ from whet.artefact.runtime import MANIFEST
 from whet.errors import OptionError
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome
 from whet.tuner.budget import Budget, BudgetEnded, needed_for, run_within
+from whet.tuner.facts import TargetFacts
 from whet.tuner.goal import Goal
 from whet.tuner.outlook import Costs, Outlook, going_on
 from whet.tuner.result import Result, TrialRecord
@@ -64,7 +66,7 @@ class SlowRunner:
 
     def _answer(self, function: Function, arguments: dict[str, Any]) -> tuple[float, dict[str, Any]]:
         if function.__name__ == "look":
-            return self.look_s, facts(self.look_s, exclude=arguments["exclude"])
+            return self.look_s, facts(self.look_s, exclude=arguments["exclude"]).model_dump(mode="json")
         if function.__name__ == "attempt":
             names = [step["technique"] for step in arguments["steps"]]
             return max(self.trial_s.get(name, self.trial_s["any"]) for name in names), {}
@@ -79,18 +81,9 @@ class SlowRunner:
         return self.original_s if arguments["directory"] is None else self.variant_s, run
 
 
-def facts(examined_s: float = 8.0, call_s: float = 0.01, exclude: Sequence[str] = ()) -> dict[str, Any]:
-    return {
-        "name": "slow", "open_s": 0.5, "examined_s": examined_s, "signature": {}, "score": 1.0, "weights": "w",
-        "quality_name": "accuracy", "higher_is_better": True, "num_samples": 1, "original_bytes": 1000,
-        "num_threads": 1, "limits_s": 0.0,
-        "offers": [offer.model_dump() for offer in offers() if offer.technique not in exclude],
-        "refused": [], "exclude": [],
-        "profiles": [[{"total_s": call_s, "layers": [], "dtype": "float32"}, 4]],
-        "limits": {"read_bandwidth": 1e10, "gemm": {"float32": 1e11}, "device": "cpu"},
-        "diagnosis": {"sentence": "", "bound": "compute", "shares": {}, "share_of_limit": 0.5},
-        "machine": {}, "fingerprint": "f", "sys_path": [],
-    }  # fmt: skip
+def facts(examined_s: float = 8.0, call_s: float = 0.01, exclude: Sequence[str] = ()) -> TargetFacts:
+    kept = [offer for offer in offers() if offer.technique not in exclude]
+    return fake_bench.facts(call_s, 4, name="slow", examined_s=examined_s, offers=kept)
 
 
 class Ear(Listener):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import targets
 import torch
+from fake_bench import facts
 from safetensors.torch import save_file
 
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome, run_isolated
@@ -126,7 +127,6 @@ def test_memory_is_compared_without_what_the_targets_own_code_builds(
             return Outcome(None, Failure(FailureKind.CRASH, "lost"), 0.1, 0)
         return Outcome({"peak_bytes": 300 if arguments["directory"] else 500, "libraries": []}, None, 0.1, 0)
 
-    facts = {"signature": {}, "num_threads": 1, "sys_path": []}
     baseline = Point(latency_ms=1.0, throughput_per_s=1.0, peak_bytes=500, size_bytes=1)
-    is_fair = hold_only_the_model(Workbench("x", facts, tmp_path, run), baseline)
+    is_fair = hold_only_the_model(Workbench("x", facts(), tmp_path, run), baseline)
     assert (baseline.peak_bytes, is_fair) == peaks

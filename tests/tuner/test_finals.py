@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import fake_bench
 import pytest
 import targets
 import torch
@@ -20,6 +21,7 @@ from whet.measure.load import Load
 from whet.measure.quiet import Patience
 from whet.measure.stats import noise_floor
 from whet.tuner import finals, verdict
+from whet.tuner.facts import TargetFacts
 from whet.tuner.finals import run_finals
 from whet.tuner.result import Point, TrialRecord
 from whet.tuner.search import Workbench, isolated
@@ -103,7 +105,7 @@ def test_twenty_real_comparisons_between_processes_give_no_gain(tmp_path: Path) 
     target = f"{targets.HERE}:conv"
     facts = run(look, {"target": target, "directory": str(tmp_path)}, tmp_path / "look", 120).value
     assert facts is not None
-    bench = Workbench(target, facts, tmp_path, run)
+    bench = Workbench(target, TargetFacts.model_validate(facts), tmp_path, run)
     # Two records of one and the same artefact: any difference between them is noise.
     replayed = run(
         replay,
@@ -199,7 +201,7 @@ def test_finals_that_the_screening_denies_are_no_gain(
         return Outcome(value, None, 0.1, 0)
 
     contender = TrialRecord(number=1, steps=[], status="done", speedup=30.0, speedup_ci95=(29.0, 31.0))
-    bench = Workbench("t", {"signature": {}}, tmp_path, run)
+    bench = Workbench("t", fake_bench.facts(), tmp_path, run)
     baseline, (point,) = run_finals(bench, [contender], deadline=0.0)
     assert asked == ["screen"]
     assert point.verdict == word

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_bench import facts
 from fake_results import gain, no_gain
 from rich.console import Console
 from torch import Tensor
@@ -25,7 +26,7 @@ from whet.tuner.search import Workbench, loads_afresh
 from whet.tuner.verdict import gain as gain_sentence
 from whet.workload import Workload, examine
 
-FACTS = {"signature": {}, "num_threads": 1, "sys_path": ["/places"]}
+FACTS = facts(sys_path=["/places"])
 
 
 class Runner:

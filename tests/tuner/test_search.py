@@ -53,8 +53,7 @@ def test_where_nothing_can_be_saved_every_recipe_works_in_process(tmp_path: Path
         Offer(technique="threads", detail="", groups=[], options={"num_threads": [2, 1]}, bounds={"x": 1.5}),
     ]
     runner = FakeRunner()
-    workbench = bench(tmp_path, runner)
-    workbench.facts["offers"] = [offer.model_dump() for offer in offered]
+    workbench = bench(tmp_path, runner, offers=offered)
     study = Study.open(default_storage(tmp_path), "test")
     records = search(workbench, study, Goal(), deadline=FOREVER, max_trials=12, clock=lambda: 0.0)
     assert labels(records)[:2] == ["torch_compile", "autocast + torch_compile"]

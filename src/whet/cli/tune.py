@@ -17,6 +17,7 @@ from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, show_waiti
 from whet.cli.units import num_bytes, seconds
 from whet.measure.quiet import OnBusy
 from whet.tuner.command import command_line
+from whet.tuner.facts import TargetFacts
 from whet.tuner.figures import one_line
 from whet.tuner.outlook import Outlook, going_on
 from whet.tuner.result import Result, TrialRecord
@@ -153,15 +154,15 @@ class _Live(Listener):
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
-    def looked(self, facts: dict[str, Any]) -> None:
-        self._console.print(facts["diagnosis"]["sentence"], markup=False)
+    def looked(self, facts: TargetFacts) -> None:
+        self._console.print(facts.diagnosis.sentence, markup=False)
         if hint := _gpu_hint(self._target, facts):
             self._console.print(hint, markup=False, highlight=False, soft_wrap=True)
-        if no_graph := facts.get("no_graph"):
-            self._console.print(f"refused: every technique that makes a graph of the model: {no_graph}", markup=False)
-        score = facts["score"]
-        if score is not None:
-            self._console.print(f"{one_line(facts['quality_name'])} of the original: {score:.4g}", markup=False)
+        if facts.no_graph:
+            why = f"refused: every technique that makes a graph of the model: {facts.no_graph}"
+            self._console.print(why, markup=False)
+        if facts.score is not None:
+            self._console.print(f"{one_line(facts.quality_name)} of the original: {facts.score:.4g}", markup=False)
         self._advance("searching")
 
     def planned(self, outlook: Outlook) -> None:
@@ -182,9 +183,9 @@ class _Live(Listener):
         self._progress.update(self._task, completed=time.monotonic() - self._began, description=description)
 
 
-def _gpu_hint(target: str, facts: dict[str, Any]) -> str:
+def _gpu_hint(target: str, facts: TargetFacts) -> str:
     """Say how to put a model on the GPU, where the machine has one and the model is on the CPU unasked; else ""."""
-    gpu = facts.get("machine", {}).get("gpu")
-    if not gpu or "device=" in target or facts["limits"]["device"] != "cpu":
+    gpu = facts.machine.gpu
+    if not gpu or "device=" in target or facts.limits.device != "cpu":
         return ""
     return f"this model is on the CPU; on the {gpu}: whet tune '{target}{'&' if '?' in target else '?'}device=cuda'"

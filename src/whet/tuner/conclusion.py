@@ -1,6 +1,7 @@
 """From the records of a search to its result: who goes to the finals, and what they prove."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from whet.artefact.runtime import MANIFEST
 from whet.machine import versions
@@ -50,16 +51,16 @@ def conclude(
     is_short = budget.left_at_most_s < costs.trial_s + costs.finals_s(1, MIN_ROUNDS)
     needed_s = None
     unknown = verdict.inconclusive(baseline, points, patience, len(contenders))
-    word, sentence = _verdict(goal, baseline, best, points, records, beaten, unknown, facts.get("no_graph", ""))
+    word, sentence = _verdict(goal, baseline, best, points, records, beaten, unknown, facts.no_graph)
     if word == "gain":
-        sentence = verdict.gain(goal, baseline, best, compile_only, facts["quality_name"], is_fair=is_fair)
+        sentence = verdict.gain(goal, baseline, best, compile_only, facts.quality_name, is_fair=is_fair)
     elif word == "no-gain" and is_short and verdict.is_open(goal, bench.space, records, points, beaten):
         word, needed_s = "inconclusive", costs.needed_s(outlook.spent_s)
         sentence = verdict.out_of_time(records, next(iter(best_first), None), needed_s)
     is_disturbed = (word == "inconclusive" and needed_s is None) or patience.goes_on
     return Result(
-        target=facts["name"],
-        model=facts.get("model", ""),
+        target=facts.name,
+        model=facts.model,
         objective=goal.objective,
         max_drop=goal.max_drop,
         max_memory_bytes=goal.max_memory_bytes,
@@ -67,20 +68,20 @@ def conclude(
         needed_s=needed_s,
         sentence=sentence,
         busy=patience.sentence if is_disturbed and patience.cause else "",
-        quality_name=facts["quality_name"],
-        higher_is_better=facts["higher_is_better"],
+        quality_name=facts.quality_name,
+        higher_is_better=facts.higher_is_better,
         baseline=baseline,
         compile_only=compile_only,
         best=best,
         finalists=points,
         trials=records,
-        refused=facts["refused"],
+        refused=facts.refused,
         untried=verdict.untried(goal, bench.space, records),
         pareto=verdict.pareto(records),
-        diagnosis=facts["diagnosis"],
-        machine=facts["machine"],
-        fingerprint=facts["fingerprint"],
-        limits=facts["limits"],
+        diagnosis=facts.diagnosis,
+        machine=asdict(facts.machine),
+        fingerprint=facts.fingerprint,
+        limits=asdict(facts.limits),
         versions=versions(),
     )
 
@@ -111,7 +112,7 @@ def _compile_only(bench: Workbench, records: Sequence[TrialRecord], points: Sequ
         return None
     measured = next((point for point in points if point.label == str(reference)), None)
     screened = next((record for record in records if record.label == str(reference)), None)
-    return measured or (verdict.point_of(screened, bench.facts["num_samples"]) if screened else None)
+    return measured or (verdict.point_of(screened, bench.facts.num_samples) if screened else None)
 
 
 def _contenders(

@@ -30,7 +30,7 @@ def doubt_about(bench: Workbench, contender: TrialRecord, claim: Claim, patience
         return ""
     arguments = {
         "target": bench.target,
-        "signature": bench.facts["signature"],
+        "signature": bench.facts.signature_json,
         "steps": [step.model_dump() for step in contender.steps],
         "directory": str(bench.artefact(contender.number)),
         "timing_s": TIMING_S,

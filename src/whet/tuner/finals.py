@@ -176,19 +176,19 @@ def _point(bench: Workbench, contender: TrialRecord | None, runs: Sequence[Run])
     latency = statistics.median(run.latency_ms for run in runs)
     facts = bench.facts
     steps = [] if contender is None else contender.steps
-    size = facts["original_bytes"] if contender is None else contender.size_bytes or 0
+    size = facts.original_bytes if contender is None else contender.size_bytes or 0
     return Point(
         steps=steps,
         label=_ORIGINAL if contender is None else contender.label,
         number=None if contender is None else contender.number,
         latency_ms=latency,
         p90_ms=statistics.median(1e3 * run.p90_s for run in runs if run.p90_s is not None),
-        throughput_per_s=facts["num_samples"] * 1e3 / latency,
+        throughput_per_s=facts.num_samples * 1e3 / latency,
         peak_bytes=max(run.peak_bytes for run in runs),
         live_tensor_bytes=max(run.live_tensor_bytes for run in runs),
         cuda_peak_bytes=max((run.cuda_peak_bytes for run in runs if run.cuda_peak_bytes), default=None),
         size_bytes=size,
-        quality=facts["score"] if contender is None else contender.quality,
+        quality=facts.score if contender is None else contender.quality,
         change=None if contender is None else contender.change,
         agreement=None if contender is None else contender.agreement,
         share_of_limit=bench.share_of_limit(steps, latency),

@@ -4,18 +4,16 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-from pydantic import TypeAdapter
 
 from whet.errors import OptionError, OutputError, StudyError
 from whet.figures import num_bytes
 from whet.files import names_in, writable_parent
-from whet.machine import Machine
 from whet.measure.isolate import QUIET, run_isolated
 from whet.measure.memory import bare_process
 from whet.recipe import FILE as RECIPE
+from whet.tuner.facts import KnownFacts, TargetFacts
 from whet.tuner.finalist import INPUTS
 from whet.tuner.goal import Goal
 from whet.tuner.study import FILE as STUDY
@@ -62,7 +60,7 @@ def open_study(
     directory: Path,
     name: str,
     goal: Goal,
-    facts: dict[str, Any],
+    facts: TargetFacts,
     resume: bool,
     exclude: Sequence[str],
 ) -> Study:
@@ -73,25 +71,24 @@ def open_study(
             raise OutputError(f"{directory} cannot be made: {error.strerror}; choose another --out") from error
     title = f"whet {name} {goal.objective} {goal.max_drop} {goal.max_memory_bytes}"
     if storage:  # there other models of that name may have studies, or this one with other weights
-        title += f" {facts['weights']}"
+        title += f" {facts.weights}"
     study = Study.open(storage or default_storage(directory), title, must_exist=resume)
     known = study.facts
     if known is None:
-        kept = ("fingerprint", "machine", "offers", "refused", "score", "signature", "weights", "exclude")
-        study.facts = {key: facts.get(key) for key in kept}
-    elif known["fingerprint"] != facts["fingerprint"]:
+        study.facts = facts
+    elif known.fingerprint != facts.fingerprint:
         raise StudyError(
             f"this search was begun on another machine ({_differences(known, facts)}); times of different machines "
             "cannot be compared: give another --storage or --out"
         )
-    elif known["signature"] != facts["signature"]:
+    elif known.signature != facts.signature:
         raise StudyError("the target has changed since this search was begun; start anew with another --out")
-    elif known.get("weights") != facts["weights"]:
+    elif known.weights != facts.weights:
         raise StudyError(
             "the model's weights are not those that this search was begun with; start anew with another --out. A "
             "function that draws weights at random must fix the seed"
         )
-    elif there := {offer["technique"] for offer in known["offers"]}.intersection(exclude):
+    elif there := {offer.technique for offer in known.offers}.intersection(exclude):
         raise StudyError(
             f"this search was begun with {', '.join(sorted(there))} to be tried; leave --exclude out, or start anew "
             "with another --out"
@@ -99,11 +96,10 @@ def open_study(
     return study
 
 
-def _differences(known: dict[str, Any], facts: dict[str, Any]) -> str:
+def _differences(known: KnownFacts, facts: TargetFacts) -> str:
     """Say what differs between the machine that a search was begun on and this one."""
-    here = TypeAdapter(Machine).validate_python(facts["machine"])
-    found = here.differences(known["machine"]) if known.get("machine") else []
-    return "; ".join(found) or f"fingerprint {known['fingerprint']}, here {facts['fingerprint']}"
+    found = facts.machine.differences(asdict(known.machine)) if known.machine is not None else []
+    return "; ".join(found) or f"fingerprint {known.fingerprint}, here {facts.fingerprint}"
 
 
 def move_in(scratch: Path, directory: Path) -> Path:

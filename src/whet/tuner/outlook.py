@@ -3,9 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from whet.tuner.budget import Budget, needed_for
+from whet.tuner.facts import TargetFacts
 from whet.tuner.result import TrialRecord
 
 ROUNDS = 8  # of the finals
@@ -33,16 +33,16 @@ class Costs:
     variant_s: float
 
     @classmethod
-    def estimate(cls, facts: dict[str, Any], records: Sequence[TrialRecord]) -> "Costs":
+    def estimate(cls, facts: TargetFacts, records: Sequence[TrialRecord]) -> "Costs":
         """From what the examination of the target took, and from the trials so far."""
-        profiles = facts["profiles"]
+        profiles = facts.profiles
         num_calls = sum(count for _, count in profiles)
-        call_s = sum(profile["total_s"] * count for profile, count in profiles) / num_calls
+        call_s = sum(profile.total_s * count for profile, count in profiles) / num_calls
         timed_calls = num_calls * (1 + math.ceil(_MIN_CALLS / num_calls))
         variant_s = _START_S + max(1.5 * RUN_S, timed_calls * call_s)
-        original_s = variant_s + facts["open_s"] + (num_calls + 2) * call_s
+        original_s = variant_s + facts.open_s + (num_calls + 2) * call_s
         taken = [record.seconds for record in records if record.seconds > 0]
-        trial_s = facts["examined_s"] + _BUILD_S + max(1.5 * TIMING_S, _PAIR_CALLS * call_s)
+        trial_s = facts.examined_s + _BUILD_S + max(1.5 * TIMING_S, _PAIR_CALLS * call_s)
         return cls(sum(taken) / len(taken) if taken else trial_s, original_s, variant_s)
 
     def finals_s(self, num_variants: int, rounds: int = ROUNDS) -> float:
@@ -73,7 +73,7 @@ class Outlook:
     has_trials: bool
 
     @classmethod
-    def of(cls, budget: Budget, facts: dict[str, Any], records: Sequence[TrialRecord] = ()) -> "Outlook":
+    def of(cls, budget: Budget, facts: TargetFacts, records: Sequence[TrialRecord] = ()) -> "Outlook":
         """Divide what is left of the budget. records: the trials of the search that this one goes on with."""
         costs = Costs.estimate(facts, records)
         has_contender = any(record.status == "done" for record in records)
@@ -88,7 +88,7 @@ class Outlook:
         return cls(
             budget_s=budget.seconds,
             elapsed_s=budget.elapsed_s,
-            spent_s=budget.elapsed_s - facts["limits_s"],
+            spent_s=budget.elapsed_s - facts.limits_s,
             search_s=search_s,
             stop_s=stop_s,
             has_verdict=has_verdict,

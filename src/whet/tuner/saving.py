@@ -68,9 +68,9 @@ def _try_original(bench: Workbench, artefact: Path) -> Saved:
     shutil.rmtree(artefact, ignore_errors=True)
     arguments = {
         "target": bench.target,
-        "signature": bench.facts["signature"],
+        "signature": bench.facts.signature_json,
         "directory": str(artefact),
-        "batch": bench.facts.get("batch"),
+        "batch": bench.facts.batch.model_dump(),
     }
     outcome = bench.run(save_original, arguments, artefact.parent, bench.trial_limit_s)
     if outcome.value is None:
@@ -81,7 +81,7 @@ def _try_original(bench: Workbench, artefact: Path) -> Saved:
         artefact,
         inputs=bench.inputs,
         libraries=libraries,
-        places=bench.facts["sys_path"],
-        num_threads=bench.facts["num_threads"],
+        places=bench.facts.sys_path,
+        num_threads=bench.facts.num_threads,
     )
     return Saved(reason=why) if why else Saved(directory=artefact, libraries=libraries)

@@ -11,16 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from whet.machine import Limits, describe
+from whet.machine import describe
 from whet.measure.fork_server import ForkServer
 from whet.measure.isolate import QUIET, Function, Outcome, run_isolated
 from whet.measure.quiet import Patience
-from whet.profiler import Profile
 from whet.recipe import Recipe
 from whet.tuner.budget import BudgetEnded, Runner, run_within
 from whet.tuner.build import is_in_process
+from whet.tuner.facts import TargetFacts
 from whet.tuner.finalist import INPUTS, measure_finalist
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.in_process import measure_rebuilt
@@ -28,7 +26,7 @@ from whet.tuner.outlook import MIN_TRIAL_S, TIMING_S
 from whet.tuner.plan import compile_only, next_recipe
 from whet.tuner.reloading import reload_refusal
 from whet.tuner.result import TrialRecord
-from whet.tuner.space import Offer, Space
+from whet.tuner.space import Space
 from whet.tuner.study import Study
 from whet.tuner.trial import attempt, mean_least_time_s
 
@@ -42,23 +40,20 @@ _NUM_WITH_REFERENCE = 3  # torch.compile alone is tried where so many trials fit
 # What every trial imports. Not runtimes that a recipe may not name: some patch torch as they are imported.
 _PRELOAD = ("whet.tuner.trial", "torch.export._trace")
 
-_LIMITS = TypeAdapter(Limits)
-_PROFILES = TypeAdapter(list[tuple[Profile, int]])
-
 
 @dataclass(frozen=True)
 class Workbench:
     """Where a search works: the target, what was found out about it, and how children are run."""
 
     target: str
-    facts: dict[str, Any]
+    facts: TargetFacts
     directory: Path
     run: Runner
     trial_limit_s: float = 300.0
 
     @property
     def space(self) -> Space:
-        return Space([Offer.model_validate(offer) for offer in self.facts["offers"]])
+        return Space(self.facts.offers)
 
     @property
     def inputs(self) -> Path:
@@ -71,7 +66,7 @@ class Workbench:
         """Time one variant in a fresh process: the original (None), a trial's artefact, or what its recipe makes."""
         if record is not None and is_in_process(record.steps):
             steps = [step.model_dump() for step in record.steps]
-            arguments = {"target": self.target, "steps": steps, "signature": self.facts["signature"]}
+            arguments = {"target": self.target, "steps": steps, "signature": self.facts.signature_json}
             return self.run(measure_rebuilt, {**arguments, "budget_s": budget_s}, folder, limit_s)
         directory = None if record is None else self.artefact(record.number)
         return self.measure_artefact(directory, record.libraries if record else (), folder, budget_s, limit_s)
@@ -85,17 +80,15 @@ class Workbench:
             "directory": None if directory is None else str(directory),
             "inputs": str(self.inputs),
             "budget_s": budget_s,
-            "num_threads": self.facts["num_threads"],
+            "num_threads": self.facts.num_threads,
             "libraries": list(libraries),
-            "places": self.facts.get("sys_path", []),
+            "places": self.facts.sys_path,
         }
         return self.run(measure_finalist, arguments, folder, limit_s)
 
     def share_of_limit(self, steps: Sequence[Any], latency_ms: float) -> float:
         """The least time the machine's limits allow, in the dtype the recipe computes in, over the time measured."""
-        least = mean_least_time_s(
-            _PROFILES.validate_python(self.facts["profiles"]), _LIMITS.validate_python(self.facts["limits"]), steps
-        )
+        least = mean_least_time_s(self.facts.profiles, self.facts.limits, steps)
         return least * 1e3 / latency_ms
 
 
@@ -230,13 +223,13 @@ def try_recipe(
         {
             "target": bench.target,
             "steps": [step.model_dump() for step in recipe],
-            "signature": bench.facts["signature"],
+            "signature": bench.facts.signature_json,
             "directory": str(bench.artefact(number)),
-            "score": bench.facts["score"],
+            "score": bench.facts.score,
             "max_drop": goal.max_drop,
             "timing_s": TIMING_S,
-            "sample_scores": bench.facts.get("sample_scores", []),
-            "batch": bench.facts.get("batch"),
+            "sample_scores": bench.facts.sample_scores,
+            "batch": bench.facts.batch.model_dump(),
         },
         folder,
         limit_s=bench.trial_limit_s,
@@ -269,8 +262,8 @@ def loads_afresh(bench: Workbench, record: TrialRecord) -> bool:
         bench.artefact(record.number),
         inputs=bench.inputs,
         libraries=record.libraries,
-        places=bench.facts.get("sys_path", []),
-        num_threads=bench.facts["num_threads"],
+        places=bench.facts.sys_path,
+        num_threads=bench.facts.num_threads,
     )
     if why:
         record.status, record.reason = "failed", why

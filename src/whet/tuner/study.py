@@ -22,6 +22,7 @@ from whet.errors import OutputError, StudyError, reason
 from whet.files import check_file
 from whet.recipe import Recipe
 from whet.tuner.command import without_password
+from whet.tuner.facts import KnownFacts, TargetFacts
 from whet.tuner.result import TrialRecord
 from whet.tuner.space import Space
 
@@ -85,15 +86,15 @@ class Study:
 
     @property
     @_telling
-    def facts(self) -> dict[str, Any] | None:
-        """What `look` found, kept with the study; None in a new one."""
+    def facts(self) -> KnownFacts | None:
+        """What is known of the target, kept with the study; None in a new one."""
         text = self._study.user_attrs.get(FACTS)
-        return json.loads(text) if text is not None else None
+        return KnownFacts.model_validate_json(text) if text is not None else None
 
     @facts.setter
     @_telling
-    def facts(self, facts: Mapping[str, Any]) -> None:
-        self._study.set_user_attr(FACTS, json.dumps(facts))
+    def facts(self, facts: TargetFacts) -> None:
+        self._study.set_user_attr(FACTS, json.dumps(facts.kept()))
 
     @_telling
     def records(self) -> list[TrialRecord]:

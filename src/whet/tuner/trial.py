@@ -21,7 +21,7 @@ from whet.artefact import Artefact, load, program
 from whet.artefact.operators import libraries_of
 from whet.errors import RecipeRefused
 from whet.files import size_bytes
-from whet.machine import Limits, Machine, describe
+from whet.machine import Limits, describe
 from whet.machine.limits import element_bytes, load_limits
 from whet.measure.clock import measure_pairs
 from whet.measure.quiet import undisturbed
@@ -34,6 +34,7 @@ from whet.techniques.half import device_type
 from whet.tuner.agreement import agree
 from whet.tuner.batch import BatchDimension, make, with_free_batch
 from whet.tuner.build import build, is_in_process, refusals, technique_of
+from whet.tuner.facts import TargetFacts
 from whet.tuner.finalist import INPUTS, write_inputs
 from whet.tuner.in_process import as_artefact
 from whet.tuner.quality_change import quality_change
@@ -46,7 +47,6 @@ from whet.workloads.handover import open_target
 AGREEMENT = "agreement (cosine)"  # stands in for a quality where the workload has none
 
 _SIGNATURE = TypeAdapter(Signature)
-_PROFILES = TypeAdapter(list[tuple[Profile, int]])
 _STEPS = TypeAdapter(list[Step])
 
 
@@ -70,40 +70,41 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
     write_inputs(subject, Path(directory) / INPUTS)
     diagnosis = diagnose(profile, limits)
     quality = workload.quality
-    return {
-        "name": workload.name,
-        "open_s": open_s,
-        "examined_s": time.perf_counter() - started - limits_s,
-        "limits_s": limits_s,
-        "signature": _SIGNATURE.dump_python(subject.signature, mode="json"),
-        "batch": batch.model_dump(),
-        "score": subject.score,
-        "sample_scores": list(subject.sample_scores),
-        "quality_name": quality.name if quality else AGREEMENT,
-        "higher_is_better": quality.higher_is_better if quality else True,
-        "weights": weights,
-        "model": architecture(workload),
-        "num_samples": workload.samples_per_batch,
-        "original_bytes": checkpoint_bytes(workload),
-        "offers": [offer.model_dump(mode="json") for offer in offers],
-        "refused": [r.model_dump() for r in refused],
-        "no_graph": program.refusal(subject),
-        "exclude": list(exclude),
-        "limits": TypeAdapter(Limits).dump_python(limits, mode="json"),
-        "profiles": _PROFILES.dump_python(profiles, mode="json"),
-        "diagnosis": Diagnosed(
+    facts = TargetFacts(
+        name=workload.name,
+        open_s=open_s,
+        examined_s=time.perf_counter() - started - limits_s,
+        limits_s=limits_s,
+        signature=subject.signature,
+        batch=batch,
+        score=subject.score,
+        sample_scores=list(subject.sample_scores),
+        quality_name=quality.name if quality else AGREEMENT,
+        higher_is_better=quality.higher_is_better if quality else True,
+        weights=weights,
+        model=architecture(workload),
+        num_samples=workload.samples_per_batch,
+        original_bytes=checkpoint_bytes(workload),
+        offers=offers,
+        refused=refused,
+        no_graph=program.refusal(subject),
+        exclude=list(exclude),
+        limits=limits,
+        profiles=profiles,
+        diagnosis=Diagnosed(
             sentence=f"Measured on a busy machine: {diagnosis.sentence}" if busy else diagnosis.sentence,
             bound=str(diagnosis.bound),
             shares={str(k): v for k, v in diagnosis.shares.items()},
             share_of_limit=diagnosis.share_of_limit,
             layers=_layer_rows(profile, limits),
-        ).model_dump(mode="json"),
-        "machine": TypeAdapter(Machine).dump_python(machine, mode="json"),
-        "fingerprint": machine.fingerprint,
-        "num_threads": torch.get_num_threads(),
-        "busy": busy,
-        "sys_path": [str(Path(place).absolute()) for place in sys.path],
-    }
+        ),
+        machine=machine,
+        fingerprint=machine.fingerprint,
+        num_threads=torch.get_num_threads(),
+        busy=busy,
+        sys_path=[str(Path(place).absolute()) for place in sys.path],
+    )
+    return facts.model_dump(mode="json")
 
 
 def attempt(

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -26,6 +25,7 @@ from whet.techniques import TABLE
 from whet.tuner.budget import Budget, BudgetEnded, Runner
 from whet.tuner.command import command_line, without_password
 from whet.tuner.conclusion import conclude
+from whet.tuner.facts import TargetFacts
 from whet.tuner.goal import Goal
 from whet.tuner.opening import check_memory, checked_directory, move_in, open_study
 from whet.tuner.outlook import Outlook
@@ -44,7 +44,7 @@ _LOOK_LIMIT_S = 180.0
 class Listener:
     """Told how tuning goes on. Each method does nothing here; a command line shows progress by overriding them."""
 
-    def looked(self, facts: dict[str, Any]) -> None:
+    def looked(self, facts: TargetFacts) -> None:
         """The target has been examined."""
 
     def planned(self, outlook: Outlook) -> None:
@@ -124,13 +124,14 @@ def tune(
         listener.looked(facts)
         directory = chosen or Path(tempfile.mkdtemp(prefix="whet-"))
         study = open_study(storage, directory, name, goal, facts, resume, exclude)
-        bench = Workbench(address, {**facts, **(study.facts or {})}, move_in(scratch, directory), run, trial_limit_s)
+        facts = facts if study.facts is None else facts.gone_on_with(study.facts)
+        bench = Workbench(address, facts, move_in(scratch, directory), run, trial_limit_s)
         records, outlook = _searched(bench, study, goal, budget, listener, patience)
         result = conclude(bench, goal, records, budget, outlook, listener.measured, patience)
         result.target, result.budget_s, result.out = name, budget_s, str(directory)
         result.outlook = outlook.sentence
         result.started_at, result.seconds = began.isoformat(timespec="seconds"), budget.elapsed_s
-        result.command = _command(target, goal, budget_s, storage, bench.facts["exclude"])
+        result.command = _command(target, goal, budget_s, storage, bench.facts.exclude)
         _write(bench, result, directory)
         result.seconds = budget.elapsed_s
         shutil.rmtree(bench.directory, ignore_errors=True)
@@ -151,7 +152,7 @@ def _command(
 
 def _examined(
     run: Runner, address: str, scratch: Path, exclude: Sequence[str], budget_s: float, patience: Patience
-) -> dict[str, Any]:
+) -> TargetFacts:
     """Wait for a quiet machine, and return the facts that a child found out about the target.
 
     No verdict hangs on the times among them, so they are not measured again where they were disturbed.
@@ -189,8 +190,8 @@ def _searched(
     return records, outlook
 
 
-def _looked(outcome: Outcome, budget_s: float) -> dict[str, Any]:
-    """The facts a child found out about the target. Raises the user error it met."""
+def _looked(outcome: Outcome, budget_s: float) -> TargetFacts:
+    """Return the facts that a child found out about the target. Raises the user error it met."""
     if isinstance(outcome.failure, BudgetEnded):
         raise OptionError(
             f"to build, call and examine the model takes longer than a budget of {budget_s:g} s; give a larger --budget"
@@ -200,7 +201,7 @@ def _looked(outcome: Outcome, budget_s: float) -> dict[str, Any]:
             raise ModelError(f"to build and call the model {outcome.failure.message}; does it wait for something?")
         raise outcome.failure.as_error()
     assert outcome.value is not None
-    return outcome.value
+    return TargetFacts.model_validate(outcome.value)
 
 
 def _check_excluded(names: Sequence[str]) -> None:

@@ -2,12 +2,12 @@
 
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 from whet.measure.quiet import Patience
 from whet.measure.stats import MAX_NOISE
 from whet.tuner import figures
 from whet.tuner.build import is_in_process
+from whet.tuner.facts import TargetFacts
 from whet.tuner.finals import is_gain
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.in_process import ADVICE
@@ -151,20 +151,20 @@ def gain(
     return text + "."
 
 
-def screened_original(facts: dict[str, Any], records: Sequence[TrialRecord]) -> Point:
+def screened_original(facts: TargetFacts, records: Sequence[TrialRecord]) -> Point:
     """Return the original as a point where no process of the finals measured it.
 
     Its latency is the median of those measured beside the variants; without any, the profile's.
     """
     beside = [r.baseline_latency_ms for r in records if r.baseline_latency_ms]
-    profiled = [profile["total_s"] * 1e3 for profile, count in facts["profiles"] for _ in range(count)]
+    profiled = [profile.total_s * 1e3 for profile, count in facts.profiles for _ in range(count)]
     latency_ms = statistics.median(beside) if beside else statistics.fmean(profiled)
     return Point(
         latency_ms=latency_ms,
-        throughput_per_s=facts["num_samples"] * 1e3 / latency_ms,
+        throughput_per_s=facts.num_samples * 1e3 / latency_ms,
         peak_bytes=0,
-        size_bytes=facts["original_bytes"],
-        quality=facts["score"],
+        size_bytes=facts.original_bytes,
+        quality=facts.score,
         verdict="screened",
     )
 
