@@ -64,7 +64,7 @@ def openvino_f32(model: nn.Module, inputs: Inputs) -> Call:
 
 def openvino_int8(model: nn.Module, inputs: Inputs) -> Call:
     """OpenVINO's guide "Quantizing Models Post-training": nncf.quantize as it comes, transformers named as such."""
-    from whet.techniques.openvino_int8 import import_nncf
+    from whet.quantisation.openvino_int8 import import_nncf
 
     openvino, nncf = _import_openvino(), import_nncf()
     nncf.set_log_level(logging.ERROR)

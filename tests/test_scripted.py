@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from whet.artefact import load
 from whet.errors import ModelError, TargetError
-from whet.techniques.technique import Candidate
+from whet.technique import Candidate
 from whet.tuner.batch import make, with_free_batch
 from whet.workload import Workload, examine
 

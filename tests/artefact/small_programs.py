@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.artefact.program import FILE
-from whet.techniques.technique import Candidate
+from whet.technique import Candidate
 from whet.workload import Subject, Workload, examine
 
 

@@ -14,8 +14,8 @@ from whet.artefact import MANIFEST, load, read_manifest
 from whet.artefact.guards import Guards
 from whet.artefact.program import ProgramRuntime, conditions
 from whet.errors import ArtefactError
-from whet.techniques.graph import Traced, trace
-from whet.techniques.technique import Candidate
+from whet.rewriting.graph import Traced, trace
+from whet.technique import Candidate
 from whet.workload import Workload, examine
 
 

@@ -11,7 +11,7 @@ from small_programs import save, small
 import whet
 from whet.artefact import MANIFEST, Artefact, load
 from whet.errors import ArtefactError, InputsError
-from whet.techniques.technique import Candidate
+from whet.technique import Candidate
 
 
 @pytest.fixture(scope="module")

@@ -205,7 +205,7 @@ def test_nothing_phones_home(tmp_path) -> None:
         "socket.socket.connect = refuse; socket.create_connection = refuse; socket.getaddrinfo = refuse\n"
         "import logging; before = logging.getLoggerClass()\n"
         "from whet.artefact.openvino import import_openvino\n"
-        "from whet.techniques.openvino_int8 import import_nncf\n"
+        "from whet.quantisation.openvino_int8 import import_nncf\n"
         "import torch\n"
         "openvino, nncf = import_openvino(), import_nncf()\n"
         "openvino.convert_model(torch.nn.ReLU(), example_input=torch.ones(2))\n"

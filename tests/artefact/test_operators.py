@@ -18,7 +18,7 @@ from whet.artefact import MANIFEST, load, read_manifest
 from whet.artefact.inductor import InductorRuntime, missing_tools
 from whet.artefact.operators import OperatorSource, libraries_of, load_libraries, sources_of
 from whet.errors import ArtefactError, OptionError, TargetError
-from whet.techniques.technique import Candidate
+from whet.technique import Candidate
 from whet.workload import Subject, Workload, examine
 
 CPP = """

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from whet.artefact import Artefact, load, program
 from whet.errors import ArtefactError, TargetError
-from whet.techniques.technique import Candidate
+from whet.technique import Candidate
 from whet.workload import Subject, Workload, examine
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from whet.artefact import load, program
 from whet.artefact.program import FILE, ProgramRuntime, export
 from whet.errors import ArtefactError, TargetError
-from whet.techniques.technique import Candidate
+from whet.technique import Candidate
 from whet.workload import Workload, examine
 
 LOAD = """

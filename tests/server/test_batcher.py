@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import whet
 from whet.errors import EngineClosed, InputsError, ModelError, OptionError, QueueFull
 from whet.server.batcher import DynamicBatcher
-from whet.techniques.technique import Candidate
+from whet.technique import Candidate
 from whet.workload import Workload, examine
 
 LONG_MS = 60_000.0  # what waits for its time waits for the end of the batcher

@@ -32,10 +32,11 @@ from whet.errors import MissingExtra
 from whet.files import size_bytes
 from whet.machine import Limits, Machine, describe
 from whet.profiler import LayerCost, Profile
-from whet.techniques import FOLLOWING, TABLE, Candidate, Refused, Technique, fp16
-from whet.techniques.graph import relative_error
-from whet.techniques.half import device_type
-from whet.techniques.technique import STAGES
+from whet.rewriting.graph import relative_error
+from whet.rewriting.low_precision import device_type
+from whet.technique import STAGES, Candidate, Refused, Technique
+from whet.techniques import FOLLOWING, TABLE
+from whet.techniques.precision import fp16
 from whet.workload import Subject, examine
 from whet.workloads.device import on_device
 
@@ -99,12 +100,12 @@ class Case:
 
     def __str__(self) -> str:
         chosen = dataclasses.asdict(self.options)
-        return f"{self.technique.NAME}({chosen}) on {self.subject.workload.name}"
+        return f"{self.technique.name}({chosen}) on {self.subject.workload.name}"
 
     @property
     def tolerance(self) -> float:
         chosen = [OPTION_TOLERANCES[v] for v in dataclasses.asdict(self.options).values() if v in OPTION_TOLERANCES]
-        return max([TOLERANCES[self.technique.NAME], *chosen, 0.0 if self.device == "cpu" else GPU_TOLERANCE])
+        return max([TOLERANCES[self.technique.name], *chosen, 0.0 if self.device == "cpu" else GPU_TOLERANCE])
 
     @property
     def device(self) -> str:
@@ -148,7 +149,7 @@ def test_contract_on_a_gpu(name, gpu, machine, reload, tmp_path, monkeypatch) ->
 
 def _hold_to_contract(name: str, machine: Machine, reload: Reload, directory: Path, device: str) -> None:
     assert name in TOLERANCES, f"say in TOLERANCES how close {name} stays to the original"
-    default = TABLE[name].Options()
+    default = TABLE[name].options()
     applied: set[Any] = set()
     reasons = []
     for i, case in enumerate(_cases(TABLE[name], device)):
@@ -179,15 +180,15 @@ def _hold_to_contract(name: str, machine: Machine, reload: Reload, directory: Pa
 
 def _cases(technique: Technique, device: str) -> Iterator[Case]:
     """The default options on every model, then each option's other values, which need only one model that they fit."""
-    defaults = {name: values[0] for name, values in technique.SPACE.items()}
+    defaults = {name: values[0] for name, values in technique.space.items()}
     chosen = [defaults]
-    if technique.NAME not in COSTLY:
-        chosen += [{**defaults, name: value} for name, values in technique.SPACE.items() for value in values[1:]]
+    if technique.name not in COSTLY:
+        chosen += [{**defaults, name: value} for name, values in technique.space.items() for value in values[1:]]
     elif device != "cpu":
-        chosen += [{**defaults, **options} for options in GPU_OPTIONS.get(technique.NAME, [])]
-    models = ["branching"] if getattr(technique, "IN_PROCESS", False) else SUBJECTS
+        chosen += [{**defaults, **options} for options in GPU_OPTIONS.get(technique.name, [])]
+    models = ["branching"] if technique.in_process else SUBJECTS
     for options, model in itertools.product(chosen, models):
-        yield Case(technique, technique.Options(**options), _subject(model, device))
+        yield Case(technique, technique.options(**options), _subject(model, device))
 
 
 @functools.cache
@@ -270,9 +271,9 @@ def test_is_a_technique(name) -> None:
     technique = TABLE[name]
     assert isinstance(technique, Technique)
     assert isinstance(technique, ModuleType)
-    assert technique.NAME == name == technique.__name__.rpartition(".")[2]
-    assert technique.STAGE in STAGES
-    assert isinstance(technique.GROUPS, frozenset)
+    assert technique.name == name == technique.__name__.rpartition(".")[2]
+    assert technique.stage in STAGES
+    assert isinstance(technique.groups, frozenset)
     options = technique.Options
     assert dataclasses.is_dataclass(options)
     assert options.__dataclass_params__.frozen
@@ -282,10 +283,10 @@ def test_is_a_technique(name) -> None:
 @TECHNIQUES
 def test_defaults_come_first_in_the_space(name) -> None:
     technique = TABLE[name]
-    defaults = dataclasses.asdict(technique.Options())
-    assert set(technique.SPACE) <= set(defaults)
-    assert {option: defaults[option] for option in technique.SPACE} == {o: v[0] for o, v in technique.SPACE.items()}
-    for values in technique.SPACE.values():
+    defaults = dataclasses.asdict(technique.options())
+    assert set(technique.space) <= set(defaults)
+    assert {option: defaults[option] for option in technique.space} == {o: v[0] for o, v in technique.space.items()}
+    for values in technique.space.values():
         assert len(set(values)) == len(values)
         assert all(isinstance(value, bool | int | float | str) for value in values), "a recipe can't hold it"
 
@@ -315,15 +316,15 @@ def test_predicts_a_bound(name) -> None:
         LayerCost("attention", "Attention", 1, 2e-3, 10**8, 0, 10**6, 8, ("bmm", "_softmax", "bmm")),
     )
     limits = Limits(3e10, {"float32": 1e12, "bfloat16": 4e12, "float16": 1e9, "int8": 8e12})
-    for values in itertools.product(*technique.SPACE.values()):
-        options = technique.Options(**dict(zip(technique.SPACE, values, strict=True)))
+    for values in itertools.product(*technique.space.values()):
+        options = technique.options(**dict(zip(technique.space, values, strict=True)))
         bound = technique.predict(Profile(1e-2, layers), limits, options)
         assert math.isfinite(bound)
         assert bound >= 1.0
 
 
 def test_the_table_is_in_the_order_of_stages() -> None:
-    stages = [STAGES.index(technique.STAGE) for technique in TABLE.values()]
+    stages = [STAGES.index(technique.stage) for technique in TABLE.values()]
     assert stages == sorted(stages)
 
 

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whet.techniques import Applies, Candidate, Refused, fuse_qkv, sdpa_attention
-from whet.techniques.graph import relative_error
+from whet.rewriting.graph import relative_error
+from whet.technique import Applies, Candidate, Refused
+from whet.techniques.structure import fuse_qkv, sdpa_attention
 
 OPTIONS = fuse_qkv.Options()
 

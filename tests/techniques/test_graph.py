@@ -2,7 +2,7 @@
 
 import torch
 
-from whet.techniques.graph import without_tf32
+from whet.rewriting.graph import without_tf32
 
 
 def test_products_are_compared_without_tf32_and_the_settings_come_back() -> None:

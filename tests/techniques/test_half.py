@@ -8,15 +8,18 @@ from small_models import SUBJECTS
 from torch import Tensor, nn
 
 from whet.errors import TargetError
-from whet.techniques import Applies, Candidate, Refused, autocast, bf16, fp16, fuse_qkv, half, sdpa_attention
-from whet.techniques.graph import relative_error
+from whet.rewriting import low_precision as half
+from whet.rewriting.graph import relative_error
+from whet.technique import Applies, Candidate, Refused
+from whet.techniques.precision import autocast, bf16, fp16
+from whet.techniques.structure import fuse_qkv, sdpa_attention
 
 
 @pytest.mark.parametrize("technique", [bf16, autocast], ids=lambda t: t.NAME)
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_close_and_float32_at_the_borders(technique, name) -> None:
     subject = SUBJECTS[name]()
-    tuned = technique.apply(Candidate.original(subject), technique.Options())
+    tuned = technique.apply(Candidate.original(subject), technique.options())
     with torch.no_grad():
         outputs = tuned.call(*subject.flat_inputs[0])
     assert {y.dtype for y in outputs} == {torch.float32}
@@ -75,16 +78,16 @@ def test_repairs_a_model_that_pins_float32(subject_of) -> None:
 @pytest.mark.parametrize("technique", [bf16, autocast], ids=lambda t: t.NAME)
 def test_refused_without_native_bfloat16(technique, subject_of, machine) -> None:
     subject = subject_of(nn.Linear(2, 2), torch.randn(1, 2))
-    assert isinstance(technique.check(subject, machine, technique.Options()), Applies)
+    assert isinstance(technique.check(subject, machine, technique.options()), Applies)
     without = dataclasses.replace(machine, chip="old chip", isa=("avx2", "avx512", "avx512_vnni"))
-    verdict = technique.check(subject, without, technique.Options())
+    verdict = technique.check(subject, without, technique.options())
     assert isinstance(verdict, Refused)
     assert verdict.reason.startswith("old chip has no native bfloat16")
 
 
 def test_refused_for_a_bfloat16_model(subject_of, machine) -> None:
     subject = subject_of(nn.Linear(2, 2).bfloat16(), torch.randn(1, 2).bfloat16())
-    assert bf16.check(subject, machine, bf16.Options()) == Refused("the model's weights are bfloat16 already")
+    assert bf16.check(subject, machine, bf16.options()) == Refused("the model's weights are bfloat16 already")
 
 
 @pytest.mark.parametrize(("gpu", "reason"), [("T4 (sm_75)", "T4 (sm_75) has no native bfloat16"), ("A100 (sm_80)", "")])
@@ -132,7 +135,7 @@ def test_sdpa_then_bf16_on_hugging_face_bert(subject_of) -> None:
     subject = subject_of(transformers.BertModel(config), batch)
     candidate = Candidate.original(subject)
     for technique in (sdpa_attention, fuse_qkv, bf16):
-        candidate = technique.apply(candidate, technique.Options())
+        candidate = technique.apply(candidate, technique.options())
     with torch.no_grad():
         outputs = candidate.call(*subject.flat_inputs[0])
     assert relative_error(outputs, subject.outputs[0]) < 5e-2

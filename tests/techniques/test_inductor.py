@@ -6,7 +6,8 @@ from small_models import SUBJECTS
 
 from whet.artefact import inductor as runtimes
 from whet.errors import OptionError
-from whet.techniques import Applies, Candidate, Refused, inductor
+from whet.technique import Applies, Candidate, Refused
+from whet.techniques.backend import inductor
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +28,7 @@ def test_applies_to_anything(machine) -> None:
 def test_refused_without_a_compiler(machine, monkeypatch) -> None:
     monkeypatch.setattr(runtimes, "missing_tools", _missing)
     subject = SUBJECTS["encoder"]()
-    assert inductor.check(subject, machine, inductor.Options()) == Refused("install g++")
+    assert inductor.check(subject, machine, inductor.options()) == Refused("install g++")
     assert inductor.check(subject, machine, inductor.Options(engine="jit")) == Refused("install more")
 
 

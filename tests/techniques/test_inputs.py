@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from whet.artefact import load
 from whet.errors import InputsError
+from whet.technique import Candidate
 from whet.techniques import TABLE
-from whet.techniques.technique import Candidate
 from whet.tuner.agreement import agree
 from whet.workload import Subject, Workload, examine
 
@@ -91,7 +91,7 @@ def built(subject: Subject, recipe: str, directory: Path) -> Any:
     if chosen is not None:
         name, options = chosen
         pytest.importorskip(EXTRAS.get(name, "torchao" if "int8" in name else "torch"))
-        candidate = TABLE[name].apply(candidate, TABLE[name].Options(**options))
+        candidate = TABLE[name].apply(candidate, TABLE[name].options(**options))
     return load(candidate.save(directory))
 
 

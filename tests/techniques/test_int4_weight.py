@@ -12,9 +12,11 @@ from whet.artefact import MANIFEST, load
 from whet.artefact import inductor as runtimes
 from whet.errors import ArtefactError, OptionError
 from whet.files import size_bytes
-from whet.techniques import Candidate, Refused, inductor, int4_weight
-from whet.techniques.graph import relative_error
-from whet.techniques.quantised_linear import Int4Linear, quantise_groups
+from whet.quantisation.quantised_linear import Int4Linear, quantise_groups
+from whet.rewriting.graph import relative_error
+from whet.technique import Candidate, Refused
+from whet.techniques.backend import inductor
+from whet.techniques.precision import int4_weight
 
 
 def applied(subject, group_size=32, rest="float32") -> Candidate:
@@ -81,7 +83,7 @@ def test_check(machine, subject_of) -> None:
     with pytest.raises(OptionError, match="32, 64, 128"):
         int4_weight.check(subject, machine, int4_weight.Options(group_size=48))
     narrow = subject_of(nn.Linear(20, 20), torch.randn(2, 20))
-    assert int4_weight.check(narrow, machine, int4_weight.Options()) == Refused(
+    assert int4_weight.check(narrow, machine, int4_weight.options()) == Refused(
         "no linear layer has inputs in groups of 32"
     )
 

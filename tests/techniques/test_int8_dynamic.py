@@ -10,8 +10,10 @@ from test_int8_static import Mixed, operators, rounded_linear
 from torch import nn
 
 from whet.artefact import inductor as runtimes
-from whet.techniques import Applies, Candidate, Refused, inductor, int8_dynamic
-from whet.techniques.graph import relative_error
+from whet.rewriting.graph import relative_error
+from whet.technique import Applies, Candidate, Refused
+from whet.techniques.backend import inductor
+from whet.techniques.precision import int8_dynamic
 
 PLAIN = int8_dynamic.Options(rest="float32")
 

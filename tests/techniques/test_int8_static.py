@@ -12,9 +12,11 @@ from torch import nn
 
 from whet.artefact import inductor as runtimes
 from whet.errors import OptionError, TargetError
-from whet.techniques import Applies, Candidate, Refused, inductor, int8_static
-from whet.techniques.graph import relative_error
-from whet.techniques.pt2e import shield_residuals
+from whet.quantisation.pt2e import shield_residuals
+from whet.rewriting.graph import relative_error
+from whet.technique import Applies, Candidate, Refused
+from whet.techniques.backend import inductor
+from whet.techniques.precision import int8_static
 
 PLAIN = int8_static.Options(rest="float32")
 
@@ -184,7 +186,7 @@ def test_scalars_added_to_a_layer(subject_of) -> None:
 
 
 def test_what_torchao_cannot_do_is_a_user_error(subject_of, monkeypatch) -> None:
-    monkeypatch.setattr("whet.techniques.pt2e._convert", lambda *args: 1 / 0)
+    monkeypatch.setattr("whet.quantisation.pt2e._convert", lambda *args: 1 / 0)
     with pytest.raises(TargetError, match="torchao cannot quantise the model: division by zero"):
         quantised(subject_of(nn.Linear(4, 4), torch.randn(2, 4)))
 

@@ -12,9 +12,11 @@ from whet.artefact import inductor as runtimes
 from whet.artefact import load
 from whet.errors import TargetError
 from whet.files import size_bytes
-from whet.techniques import Applies, Candidate, inductor, int8_weight
-from whet.techniques.graph import relative_error
-from whet.techniques.quantised_linear import FEW_ROWS, Int8Embedding, Int8Linear, quantise_rows
+from whet.quantisation.quantised_linear import FEW_ROWS, Int8Embedding, Int8Linear, quantise_rows
+from whet.rewriting.graph import relative_error
+from whet.technique import Applies, Candidate
+from whet.techniques.backend import inductor
+from whet.techniques.precision import int8_weight
 
 PLAIN = int8_weight.Options(rest="float32")
 

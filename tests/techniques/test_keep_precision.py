@@ -7,9 +7,10 @@ from small_models import SUBJECTS
 from torch import nn
 
 from whet.errors import OptionError
-from whet.techniques import Applies, Candidate, Refused, int8_dynamic, int8_static, keep_precision
-from whet.techniques.graph import relative_error
-from whet.techniques.sensitivity import rank_layers, round_activation, round_weight
+from whet.quantisation.sensitivity import rank_layers, round_activation, round_weight
+from whet.rewriting.graph import relative_error
+from whet.technique import Applies, Candidate, Refused
+from whet.techniques.precision import int8_dynamic, int8_static, keep_precision
 
 
 class Planted(nn.Module):
@@ -75,7 +76,7 @@ def test_damage_is_what_rounding_that_layer_alone_does(planted) -> None:
 @pytest.mark.parametrize("technique", [int8_static, int8_dynamic])
 def test_keeping_it_restores_the_outputs(planted, technique) -> None:
     def error(candidate) -> float:
-        tuned = technique.apply(candidate, technique.Options(rest="float32"))
+        tuned = technique.apply(candidate, technique.options(rest="float32"))
         return max(
             relative_error(tuned.call(*batch), expected)
             for batch, expected in zip(planted.flat_inputs, planted.outputs, strict=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from whet.techniques.observers import (
+from whet.quantisation.observers import (
     NUM_LEVELS,
     OBSERVERS,
     EntropyObserver,

@@ -18,8 +18,11 @@ from whet.artefact.onnxruntime import DATA
 from whet.errors import MissingExtra, OptionError, TargetError
 from whet.machine import Limits
 from whet.profiler import LayerCost, Profile
-from whet.techniques import Applies, Candidate, Refused, fuse_conv_bn, onnx_graph, onnxruntime
-from whet.techniques.onnxruntime import Options
+from whet.rewriting import onnx_graph
+from whet.technique import Applies, Candidate, Refused
+from whet.techniques.backend import onnxruntime
+from whet.techniques.backend.onnxruntime import Options
+from whet.techniques.structure import fuse_conv_bn
 from whet.workload import Subject, Workload, examine
 
 

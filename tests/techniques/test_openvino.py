@@ -18,8 +18,10 @@ from whet.artefact.openvino import core, import_openvino
 from whet.errors import MissingExtra, OptionError, TargetError
 from whet.machine import Limits
 from whet.profiler import LayerCost, Profile
-from whet.techniques import Applies, Candidate, Refused, fuse_conv_bn, openvino
-from whet.techniques.openvino import Options
+from whet.technique import Applies, Candidate, Refused
+from whet.techniques.backend import openvino
+from whet.techniques.backend.openvino import Options
+from whet.techniques.structure import fuse_conv_bn
 from whet.workload import Subject, Workload, examine
 
 

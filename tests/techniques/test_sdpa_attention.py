@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from whet.machine import Limits
 from whet.profiler import Profile
 from whet.profiler.layers import LayerCost
-from whet.techniques import Applies, Candidate, Refused, sdpa_attention
-from whet.techniques.attention_pattern import count_fused, find_attention
-from whet.techniques.graph import relative_error, trace, trace_original
+from whet.rewriting.attention_pattern import count_fused, find_attention
+from whet.rewriting.graph import relative_error, trace, trace_original
+from whet.technique import Applies, Candidate, Refused
+from whet.techniques.structure import sdpa_attention
 
 B, N, T, S, H = 2, 3, 5, 7, 8
 OPTIONS = sdpa_attention.Options()

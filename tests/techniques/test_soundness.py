@@ -24,7 +24,9 @@ from whet.artefact import Artefact, load
 from whet.errors import WhetError
 from whet.machine import Machine
 from whet.signature import output_tensors
-from whet.techniques import TABLE, Applies, Candidate, fp16
+from whet.technique import Applies, Candidate
+from whet.techniques import TABLE
+from whet.techniques.precision import fp16
 from whet.tuner.build import graph_refusal
 from whet.workload import Subject, Workload, examine
 
@@ -109,7 +111,7 @@ def _artefact(
     candidate = Candidate.original(subject)
     if name:
         technique = TABLE[name]
-        chosen = technique.Options(**options)
+        chosen = technique.options(**options)
         if graph_refusal(technique, subject) or not isinstance(technique.check(subject, machine, chosen), Applies):
             return None
         with torch.no_grad():

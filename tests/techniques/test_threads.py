@@ -9,7 +9,9 @@ from torch import nn
 
 import whet.artefact
 from whet.errors import OptionError
-from whet.techniques import TABLE, Applies, Candidate, Refused, threads
+from whet.technique import Applies, Candidate, Refused
+from whet.techniques import TABLE
+from whet.techniques.runtime import threads
 
 
 def test_choices_are_descending_and_end_with_one() -> None:
@@ -63,6 +65,6 @@ def test_what_is_for_cpus_says_so_of_a_gpu(name, subject_of, machine) -> None:
     subject = subject_of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.randn(1, 2))
     batches = [(torch.empty(1, 2, device="meta"),)]  # stands in for a GPU
     on_gpu = dataclasses.replace(subject, workload=dataclasses.replace(subject.workload, inputs=batches))
-    verdict = TABLE[name].check(on_gpu, machine, TABLE[name].Options())
+    verdict = TABLE[name].check(on_gpu, machine, TABLE[name].options())
     assert isinstance(verdict, Refused)
     assert "CPU" in verdict.reason

@@ -8,8 +8,9 @@ from torch import Tensor
 from whet.artefact.in_process import InProcessRuntime
 from whet.errors import ArtefactError, TargetError
 from whet.recipe import Step
-from whet.techniques import TABLE, Applies, Candidate, Refused
-from whet.techniques.graph import relative_error
+from whet.rewriting.graph import relative_error
+from whet.technique import Applies, Candidate, Refused
+from whet.techniques import TABLE
 from whet.tuner.build import build, is_in_process, refusals
 from whet.tuner.in_process import as_artefact
 

@@ -11,7 +11,7 @@ from fake_bench import facts
 from safetensors.torch import save_file
 
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome, run_isolated
-from whet.techniques import Candidate
+from whet.technique import Candidate
 from whet.tuner.conclusion import hold_only_the_model, is_beaten
 from whet.tuner.finalist import INPUTS, measure_finalist, read_inputs, write_inputs
 from whet.tuner.goal import Goal

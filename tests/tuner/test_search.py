@@ -16,7 +16,7 @@ from whet.measure.isolate import Outcome
 from whet.measure.load import Load
 from whet.measure.quiet import Patience
 from whet.recipe import Recipe, Step
-from whet.techniques.technique import Applies, Refused
+from whet.technique import Applies, Refused
 from whet.tuner import space as space_of
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import compile_only, complete, next_recipe

@@ -82,7 +82,7 @@ def test_no_product_is_held_to_a_dtype_that_is_slower_than_float32() -> None:
     profile = Profile(total_s=1.0, layers=(layer,), dtype="float32")
     emulates = Limits(read_bandwidth=1e12, gemm={"float32": 1e9, "bfloat16": 1e8})
     assert least_time_s(profile, emulates, [Step(technique="int4_weight")]) == pytest.approx(1, rel=1e-3)
-    assert TABLE["int8_weight"].predict(profile, emulates, TABLE["int8_weight"].Options()) == pytest.approx(1, rel=1e-3)
+    assert TABLE["int8_weight"].predict(profile, emulates, TABLE["int8_weight"].options()) == pytest.approx(1, rel=1e-3)
 
 
 def test_the_least_time_is_an_average_over_batches_as_latency_is() -> None:

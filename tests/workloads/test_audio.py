@@ -8,7 +8,7 @@ import torch
 
 from whet.artefact import load
 from whet.errors import TargetError
-from whet.techniques.technique import Candidate
+from whet.technique import Candidate
 from whet.workload import examine
 from whet.workloads import resolve
 

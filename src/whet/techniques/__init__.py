@@ -1,51 +1,27 @@
-"""One optimisation, one file, and one line in this table."""
+"""Every optimisation that whet knows. One technique is one file in the folder of its stage, and in no other list.
 
-from whet.techniques import (
-    autocast,
-    bf16,
-    channels_last,
-    fp16,
-    fuse_conv_bn,
-    fuse_qkv,
-    inductor,
-    int4_weight,
-    int8_dynamic,
-    int8_static,
-    int8_weight,
-    keep_precision,
-    onnxruntime,
-    openvino,
-    sdpa_attention,
-    threads,
-    torch_compile,
-)
-from whet.techniques.technique import Applies, Candidate, Refused, Stage, Technique
+A file defines `check`, `predict`, `apply` and frozen `Options`, and ends with `TECHNIQUE = Technique(...)`.
+"""
 
-__all__ = ["FOLLOWING", "TABLE", "Applies", "Candidate", "Refused", "Stage", "Technique"]
+import pkgutil
+from importlib import import_module
 
-# In the order of their stages; within a stage, as they compose.
-TABLE: dict[str, Technique] = {
-    module.NAME: module
-    for module in (
-        fuse_conv_bn,
-        sdpa_attention,
-        fuse_qkv,
-        bf16,
-        fp16,
-        autocast,
-        keep_precision,
-        int8_static,
-        int8_dynamic,
-        int8_weight,
-        int4_weight,
-        channels_last,
-        inductor,
-        openvino,
-        onnxruntime,
-        torch_compile,
-        threads,
-    )
-}
+from whet.technique import STAGES, Technique
+
+__all__ = ["FOLLOWING", "TABLE"]
+
+
+def _found() -> dict[str, Technique]:
+    """Import every file in the folders of the stages, and return the techniques in the order in which they compose."""
+    found: list[Technique] = []
+    for stage in STAGES:
+        folder = import_module(f"{__name__}.{stage}")
+        modules = [import_module(f"{folder.__name__}.{entry.name}") for entry in pkgutil.iter_modules(folder.__path__)]
+        found += [module.TECHNIQUE for module in modules]
+    return {technique.name: technique for technique in sorted(found, key=lambda technique: technique.place)}
+
+
+TABLE: dict[str, Technique] = _found()
 
 # Known to pay elsewhere and not in the table yet: name -> why, for the report.
 FOLLOWING: dict[str, str] = {

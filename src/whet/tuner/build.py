@@ -7,8 +7,8 @@ from whet.artefact import program
 from whet.errors import RecipeError
 from whet.machine import Machine
 from whet.recipe import Step
+from whet.technique import Candidate, Refused, Technique
 from whet.techniques import TABLE
-from whet.techniques.technique import STAGES, Candidate, Refused, Technique
 from whet.workload import Subject
 
 
@@ -16,9 +16,9 @@ def options_of(step: Step) -> Any:
     """The technique's frozen options. Raises RecipeError for a technique or an option that does not exist."""
     technique = technique_of(step)
     try:
-        return technique.Options(**step.options)
+        return technique.options(**step.options)
     except TypeError as error:
-        known = ", ".join(technique.SPACE) or "none"
+        known = ", ".join(technique.space) or "none"
         raise RecipeError(f"{step.technique} does not take {dict(step.options)}; its options are: {known}") from error
 
 
@@ -34,12 +34,11 @@ def in_order(steps: Sequence[Step]) -> list[Step]:
     other."""
     claimed: dict[str, str] = {}
     for step in steps:
-        for group in technique_of(step).GROUPS:
+        for group in technique_of(step).groups:
             if group in claimed:
                 raise RecipeError(f"{claimed[group]} and {step.technique} exclude each other: both choose the {group}")
             claimed[group] = step.technique
-    places = list(TABLE)
-    return sorted(steps, key=lambda s: (STAGES.index(technique_of(s).STAGE), places.index(s.technique)))
+    return sorted(steps, key=lambda step: technique_of(step).place)
 
 
 def refusals(steps: Sequence[Step], subject: Subject, machine: Machine) -> list[tuple[Step, str]]:
@@ -56,12 +55,12 @@ def refusals(steps: Sequence[Step], subject: Subject, machine: Machine) -> list[
 
 def graph_refusal(technique: Technique, subject: Subject) -> str:
     """Why a technique that makes a graph of the model cannot be used on this one, or ""."""
-    return "" if getattr(technique, "RUNS_PYTHON", False) else program.refusal(subject)
+    return "" if technique.runs_python else program.refusal(subject)
 
 
 def is_in_process(steps: Sequence[Step]) -> bool:
     """Whether what the steps make cannot be saved, and each process makes it anew from the target."""
-    return any(getattr(TABLE.get(step.technique), "IN_PROCESS", False) for step in steps)
+    return any(step.technique in TABLE and TABLE[step.technique].in_process for step in steps)
 
 
 def build(subject: Subject, steps: Sequence[Step]) -> Candidate:

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from whet.artefact import Artefact, Manifest, set_threads
 from whet.recipe import Step
 from whet.signature import Signature
-from whet.techniques.technique import Candidate
+from whet.technique import Candidate
 from whet.tuner.build import build
 from whet.tuner.finalist import time_alone
 from whet.workload import examine

@@ -12,8 +12,8 @@
 from collections.abc import Iterator, Sequence
 
 from whet.recipe import Recipe, Step
+from whet.technique import PRECISION
 from whet.techniques import TABLE
-from whet.techniques.technique import PRECISION
 from whet.tuner.build import in_order
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.result import TrialRecord
@@ -98,7 +98,7 @@ def _needs(space: Space, step: Step) -> list[Step]:
     needed = []
     if space.in_process is not None and space.compatible([step], space.in_process):
         needed.append(space.in_process)
-    for group in getattr(TABLE[step.technique], "NEEDS", frozenset()):
+    for group in TABLE[step.technique].needs:
         for offer in space.offers.values():
             if group in offer.groups and space.compatible([step], offer.default):
                 needed.append(offer.default)
@@ -132,7 +132,7 @@ def _is_better(goal: Goal, a: TrialRecord, b: TrialRecord) -> bool:
 def _less_lossy(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
     """A recipe that loses quality, with its most sensitive layers left in floating point: by a technique that marks
     them where a step reads such marks, by the step's own option `keep` where it has one."""
-    if any(getattr(TABLE[step.technique], "READS_KEPT", False) for step in steps):
+    if any(TABLE[step.technique].reads_kept for step in steps):
         for offer in [o for o in space.offers.values() if restores_quality(o.technique)]:
             yield from ([*steps, step] for step in offer.variants() if space.compatible(steps, step))
     yield from _options(space, steps, "keep")
@@ -140,7 +140,7 @@ def _less_lossy(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
 
 def restores_quality(technique: str) -> bool:
     """Whether a technique changes nothing alone, and marks layers that others are to leave as they are."""
-    return bool(getattr(TABLE[technique], "RESTORES_QUALITY", False))
+    return TABLE[technique].restores_quality
 
 
 def _options(space: Space, steps: Sequence[Step], only: str = "") -> Iterator[list[Step]]:

@@ -15,8 +15,8 @@ from whet.machine import Limits, Machine
 from whet.machine.limits import element_bytes
 from whet.profiler import Profile
 from whet.recipe import Recipe, Step
+from whet.technique import BACKEND, PRECISION, Applies, Technique
 from whet.techniques import FOLLOWING, TABLE
-from whet.techniques.technique import BACKEND, PRECISION, Applies, Technique
 from whet.tuner.build import graph_refusal, in_order, is_in_process
 from whet.tuner.result import RefusedTechnique
 from whet.workload import Subject
@@ -68,13 +68,13 @@ def offers_for(
         if options is None:
             refused.append(RefusedTechnique(technique=name, reason=reason))
             continue
-        offer = Offer(technique=name, detail=detail, groups=sorted(technique.GROUPS), options=options)
+        offer = Offer(technique=name, detail=detail, groups=sorted(technique.groups), options=options)
         offer.bounds = {
-            str(step): technique.predict(profile, limits, technique.Options(**step.options))
+            str(step): technique.predict(profile, limits, technique.options(**step.options))
             for step in offer.variants()
         }
         offer.shrinks = {
-            str(step): 1 / _weight_scale(technique, technique.Options(**step.options)) for step in offer.variants()
+            str(step): 1 / _weight_scale(technique, technique.options(**step.options)) for step in offer.variants()
         }
         offers.append(offer)
     if not is_in_process([offer.default for offer in offers]) and (why := program.refusal(subject)):
@@ -86,25 +86,26 @@ def offers_for(
 
 def _weight_scale(technique: Technique, options: Any) -> float:
     """Bytes of the weights that a technique leaves, as a fraction of float32's; 1.0 where it leaves them alone."""
-    if (scale_of := getattr(technique, "weight_scale_of", None)) is not None:
-        return float(scale_of(options))
-    dtype_of = getattr(technique, "dtype_of", None)
-    return element_bytes(dtype_of(options)) / element_bytes("float32") if dtype_of is not None else 1.0
+    if technique.weight_scale_of is not None:
+        return technique.weight_scale_of(options)
+    if technique.dtype_of is not None:
+        return element_bytes(technique.dtype_of(options)) / element_bytes("float32")
+    return 1.0
 
 
 def _options_that_apply(
     technique: Technique, subject: Subject, machine: Machine
 ) -> tuple[dict[str, list[Any]] | None, str, str]:
     """Values per option that the technique accepts here, the others at their defaults; None where none is accepted."""
-    defaults = {name: values[0] for name, values in technique.SPACE.items()}
-    first = technique.check(subject, machine, technique.Options(**defaults))
+    defaults = {name: values[0] for name, values in technique.space.items()}
+    first = technique.check(subject, machine, technique.options(**defaults))
     if isinstance(first, Applies):
         return _accepted(technique, subject, machine, defaults), first.detail, ""
     # The default is refused; another value of one option may still be accepted (float32 where the chip has no bf16).
     for name, kept in _accepted(technique, subject, machine, defaults).items():
         if kept:
             chosen = {**defaults, name: kept[0]}
-            verdict = technique.check(subject, machine, technique.Options(**chosen))
+            verdict = technique.check(subject, machine, technique.options(**chosen))
             detail = verdict.detail if isinstance(verdict, Applies) else ""
             return {**_accepted(technique, subject, machine, chosen), name: kept}, detail, first.reason
     return None, "", first.reason
@@ -118,9 +119,9 @@ def _accepted(
         name: [
             value
             for value in values
-            if isinstance(technique.check(subject, machine, technique.Options(**{**others, name: value})), Applies)
+            if isinstance(technique.check(subject, machine, technique.options(**{**others, name: value})), Applies)
         ]
-        for name, values in technique.SPACE.items()
+        for name, values in technique.space.items()
     }
 
 

@@ -29,8 +29,8 @@ from whet.measure.stats import paired_ratio
 from whet.profiler import Profile, diagnose, profile_sizes
 from whet.profiler.diagnosis import attainable_s
 from whet.recipe import Step
+from whet.rewriting.low_precision import device_type
 from whet.signature import FlatModel, Signature
-from whet.techniques.half import device_type
 from whet.tuner.agreement import agree
 from whet.tuner.batch import BatchDimension, make, with_free_batch
 from whet.tuner.build import build, is_in_process, refusals, technique_of
@@ -321,11 +321,11 @@ def least_time_s(profile: Profile, limits: Limits, steps: Sequence[Step]) -> flo
     dtype, weight_scale = profile.dtype, None
     for step in steps:
         technique = technique_of(step)
-        options = technique.Options(**step.options)
-        if (dtype_of := getattr(technique, "dtype_of", None)) is not None:
-            dtype = dtype_of(options)
-        if (weight_scale_of := getattr(technique, "weight_scale_of", None)) is not None:
-            weight_scale = weight_scale_of(options)
+        options = technique.options(**step.options)
+        if technique.dtype_of is not None:
+            dtype = technique.dtype_of(options)
+        if technique.weight_scale_of is not None:
+            weight_scale = technique.weight_scale_of(options)
     scale = element_bytes(dtype) / element_bytes(profile.dtype)
     known = limits.faster(dtype)
     return sum(

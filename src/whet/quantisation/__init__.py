@@ -1,0 +1,1 @@
+"""Quantisation: what can be quantised, ranges, formats, and the layers that lose least by it."""

@@ -1,0 +1,169 @@
+"""Models in a 16-bit floating-point type, float32 at their borders: what bf16 and fp16 share."""
+
+import copy
+import itertools
+import math
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from whet.errors import TargetError
+from whet.machine import Machine
+from whet.measure.closeness import finite_entries
+from whet.rewriting.graph import Traced, rebuild, trace
+from whet.technique import Candidate
+from whet.workload import Subject
+
+_aten = torch.ops.aten
+
+_NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "arm_bf16"})
+_AMPERE = 80  # sm_80, the first CUDA chips with bfloat16 in hardware
+
+
+def bfloat16_refusal(subject: Subject, machine: Machine) -> str:
+    """Why bfloat16 can't pay here, or "" where the chip computes it natively."""
+    dtypes = {p.dtype for p in subject.workload.model.parameters() if p.is_floating_point()}
+    if dtypes and torch.float32 not in dtypes:
+        return f"the model's weights are {', '.join(sorted(str(d).removeprefix('torch.') for d in dtypes))} already"
+    if device_type(subject) == "cuda":
+        found = re.search(r"sm_(\d+)", machine.gpu)
+        return "" if found and int(found.group(1)) >= _AMPERE else f"{machine.gpu} has no native bfloat16 (sm_80 has)"
+    if _NATIVE_BFLOAT16.isdisjoint(machine.isa):
+        names = ", ".join(sorted(_NATIVE_BFLOAT16))
+        return f"{machine.chip} has no native bfloat16 (none of {names}): it would emulate it"
+    return ""
+
+
+def device_type(subject: Subject) -> str:
+    """Where the inputs lie: "cpu" or "cuda"."""
+    return subject.flat_inputs[0][0].device.type
+
+
+def to_half(candidate: Candidate, dtype: torch.dtype, name: str) -> Candidate:
+    """The candidate computing in `dtype`.
+
+    Most modules can simply be converted. One that pins float32 somewhere (a traced graph does) is repaired: a cast goes
+    before each operator that would be given two dtypes. Raises TargetError where the outputs overflow.
+    """
+    notes = []
+    dtypes = tuple(t.dtype for t in candidate.subject.outputs[0])
+    module: nn.Module
+    if isinstance(candidate.module, Traced):
+        module, _ = _repaired(copy.deepcopy(candidate.module), candidate.subject, dtype)
+    else:
+        module = _cast(candidate.copy_module(), dtype)
+        if (reason := _failure(Half(module, dtype, dtypes), candidate.subject)) is not None:
+            traced = Traced(trace(candidate.copy_module(), candidate.subject))
+            module, num_casts = _repaired(traced, candidate.subject, dtype)
+            notes.append(f"{name}: the model pins float32 ({reason}); {num_casts} casts were put into its graph")
+    half = Half(module, dtype, dtypes)
+    with torch.no_grad():
+        outputs = half(*candidate.subject.flat_inputs[0])
+        overflows = not all(torch.isfinite(t).all() for t in outputs)
+        if overflows:  # unless the original's masked places are infinite themselves
+            wanted = candidate.module(*candidate.subject.flat_inputs[0])
+            overflows = any(finite_entries(a, b) is None for a, b in zip(outputs, wanted, strict=True))
+    if overflows:
+        raise TargetError(f"{name}: the outputs overflow to infinity or NaN; leave it out of the recipe")
+    return candidate.with_module(half, *notes)
+
+
+class Half(nn.Module):
+    """Casts floating-point inputs to a narrow dtype, calls the module, and casts its outputs back."""
+
+    def __init__(self, module: nn.Module, dtype: torch.dtype, output_dtypes: tuple[torch.dtype, ...]) -> None:
+        super().__init__()
+        self.module = module
+        self.dtype = dtype
+        self.output_dtypes = output_dtypes
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        outputs = self.module(*(x.to(self.dtype) if x.is_floating_point() else x for x in tensors))
+        return tuple(y.to(dtype) for y, dtype in zip(outputs, self.output_dtypes, strict=True))
+
+
+def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert parameters and buffers in place, but for those whose precision the model lives on.
+
+    Batch norm keeps its statistics and affine parameters (its kernels take 16-bit activations with them), and rotary
+    embeddings their frequencies: rounded, they turn distant positions by whole angles.
+    """
+    tensors = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
+    norms = tuple(name.removesuffix("running_var") for name in tensors if name.endswith(".running_var"))
+    for name, tensor in tensors.items():
+        keeps = "inv_freq" in name or name.rpartition(".")[0] + "." in norms
+        if tensor.dtype in (torch.float32, torch.float64) and not keeps:
+            tensor.data = tensor.data.to(dtype)
+    return module
+
+
+def _failure(half: "Half", subject: Subject) -> str | None:
+    """What torch says when the converted module mixes dtypes; None where it runs."""
+    try:
+        with torch.no_grad():
+            half(*subject.flat_inputs[0])
+    except RuntimeError as error:
+        return str(error).strip().splitlines()[0]
+    return None
+
+
+def _repaired(traced: Traced, subject: Subject, dtype: torch.dtype) -> tuple[Traced, int]:
+    """A converted graph with a cast wherever an operator needs one, and how many."""
+    _cast(traced, dtype)
+    repair = _Repair(traced.body, dtype)
+    with torch.no_grad():
+        repair.run(*(x.to(dtype) if x.is_floating_point() else x for x in subject.flat_inputs[0]))
+    num_casts = _insert_casts(traced.body.graph, repair.wide_inputs, dtype)
+    return Traced(rebuild(traced.body)), num_casts
+
+
+class _Repair(fx.Interpreter):
+    """Runs a graph once and finds the operators that refuse float32 beside a narrower dtype.
+
+    Numbers in the graph that the narrow dtype can't hold (a float32 minimum as a mask's fill) become its own extremes.
+    """
+
+    def __init__(self, body: fx.GraphModule, dtype: torch.dtype) -> None:
+        super().__init__(body)
+        self.dtype = dtype
+        self.wide_inputs: dict[fx.Node, list[fx.Node]] = {}  # by the operator that refused them
+
+    def run_node(self, n: fx.Node) -> Any:
+        try:
+            return super().run_node(n)
+        except RuntimeError as error:
+            if "overflow" in str(error):
+                n.args = fx.node.map_aggregate(n.args, self._into_range)
+            wide = {node: x for node in n.all_input_nodes if (x := self.env.get(node)) is not None and _is_wide(x)}
+            if not wide and "overflow" not in str(error):
+                raise
+            self.wide_inputs[n] = list(wide)
+            self.env.update({node: x.to(self.dtype) for node, x in wide.items()})
+            try:
+                return super().run_node(n)
+            finally:
+                self.env.update(wide)
+
+    def _into_range(self, argument: Any) -> Any:
+        if isinstance(argument, float) and math.isfinite(argument):
+            limits = torch.finfo(self.dtype)
+            return min(max(argument, limits.min), limits.max)
+        return argument
+
+
+def _is_wide(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype == torch.float32
+
+
+def _insert_casts(graph: fx.Graph, wide_inputs: dict[fx.Node, list[fx.Node]], dtype: torch.dtype) -> int:
+    """One cast for each wide tensor, before the first operator that needs it narrow."""
+    narrow: dict[fx.Node, fx.Node] = {}
+    for node, inputs in wide_inputs.items():
+        for wide in inputs:
+            if wide not in narrow:
+                with graph.inserting_before(node):
+                    narrow[wide] = graph.call_function(_aten.to.dtype, (wide, dtype))
+            node.replace_input_with(wide, narrow[wide])
+    return len(narrow)

@@ -1,0 +1,77 @@
+"""Modules as ONNX models on disk."""
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from whet.artefact import program
+from whet.artefact.onnxruntime import Folder
+from whet.errors import MissingExtra, TargetError, reason
+from whet.technique import Candidate
+
+LARGEST_FILE_BYTES = 1_800_000_000  # protobuf ends at 2 GiB; the graph takes room too
+
+_OPSET = 20  # the newest whose operators onnxruntime.quantization knows
+
+
+def export(candidate: Candidate) -> Folder:
+    """The candidate's module as an ONNX model, by torch's exporter from torch.export's graph.
+
+    Raises TargetError where there is no such graph or it has no ONNX form. torch's older exporter traces the model,
+    which records one path through the code and drops every branch: it is never used.
+    """
+    onnx = import_onnx()
+    folder = Folder()
+    exported = program.export(candidate.module, candidate.subject)
+    with quiet(), torch.no_grad():
+        try:
+            _write(exported, candidate, folder)
+        except Exception as error:  # the exporter raises whatever it stumbles over
+            raise TargetError(f"the model cannot be written as ONNX: {reason(error)}") from error
+    graph = onnx.load(folder.model, load_external_data=False).graph
+    counts = (len(graph.input), len(graph.output))
+    wanted = (len(candidate.signature.inputs), len(candidate.subject.outputs[0]))
+    if counts != wanted:
+        raise TargetError(
+            f"the model cannot be written as ONNX: its graph has {counts[0]} inputs and {counts[1]} outputs, "
+            f"the model {wanted[0]} and {wanted[1]}"
+        )
+    return folder
+
+
+def import_onnx() -> Any:
+    """onnx, with onnxscript known to be there. Raises MissingExtra."""
+    for name in ("onnx", "onnxscript"):
+        try:
+            __import__(name)
+        except ImportError as error:
+            raise MissingExtra(name, "onnx", "writing a model as ONNX") from error
+    return __import__("onnx")
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence what exporters and quantisers say about their own insides; errors are raised, not logged."""
+    level = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(level)
+
+
+def _write(exported: torch.export.ExportedProgram, candidate: Candidate, folder: Folder) -> None:
+    written = torch.onnx.export(exported, dynamo=True, opset_version=_OPSET, verbose=False)
+    assert written is not None
+    written.save(folder.model, external_data=_weight_bytes(candidate) > LARGEST_FILE_BYTES)
+
+
+def _weight_bytes(candidate: Candidate) -> int:
+    return sum(t.untyped_storage().nbytes() for t in candidate.module.state_dict().values())

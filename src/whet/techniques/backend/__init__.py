@@ -1,0 +1,1 @@
+"""Techniques that hand the graph to a compiler or to another runtime."""

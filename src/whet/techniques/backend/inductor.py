@@ -1,0 +1,91 @@
+"""Compile the model with torch's inductor: fused loops and prepacked weights instead of one operator after another.
+
+What            engine=package: AOTInductor compiles once, into a package that loads in milliseconds and needs no
+                compiler. engine=jit: torch.compile as most people call it, again in every process. engine=cudagraphs:
+                the same on a GPU, which replays each call as one CUDA graph. freezing: weights become constants,
+                prepacked for the chip's matrix units. max_autotune: matrix products are chosen by timing templates
+                against the library.
+When it helps   Many small operators; bfloat16 and int8 products, whose weights freezing prepacks; it alone makes int8
+                graphs fast. A package has less overhead per call than torch.compile.
+When it hurts   Compiling takes from seconds to minutes. Large float32 products are the library's either way.
+                max_autotune compiles for many minutes. Freezing needs the weights in memory twice while it compiles.
+Numerics        The same arithmetic in another order: within 1e-5 relative in float32.
+Composes        After every structure, precision and layout; alone in its group (backend).
+Source          Ansel et al., "PyTorch 2", ASPLOS 2024; torch._inductor.aoti_compile_and_package, torch.compile.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from whet.artefact import inductor, program
+from whet.errors import OptionError
+from whet.machine import Limits, Machine
+from whet.profiler import Profile
+from whet.profiler.diagnosis import speedup_bound
+from whet.technique import BACKEND, Applies, Candidate, Refused, Stage, Technique, Verdict
+from whet.workload import Subject
+
+_SPACE: Mapping[str, tuple[Any, ...]] = {
+    "engine": ("package", "jit", "cudagraphs"),
+    "freezing": (True, False),
+    "max_autotune": (False, True),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """engine: package, jit or cudagraphs. freezing: weights become constants. max_autotune: time templates."""
+
+    engine: str = "package"
+    freezing: bool = True
+    max_autotune: bool = False
+
+
+def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+    """Applies where there is a C++ compiler."""
+    if options.engine not in _SPACE["engine"]:
+        raise OptionError(f"engine must be one of {', '.join(_SPACE['engine'])}, not {options.engine!r}")
+    device = subject.flat_inputs[0][0].device.type
+    if options.engine == "cudagraphs" and device != "cuda":
+        return Refused("engine=cudagraphs replays CUDA graphs; the inputs are on the CPU")
+    if missing := inductor.missing_tools(at_load=options.engine != "package", device=device):
+        return Refused(missing)
+    return Applies("compiled once, ahead of time" if options.engine == "package" else "compiled in every process")
+
+
+def predict(profile: Profile, limits: Limits, options: Options) -> float:
+    """At most, every layer reaches the machine's limit in its own dtype and operators cost nothing to call."""
+    return speedup_bound(profile, limits, dtype=profile.dtype, removes_overhead=True)
+
+
+def apply(candidate: Candidate, options: Options) -> Candidate:
+    """The candidate, compiled."""
+    subject = candidate.subject
+    if options.engine == "package":
+        compiled = inductor.InductorRuntime.compile(
+            candidate.module, subject, freezing=options.freezing, max_autotune=options.max_autotune
+        )
+        return candidate.with_runtime(compiled)
+    runtime = inductor.CompileRuntime(
+        program.export(candidate.module, subject),
+        freezing=options.freezing,
+        max_autotune=options.max_autotune,
+        reduce_overhead=options.engine == "cudagraphs",
+        is_dynamic=subject.signature.is_dynamic,
+    )
+    return candidate.with_runtime(runtime)
+
+
+TECHNIQUE = Technique(
+    name="inductor",
+    stage=Stage.BACKEND,
+    order=10,
+    card=__doc__,
+    options=Options,
+    check=check,
+    predict=predict,
+    apply=apply,
+    space=_SPACE,
+    groups=frozenset({BACKEND}),
+)

@@ -1,0 +1,121 @@
+"""Run the whole model in ONNX Runtime, in int8 or float32.
+
+What            The module's graph becomes an ONNX model, which ONNX Runtime fuses and runs. int8 comes from its own
+                quantiser: `static` with ranges from the calibration batches, `dynamic` with ranges found at each call,
+                for linear layers alone. Weights are signed, with a scale per channel; activations are unsigned.
+When it helps   Small batches on CPUs with VNNI or dot-product instructions; machines without OpenVINO.
+When it hurts   Large float32 products, where torch is as fast; graphs full of operators that stay in float32.
+Numerics        f32: within 1e-4 relative. int8: 256 levels a tensor; static rounds residual sums too.
+Composes        After every structure technique; it owns precision and backend.
+Source          torch.onnx.export; onnxruntime.quantization (ONNX Runtime's documentation).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from whet.artefact.onnxruntime import ONNXRuntime
+from whet.errors import OptionError
+from whet.machine import Limits, Machine
+from whet.profiler import Profile
+from whet.profiler.diagnosis import speedup_bound
+from whet.quantisation import onnx_int8
+from whet.quantisation.quantisable import branch_refusal
+from whet.rewriting import onnx_graph
+from whet.rewriting.low_precision import device_type
+from whet.technique import BACKEND, PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
+from whet.workload import Subject
+
+_SPACE: Mapping[str, tuple[Any, ...]] = {"precision": ("int8", "f32"), "mode": ("static", "dynamic")}
+
+_DTYPES = {"int8": "int8", "f32": "float32"}
+_PACKAGES = ("onnxruntime", "onnx", "onnxscript")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """precision: what most layers compute in.
+
+    mode, of int8 alone: activations' ranges are fixed from the calibration batches ("static") or found at each call
+    ("dynamic").
+    """
+
+    precision: str = "int8"
+    mode: str = "static"
+
+    def __post_init__(self) -> None:
+        for name, values in _SPACE.items():
+            if getattr(self, name) not in values:
+                choices = ", ".join(repr(v) for v in values)
+                raise OptionError(f"onnxruntime: {name} must be one of {choices}, not {getattr(self, name)!r}")
+
+
+def dtype_of(options: Options) -> str:
+    """The dtype that most arithmetic runs in."""
+    return _DTYPES[options.precision]
+
+
+def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+    """Applies where the packages are installed and the model is on the CPU, in dtypes that NumPy knows."""
+    if device_type(subject) != "cpu":
+        return Refused("the model is not on the CPU, where this backend runs")
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        return Refused(f"{' and '.join(missing)} {verb} not installed: pip install 'whet[onnx]'")
+    if any(tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2 for tensor in subject.flat_inputs[0]):
+        return Refused("the model takes 16-bit floats; ONNX Runtime's CPU kernels are for float32 and int8")
+    if options.precision != "int8":
+        if options.mode != _SPACE["mode"][0]:
+            return Refused("mode belongs to int8")
+        return Applies("the whole graph, in f32")
+    if why := branch_refusal(subject):
+        return Refused(why)
+    if options.mode == "dynamic":
+        kinds = [type(module).__name__ for module in subject.workload.model.modules()]
+        num_linear = sum(kind in ("Linear", "Conv1D", "MultiheadAttention") for kind in kinds)
+        if num_linear < 2:
+            return Refused("dynamic int8 is for linear layers in the midst of a model, and this one has a last at most")
+        return Applies(f"{num_linear} linear layers, in int8 with ranges found at each call")
+    num_batches = len(subject.workload.calibration)
+    return Applies(f"the whole graph, in int8 calibrated on {num_batches} batch{'es' * (num_batches > 1)}")
+
+
+def predict(profile: Profile, limits: Limits, options: Options) -> float:
+    """At most, every layer reaches the machine's limit in the precision, and nothing is spent between layers.
+
+    Dynamic int8 reads and writes activations in float32.
+    """
+    scale = 0.25 if options.precision == "int8" else 1.0
+    return speedup_bound(
+        profile,
+        limits,
+        dtype=dtype_of(options),
+        weight_scale=scale,
+        activation_scale=1.0 if options.mode == "dynamic" else scale,
+        removes_overhead=True,
+    )
+
+
+def apply(candidate: Candidate, options: Options) -> Candidate:
+    """The candidate as an ONNX model. Raises TargetError where it cannot be exported or quantised."""
+    folder = onnx_graph.export(candidate)
+    if options.precision == "int8":
+        folder = onnx_int8.quantize(folder, candidate.subject.flat_calibration, options.mode)
+    return candidate.with_runtime(ONNXRuntime(folder))
+
+
+TECHNIQUE = Technique(
+    name="onnxruntime",
+    stage=Stage.BACKEND,
+    order=30,
+    card=__doc__,
+    options=Options,
+    check=check,
+    predict=predict,
+    apply=apply,
+    space=_SPACE,
+    groups=frozenset({PRECISION, BACKEND}),
+    dtype_of=dtype_of,
+)

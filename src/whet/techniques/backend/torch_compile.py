@@ -1,0 +1,85 @@
+"""Compile what can be compiled of a model that torch.export refuses, with graph breaks where Python decides.
+
+What            torch.compile on the model's own code. Where Python asks for a tensor's value, the graph breaks and that
+                line runs in Python. Every way through the code that a call takes is compiled and guarded.
+When it helps   Models with data-dependent branches or loops, whose graph no backend can have as a whole.
+When it hurts   Each graph break costs a return to Python. Compiling takes seconds in every process. Nothing can be
+                saved: the model's own code is needed wherever it runs. A model that torch.export takes is served better
+                by a backend that compiles all of it, and is refused here.
+Numerics        The same arithmetic in another order: within 1e-5 relative in float32, on every branch.
+Composes        After every precision and layout that keeps the model's code; alone in its group (backend). Weights are
+                not frozen into the graphs, since a graph must see what the Python between two graphs has changed.
+Source          Ansel et al., "PyTorch 2", ASPLOS 2024; torch.compile.
+"""
+
+from dataclasses import dataclass
+
+from whet.artefact import inductor, program
+from whet.artefact.in_process import InProcessRuntime
+from whet.errors import TargetError, reason
+from whet.machine import Limits, Machine
+from whet.profiler import Profile
+from whet.profiler.diagnosis import speedup_bound
+from whet.technique import BACKEND, Applies, Candidate, Refused, Stage, Technique, Verdict
+from whet.workload import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Nothing to choose."""
+
+
+def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+    """Applies to models that torch.export refuses, where there is a C++ compiler."""
+    if missing := inductor.missing_tools(at_load=True):
+        return Refused(missing)
+    if subject.effects:
+        return Refused(
+            f"forward {'; '.join(subject.effects)}: torch.compile may leave that out, or do it at another time"
+        )
+    why = program.refusal(subject)
+    if not why:
+        return Refused("torch.export takes the whole model, and other backends compile that into what can be saved")
+    return Applies(f"compiled in each process, with graph breaks, as {why}")
+
+
+def predict(profile: Profile, limits: Limits, options: Options) -> float:
+    """At most, every layer reaches the machine's limit in its own dtype and operators cost nothing to call."""
+    return speedup_bound(profile, limits, dtype=profile.dtype, removes_overhead=True)
+
+
+def apply(candidate: Candidate, options: Options) -> Candidate:
+    """The candidate, compiled for its inputs. Raises TargetError where the compiler fails or makes a wrong model."""
+    subject = candidate.subject
+    runtime = InProcessRuntime(candidate.module, is_dynamic=subject.signature.is_dynamic)
+    try:
+        with inductor.quiet():
+            inductor.check_is_pure(runtime, subject)
+            for batch in (*subject.flat_inputs, *subject.flat_calibration):
+                runtime.run(batch)
+    except TargetError:
+        raise
+    except Exception as error:  # the compiler and its many passes raise whatever they stumble over
+        raise TargetError(f"torch.compile cannot compile the model: {reason(error)}") from error
+    graphs, breaks = runtime.num_graphs, runtime.num_graph_breaks
+    note = f"torch_compile: {_count(graphs, 'graph')} with {_count(breaks, 'graph break')} on the inputs given"
+    return candidate.with_runtime(runtime, note)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+TECHNIQUE = Technique(
+    name="torch_compile",
+    stage=Stage.BACKEND,
+    order=40,
+    card=__doc__,
+    options=Options,
+    check=check,
+    predict=predict,
+    apply=apply,
+    groups=frozenset({BACKEND}),
+    runs_python=True,
+    in_process=True,
+)

@@ -1,0 +1,1 @@
+"""Techniques that change how tensors lie in memory."""

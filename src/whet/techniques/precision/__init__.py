@@ -1,0 +1,1 @@
+"""Techniques that compute or keep numbers in fewer bits."""

@@ -1,0 +1,80 @@
+"""Let PyTorch choose bfloat16 operator by operator, with the weights left in float32.
+
+What            The model runs inside torch.autocast: products cast their inputs to bfloat16, sensitive operators stay
+                in float32.
+When it helps   Where a direct conversion loses quality in a normalisation or a softmax, and products still dominate.
+When it hurts   Every call casts every weight again, and activations back and forth: usually slower than bf16.
+Numerics        About 3 significant digits in products, float32 elsewhere: 1e-2 relative is usual at the output.
+Composes        Alone in its group (precision); with structure, layout and compilers, which drop some of the casts.
+Source          PyTorch documentation, "Automatic Mixed Precision package - torch.amp".
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from whet.machine import Limits, Machine
+from whet.profiler import Profile
+from whet.profiler.diagnosis import speedup_bound
+from whet.rewriting.low_precision import bfloat16_refusal, device_type
+from whet.technique import PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
+from whet.workload import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Nothing to choose."""
+
+
+def dtype_of(options: Options) -> str:
+    """What the arithmetic is done in, for the share of the machine's limit."""
+    return "bfloat16"
+
+
+def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+    """Applies where the chip computes bfloat16 natively."""
+    if reason := bfloat16_refusal(subject, machine):
+        return Refused(reason)
+    return Applies(f"{machine.gpu if device_type(subject) == 'cuda' else machine.chip} computes bfloat16 natively")
+
+
+def predict(profile: Profile, limits: Limits, options: Options) -> float:
+    """At most, every layer reaches the machine's bfloat16 limit; weights are still read as float32."""
+    return speedup_bound(profile, limits, dtype="bfloat16", activation_scale=0.5)
+
+
+def apply(candidate: Candidate, options: Options) -> Candidate:
+    """The candidate inside torch.autocast; it shares its weights with the one given."""
+    dtypes = tuple(t.dtype for t in candidate.subject.outputs[0])
+    return candidate.with_module(_Autocast(candidate.module, device_type(candidate.subject), dtypes))
+
+
+class _Autocast(nn.Module):
+    """Calls the module inside torch.autocast, and casts its outputs back."""
+
+    def __init__(self, module: nn.Module, device: str, output_dtypes: tuple[torch.dtype, ...]) -> None:
+        super().__init__()
+        self.module = module
+        self.device = device
+        self.output_dtypes = output_dtypes
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        with torch.autocast(self.device, torch.bfloat16):
+            outputs = self.module(*tensors)
+        return tuple(y.to(dtype) for y, dtype in zip(outputs, self.output_dtypes, strict=True))
+
+
+TECHNIQUE = Technique(
+    name="autocast",
+    stage=Stage.PRECISION,
+    order=30,
+    card=__doc__,
+    options=Options,
+    check=check,
+    predict=predict,
+    apply=apply,
+    groups=frozenset({PRECISION}),
+    runs_python=True,
+    dtype_of=dtype_of,
+)

@@ -1,0 +1,62 @@
+"""Compute in bfloat16: half the bytes of float32, the same range, 8 bits of precision.
+
+What            Parameters and activations become bfloat16; inputs and outputs stay float32. Batch-norm statistics and
+                rotary frequencies keep float32, and so does every integer.
+When it helps   Chips with bfloat16 in hardware (AVX-512 BF16, AMX, Arm BF16, CUDA from sm_80), on large products.
+When it hurts   Chips without: refused there. Tiny models, where the casts at the borders weigh as much as the gain.
+Numerics        About 3 significant digits: 1e-2 relative is usual at the output; the range is float32's.
+Composes        Alone in its group (precision); with every structure, layout, compiler and thread count.
+Source          Kalamkar et al., "A Study of BFLOAT16", 2019 (arXiv:1905.12322); torch.nn.Module.to.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from whet.machine import Limits, Machine
+from whet.profiler import Profile
+from whet.profiler.diagnosis import speedup_bound
+from whet.rewriting.low_precision import bfloat16_refusal, device_type, to_half
+from whet.technique import PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
+from whet.workload import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Nothing to choose."""
+
+
+def dtype_of(options: Options) -> str:
+    """What the arithmetic is done in, for the share of the machine's limit."""
+    return "bfloat16"
+
+
+def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+    """Applies where the chip computes bfloat16 natively."""
+    if reason := bfloat16_refusal(subject, machine):
+        return Refused(reason)
+    return Applies(f"{machine.gpu if device_type(subject) == 'cuda' else machine.chip} computes bfloat16 natively")
+
+
+def predict(profile: Profile, limits: Limits, options: Options) -> float:
+    """At most, every layer reaches the machine's bfloat16 limit with half the bytes."""
+    return speedup_bound(profile, limits, dtype="bfloat16", weight_scale=0.5, activation_scale=0.5)
+
+
+def apply(candidate: Candidate, options: Options) -> Candidate:
+    """The candidate in bfloat16."""
+    return to_half(candidate, torch.bfloat16, "bf16")
+
+
+TECHNIQUE = Technique(
+    name="bf16",
+    stage=Stage.PRECISION,
+    order=10,
+    card=__doc__,
+    options=Options,
+    check=check,
+    predict=predict,
+    apply=apply,
+    groups=frozenset({PRECISION}),
+    dtype_of=dtype_of,
+)

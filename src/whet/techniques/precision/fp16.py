@@ -1,0 +1,96 @@
+"""Compute in float16: half the bytes of float32, 11 bits of precision, numbers up to 65504.
+
+What            As bf16, in float16. Offered only where a product of two matrices is measured to be faster in it.
+When it helps   CUDA chips; CPUs with float16 products in hardware (AMX FP16, Arm FP16).
+When it hurts   CPUs that emulate it, by a factor of hundreds: refused there, with the measured ratio as the reason.
+Numerics        About 3 to 4 significant digits; activations beyond 65504 overflow, which is found and refused.
+Composes        Alone in its group (precision); with every structure, layout, compiler and thread count.
+Source          Micikevicius et al., "Mixed Precision Training", 2017 (arXiv:1710.03740); torch.nn.Module.to.
+"""
+
+import time
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from whet.machine import Limits, Machine
+from whet.profiler import Profile
+from whet.profiler.diagnosis import speedup_bound
+from whet.rewriting.low_precision import device_type, to_half
+from whet.technique import PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
+from whet.workload import Subject
+
+_WORTH = 1.5  # times as fast as float32; below, the casts and the lost precision buy nothing
+# Rows and columns of the products that are compared: large enough to reach the product's kernel, small enough for 20 ms
+# where it is native. On a GPU a product of 256 takes as long as its launch, whatever the dtype.
+_CPU_SIZE, _GPU_SIZE = 256, 4096
+_REPEATS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Nothing to choose."""
+
+
+def dtype_of(options: Options) -> str:
+    """What the arithmetic is done in, for the share of the machine's limit."""
+    return "float16"
+
+
+def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+    """Applies where a small product is at least 1.5 times as fast in float16 as in float32."""
+    device = device_type(subject)
+    ratio, size = float16_speedup(device), _size(device)
+    measured = f"a {size}x{size} product in float16 runs at {ratio:.2g} times float32's speed here"
+    return Applies(measured) if ratio >= _WORTH else Refused(f"{measured}; {_WORTH} times is the least that pays")
+
+
+def predict(profile: Profile, limits: Limits, options: Options) -> float:
+    """At most, every layer reaches the machine's float16 limit with half the bytes."""
+    return speedup_bound(profile, limits, dtype="float16", weight_scale=0.5, activation_scale=0.5)
+
+
+def apply(candidate: Candidate, options: Options) -> Candidate:
+    """The candidate in float16. Raises TargetError where its outputs overflow."""
+    return to_half(candidate, torch.float16, "fp16")
+
+
+@cache
+def float16_speedup(device: str) -> float:
+    """How many times as fast a product is in float16 as in float32 on a device; 0 where it can't be computed."""
+    try:
+        return _product_s(torch.float32, device) / _product_s(torch.float16, device)
+    except RuntimeError:
+        return 0.0
+
+
+def _size(device: str) -> int:
+    return _CPU_SIZE if device == "cpu" else _GPU_SIZE
+
+
+def _product_s(dtype: torch.dtype, device: str) -> float:
+    """The shortest of a few runs, after one to warm up."""
+    a = torch.ones(_size(device), _size(device), device=device, dtype=dtype)
+    best = float("inf")
+    for i in range(1 + _REPEATS):
+        start = time.perf_counter_ns()
+        product = a @ a
+        product[0, 0].item()  # waits for a GPU
+        if i:
+            best = min(best, (time.perf_counter_ns() - start) / 1e9)
+    return best
+
+
+TECHNIQUE = Technique(
+    name="fp16",
+    stage=Stage.PRECISION,
+    order=20,
+    card=__doc__,
+    options=Options,
+    check=check,
+    predict=predict,
+    apply=apply,
+    groups=frozenset({PRECISION}),
+    dtype_of=dtype_of,
+)

@@ -1,0 +1,106 @@
+"""Store the weights of linear layers in 4 bits; compute in floating point.
+
+What            Weights become 4-bit, with a scale and an offset for each group of `group_size` inputs, chosen for the
+                least squared error. Layers that see few rows multiply from 4 bits directly, others unpack at each call.
+                `rest`: what all other operators compute in.
+When it helps   Batch 1 and a token at a time with weights far larger than the caches; an eighth of the size everywhere.
+When it hurts   Many rows: unpacking comes on top. Small models lose more quality than large ones. Weights that fit in
+                the cache: int8_weight is as fast.
+Numerics        16 levels per group: several percent relative at the output is usual; smaller groups are closer.
+Composes        Alone in its group (precision); with every backend that takes a traced module. Layers that the
+                candidate keeps, and those whose width does not divide by the group, stay in float.
+Source          Frantar et al., 2022 (arXiv:2210.17323), for groups; torch's aten._weight_int4pack_mm_for_cpu.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from whet.errors import OptionError, TargetError
+from whet.machine import Limits, Machine
+from whet.profiler import Profile
+from whet.profiler.diagnosis import speedup_bound
+from whet.quantisation import quantisable
+from whet.quantisation.quantised_linear import Int4Linear, replace_linears
+from whet.rewriting.unquantised_dtype import REST, around
+from whet.technique import PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
+from whet.workload import Subject
+
+_SPACE: Mapping[str, tuple[Any, ...]] = {"group_size": (32, 64, 128), "rest": REST}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """group_size: inputs that share a scale. rest: float32 or bfloat16, for what is not quantised."""
+
+    group_size: int = 32
+    rest: str = "bfloat16"
+
+
+def dtype_of(options: Options) -> str:
+    return "bfloat16"  # of the products; 4 bits are what is stored
+
+
+def weight_scale_of(options: Options) -> float:
+    """Bytes of the weights, as a fraction of float32's: with a scale and an offset in bfloat16 per group."""
+    return 0.125 + 1.0 / options.group_size
+
+
+def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+    """Applies to models with linear layers in float32 whose widths divide by the group size."""
+    if options.group_size not in _SPACE["group_size"]:
+        raise OptionError(f"group_size must be one of {', '.join(map(str, _SPACE['group_size']))}")
+    if reason := quantisable.refusal(subject, machine, rest=options.rest):
+        return Refused(reason)
+    layers = quantisable.linears_of(subject)
+    num_fitting = sum(_fits(layer, options.group_size) for layer in layers)
+    if num_fitting == 0:
+        return Refused(f"no linear layer has inputs in groups of {options.group_size}")
+    return Applies(f"{num_fitting} of {len(layers)} linear layers")
+
+
+def predict(profile: Profile, limits: Limits, options: Options) -> float:
+    """At most, every layer reads an eighth of its weights' bytes, scales added, and computes at the bfloat16 limit, or
+    at float32's."""
+    dtype, scale = limits.faster(dtype_of(options)), weight_scale_of(options)
+    return speedup_bound(profile, limits, dtype=dtype, weight_scale=scale, activation_scale=0.5)
+
+
+def apply(candidate: Candidate, options: Options) -> Candidate:
+    """The candidate with 4-bit weights."""
+
+    def make(layer: nn.Linear, num_rows: int) -> nn.Module | None:
+        return Int4Linear(layer, num_rows, options.group_size) if _fits(layer, options.group_size) else None
+
+    module, num_layers, left = replace_linears(candidate, make)
+    if not num_layers:
+        raise TargetError("int4_weight finds no linear layer of a fitting width; leave it out of the recipe")
+    notes = (
+        [f"int4_weight: {len(left)} of the layers stay in float, as their sizes don't fit ({left[0]}, ...)"]
+        if left
+        else []
+    )
+    return candidate.with_module(around(module, options.rest, candidate), *notes)
+
+
+def _fits(layer: nn.Linear, group_size: int) -> bool:
+    return layer.in_features % group_size == 0
+
+
+TECHNIQUE = Technique(
+    name="int4_weight",
+    stage=Stage.PRECISION,
+    order=80,
+    card=__doc__,
+    options=Options,
+    check=check,
+    predict=predict,
+    apply=apply,
+    space=_SPACE,
+    groups=frozenset({PRECISION}),
+    reads_kept=True,
+    dtype_of=dtype_of,
+    weight_scale_of=weight_scale_of,
+)

@@ -1,0 +1,77 @@
+"""Quantise linear layers to int8, with ranges of activations found anew at each call.
+
+What            Weights become int8, one scale per output channel; each activation is quantised to uint8 by its own
+                smallest and largest value, one scale per tensor. `rest`: what all other operators compute in.
+When it helps   Chips with int8 products (VNNI, AMX), large linear layers, no calibration batches that can be trusted.
+When it hurts   Finding the range reads each activation once more: int8_static is faster where its quality holds.
+                Convolutions stay in float. Without a compiler that fuses, it is slower than before.
+Numerics        8 bits per value: 1e-2 relative at the output is usual.
+Composes        Alone in its group (precision); needs a backend that fuses. After structure; layers that the candidate
+                keeps stay in float.
+Source          torchao, "PyTorch 2 Export Quantization with X86 Backend". One scale per token instead of per tensor
+                (torchao's Int8DynamicActivationInt8WeightConfig) is nearer to float, but inductor runs it slower.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from whet.machine import Limits, Machine
+from whet.profiler import Profile
+from whet.profiler.diagnosis import speedup_bound
+from whet.quantisation import pt2e, quantisable
+from whet.rewriting.unquantised_dtype import REST, around
+from whet.technique import BACKEND, PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
+from whet.workload import Subject
+
+_SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """rest: float32 or bfloat16, for what is not quantised."""
+
+    rest: str = "bfloat16"
+
+
+def dtype_of(options: Options) -> str:
+    return "int8"
+
+
+def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+    """Applies to models with linear layers, on chips with int8 products."""
+    if reason := quantisable.refusal(subject, machine, rest=options.rest):
+        return Refused(reason)
+    if not quantisable.has_int8_products(machine):
+        return Refused(f"{machine.chip} has no int8 products (VNNI or AMX)")
+    num_layers = len(quantisable.linears_of(subject))
+    if num_layers == 0:
+        return Refused("the model has no linear layer; convolutions are quantised by static ranges only")
+    return Applies(f"{num_layers} linear layers; needs a compiler")
+
+
+def predict(profile: Profile, limits: Limits, options: Options) -> float:
+    """At most, every layer reaches the machine's int8 limit with a quarter of the bytes."""
+    return speedup_bound(profile, limits, dtype="int8", weight_scale=0.25, activation_scale=0.25)
+
+
+def apply(candidate: Candidate, options: Options) -> Candidate:
+    """The candidate as a graph that quantises its activations at each call."""
+    return candidate.with_module(around(pt2e.quantise(candidate, None), options.rest, candidate))
+
+
+TECHNIQUE = Technique(
+    name="int8_dynamic",
+    stage=Stage.PRECISION,
+    order=60,
+    card=__doc__,
+    options=Options,
+    check=check,
+    predict=predict,
+    apply=apply,
+    space=_SPACE,
+    groups=frozenset({PRECISION}),
+    needs=frozenset({BACKEND}),
+    reads_kept=True,
+    dtype_of=dtype_of,
+)

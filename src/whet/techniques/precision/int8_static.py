@@ -1,0 +1,81 @@
+"""Quantise linear layers and convolutions to int8, with the ranges of activations fixed beforehand.
+
+What            Weights become int8, one scale per output channel; activations uint8, one scale per tensor, chosen from
+                the calibration batches by `calibration` (minmax, percentile, entropy). Batch norms are folded first.
+                `rest`: what all other operators compute in.
+When it helps   Chips with int8 products (VNNI, AMX), on large linear layers and convolutions, compiled.
+When it hurts   Without a compiler that fuses: the graph then dequantises and multiplies in float, slower than before.
+                Activations with outliers lose precision; calibration batches unlike real inputs do too.
+Numerics        8 bits per value: a few percent relative at the output is usual. keep_precision gives some back.
+Composes        Alone in its group (precision); needs a backend that fuses. After structure; layers that the candidate
+                keeps stay in float.
+Source          Jacob et al., 2017 (arXiv:1712.05877); torchao, "PyTorch 2 Export Quantization with X86 Backend".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from whet.errors import OptionError
+from whet.machine import Limits, Machine
+from whet.profiler import Profile
+from whet.profiler.diagnosis import speedup_bound
+from whet.quantisation import pt2e, quantisable
+from whet.quantisation.observers import OBSERVERS
+from whet.rewriting.unquantised_dtype import REST, around
+from whet.technique import BACKEND, PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
+from whet.workload import Subject
+
+_SPACE: Mapping[str, tuple[Any, ...]] = {"calibration": ("minmax", "percentile", "entropy"), "rest": REST}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """calibration: how ranges are chosen. rest: float32 or bfloat16, for what is not quantised."""
+
+    calibration: str = "minmax"
+    rest: str = "bfloat16"
+
+
+def dtype_of(options: Options) -> str:
+    return "int8"
+
+
+def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+    """Applies to models with linear layers or convolutions, on chips with int8 products."""
+    if reason := quantisable.refusal(subject, machine, rest=options.rest):
+        return Refused(reason)
+    if not quantisable.has_int8_products(machine):
+        return Refused(f"{machine.chip} has no int8 products (VNNI or AMX)")
+    num_layers = len(quantisable.layers_of(subject))
+    return Applies(f"{num_layers} layers, {len(subject.workload.calibration)} calibration batches; needs a compiler")
+
+
+def predict(profile: Profile, limits: Limits, options: Options) -> float:
+    """At most, every layer reaches the machine's int8 limit with a quarter of the bytes."""
+    return speedup_bound(profile, limits, dtype="int8", weight_scale=0.25, activation_scale=0.25)
+
+
+def apply(candidate: Candidate, options: Options) -> Candidate:
+    """The candidate as a graph that quantises, with the ranges found on the calibration batches."""
+    if options.calibration not in OBSERVERS:
+        raise OptionError(f"calibration must be one of {', '.join(OBSERVERS)}, not {options.calibration!r}")
+    quantised = pt2e.quantise(candidate, OBSERVERS[options.calibration])
+    return candidate.with_module(around(quantised, options.rest, candidate))
+
+
+TECHNIQUE = Technique(
+    name="int8_static",
+    stage=Stage.PRECISION,
+    order=50,
+    card=__doc__,
+    options=Options,
+    check=check,
+    predict=predict,
+    apply=apply,
+    space=_SPACE,
+    groups=frozenset({PRECISION}),
+    needs=frozenset({BACKEND}),
+    reads_kept=True,
+    dtype_of=dtype_of,
+)

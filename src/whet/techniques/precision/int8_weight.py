@@ -1,0 +1,96 @@
+"""Store the weights of linear layers and embeddings in int8; compute in floating point.
+
+What            Weights become int8, one scale per output channel or embedding row; activations stay as they are. Layers
+                that see few rows multiply from int8 directly, others unpack at each call. `rest`: what all other
+                operators compute in.
+When it helps   Batch 1 and a token at a time, where reading weights is the time; a quarter of the size everywhere.
+When it hurts   Many rows: unpacking comes on top of a product that was bound by arithmetic.
+Numerics        Weights to 8 bits, products in bfloat16 where it is fast: 1e-2 relative at the output is usual.
+Composes        Alone in its group (precision); with every backend that takes a traced module. Layers that the
+                candidate keeps stay in float.
+Source          Dettmers et al., 2022 (arXiv:2208.07339), section 2; torch's aten._weight_int8pack_mm.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from whet.errors import TargetError
+from whet.machine import Limits, Machine
+from whet.profiler import Profile
+from whet.profiler.diagnosis import speedup_bound
+from whet.quantisation import quantisable
+from whet.quantisation.quantised_linear import Int8Embedding, Int8Linear, replace_linears
+from whet.rewriting.unquantised_dtype import REST, around
+from whet.technique import PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
+from whet.workload import Subject
+
+_SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """rest: float32 or bfloat16, for what is not quantised."""
+
+    rest: str = "bfloat16"
+
+
+def dtype_of(options: Options) -> str:
+    return "bfloat16"  # of the products; int8 is what is stored
+
+
+def weight_scale_of(options: Options) -> float:
+    """Bytes of the weights, as a fraction of float32's."""
+    return 0.25
+
+
+def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+    """Applies to models with linear layers in float32."""
+    if reason := quantisable.refusal(subject, machine, rest=options.rest):
+        return Refused(reason)
+    num_layers = len(quantisable.linears_of(subject))
+    if num_layers == 0:
+        return Refused("the model has no linear layer")
+    return Applies(f"{num_layers} linear layers")
+
+
+def predict(profile: Profile, limits: Limits, options: Options) -> float:
+    """At most, every layer reads a quarter of its weights' bytes and computes at the bfloat16 limit, or float32's."""
+    dtype, scale = limits.faster(dtype_of(options)), weight_scale_of(options)
+    return speedup_bound(profile, limits, dtype=dtype, weight_scale=scale, activation_scale=0.5)
+
+
+def apply(candidate: Candidate, options: Options) -> Candidate:
+    """The candidate with int8 weights."""
+    module, num_layers, _ = replace_linears(candidate, Int8Linear)
+    if not num_layers:
+        raise TargetError("int8_weight finds no linear layer to quantise; leave it out of the recipe")
+    quantisable.swap(module, {m: Int8Embedding(m) for m in module.modules() if _is_plain_embedding(m)})  # type: ignore[arg-type]
+    return candidate.with_module(around(module, options.rest, candidate))
+
+
+def _is_plain_embedding(module: nn.Module) -> bool:
+    """A table that is only read, and by nobody's hook: max_norm writes to it."""
+    if type(module) is not nn.Embedding or not quantisable.is_plain(module):
+        return False
+    return module.max_norm is None and module.weight.dtype == torch.float32
+
+
+TECHNIQUE = Technique(
+    name="int8_weight",
+    stage=Stage.PRECISION,
+    order=70,
+    card=__doc__,
+    options=Options,
+    check=check,
+    predict=predict,
+    apply=apply,
+    space=_SPACE,
+    groups=frozenset({PRECISION}),
+    reads_kept=True,
+    dtype_of=dtype_of,
+    weight_scale_of=weight_scale_of,
+)

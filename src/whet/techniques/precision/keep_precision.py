@@ -1,0 +1,76 @@
+"""Leave the layers that int8 would hurt most in floating point.
+
+What            Each layer is quantised alone on calibration batches; the `layers` whose rounding moves the outputs most
+                are marked, and whoever lowers the precision after leaves them as they are.
+When it helps   int8 is fast enough but loses more quality than is allowed: often a few layers with outliers do most of
+                the damage (the first, the last, the second of an MLP).
+When it hurts   A layer kept is a layer not faster. Alone it changes nothing.
+Numerics        None of its own.
+Composes        Before every int8 and 4-bit technique and backend that reads the candidate's `kept`.
+Source          Nagel et al., 2021 (arXiv:2106.08295), section 3.7; Wu et al., 2020 (arXiv:2004.09602), section 6.1.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from whet.errors import OptionError, TargetError
+from whet.machine import Limits, Machine
+from whet.profiler import Profile
+from whet.quantisation import quantisable
+from whet.quantisation.sensitivity import rank_layers
+from whet.technique import Applies, Candidate, Refused, Stage, Technique, Verdict
+from whet.workload import Subject
+
+_SPACE: Mapping[str, tuple[Any, ...]] = {"layers": (2, 4, 8, 16)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """layers: how many of the most sensitive ones stay in floating point."""
+
+    layers: int = 2
+
+
+def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+    """Applies to models with more layers than are to be kept."""
+    if options.layers < 1:
+        raise OptionError(f"layers must be at least 1, not {options.layers}")
+    if reason := quantisable.device_refusal(subject):
+        return Refused(reason)
+    num_layers = len(quantisable.layers_of(subject))
+    if num_layers == 0:
+        return Refused("the model has no linear layer or convolution with float32 weights")
+    if num_layers <= options.layers:
+        return Refused(f"the model has {num_layers} layers to quantise; keeping {options.layers} would leave none")
+    return Applies(f"{options.layers} of {num_layers} layers stay in float")
+
+
+def predict(profile: Profile, limits: Limits, options: Options) -> float:
+    """Nothing: it gives quality back, not speed."""
+    return 1.0
+
+
+def apply(candidate: Candidate, options: Options) -> Candidate:
+    """The candidate with its most sensitive layers marked."""
+    module = quantisable.with_linears(candidate.copy_module())
+    ranked = rank_layers(module, candidate.subject.flat_calibration)
+    if not ranked:
+        raise TargetError("keep_precision finds no layer in the module; leave it out of the recipe")
+    names = [name for name, _ in ranked[: options.layers]]
+    note = f"keep_precision: {', '.join(names)} stay in float"
+    return replace(candidate, kept=candidate.kept | frozenset(names), notes=(*candidate.notes, note))
+
+
+TECHNIQUE = Technique(
+    name="keep_precision",
+    stage=Stage.PRECISION,
+    order=40,
+    card=__doc__,
+    options=Options,
+    check=check,
+    predict=predict,
+    apply=apply,
+    space=_SPACE,
+    restores_quality=True,
+)

@@ -1,0 +1,81 @@
+"""Run on another number of threads than PyTorch chose.
+
+What            The artefact sets torch's intra-op thread count (or its runtime's) when it is loaded.
+When it helps   Small models, where waking threads costs more than they compute; machines with two threads a core.
+When it hurts   Large models on fewer cores. The setting holds for the whole process that loads the artefact.
+Numerics        Sums may be split in another order: within 1e-6 relative in float32.
+Composes        With everything; last.
+Source          PyTorch documentation, "CPU threading and TorchScript inference"; torch.set_num_threads.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psutil
+
+from whet.errors import OptionError
+from whet.machine import Limits, Machine
+from whet.measure.cgroup import cpu_quota
+from whet.profiler import Profile
+from whet.profiler.diagnosis import speedup_bound
+from whet.rewriting.low_precision import device_type
+from whet.technique import Applies, Candidate, Refused, Stage, Technique, Verdict
+from whet.workload import Subject
+
+
+def _choices() -> tuple[int, ...]:
+    """Physical cores, half of them, one: of those that this process may use, and of no more than its quota."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    physical = min(psutil.cpu_count(logical=False) or usable, usable, cpu_quota() or usable)
+    return tuple(dict.fromkeys((physical, max(1, physical // 2), 1)))
+
+
+_SPACE: Mapping[str, tuple[Any, ...]] = {"num_threads": _choices()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """num_threads: intra-op threads of the process that runs the model."""
+
+    num_threads: int = _SPACE["num_threads"][0]
+
+
+def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+    """Applies on CPUs with more cores or threads than one, and to another number than the one in force."""
+    if device_type(subject) != "cpu":
+        return Refused("the model runs on the GPU; PyTorch's threads compute on the CPU alone")
+    if machine.cores == machine.torch_threads == 1:
+        return Refused("the machine has one core")
+    if options.num_threads > machine.cores:
+        return Refused(f"{options.num_threads} threads are more than this machine's {machine.cores} cores")
+    if options.num_threads == machine.torch_threads:
+        return Refused(f"PyTorch uses {machine.torch_threads} threads already")
+    return Applies(f"{options.num_threads} instead of {machine.torch_threads} threads")
+
+
+def predict(profile: Profile, limits: Limits, options: Options) -> float:
+    """At most, what keeps layers from the machine's limit is threads waiting for each other, and all of it goes."""
+    return speedup_bound(profile, limits, dtype=profile.dtype, removes_overhead=True)
+
+
+def apply(candidate: Candidate, options: Options) -> Candidate:
+    """The candidate on that many threads, from when it is loaded."""
+    if options.num_threads < 1:
+        raise OptionError(f"num_threads must be at least 1, not {options.num_threads}")
+    return replace(candidate, num_threads=options.num_threads)
+
+
+TECHNIQUE = Technique(
+    name="threads",
+    stage=Stage.RUNTIME,
+    order=10,
+    card=__doc__,
+    options=Options,
+    check=check,
+    predict=predict,
+    apply=apply,
+    space=_SPACE,
+    runs_python=True,
+)

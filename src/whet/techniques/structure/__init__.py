@@ -1,0 +1,1 @@
+"""Techniques that change the graph of a model without changing its numbers."""
