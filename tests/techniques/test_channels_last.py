@@ -11,7 +11,7 @@ from whet.techniques.layout import channels_last
 
 def test_turns_weights_and_inputs(machine) -> None:
     subject = SUBJECTS["conv_net"]()
-    assert channels_last.check(subject, machine, channels_last.options()) == Applies("2 convolutions")
+    assert channels_last.check(subject, machine, channels_last.Options()) == Applies("2 convolutions")
     seen = []
     tuned = channels_last.apply(Candidate.original(subject), channels_last.Options())
     convolution = next(m for m in tuned.module.modules() if isinstance(m, nn.Conv2d))

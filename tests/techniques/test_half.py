@@ -15,7 +15,7 @@ from whet.techniques.precision import autocast, bf16, fp16
 from whet.techniques.structure import fuse_qkv, sdpa_attention
 
 
-@pytest.mark.parametrize("technique", [bf16, autocast], ids=lambda t: t.NAME)
+@pytest.mark.parametrize("technique", [bf16.TECHNIQUE, autocast.TECHNIQUE], ids=lambda t: t.name)
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_close_and_float32_at_the_borders(technique, name) -> None:
     subject = SUBJECTS[name]()
@@ -75,7 +75,7 @@ def test_repairs_a_model_that_pins_float32(subject_of) -> None:
     assert relative_error(tuned.call(*x), subject.outputs[0]) < 3e-2
 
 
-@pytest.mark.parametrize("technique", [bf16, autocast], ids=lambda t: t.NAME)
+@pytest.mark.parametrize("technique", [bf16.TECHNIQUE, autocast.TECHNIQUE], ids=lambda t: t.name)
 def test_refused_without_native_bfloat16(technique, subject_of, machine) -> None:
     subject = subject_of(nn.Linear(2, 2), torch.randn(1, 2))
     assert isinstance(technique.check(subject, machine, technique.options()), Applies)
@@ -87,7 +87,7 @@ def test_refused_without_native_bfloat16(technique, subject_of, machine) -> None
 
 def test_refused_for_a_bfloat16_model(subject_of, machine) -> None:
     subject = subject_of(nn.Linear(2, 2).bfloat16(), torch.randn(1, 2).bfloat16())
-    assert bf16.check(subject, machine, bf16.options()) == Refused("the model's weights are bfloat16 already")
+    assert bf16.check(subject, machine, bf16.Options()) == Refused("the model's weights are bfloat16 already")
 
 
 @pytest.mark.parametrize(("gpu", "reason"), [("T4 (sm_75)", "T4 (sm_75) has no native bfloat16"), ("A100 (sm_80)", "")])

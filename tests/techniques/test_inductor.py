@@ -28,7 +28,7 @@ def test_applies_to_anything(machine) -> None:
 def test_refused_without_a_compiler(machine, monkeypatch) -> None:
     monkeypatch.setattr(runtimes, "missing_tools", _missing)
     subject = SUBJECTS["encoder"]()
-    assert inductor.check(subject, machine, inductor.options()) == Refused("install g++")
+    assert inductor.check(subject, machine, inductor.Options()) == Refused("install g++")
     assert inductor.check(subject, machine, inductor.Options(engine="jit")) == Refused("install more")
 
 

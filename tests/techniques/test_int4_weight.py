@@ -83,7 +83,7 @@ def test_check(machine, subject_of) -> None:
     with pytest.raises(OptionError, match="32, 64, 128"):
         int4_weight.check(subject, machine, int4_weight.Options(group_size=48))
     narrow = subject_of(nn.Linear(20, 20), torch.randn(2, 20))
-    assert int4_weight.check(narrow, machine, int4_weight.options()) == Refused(
+    assert int4_weight.check(narrow, machine, int4_weight.Options()) == Refused(
         "no linear layer has inputs in groups of 32"
     )
 

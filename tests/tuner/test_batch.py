@@ -102,7 +102,7 @@ def test_a_technique_that_needs_one_size_is_fixed_to_it_and_says_why(
             raise TargetError("it wants to know every size")
         return candidate
 
-    monkeypatch.setattr(TABLE["channels_last"], "apply", fixed_only)
+    monkeypatch.setitem(TABLE, "channels_last", replace(TABLE["channels_last"], apply=fixed_only))
     subject, found = with_free_batch(subject_of(lambda linear, x: linear(x)))
     made = make(subject, [Step(technique="channels_last")], tmp_path / "artefact", found)
     assert made.fixed_batch == 4
