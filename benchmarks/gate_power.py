@@ -32,13 +32,13 @@ from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
+from whet.benchmark.against import side_in
+from whet.benchmark.checkout import Tree
+from whet.benchmark.point import measure_point
 from whet.comparison.claim import Verdict
 from whet.comparison.sequential import LOOKS, judge
 from whet.comparison.turns import take_turns
 from whet.files import write_whole
-from whet.guard.against import side_in
-from whet.guard.checkout import Tree
-from whet.guard.point import measure_point
 from whet.machine import describe
 from whet.measure.isolate import run_isolated
 from whet.measure.quiet import Patience

@@ -75,7 +75,7 @@ def tune(target: str, budget_s: float) -> dict[str, Any]:
 
 def bench(target: str, batches: list[int], budget_s: float) -> dict[str, Any]:
     """Measure a target at several batch sizes, with memory and energy."""
-    from whet.guard.sweep import bench as run_bench
+    from whet.benchmark.sweep import bench as run_bench
 
     sweep = run_bench([target], batch=batches, budget_s=budget_s, with_memory=True, with_energy=True)
     figures = [point.model_dump(mode="json", exclude={"samples_ms"}) for point in sweep.points]
@@ -91,8 +91,8 @@ def bench(target: str, batches: list[int], budget_s: float) -> dict[str, Any]:
 
 def gate(target: str, processes: int, budget_s: float) -> dict[str, Any]:
     """Hold a target against a sweep of the same code, in which nothing is slower."""
-    from whet.guard.against import against_baseline
-    from whet.guard.sweep import bench as run_bench
+    from whet.benchmark.against import against_baseline
+    from whet.benchmark.sweep import bench as run_bench
 
     options: dict[str, Any] = {"processes": processes, "budget_s": budget_s}
     first, second = run_bench([target], **options), run_bench([target], **options)
@@ -105,7 +105,7 @@ def gate(target: str, processes: int, budget_s: float) -> dict[str, Any]:
 
 def gate_against(target: str, reference: str, budget_s: float) -> dict[str, Any]:
     """Hold the work tree against a git reference of the same code, in pairs of processes."""
-    from whet.guard.against import compare_with
+    from whet.benchmark.against import compare_with
 
     known = ["git", "rev-parse", "--verify", reference]
     if shutil.which("git") is None or subprocess.run(known, cwd=ROOT, capture_output=True, check=False).returncode:

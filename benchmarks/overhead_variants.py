@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader
 
 import whet
 from whet.monitor.steps import StepTotals, phases_of
-from whet.steps.log import StepRecord, Sums
-from whet.steps.phases import Phase
-from whet.steps.watch import watch_everything
+from whet.step_profiler.log import StepRecord, Sums
+from whet.step_profiler.phases import Phase
+from whet.step_profiler.watch import watch_everything
 
 WARM_UP, STEPS_PER_BLOCK = 4, 24
 NUM_CLASSES = 10

@@ -10,7 +10,7 @@ from whet.cli import main
 from whet.cli.audit_measure import MeasuredAudit, table
 from whet.comparison.claim import claim_of
 from whet.comparison.run import Run
-from whet.impact import Impact, Stage
+from whet.fix_trials import Impact, Stage
 from whet.measure.evidence import Agreement
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from whet.cli.profile_step import run_step
 from whet.errors import ModelError, OptionError, TargetError
-from whet.steps.report import StepReport
-from whet.steps.verdict import StepVerdict
+from whet.step_profiler.report import StepReport
+from whet.step_profiler.verdict import StepVerdict
 
 SCRIPT = """
 import os, time

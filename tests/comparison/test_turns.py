@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from whet.benchmark.point import first_calls
 from whet.comparison import child, turns
 from whet.comparison.child import NUM_BLOCKS
 from whet.comparison.run import Run
 from whet.comparison.turns import held_together, take_turns
 from whet.comparison.variant import Variant
-from whet.guard.point import first_calls
 from whet.measure.load import Load
 
 SLEEPY = """

@@ -10,8 +10,8 @@ from torch import nn
 import whet
 import whet.errors
 import whet.techniques
+from whet.benchmark.point import measure_point
 from whet.errors import MissingExtra
-from whet.guard.point import measure_point
 from whet.machine import EnergyMeter, describe, load_limits
 from whet.measure.clock import measure_calls
 from whet.profiler.workload_profile import profile_workload, run_for_nsight

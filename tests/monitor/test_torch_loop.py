@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from whet.monitor.torch_loop import TorchLoop, size_of
-from whet.steps.log import StepRecord
+from whet.step_profiler.log import StepRecord
 
 Step = tuple[StepRecord, int | None, int | None]
 

@@ -16,9 +16,9 @@ from whet.auditor.report import Impact as ReportedImpact
 from whet.auditor.report import Phase, Report, Step
 from whet.auditor.run import Change, Outcome, run
 from whet.auditor.settings import Settings
-from whet.impact import Impact, Stage, measure_impact
-from whet.impact.plan import as_measured, middle_runs, script_at
-from whet.impact.sources import script_files
+from whet.fix_trials import Impact, Stage, measure_impact
+from whet.fix_trials.plan import as_measured, middle_runs, script_at
+from whet.fix_trials.sources import script_files
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 
 _LIMIT_S = 180.0  # for a single process

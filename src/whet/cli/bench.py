@@ -7,6 +7,11 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from whet.benchmark.against import against_baseline, check_machine, compare_with
+from whet.benchmark.formats import github_annotations, junit_xml, sweep_csv
+from whet.benchmark.plot import plot_sweep
+from whet.benchmark.report import Gate, Sweep, read_sweep
+from whet.benchmark.sweep import bench as run_bench
 from whet.cli.bench_checks import check_bench
 from whet.cli.bench_tables import show_gate, show_growth, show_notes, show_sweep, show_verdict
 from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_of, shown
@@ -15,11 +20,6 @@ from whet.comparison.claim import Verdict
 from whet.comparison.sequential import TOLERANCE
 from whet.errors import OptionError
 from whet.files import write_whole
-from whet.guard.against import against_baseline, check_machine, compare_with
-from whet.guard.formats import github_annotations, junit_xml, sweep_csv
-from whet.guard.plot import plot_sweep
-from whet.guard.report import Gate, Sweep, read_sweep
-from whet.guard.sweep import bench as run_bench
 from whet.machine import describe
 from whet.measure.quiet import Patience
 

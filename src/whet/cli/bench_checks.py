@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from whet.benchmark.plot import check_plot
 from whet.errors import OptionError
 from whet.files import check_file
-from whet.guard.plot import check_plot
 
 
 def check_bench(

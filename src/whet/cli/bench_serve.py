@@ -15,14 +15,14 @@ from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_o
 from whet.cli.model_directory import model_directory
 from whet.cli.units import seconds
 from whet.errors import OptionError
+from whet.load_test.benchmark import Options, run
+from whet.load_test.own_server import own_server
+from whet.load_test.record import Record
+from whet.load_test.report import Report, make_directory, write_report
+from whet.load_test.terminal import show_report
+from whet.load_test.trace import read_trace
 from whet.measure.quiet import Patience
 from whet.slo import Slo
-from whet.traffic.benchmark import Options, run
-from whet.traffic.own_server import own_server
-from whet.traffic.record import Record
-from whet.traffic.report import Report, make_directory, write_report
-from whet.traffic.terminal import show_report
-from whet.traffic.trace import read_trace
 
 _FAILED, _INTERRUPTED = 2, 130
 

@@ -5,8 +5,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whet.guard.formats import sentence
-from whet.guard.report import BenchmarkVerdict, Gate, Point, Sweep
+from whet.benchmark.formats import sentence
+from whet.benchmark.report import BenchmarkVerdict, Gate, Point, Sweep
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
 _NOT_AVAILABLE = "n/a"

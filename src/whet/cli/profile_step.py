@@ -23,10 +23,10 @@ from whet.machine import describe
 from whet.measure.isolate import run_isolated
 from whet.measure.load import Observed
 from whet.measure.quiet import Patience
-from whet.steps.figures import count, percent
-from whet.steps.report import PhaseTime, StepReport
-from whet.steps.run import run_training
-from whet.steps.verdict import StepVerdict
+from whet.step_profiler.figures import count, percent
+from whet.step_profiler.report import PhaseTime, StepReport
+from whet.step_profiler.run import run_training
+from whet.step_profiler.verdict import StepVerdict
 from whet.workloads.training_target import training_function
 from whet.workloads.user_code import what_and_where
 

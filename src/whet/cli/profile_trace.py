@@ -13,13 +13,13 @@ from rich.text import Text
 
 from whet.errors import OptionError
 from whet.figures import num_bytes
-from whet.traces.changes import Change, Changed, Figure, TraceChanges, compare_traces
-from whet.traces.figures import percent, time
-from whet.traces.gpu import DeviceTime, DeviceUse, Use, short_name
-from whet.traces.launches import Launches
-from whet.traces.operators import OperatorTime
-from whet.traces.report import TraceReport, analyse_file
-from whet.traces.steps import StepTime
+from whet.trace_profiler.changes import Change, Changed, Figure, TraceChanges, compare_traces
+from whet.trace_profiler.figures import percent, time
+from whet.trace_profiler.gpu import DeviceTime, DeviceUse, Use, short_name
+from whet.trace_profiler.launches import Launches
+from whet.trace_profiler.operators import OperatorTime
+from whet.trace_profiler.report import TraceReport, analyse_file
+from whet.trace_profiler.steps import StepTime
 
 DASH = "—"
 _KERNELS, _OPERATORS, _CALLS, _STEPS, _THREADS, _CHANGES = 10, 12, 5, 8, 4, 12  # rows shown; --json holds all

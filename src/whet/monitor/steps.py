@@ -86,7 +86,7 @@ class StepTotals:
 
 
 class Step(Protocol):
-    """A step as `whet.steps` records it."""
+    """A step as `whet.step_profiler` records it."""
 
     @property
     def seconds(self) -> float: ...

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from whet.steps.log import StepRecord
-from whet.steps.watch import watch_everything
+from whet.step_profiler.log import StepRecord
+from whet.step_profiler.watch import watch_everything
 
 OnStep = Callable[[StepRecord, int | None, int | None], None]
 

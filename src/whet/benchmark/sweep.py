@@ -1,0 +1,166 @@
+"""A target at many sizes, every point in processes of its own; a point that fails says so, and the sweep goes on."""
+
+import datetime
+import itertools
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from whet.benchmark.growth import Growth, fit_growth
+from whet.benchmark.point import measure_point
+from whet.benchmark.report import Point, Sweep
+from whet.comparison.variant import in_words
+from whet.errors import OptionError
+from whet.machine import describe, load_limits, versions
+from whet.measure.isolate import QUIET, Outcome, run_isolated
+from whet.measure.load import Load, total
+from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
+
+_MEDIANS = ("latency_ms", "p50_ms", "p90_ms", "p99_ms", "throughput_per_s", "share_of_limit", "watts", "energy_j")
+_LEAST_BYTES = 2**20  # what calls hold below that is the allocator's rounding
+
+
+def bench(
+    targets: Sequence[str],
+    *,
+    batch: Sequence[int] = (),
+    seq: Sequence[int] = (),
+    processes: int = 1,
+    budget_s: float = 1.0,
+    with_memory: bool = False,
+    with_energy: bool = False,
+    time_limit_s: float = 300.0,
+    memory_limit_bytes: int | None = None,
+    on_busy: str = OnBusy.WAIT,
+    busy_wait_s: float = WAIT_S,
+    patience: Patience | None = None,
+    report: Callable[[Point], None] = lambda point: None,
+) -> Sweep:
+    """Measure each target at each batch size and sequence length.
+
+    Args:
+        targets: Names as for `whet tune`.
+        processes: How many for each point; more than one tells how processes scatter, which a baseline needs.
+        budget_s: Seconds of timing in each process.
+        time_limit_s: Seconds after which a process is ended.
+        memory_limit_bytes: Of each process.
+        on_busy: "wait" for a quiet machine, "inconclusive" to wait for nothing, "go-on" to take what comes. A point
+            that was disturbed all the same says so in `busy`.
+        busy_wait_s: Seconds of waiting in all.
+        patience: In place of the two above, where the caller shows the waiting.
+        report: Told of each point.
+
+    Raises:
+        OptionError: A size is below 1.
+        WhetError: A target cannot be had at any size.
+    """
+    if processes < 1 or budget_s <= 0:
+        raise OptionError("a point needs at least one process and some time")
+    patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
+    machine = describe()
+    load_limits(machine)  # measured once, before anything else runs
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    points = []
+    with tempfile.TemporaryDirectory(prefix="whet-bench-") as scratch:
+        for target, sizes in itertools.product(targets, grid(batch, seq)):
+            arguments = {
+                "target": target,
+                "sizes": sizes,
+                "budget_s": budget_s,
+                "with_memory": with_memory,
+                "with_energy": with_energy,
+                "with_limit": True,
+            }
+            outcomes = []
+            for _ in range(processes):
+                run = partial(_run, arguments, Path(scratch), time_limit_s, memory_limit_bytes)
+                outcomes.append(patience.measure(run, _cause))
+                if outcomes[-1].failure is not None or patience.has_run_out:
+                    break
+            points.append(combined(target, sizes, outcomes))
+            if any(_cause(outcome) for outcome in outcomes):
+                points[-1].busy = patience.sentence
+            report(points[-1])
+    return Sweep(
+        started_at=started,
+        fingerprint=machine.fingerprint,
+        machine=asdict(machine),
+        versions=versions(),
+        points=points,
+        growth={target: _growth([p for p in points if p.target == target]) for target in targets},
+    )
+
+
+def grid(batch: Sequence[int], seq: Sequence[int]) -> list[dict[str, int]]:
+    """Every pair of sizes; one empty entry, the target as it is, where none are given. Raises OptionError."""
+    for name, sizes in (("batch", batch), ("seq", seq)):
+        if any(size < 1 for size in sizes):
+            raise OptionError(f"--{name} takes sizes of 1 or more, as 1,8,32")
+    axes = [[(name, size) for size in sizes] for name, sizes in (("batch", batch), ("seq", seq)) if sizes]
+    return [dict(choice) for choice in itertools.product(*axes)]
+
+
+def _run(arguments: Mapping[str, Any], directory: Path, time_limit_s: float, memory_limit_bytes: int | None) -> Outcome:
+    return run_isolated(
+        measure_point,
+        arguments,
+        directory,
+        time_limit_s=time_limit_s,
+        memory_limit_bytes=memory_limit_bytes,
+        environment=QUIET,
+    )
+
+
+def _cause(outcome: Outcome) -> str:
+    """Return what disturbed a process on a busy machine; "" for a quiet one, and for one that failed."""
+    return str(outcome.value["cause"]) if outcome.value is not None else ""
+
+
+def combined(target: str, sizes: dict[str, int], outcomes: Sequence[Outcome]) -> Point:
+    """One point of what its processes gave: medians over them, the largest peaks, the reason of one that failed."""
+    values = [outcome.value for outcome in outcomes if outcome.value is not None]
+    failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
+    if not values:
+        assert failure is not None
+        return Point(target=target, sizes=sizes, status="failed", reason=in_words(failure))
+    first = values[0]
+    stopped = failure.message if failure else next((v["stopped_by"] for v in values if v["stopped_by"]), None)
+    medians = {
+        name: statistics.median(v[name] for v in values)
+        for name in _MEDIANS
+        if all(v.get(name) is not None for v in values)
+    }
+    samples_ms = [sample for v in values for sample in v["samples_ms"]]
+    if "p99_ms" not in medians and len(samples_ms) >= MIN_SAMPLES_FOR_P99:  # too few calls in each, enough in all
+        medians["p99_ms"] = percentile(samples_ms, 99)
+    peaks = {
+        name: max(v[name] for v in values)
+        for name in ("peak_bytes", "working_bytes", "cuda_peak_bytes", "live_tensor_bytes")
+        if all(v.get(name) is not None for v in values)
+    }
+    return Point(
+        target=target,
+        sizes=sizes,
+        status="partial" if stopped else "done",
+        reason=stopped or "",
+        num_samples=first["num_samples"],
+        num_calls=sum(v["num_calls"] for v in values),
+        energy_reason=first.get("energy_reason", ""),
+        process_latencies_ms=[v["latency_ms"] for v in values],
+        samples_ms=first["samples_ms"],
+        load=asdict(total(Load(**v["load"]) for v in values if "load" in v)),
+        **medians,
+        **peaks,
+    )
+
+
+def _growth(points: Sequence[Point]) -> list[Growth]:
+    done = [p for p in points if p.latency_ms is not None]
+    time = fit_growth("time", [p.sizes for p in done], [p.latency_ms or 0.0 for p in done])
+    held = [p for p in done if (p.working_bytes or 0) >= _LEAST_BYTES]
+    return time + fit_growth("memory", [p.sizes for p in held], [float(p.working_bytes or 0) for p in held])

@@ -1,0 +1,292 @@
+"""Which fixes pay on this machine: each on top of those kept so far, the most promising first; then all at once."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from whet.auditor.collect import SourceFile
+from whet.auditor.finding import Confidence, Finding, Measured
+from whet.auditor.fixing import apply_fixes
+from whet.auditor.heat import INFERS
+from whet.comparison.claim import Claim, Verdict
+from whet.comparison.compare import compare
+from whet.comparison.run import Run
+from whet.comparison.schedules import ABBA
+from whet.comparison.stopping import Fixed, UntilClear
+from whet.errors import TargetError
+from whet.fix_trials.child import run_script
+from whet.fix_trials.overlay import make_overlay
+from whet.fix_trials.version import ScriptVersion, middle
+from whet.measure.isolate import Outcome, run_isolated
+from whet.measure.quiet import Patience
+
+Look = Callable[[Sequence[SourceFile]], Sequence[Finding]]
+
+_SCREENING = UntilClear(most=6)
+_PROOF = Fixed(most=6, spare=2, lost_after=0)
+_SURE = {Confidence.HIGH: 1.0, Confidence.MEDIUM: 0.7, Confidence.LOW: 0.4}
+_SHARE_FOR_FINAL = 0.25  # of the budget
+
+
+@dataclass(frozen=True)
+class Stage:
+    """All fixes of one rule, tried on top of what was kept before.
+
+    Attributes:
+        status: "kept", "no gain", "another loss", "failed", "not measured", "not applied" or "not tried".
+        claim: What was measured; None where nothing was.
+        why: Why the fixes were not kept, where the status does not say it all.
+    """
+
+    code: str
+    name: str
+    num_findings: int
+    titles: tuple[str, ...]
+    is_safe: bool
+    status: str
+    claim: Claim | None = None
+    why: str = ""
+
+    @property
+    def is_kept(self) -> bool:
+        return self.status == "kept"
+
+    @property
+    def measured(self) -> Measured | None:
+        """What was measured, as a finding carries it."""
+        return None if self.claim is None or self.claim.ratio is None else as_measured(self.claim, self.status)
+
+
+@dataclass(frozen=True)
+class Impact:
+    """What was found.
+
+    Attributes:
+        first: A run of the script as it is.
+        stages: The fixes of each rule that was tried, in order.
+        total: All kept fixes against the script as it is; None where none was kept.
+        files: The sources with all kept fixes.
+        num_steps: Optimiser steps of each process.
+        seconds: Wall time.
+        unfixed: Codes that were found and have no fix to try.
+        busy: Why something could not be judged, on a busy machine.
+    """
+
+    first: Run
+    stages: tuple[Stage, ...]
+    total: Claim | None
+    files: tuple[SourceFile, ...]
+    num_steps: int
+    seconds: float
+    unfixed: tuple[str, ...] = ()
+    busy: str = ""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script, its arguments and what it runs in. directory: for copies and logs; base: what is copied."""
+
+    path: Path
+    arguments: tuple[str, ...]
+    base: Path
+    working_directory: Path
+    directory: Path
+    num_steps: int
+    limit_s: float
+
+    def version(self, name: str, files: Sequence[SourceFile], originals: Sequence[SourceFile]) -> ScriptVersion:
+        """Return a version of the sources, to be run in a copy of its own, in a fresh process each time."""
+        known = {file.path: file.text for file in originals}
+        changed: dict[Path, str | bytes] = {
+            Path(file.path).resolve(): file.text.encode(file.encoding)
+            for file in files
+            if file.text != known.get(file.path)
+        }
+        copy = make_overlay(self.base, self.directory / name / "copy", changed)
+        inside = self.working_directory.is_relative_to(self.base)
+        arguments = {
+            "script": str(copy / self.path.relative_to(self.base)),
+            "arguments": list(self.arguments),
+            "num_steps": self.num_steps,
+            "limit_s": 0.9 * self.limit_s,
+            "seed": 0,
+        }
+
+        def start() -> Outcome:
+            return run_isolated(
+                run_script,
+                arguments,
+                self.directory / name / "run",
+                time_limit_s=self.limit_s,
+                working_directory=copy / self.working_directory.relative_to(self.base) if inside else None,
+            )
+
+        return ScriptVersion(name, start)
+
+
+def measure_impact(
+    script: Script,
+    files: Sequence[SourceFile],
+    look: Look,
+    *,
+    budget_s: float,
+    report: Callable[[str], None],
+    patience: Patience | None = None,
+) -> Impact:
+    """Try the fixes of what `look` finds in `files`, and keep those that pay at the same loss.
+
+    On a busy machine `patience` says how long to wait; a fix that cannot be judged there is not kept.
+
+    Raises TargetError where the script as it is cannot be run.
+    """
+    patience = patience or Patience()
+    started = time.monotonic()
+    originals = list(files)
+    as_is = script.version("original", originals, originals)
+    report("running the script as it is")
+    first = patience.measure(as_is.run, lambda found: found.busy)
+    if first.failure:
+        raise TargetError(first.failure)
+    report(f"{first.latency_ms:.4g} ms a step")
+    current, stages, tried, unfixed = originals, list[Stage](), set[str](), list[str]()
+    now = as_is
+    while True:
+        findings = [finding for finding in look(current) if is_in_training(finding)]
+        unfixed = sorted({f.code for f in findings} - {f.code for f in findings if f.fix is not None})
+        code = _next(findings, tried)
+        if code is None:
+            break
+        tried.add(code)
+        chosen = [finding for finding in findings if finding.code == code and finding.fix is not None]
+        if patience.has_run_out:
+            stages.append(_stage(chosen, "not measured", why=patience.sentence))
+            continue
+        if time.monotonic() - patience.spent_s - started > budget_s * (1 - _SHARE_FOR_FINAL):
+            stages.append(_stage(chosen, "not tried", why="the budget was used up"))
+            continue
+        stage, version, run = _try(script, len(stages), chosen, current, originals, now, report, patience)
+        stages.append(stage)
+        if stage.is_kept:
+            current, now = version, run
+    total = None
+    if any(stage.is_kept for stage in stages):
+        report("all that were kept, against the script as it is")
+        total = compare(as_is, now, schedule=ABBA(), stop=_PROOF, patience=patience)
+    others = [finding for finding in look(current) if not is_in_training(finding) and finding.fix is not None]
+    for code in sorted({finding.code for finding in others} - tried):
+        chosen = [finding for finding in others if finding.code == code]
+        stages.append(_stage(chosen, "not tried", why="it lies in inference, which the measured steps do not run"))
+    seconds = time.monotonic() - started
+    is_unknown = any(stage.status == "not measured" for stage in stages) or (total is not None and total.busy)
+    busy = patience.sentence if is_unknown else ""
+    return Impact(first, tuple(stages), total, tuple(current), script.num_steps, seconds, tuple(unfixed), busy)
+
+
+def is_in_training(finding: Finding) -> bool:
+    """Whether training steps may run what was found. What lies in no loop, such as how a loader is made, counts."""
+    return finding.hot is None or finding.hot.kind not in INFERS
+
+
+def as_measured(claim: Claim, verdict: str) -> Measured:
+    """Return a claim with pairs as a finding and the report carry it."""
+    assert claim.ratio is not None and claim.ci95 is not None
+    old, new = middle_runs(claim)
+    return Measured(
+        ratio=claim.ratio,
+        low=claim.ci95[0],
+        high=claim.ci95[1],
+        verdict=verdict,
+        loss_note="" if claim.agreement is None else claim.agreement.words,
+        peak_bytes_before=old.peak_bytes,
+        peak_bytes_after=new.peak_bytes,
+    )
+
+
+def middle_runs(claim: Claim) -> tuple[Run, Run]:
+    """Return the median run of each of the two sides."""
+    return middle([old for old, _ in claim.pairs]), middle([new for _, new in claim.pairs])
+
+
+def _next(findings: Sequence[Finding], tried: set[str]) -> str | None:
+    """The code whose fixes promise most, among those not tried."""
+    promise: dict[str, float] = {}
+    for finding in findings:
+        if finding.fix is not None and finding.code not in tried and (finding.hot is None or not finding.hot.guard):
+            worth = _SURE[finding.confidence] * (finding.gain.low + finding.gain.high) / 2
+            promise[finding.code] = max(promise.get(finding.code, 0.0), worth)
+    return max(sorted(promise), key=lambda code: promise[code], default=None)
+
+
+def _try(
+    script: Script,
+    number: int,
+    chosen: Sequence[Finding],
+    current: Sequence[SourceFile],
+    originals: Sequence[SourceFile],
+    now: ScriptVersion,
+    report: Callable[[str], None],
+    patience: Patience,
+) -> tuple[Stage, list[SourceFile], ScriptVersion]:
+    """Compare one rule's fixes with what was kept so far. Returns them as a version of the script as well."""
+    report(f"{chosen[0].code} {chosen[0].name}: {_titles(chosen)[0]}")
+    version = _fixed(current, chosen)
+    if all(a.text == b.text for a, b in zip(version, current, strict=True)):
+        return _stage(chosen, "not applied", why="its fix could not be applied here"), version, now
+    fixed = script.version(f"{number}-{chosen[0].code}", version, originals)
+    claim = compare(now, fixed, schedule=ABBA(), stop=_SCREENING, patience=patience)
+    if claim.failed == now.name:
+        raise TargetError(claim.failure)
+    status, why = _status(claim)
+    stage = replace(_stage(chosen, status, why=why), claim=claim)
+    report(f"  {status}{_in_words(claim)}{f': {why}' if why else ''}")
+    return stage, version, fixed
+
+
+def _status(claim: Claim) -> tuple[str, str]:
+    """Return a stage's status, and why, where the status does not say it all."""
+    if claim.failure:
+        return "failed", claim.failure
+    if claim.busy and claim.verdict is Verdict.INCONCLUSIVE:
+        return "not measured", claim.busy
+    if not claim.is_gain:
+        return "no gain", ""
+    if claim.agreement is None or not claim.agreement.is_same:
+        return "another loss", "" if claim.agreement is None else claim.agreement.words
+    return "kept", ""
+
+
+def _in_words(claim: Claim) -> str:
+    if claim.ratio is None or claim.ci95 is None:
+        return ""
+    low, high = claim.ci95
+    return f", {claim.ratio:.3g}x ({low:.3g} to {high:.3g}, {claim.num_pairs} pairs)"
+
+
+def _fixed(files: Sequence[SourceFile], findings: Sequence[Finding]) -> list[SourceFile]:
+    fixed = []
+    for file in files:
+        fixes = [finding.fix for finding in findings if finding.path == file.path and finding.fix is not None]
+        fixed.append(replace(file, text=apply_fixes(file.text, fixes).source) if fixes else file)
+    return fixed
+
+
+def _stage(findings: Sequence[Finding], status: str, *, why: str = "") -> Stage:
+    is_safe = all(finding.fix is not None and finding.fix.is_safe for finding in findings)
+    return Stage(findings[0].code, findings[0].name, len(findings), _titles(findings), is_safe, status, why=why)
+
+
+def _titles(findings: Sequence[Finding]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(finding.fix.title for finding in findings if finding.fix is not None))
+
+
+def script_at(path: Path, arguments: Sequence[str], directory: Path, *, num_steps: int, limit_s: float) -> Script:
+    """A script to measure. What is copied: the working directory where the script lies below it, else its own folder.
+
+    Raises TargetError where there is no such file.
+    """
+    path, here = path.resolve(), Path.cwd().resolve()
+    if not path.is_file() or path.suffix != ".py":
+        raise TargetError(f"--measure runs a training script; {path.name} is none: name one .py file")
+    base = here if path.is_relative_to(here) and here != Path.home() else path.parent
+    return Script(path, tuple(arguments), base, here, directory, num_steps, limit_s)

@@ -1,5 +1,0 @@
-"""What an audit's fixes are worth on this machine: a training script with each, in a copy, in pairs of processes."""
-
-from whet.impact.plan import Impact, Stage, measure_impact
-
-__all__ = ["Impact", "Stage", "measure_impact"]

@@ -1,0 +1,352 @@
+"""What stands in front of PyTorch's own calls while a loop is watched, and is taken away after.
+
+Every wrapper passes through what torch.compile traces, what another thread calls, and what is part of a phase that
+already runs. What others have put over a wrapper meanwhile keeps working; the wrapper goes when they go.
+"""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling as is_compiling  # the quickest there is
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from whet.step_profiler.log import StepLog
+from whet.step_profiler.phases import Phase, PhaseClock
+
+_WAITING = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__")
+_COLLECTIVES = (
+    *("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "reduce"),
+    *("broadcast_object_list", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
+)
+_DATA, _OPTIMIZER, _SYNC = (int(p) for p in (Phase.DATA, Phase.OPTIMIZER, Phase.SYNC))
+_ABSENT = object()
+_NOTED_NS = 50_000  # a read of a number on the CPU takes less, even with cold caches, and looking up its line as much
+_GONE = "_whet_gone"
+
+Call = Callable[..., Any]
+
+
+class Patches:
+    """Attributes that were set, to be set back."""
+
+    def __init__(self) -> None:
+        self._set: list[tuple[Any, str, Any, Any]] = []
+        self._handles: list[Any] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute of a class, a module or an instance."""
+        self._set.append((owner, name, vars(owner).get(name, _ABSENT), value))
+        setattr(owner, name, value)
+
+    def add_handle(self, handle: Any) -> None:
+        """Of a hook, to be removed."""
+        self._handles.append(handle)
+
+    def restore(self) -> None:
+        """Set all back, the latest first."""
+        while self._handles:
+            self._handles.pop().remove()
+        while self._set:
+            owner, name, before, value = self._set.pop()
+            if vars(owner).get(name) is not value:
+                value.__dict__[_GONE] = (value, before)  # who has put something over it sets back to what was before
+                continue
+            while (gone := getattr(before, _GONE, None)) is not None and gone[0] is before:
+                before = gone[1]
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+
+@contextmanager
+def patched(install: Callable[[Patches], None]) -> Iterator[Patches]:
+    """What `install` has patched, until the context ends, even where it raises half-way."""
+    patches = Patches()
+    try:
+        install(patches)
+        yield patches
+    finally:
+        patches.restore()
+
+
+def timed(call: Call, clock: PhaseClock, counted_as: Phase) -> Call:
+    """`call`, with its time counted as a phase; calls within that phase, as of hundreds of modules, pass at once."""
+    phase = int(counted_as)  # quicker than an enum's member
+
+    @functools.wraps(call)
+    def timed_call(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or clock.top == phase or not clock.enter(phase):
+            return call(*args, **kwargs)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            clock.leave()
+
+    return timed_call
+
+
+def patch_torch(patches: Patches, log: StepLog, optimizers: frozenset[int] | None) -> None:
+    """What both ways of watching share. optimizers: the ids of those whose steps count; None for all."""
+    clock = log.clock
+    for name in _WAITING:
+        call = getattr(Tensor, name)
+        patches.set(Tensor, name, _waiting(call, f"Tensor.{name}", clock))
+    for name, moves in (("to", _to), ("cuda", _cuda), ("copy_", _copy)):
+        patches.set(Tensor, name, _moving(getattr(Tensor, name), f"Tensor.{name}", clock, moves))
+    for owner, label in ((torch.cuda, "torch.cuda"), (torch.cuda.Event, "Event"), (torch.cuda.Stream, "Stream")):
+        patches.set(owner, "synchronize", _at_line(owner.synchronize, f"{label}.synchronize", clock))
+    if torch.distributed.is_available():
+        for name in _COLLECTIVES:
+            patches.set(
+                torch.distributed, name, _at_line(getattr(torch.distributed, name), f"distributed.{name}", clock)
+            )
+    patches.set(torch.autograd, "backward", timed(torch.autograd.backward, clock, Phase.BACKWARD))
+    patches.set(torch.autograd, "grad", timed(torch.autograd.grad, clock, Phase.BACKWARD))
+    patches.set(nn.Module, "zero_grad", timed(nn.Module.zero_grad, clock, Phase.OPTIMIZER))
+    scaler = torch.amp.GradScaler
+    for name in ("unscale_", "update"):
+        patches.set(scaler, name, timed(getattr(scaler, name), clock, Phase.OPTIMIZER))
+    patches.set(scaler, "step", _scaler_step(scaler.step, log, optimizers))
+
+
+def patch_optimizer(patches: Patches, log: StepLog, optimizer: Optimizer) -> None:
+    """Time the steps of one optimiser."""
+    step, clock, phase, number = optimizer.step, log.clock, _OPTIMIZER, id(optimizer)
+
+    @functools.wraps(optimizer.step)  # schedulers look for an attribute of their own on it
+    def stepping(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return step(*args, **kwargs)
+        if not clock.enter(phase):
+            result = step(*args, **kwargs)
+        else:
+            try:
+                result = step(*args, **kwargs)
+            finally:
+                clock.leave()
+        log.optimizer_stepped(number)
+        return result
+
+    patches.set(optimizer, "step", stepping)
+    patches.set(optimizer, "zero_grad", timed(optimizer.zero_grad, log.clock, Phase.OPTIMIZER))
+
+
+def patch_all_loops(patches: Patches, log: StepLog) -> None:
+    """Time every DataLoader, every outermost module and every optimiser's zero_grad; steps come from hooks."""
+    clock = log.clock
+    patches.set(_BaseDataLoaderIter, "__next__", _loader_next(_BaseDataLoaderIter.__next__, log))
+    patches.set(DataLoader, "__iter__", _loader_iter(DataLoader.__iter__, log))
+    patches.set(nn.Module, "__call__", timed(nn.Module.__call__, clock, Phase.FORWARD))
+    patches.set(Optimizer, "zero_grad", timed(Optimizer.zero_grad, clock, Phase.OPTIMIZER))
+
+
+def hook_all_optimizers(patches: Patches, log: StepLog, on_first_step: Callable[[], None]) -> None:
+    """Be told of every optimiser's steps, by PyTorch's own hooks: each class has a step method of its own."""
+    clock = log.clock
+    running: list[tuple[int, bool]] = []  # (an optimiser's id, whether its phase was entered); a step may call super's
+
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_compiling() or not (clock.is_mine() or clock.thread is None):
+            return
+        if running and clock.top != _OPTIMIZER:
+            running.clear()  # what raised has left something there
+        running.append((id(optimizer), clock.enter(_OPTIMIZER)))
+
+    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_compiling() or not (clock.is_mine() or clock.thread is None):
+            return
+        if running and running.pop()[1]:
+            clock.leave()
+        if running and any(ran == id(optimizer) for ran, _ in running):
+            return
+        if clock.thread is None:
+            clock.thread = threading.get_ident()
+            log.set_device(_device_of(optimizer))
+            on_first_step()
+        log.optimizer_stepped(id(optimizer))
+
+    patches.add_handle(register_optimizer_step_pre_hook(before))
+    patches.add_handle(register_optimizer_step_post_hook(after))
+
+
+def _waiting(call: Call, what: str, clock: PhaseClock) -> Call:
+    """A tensor's method that waits for its value. On a CPU it waits for nothing: only the loop's own calls count."""
+
+    @functools.wraps(call)
+    def waiting(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or (clock.top and self.is_cpu) or not clock.enter(_SYNC):
+            return call(self, *args, **kwargs)
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            clock.leave_at(what, _NOTED_NS if self.is_cpu else 0)
+
+    return waiting
+
+
+def _at_line(call: Call, what: str, clock: PhaseClock) -> Call:
+    """A function that waits for the GPU or for other processes."""
+
+    @functools.wraps(call)
+    def synchronizing(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not clock.enter(_SYNC):
+            return call(*args, **kwargs)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            clock.leave_at(what)
+
+    return synchronizing
+
+
+def _moving(call: Call, what: str, clock: PhaseClock, moves: Callable[[Tensor, Any, Any], Phase | None]) -> Call:
+    """A tensor's method that may copy it to another device."""
+
+    @functools.wraps(call)
+    def moving(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or not clock.is_on:
+            return call(self, *args, **kwargs)
+        phase = moves(self, args, kwargs)
+        if phase is None or not clock.enter(phase):
+            return call(self, *args, **kwargs)
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            clock.leave_at(what)
+
+    return moving
+
+
+def _to(tensor: Tensor, args: Any, kwargs: Any) -> Phase | None:
+    target = kwargs.get("device", kwargs.get("other"))
+    if target is None:
+        target = args[0] if args else None
+    if target is None or isinstance(target, torch.dtype):
+        return None
+    if isinstance(target, Tensor):
+        kind = target.device.type
+    elif isinstance(target, int):
+        kind = "cuda"
+    else:
+        kind = str(target).partition(":")[0]
+    if tensor.is_cpu:
+        return None if kind == "cpu" else Phase.TRANSFER
+    return Phase.SYNC if kind == "cpu" and tensor.device.type != "meta" else None
+
+
+def _cuda(tensor: Tensor, args: Any, kwargs: Any) -> Phase | None:
+    return Phase.TRANSFER if tensor.is_cpu else None
+
+
+def _copy(tensor: Tensor, args: Any, kwargs: Any) -> Phase | None:
+    source = args[0] if args else kwargs.get("src")
+    if not isinstance(source, Tensor) or source.is_cpu == tensor.is_cpu:
+        return None
+    return Phase.TRANSFER if source.is_cpu else Phase.SYNC
+
+
+def _scaler_step(call: Call, log: StepLog, optimizers: frozenset[int] | None) -> Call:
+    """GradScaler.step: a step ends with it as well where it finds infinite gradients and skips the optimiser's."""
+    step = timed(call, log.clock, Phase.OPTIMIZER)
+
+    @functools.wraps(call)
+    def stepping(self: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        before = log.num_stepped
+        result = step(self, optimizer, *args, **kwargs)
+        if log.num_stepped == before and (optimizers is None or id(optimizer) in optimizers):
+            log.optimizer_stepped(id(optimizer))
+        return result
+
+    return stepping
+
+
+def wait_for(log: StepLog, call: Call, argument: Any) -> Any:
+    """call(argument), as the loop's wait for a batch; the epoch's end, where it raises StopIteration."""
+    _leave_what_raised(log.clock)
+    if not log.clock.accepts(_DATA):
+        return call(argument)
+    return _waited(log, call, argument)
+
+
+def _waited(log: StepLog, call: Call, argument: Any) -> Any:
+    """The same, where it is known to be the loop that asks."""
+    log.batch_asked()
+    log.clock.enter(_DATA)
+    try:
+        return call(argument)
+    except StopIteration:
+        log.loader_ended()
+        raise
+    finally:
+        log.clock.leave()
+
+
+def _leave_what_raised(clock: PhaseClock) -> None:
+    """An optimiser's step may have raised, of which its hooks were not told."""
+    if clock.top == _OPTIMIZER and clock.is_mine():
+        clock.unwind()
+
+
+def _loader_next(call: Call, log: StepLog) -> Call:
+    @functools.wraps(call)
+    def next_batch(self: Any) -> Any:
+        _leave_what_raised(log.clock)
+        if not log.clock.accepts(_DATA):
+            return call(self)
+        batch = _waited(log, call, self)
+        if not log.loader_facts:
+            log.loader_facts = _in_words(self)  # it may have begun before all was patched
+        log.batch_given()
+        if log.on_batch is not None:
+            log.on_batch(batch)
+        return batch
+
+    return next_batch
+
+
+def _loader_iter(call: Call, log: StepLog) -> Call:
+    @functools.wraps(call)
+    def start(self: Any) -> Any:
+        log.loader_facts = log.loader_facts or describe_loader(self)
+        return wait_for(log, call, self)
+
+    return start
+
+
+def describe_loader(loader: object) -> str:
+    """The settings of a DataLoader that decide how long it is waited for; "" for anything else."""
+    if not isinstance(loader, DataLoader):
+        return ""
+    return _settings(loader.num_workers, loader.persistent_workers, loader.prefetch_factor)
+
+
+def _in_words(batches: Any) -> str:
+    """The same of a DataLoader's iterator, which keeps them for itself."""
+    num_workers = getattr(batches, "_num_workers", None)
+    if num_workers is None:
+        return ""
+    return _settings(
+        num_workers, getattr(batches, "_persistent_workers", False), getattr(batches, "_prefetch_factor", None)
+    )
+
+
+def _settings(num_workers: int, is_persistent: bool, prefetch_factor: int | None) -> str:
+    if not num_workers:
+        return "num_workers is 0, so the loop itself loads each batch"
+    kept = "persistent" if is_persistent else "started anew for each epoch"
+    return f"{num_workers} worker{'s' * (num_workers > 1)} ({kept}), prefetch_factor {prefetch_factor}"
+
+
+def _device_of(optimizer: Optimizer) -> str:
+    """The kind of device of the first parameter."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return str(parameters[0].device.type) if parameters else "cpu"

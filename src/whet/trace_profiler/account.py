@@ -1,0 +1,107 @@
+"""Where the time of a trace's window went: an account whose entries add up to all of it.
+
+With a GPU: what it did, and where it did nothing, what the CPU did meanwhile. Without one: what the CPU did.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from whet.trace_profiler.gpu import DeviceIntervals
+from whet.trace_profiler.intervals import EMPTY, Intervals, union
+from whet.trace_profiler.launches import launch_of, launching_lanes
+from whet.trace_profiler.steps import data_waits
+from whet.trace_profiler.trace import NONE, ON_DEVICE, Kind, Trace
+
+_LATENCY_NS = 50_000  # from a launch to its kernel, where nothing else holds it up: 5 to 20 µs on most machines
+_COLLECTIVE = r"(?:gloo|mpi|ucc|xccl|ccl):"  # annotations of collectives that run on the CPU
+
+
+class Entry(StrEnum):
+    """What a moment of the window went into."""
+
+    KERNELS = "GPU computes"
+    COMMUNICATION = "communication, nothing else runs"
+    COPIES = "copies, nothing else runs"
+    DATA = "waits for the next batch"
+    LAUNCHING = "GPU idle, CPU calls operators"
+    ARRIVING = "GPU idle, a launch is on its way"
+    STALLED = "GPU idle, launched work does not begin"
+    OUTSIDE = "no operator runs: Python, other code"
+    OPERATORS = "CPU runs operators"
+
+
+@dataclass(frozen=True)
+class Share:
+    """One entry of the account."""
+
+    entry: Entry
+    time_ns: int
+    share: float  # of the window
+
+
+def account(trace: Trace, window: Intervals, used: DeviceIntervals | None) -> tuple[Share, ...]:
+    """The account of the window for one device (the busiest), or for the CPU where there is none; largest first."""
+    entries = _of_device(trace, window, used) if used is not None else _of_cpu(trace, window)
+    whole_ns = window.length_ns
+    shares = [Share(entry, part.length_ns, part.length_ns / whole_ns) for entry, part in entries.items() if len(part)]
+    return tuple(sorted(shares, key=lambda share: -share.time_ns))
+
+
+def _of_device(trace: Trace, window: Intervals, used: DeviceIntervals) -> dict[Entry, Intervals]:
+    gaps = window - used.busy
+    arriving, stalled = _launched(trace, used.device, gaps)
+    waited = gaps - arriving - stalled  # for the CPU
+    lanes = launching_lanes(trace)
+    calls = trace.events.of(Kind.OPERATOR, Kind.RUNTIME)
+    calls = calls[np.isin(calls.lane, lanes)]
+    data = waited & data_waits(trace)
+    launching = (waited & union(calls.start_ns, calls.end_ns)) - data
+    return {
+        Entry.KERNELS: used.compute,
+        Entry.COMMUNICATION: used.communication - used.compute,
+        Entry.COPIES: used.copy - used.compute - used.communication,
+        Entry.ARRIVING: arriving,
+        Entry.STALLED: stalled,
+        Entry.DATA: data,
+        Entry.LAUNCHING: launching,
+        Entry.OUTSIDE: waited - data - launching,
+    }
+
+
+def _launched(trace: Trace, device: str, gaps: Intervals) -> tuple[Intervals, Intervals]:
+    """The ends of gaps from when the call that launched the next work was over: short ones, and long ones.
+
+    In a short one the launch is on its way. In a long one the work waits for an event, for another stream, or for work
+    that was not recorded.
+    """
+    work = trace.events.of(*ON_DEVICE)
+    work = work[np.array([lane.on_device and lane.process == device for lane in trace.lanes])[work.lane]]
+    work = work[np.argsort(work.start_ns, kind="stable")]
+    runtime = trace.events.of(Kind.RUNTIME)
+    call_of = launch_of(work, runtime)
+    next_work = np.searchsorted(work.start_ns, gaps.ends_ns)
+    ended = next_work < len(work)
+    starts_ns, ends_ns, next_work = gaps.starts_ns[ended], gaps.ends_ns[ended], next_work[ended]
+    known = (call_of[next_work] != NONE) & (work.start_ns[next_work] == ends_ns)
+    if not known.any():
+        return EMPTY, EMPTY
+    ends_ns = ends_ns[known]
+    begun_ns = np.maximum(runtime.end_ns[call_of[next_work[known]]], starts_ns[known])
+    short = ends_ns - begun_ns <= _LATENCY_NS
+    return union(begun_ns[short], ends_ns[short]), union(begun_ns[~short], ends_ns[~short])
+
+
+def _of_cpu(trace: Trace, window: Intervals) -> dict[Entry, Intervals]:
+    calls = trace.events.of(Kind.OPERATOR, Kind.RUNTIME)
+    collectives = trace.named(trace.events.of(Kind.ANNOTATION, Kind.OPERATOR), _COLLECTIVE)
+    data = data_waits(trace) & window
+    operators = (union(calls.start_ns, calls.end_ns) & window) - data
+    communication = (union(collectives.start_ns, collectives.end_ns) & window) - data - operators
+    return {
+        Entry.OPERATORS: operators,
+        Entry.DATA: data,
+        Entry.COMMUNICATION: communication,
+        Entry.OUTSIDE: window - operators - data - communication,
+    }

@@ -1,0 +1,168 @@
+"""What a trace's GPUs did: busy and idle, kernels for computing and for communication, copies, and what overlapped."""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from whet.trace_profiler.intervals import EMPTY, Intervals, union
+from whet.trace_profiler.trace import NONE, ON_DEVICE, Events, Kind, Trace
+
+# NCCL, RCCL and their like; the all-reduce kernels of vLLM and of PyTorch's symmetric memory
+_COMMUNICATION = (
+    r"(?i).*(?:nccl|rccl|msccl|oneccl|nvshmem|cross_device_reduce|(?:one|two)_shot_all_reduce|multimem_all_reduce)"
+)
+
+
+class Use(StrEnum):
+    """What a GPU is used for."""
+
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+    COPY = "copy"  # copies and fills of memory
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """All runs of one kernel, or of one kind of copy. num_bytes: of copies, where the trace says so."""
+
+    name: str
+    use: Use
+    calls: int
+    total_ns: int
+    longest_ns: int
+    num_bytes: int | None = None
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        return self.num_bytes / self.total_ns * 1e9 if self.num_bytes is not None and self.total_ns else None
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """One device within the window. Times are of unions: two kernels at once count once.
+
+    hidden: what ran while compute kernels ran as well.
+    """
+
+    device: str
+    name: str
+    num_streams: int
+    window_ns: int
+    busy_ns: int
+    compute_ns: int
+    communication_ns: int
+    copy_ns: int
+    communication_hidden_ns: int
+    copy_hidden_ns: int
+
+    @property
+    def idle_ns(self) -> int:
+        return self.window_ns - self.busy_ns
+
+
+@dataclass(frozen=True)
+class DeviceIntervals:
+    """When one device was used, for what, within the window."""
+
+    device: str
+    num_streams: int
+    compute: Intervals
+    communication: Intervals
+    copy: Intervals
+
+    @property
+    def busy(self) -> Intervals:
+        return self.compute | self.communication | self.copy
+
+
+def use_of(trace: Trace, events: Events) -> npt.NDArray[np.int8]:
+    """For each event on a device, the position of its use in Use."""
+    is_communication = trace.names_that(_COMMUNICATION)[events.name]
+    return np.where(events.kind != Kind.KERNEL, 2, np.where(is_communication, 1, 0)).astype(np.int8)
+
+
+def device_intervals(trace: Trace, window: Intervals) -> list[DeviceIntervals]:
+    """When each device was used, the busiest device first."""
+    events = trace.events.of(*ON_DEVICE)
+    uses = use_of(trace, events)
+    devices = np.array([lane.process if lane.on_device else "" for lane in trace.lanes])[events.lane]
+    found = []
+    for device in np.unique(devices):
+        here = devices == device
+        parts = [
+            union(events.start_ns[here & (uses == use)], events.end_ns[here & (uses == use)]) & window
+            for use in range(len(Use))
+        ]
+        found.append(DeviceIntervals(str(device), len(np.unique(events.lane[here])), *parts))
+    return sorted(found, key=lambda use: -use.busy.length_ns)
+
+
+def device_use(trace: Trace, used: DeviceIntervals, window: Intervals) -> DeviceUse:
+    """The figures of one device."""
+    return DeviceUse(
+        device=used.device,
+        name=trace.device_names.get(used.device, ""),
+        num_streams=used.num_streams,
+        window_ns=window.length_ns,
+        busy_ns=used.busy.length_ns,
+        compute_ns=used.compute.length_ns,
+        communication_ns=used.communication.length_ns,
+        copy_ns=used.copy.length_ns,
+        communication_hidden_ns=(used.communication & used.compute).length_ns,
+        copy_hidden_ns=(used.copy & used.compute).length_ns,
+    )
+
+
+def device_times(trace: Trace) -> tuple[DeviceTime, ...]:
+    """Every kernel, copy and fill by name over the whole trace, the costliest first. Totals are sums, not unions."""
+    events = trace.events.of(*ON_DEVICE)
+    uses = use_of(trace, events)
+    found = []
+    for use_index, use in enumerate(Use):
+        some = events[uses == use_index]
+        names, where = np.unique(some.name, return_inverse=True)
+        calls = np.bincount(where, minlength=len(names))
+        totals = np.bincount(where, weights=some.duration_ns, minlength=len(names))
+        longest = np.zeros(len(names), np.int64)
+        np.maximum.at(longest, where, some.duration_ns)
+        said = np.bincount(where, weights=some.num_bytes != NONE, minlength=len(names))
+        sizes = np.bincount(where, weights=np.maximum(some.num_bytes, 0), minlength=len(names))
+        for i, name in enumerate(names):
+            num_bytes = int(sizes[i]) if use is Use.COPY and said[i] == calls[i] else None
+            found.append(DeviceTime(trace.names[name], use, int(calls[i]), int(totals[i]), int(longest[i]), num_bytes))
+    return tuple(sorted(found, key=lambda time: (-time.total_ns, time.name)))
+
+
+def total_of(used: list[DeviceIntervals]) -> Intervals:
+    """The moments when any device was busy."""
+    busy = EMPTY
+    for device in used:
+        busy |= device.busy
+    return busy
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name without what it shares with most others: return type, namespaces, argument list.
+
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, …>(int, …)" becomes
+    "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, …>".
+    """
+    name = _without_arguments(kernel.removeprefix("void "))
+    name = re.sub(r"\((?:anonymous namespace|\w+)\)::", "", name)
+    return re.sub(r"\b(?:[A-Za-z_]\w*::)+(?=[A-Za-z_{~])", "", name)
+
+
+def _without_arguments(name: str) -> str:
+    """Cut from the first bracket that opens outside of <>, right after the name: "Memset (Device)" has no arguments."""
+    depth = 0
+    for at, character in enumerate(name):
+        if character == "<":
+            depth += 1
+        elif character == ">" and name[at - 1 : at] != "-":
+            depth -= 1
+        elif character == "(" and depth == 0 and at and name[at - 1] not in ": ":
+            return name[:at]
+    return name
