@@ -32,7 +32,7 @@ _PUBLIC = {
     "Monitor": "whet.monitor",
     "Engine": "whet.server.engine",
     "SamplingParams": "whet.server.sampling_params",
-    "DynamicBatcher": "whet.server.batcher",
+    "DynamicBatcher": "whet.batching.batcher",
     "WhetError": "whet.errors",
 }
 

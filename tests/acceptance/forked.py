@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from whet.imports import import_large
+from whet.fast_import import import_large
 
 _PRELOAD = ("torch", "torch._dynamo")  # any optimizer imports the second
 

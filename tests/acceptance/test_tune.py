@@ -20,7 +20,7 @@ from whet.techniques import TABLE
 from whet.tuner.apply import apply_recipe
 from whet.tuner.command import command_line, without_password
 from whet.tuner.goal import Goal
-from whet.tuner.opening import open_study
+from whet.tuner.preparation import open_study
 from whet.tuner.result import TrialRecord
 from whet.tuner.search import Runner, forking
 from whet.tuner.tuning import Listener, tune

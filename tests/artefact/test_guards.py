@@ -11,8 +11,8 @@ from small_programs import save
 from torch import Tensor, nn
 
 from whet.artefact import MANIFEST, load, read_manifest
-from whet.artefact.guards import Guards
 from whet.artefact.program import ProgramRuntime, conditions
+from whet.artefact.shape_guards import Guards
 from whet.errors import ArtefactError
 from whet.rewriting.graph import Traced, trace
 from whet.technique import Candidate

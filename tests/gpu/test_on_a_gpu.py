@@ -18,7 +18,7 @@ from whet.profiler.workload_profile import profile_workload, run_for_nsight
 from whet.recipe import Step
 from whet.techniques import TABLE
 from whet.tuner import trial
-from whet.tuner.finalist import measure_finalist, read_inputs, write_inputs
+from whet.tuner.variant_process import measure_finalist, read_inputs, write_inputs
 from whet.workload import Workload, examine
 from whet.workloads import BUILTIN, resolve
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from whet.kernels.build import Isa, library, supported
 from whet.kernels.decoder.structs import Kv
 from whet.kernels.linear.packed import Kind
-from whet.models.decoder_config import DecoderConfig
-from whet.models.decoder_files import weight_shapes
-from whet.models.native_decoder import NativeDecoder
+from whet.models.decoder.config import DecoderConfig
+from whet.models.decoder.files import weight_shapes
+from whet.models.decoder.native import NativeDecoder
 from whet.models.step import StepBatch
 
 PART_TOKENS = 192  # of decoder/kernel.h

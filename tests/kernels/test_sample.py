@@ -12,7 +12,7 @@ from whet.errors import InputsError
 from whet.kernels.build import Library
 from whet.kernels.sample import UNUSABLE, sample
 from whet.kernels.sample.reference import sample_reference
-from whet.server.draw import Truncation, draw
+from whet.server.torch_sampler import Truncation, draw
 
 NEAR = 2e-6  # what float32 weights may move a boundary by
 INF = float("inf")

@@ -11,8 +11,8 @@ from completion_server import VOCAB_SIZE, FakeServer, Step, tokens
 
 from whet.errors import OptionError, TargetError
 from whet.load_test.client import CompletionClient, is_up, message_of, root_of
-from whet.load_test.examination import PrefixCounters, examine, hit_rate, prefix_counters, read_counters
 from whet.load_test.record import Answer, Failure
+from whet.load_test.server_probe import PrefixCounters, examine, hit_rate, prefix_counters, read_counters
 
 
 def answer_of(server: FakeServer, num_output: int = 6, *, silence_s: float = 10.0) -> Answer:

@@ -11,7 +11,7 @@ import pytest
 
 from whet.errors import TargetError
 from whet.load_test.client import is_up
-from whet.load_test.own_server import own_server
+from whet.load_test.local_server import own_server
 
 SERVE = """
 import http.server, os, pathlib, sys
@@ -102,7 +102,7 @@ def test_it_ends_with_a_benchmark_that_is_killed(model: Path, tmp_path: Path) ->
     words = command(SERVE, tmp_path)
     code = f"""
     import os, pathlib
-    from whet.load_test.own_server import own_server
+    from whet.load_test.local_server import own_server
     with own_server(pathlib.Path({str(model)!r}), command={words!r}):
         os.kill(os.getpid(), 9)
     """

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from whet.models.decoder import Decoder, DecoderConfig, load_decoder, visible
+from whet.models.decoder.reference import Decoder, DecoderConfig, load_decoder, visible
 from whet.workloads import WEIGHTS
 
 SMALL = {

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from whet.errors import TargetError
-from whet.models.decoder_config import DecoderConfig, read_config
-from whet.models.rope import inverse_frequencies, rotary_scale
+from whet.models.decoder.config import DecoderConfig, read_config
+from whet.models.decoder.rope import inverse_frequencies, rotary_scale
 
 SMALL = {
     "model_type": "llama",

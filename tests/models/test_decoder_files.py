@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 
 from whet.errors import TargetError
 from whet.models.decoder import load_decoder
-from whet.models.decoder_config import read_config
-from whet.models.decoder_files import read_weights, weight_shapes
+from whet.models.decoder.config import read_config
+from whet.models.decoder.files import read_weights, weight_shapes
 
 MAPS = Path("/proc/self/maps")
 SMALL = {

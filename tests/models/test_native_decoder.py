@@ -17,9 +17,9 @@ from whet.kernels.build import Isa, library, supported
 from whet.kernels.decoder.structs import Kv
 from whet.kernels.linear.packed import Kind
 from whet.models.decoder import Decoder, load_decoder
-from whet.models.decoder_config import DecoderConfig, read_config
-from whet.models.decoder_files import read_weights, weight_shapes
-from whet.models.native_decoder import NativeDecoder, refusal
+from whet.models.decoder.config import DecoderConfig, read_config
+from whet.models.decoder.files import read_weights, weight_shapes
+from whet.models.decoder.native import NativeDecoder, refusal
 from whet.models.step import StepBatch
 from whet.workload import measure_quality
 from whet.workloads import WEIGHTS, docs_gpt

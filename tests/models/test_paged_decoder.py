@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.errors import OptionError
-from whet.models.decoder import Decoder, DecoderConfig, load_decoder
-from whet.models.paged_cache import PagedCache
-from whet.models.paged_decoder import PagedDecoder
+from whet.models.decoder.paged import PagedDecoder
+from whet.models.decoder.paged_cache import PagedCache
+from whet.models.decoder.reference import Decoder, DecoderConfig, load_decoder
 from whet.models.step import ServedModel, StepBatch
 from whet.workloads import WEIGHTS
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whet.models.decoder_config import DecoderConfig
-from whet.models.rope import inverse_frequencies, rotary_scale, rotate
+from whet.models.decoder.config import DecoderConfig
+from whet.models.decoder.rope import inverse_frequencies, rotary_scale, rotate
 
 SIZES = {
     "vocab_size": 8,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from whet.measure.usercode import Line, user_line
+from whet.measure.source_location import Line, user_line
 from whet.profiler.allocations import AllocationTracker, storage_key
 
 FLOAT = 4

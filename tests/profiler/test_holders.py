@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from whet.profiler.allocations import AllocationTracker, storage_key
-from whet.profiler.holders import holder_of, largest, names_of, reach
+from whet.profiler.referrers import holder_of, largest, names_of, reach
 
 GLOBAL: list[torch.Tensor] = []
 

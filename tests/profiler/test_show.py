@@ -7,12 +7,12 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from whet.measure.usercode import Line
+from whet.measure.source_location import Line
 from whet.profiler.allocations import Allocation, LineUse, TensorMemory
 from whet.profiler.figures import percent, signed
-from whet.profiler.holders import LiveTensor
 from whet.profiler.leaks import Leak
 from whet.profiler.operators import OperatorCost, Operators
+from whet.profiler.referrers import LiveTensor
 from whet.profiler.report import Latency, LayerLine, Report, as_json, from_json
 from whet.profiler.sections import SectionCost, TimerCost
 from whet.profiler.show import folded_sections, show_report

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.machine import Limits
-from whet.measure.usercode import Line
+from whet.measure.source_location import Line
 from whet.profiler import LayerCost, Profile
 from whet.profiler.leaks import Leak
 from whet.profiler.operators import OperatorCost, Operators

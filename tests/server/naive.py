@@ -1,6 +1,7 @@
 """What an output must be, by the slowest and plainest way: one request alone, all its tokens anew for each next one.
 
-Sampling follows the rule that whet.server.draw states, written a second time, token by token over the whole vocabulary.
+Sampling follows the rule that whet.server.torch_sampler states, written a second time, token by token over the whole
+vocabulary.
 """
 
 from collections.abc import Callable, Sequence

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import whet
+from whet.batching.batcher import DynamicBatcher
 from whet.errors import EngineClosed, InputsError, ModelError, OptionError, QueueFull
-from whet.server.batcher import DynamicBatcher
 from whet.technique import Candidate
 from whet.workload import Workload, examine
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from naive import naive_output
 
 from whet.server.drafters import ModelDrafter, NgramDrafter
-from whet.server.payoff import Payoff
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
+from whet.server.speculation_controller import Payoff
 from whet.server.speculative import Speculation
 
 PARAMS = SamplingParams(temperature=0, max_tokens=30)

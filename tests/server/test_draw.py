@@ -10,8 +10,8 @@ from scipy import stats
 
 from whet.kernels.sample import UNUSABLE
 from whet.kernels.sample import sample as sample_by_kernel
-from whet.server.draw import Truncation, draw
 from whet.server.sampling_params import SamplingParams
+from whet.server.torch_sampler import Truncation, draw
 
 PARAMS = st.builds(
     SamplingParams,

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from whet.models.decoder import load_decoder
-from whet.models.native_decoder import NativeDecoder
-from whet.models.paged_decoder import PagedDecoder
-from whet.models.served import open_model
+from whet.models.decoder.native import NativeDecoder
+from whet.models.decoder.paged import PagedDecoder
+from whet.models.families import open_model
 from whet.models.step import ServedModel
 from whet.server.engine import Engine
 from whet.server.sampling_params import SamplingParams

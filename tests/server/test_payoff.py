@@ -1,6 +1,6 @@
 """Speculation judges itself: on where it pays, off where it does not, and tried again."""
 
-from whet.server.payoff import Payoff
+from whet.server.speculation_controller import Payoff
 
 
 def run(payoff: Payoff, num_steps: int, *, gain: float, num_seqs: int = 1, finds: float = 1.0) -> int:

@@ -11,9 +11,9 @@ from hash_model import HashModel
 from scipy import stats
 
 from whet.server.drafters import ModelDrafter, NgramDrafter
-from whet.server.payoff import Payoff
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
+from whet.server.speculation_controller import Payoff
 from whet.server.speculative import Speculation, accepted
 
 VOCAB = 4

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from whet.server.padding import Sample
-from whet.server.waiting_line import Waiting, WaitingLine
+from whet.batching.batch_queue import Waiting, WaitingLine
+from whet.batching.padding import Sample
 
 NO_TENSOR = Sample({0: torch.empty(0)})
 

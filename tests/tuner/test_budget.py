@@ -105,7 +105,9 @@ def clocked(runner: SlowRunner) -> Iterator[None]:
         patch.setattr("whet.tuner.tuning.forking", lambda memory_limit_bytes: contextlib.nullcontext(runner))
         patch.setattr("whet.tuner.tuning.Budget", lambda seconds, clock: Budget(seconds, clock=runner.clock))
         patch.setattr("whet.tuner.search.time.perf_counter", runner.clock)
-        patch.setattr("whet.tuner.finals.doubt_about", lambda *_: "")  # the screening here knows nothing of the finals
+        patch.setattr(
+            "whet.tuner.final_comparison.doubt_about", lambda *_: ""
+        )  # the screening here knows nothing of the finals
         patch.setattr("whet.tuner.tuning.write_report", lambda result, path: None)
         yield
 

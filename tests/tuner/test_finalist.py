@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome, run_isolated
 from whet.technique import Candidate
 from whet.tuner.conclusion import hold_only_the_model, is_beaten
-from whet.tuner.finalist import INPUTS, measure_finalist, read_inputs, write_inputs
 from whet.tuner.goal import Goal
 from whet.tuner.result import Point, TrialRecord
 from whet.tuner.search import Workbench
+from whet.tuner.variant_process import INPUTS, measure_finalist, read_inputs, write_inputs
 from whet.workload import Workload, examine
 from whet.workloads.handover import PICKLED, hand_over, open_target
 

@@ -20,9 +20,9 @@ from whet.measure.isolate import Function, Outcome
 from whet.measure.load import Load
 from whet.measure.quiet import Patience
 from whet.measure.stats import noise_floor
-from whet.tuner import finals, verdict
+from whet.tuner import final_comparison, verdict
 from whet.tuner.facts import TargetFacts
-from whet.tuner.finals import run_finals
+from whet.tuner.final_comparison import run_finals
 from whet.tuner.result import Point, TrialRecord
 from whet.tuner.search import Workbench, isolated
 from whet.tuner.trial import look, replay
@@ -52,8 +52,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             return Run(failure="lost")
         return Run(seconds={-1: 10.0, 0: 11.0, 1: 5.0}[number] + 0.01 * (len(asked) % 5))
 
-    monkeypatch.setattr(finals, "_measure", measure)
-    monkeypatch.setattr(finals, "_point", point)
+    monkeypatch.setattr(final_comparison, "_measure", measure)
+    monkeypatch.setattr(final_comparison, "_point", point)
     return asked
 
 
@@ -135,8 +135,8 @@ class Busy:
         self._disturbed = disturbed
         self._noise = random.Random(0)
         self._spread = spread
-        monkeypatch.setattr(finals, "_measure", self._measure)
-        monkeypatch.setattr(finals, "_point", point)
+        monkeypatch.setattr(final_comparison, "_measure", self._measure)
+        monkeypatch.setattr(final_comparison, "_point", point)
 
     def _measure(self, bench: object, contender: TrialRecord | None) -> Run:
         is_disturbed = self._disturbed(self.num)

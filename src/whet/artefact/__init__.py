@@ -14,9 +14,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from whet.artefact.guards import Guards
 from whet.artefact.operators import Library, check_registered, load_libraries
 from whet.artefact.runtime import MANIFEST, Manifest, Runtime, read_manifest
+from whet.artefact.shape_guards import Guards
 from whet.errors import ArtefactError
 from whet.signature import Signature
 

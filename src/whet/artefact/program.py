@@ -17,14 +17,14 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from whet.artefact.archive import check_archive
-from whet.artefact.guards import WITHOUT_GRADIENTS, conditions_of
 from whet.artefact.indices import conditions_on_indices
-from whet.artefact.ones import conditions_on_ones
 from whet.artefact.operators import custom_operators
 from whet.artefact.probes import check_randomness, check_values, conditions_on_layout
 from whet.artefact.runtime import Manifest, Runtime
+from whet.artefact.shape_guards import WITHOUT_GRADIENTS, conditions_of
+from whet.artefact.size_one_guards import conditions_on_ones
 from whet.errors import ArtefactError, TargetError, reason
-from whet.measure.usercode import user_line
+from whet.measure.source_location import user_line
 from whet.scripted import trace_failure
 from whet.signature import FlatModel, Signature
 from whet.workload import Subject

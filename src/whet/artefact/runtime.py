@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from torch import Tensor
 
-from whet.artefact.guards import Guards, is_arithmetic, readable
 from whet.artefact.operators import OperatorSource, sources_of
+from whet.artefact.shape_guards import Guards, is_arithmetic, readable
 from whet.errors import ArtefactError, OutputError, reason
 from whet.files import write_whole
 from whet.signature import Signature

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from whet import __version__
 from whet.errors import WhetError
-from whet.imports import import_large
+from whet.fast_import import import_large
 
 # command -> (module, one line of help); each module has a function of the command's name (with _ for -), for typer, or
 # a function `main` that takes the arguments and returns the exit code: typer takes longer to start than a small audit

@@ -16,7 +16,7 @@ from whet.cli.model_directory import model_directory
 from whet.cli.units import seconds
 from whet.errors import OptionError
 from whet.load_test.benchmark import Options, run
-from whet.load_test.own_server import own_server
+from whet.load_test.local_server import own_server
 from whet.load_test.record import Record
 from whet.load_test.report import Report, make_directory, write_report
 from whet.load_test.terminal import show_report

@@ -14,7 +14,7 @@ from rich.console import Console
 from whet.cli import model_directory
 from whet.errors import OptionError, RequestError
 from whet.figures import DASH, digits, duration
-from whet.models.served import Dtype, WeightBits
+from whet.models.options import Dtype, WeightBits
 from whet.server.engine import Engine
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from whet.cli import model_directory
 from whet.cli.units import num_bytes, seconds
-from whet.models.served import Dtype, KvBits, WeightBits
+from whet.models.options import Dtype, KvBits, WeightBits
 from whet.recipe import Recipe
 from whet.server.engine import Engine
 from whet.server.http.guard import is_loopback

@@ -12,12 +12,12 @@ from whet.load_test import arrivals
 from whet.load_test.arrivals import Fitted
 from whet.load_test.calibration import NUM_REQUESTS, Capacity, burst, calibrate
 from whet.load_test.client import CompletionClient
-from whet.load_test.examination import ServerFacts, examine, hit_rate, prefix_counters
 from whet.load_test.figures import MIN_SAMPLES_FOR_P99, Figures, figures_of
 from whet.load_test.prompts import Prompts
 from whet.load_test.record import Record
 from whet.load_test.replay import Progress, Replay, replay
 from whet.load_test.report import Report
+from whet.load_test.server_probe import ServerFacts, examine, hit_rate, prefix_counters
 from whet.load_test.server_process import server_on_this_machine
 from whet.load_test.trace import Arrival, Trace
 from whet.measure.load import Observed, meter

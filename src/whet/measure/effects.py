@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from whet.measure.clock import no_collection
 from whet.measure.load import thread_delay_s
+from whet.measure.source_location import Line, is_standard, is_torch, user_line, who_asked
 from whet.measure.state import State, changes, random_states, state_of
-from whet.measure.usercode import Line, is_standard, is_torch, user_line, who_asked
 
 _CLOCKS = frozenset({
     "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time",

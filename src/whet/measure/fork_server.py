@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from whet.imports import import_large
+from whet.fast_import import import_large
 from whet.measure import load
 from whet.measure.child import ending_with_parent, main
 from whet.measure.isolate import LOG

@@ -23,7 +23,7 @@ import psutil
 
 from whet import errors
 from whet.errors import WhetError
-from whet.imports import import_large
+from whet.fast_import import import_large
 from whet.measure import load
 
 # The files of the exchange; child.py, which is run as a program, takes their names from here.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whet.measure.usercode import BEFORE, Line, user_line
+from whet.measure.source_location import BEFORE, Line, user_line
 
 _NEW_PEAK = 1.01  # times the last one whose holders were noted
 _MOST_POINTS = 2000

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from whet.measure.usercode import Line
+from whet.measure.source_location import Line
 from whet.profiler.allocations import Allocation
 
 LEAST_STEPS = 5

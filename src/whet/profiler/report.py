@@ -6,11 +6,11 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter
 
-from whet.measure.usercode import Line
+from whet.measure.source_location import Line
 from whet.profiler.allocations import TensorMemory
-from whet.profiler.holders import LiveTensor
 from whet.profiler.leaks import Leak
 from whet.profiler.operators import Operators
+from whet.profiler.referrers import LiveTensor
 from whet.profiler.sections import SectionCost, TimerCost
 from whet.profiler.timeline import Fragmentation, MemoryUse
 from whet.profiler.verdict import Verdict

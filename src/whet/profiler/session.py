@@ -21,9 +21,9 @@ from whet.files import write_whole
 from whet.machine import Limits, describe
 from whet.profiler import chrome
 from whet.profiler.allocations import AllocationTracker, TensorMemory
-from whet.profiler.holders import LiveTensor, holder_of, largest, names_of, reach
 from whet.profiler.leaks import LEAST_STEPS, Leak, is_worth_a_word, leak_of, survivors_of
 from whet.profiler.operators import Operators, operators_of, start_tracer, stop_tracer
+from whet.profiler.referrers import LiveTensor, holder_of, largest, names_of, reach
 from whet.profiler.report import Report, as_json
 from whet.profiler.sections import SectionEntry, Sections, Timer
 from whet.profiler.show import show_report

@@ -20,9 +20,9 @@ from whet.measure.quiet import undisturbed
 from whet.profiler import chrome
 from whet.profiler.allocations import AllocationTracker, storage_key
 from whet.profiler.diagnosis import attainable_s, layer_bound
-from whet.profiler.holders import Reach, names_of
 from whet.profiler.layers import Profile, profile_layers
 from whet.profiler.operators import operators_of, start_tracer, stop_tracer
+from whet.profiler.referrers import Reach, names_of
 from whet.profiler.report import Latency, LayerLine, Report
 from whet.profiler.sections import SectionCost, Sections
 from whet.profiler.session import look_at, nsight_commands

@@ -7,9 +7,9 @@ from whet.models.step import ServedModel
 from whet.server.blocks import Blocks
 from whet.server.drafters import Drafter, ModelDrafter, NgramDrafter
 from whet.server.options import EngineOptions
-from whet.server.payoff import Payoff
 from whet.server.scheduler import Scheduler
 from whet.server.sizing import Sizes, sizes
+from whet.server.speculation_controller import Payoff
 from whet.server.speculative import Speculation
 from whet.server.stepper import Stepper
 

@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import cast, overload
 
 from whet.errors import OptionError, RequestError
-from whet.models.served import Dtype, KvBits, WeightBits, open_model
+from whet.models.families import open_model
+from whet.models.options import Dtype, KvBits, WeightBits
 from whet.models.step import ServedModel
 from whet.server.admission import Admission, Prompt
 from whet.server.assembly import Models, assemble
@@ -36,7 +37,7 @@ class Engine:
 
     model: a Hugging Face directory, or a ServedModel; tokenizer: that of the directory, if it has one; without any,
     prompts are lists of token ids and there is no text. draft: a smaller model of the same vocabulary. The other
-    options are those of whet.models.served.open_model and whet.server.options.EngineOptions.
+    options are those of whet.models.families.open_model and whet.server.options.EngineOptions.
 
     Raises TargetError where a model cannot be had, OptionError where an option does not fit, or the memory is too
     little for one sequence of max_model_len tokens.

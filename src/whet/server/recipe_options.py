@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from whet.models.served import Dtype, WeightBits
+from whet.models.options import Dtype, WeightBits
 from whet.recipe import Recipe, Step
 
 _RESTS: Mapping[object, Dtype] = {"bfloat16": "bf16", "float32": "fp32"}

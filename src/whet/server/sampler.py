@@ -19,9 +19,9 @@ from torch import Tensor
 from whet.kernels.dispatch import kernels_for, pointer
 from whet.kernels.sample import UNUSABLE
 from whet.server import randomness
-from whet.server.draw import Truncation, draw
 from whet.server.penalties import Penalties
 from whet.server.request import Request
+from whet.server.torch_sampler import Truncation, draw
 
 __all__ = ["UNUSABLE", "Row", "Sampler", "sample"]
 

@@ -11,8 +11,8 @@ Source: Daliri, Musco and Suresh, 2025, arXiv:2408.07978 (drafter-invariant spec
 from collections.abc import Sequence
 
 from whet.server.drafters import Drafter
-from whet.server.payoff import Payoff
 from whet.server.request import Request
+from whet.server.speculation_controller import Payoff
 
 
 class Speculation:

@@ -11,7 +11,7 @@ from enum import IntEnum
 from threading import get_ident
 from typing import NamedTuple, Protocol
 
-from whet.measure.usercode import Line, user_line
+from whet.measure.source_location import Line, user_line
 
 
 class Phase(IntEnum):

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from whet.figures import digits
+from whet.measure.source_location import UNKNOWN
 from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
-from whet.measure.usercode import UNKNOWN
 from whet.step_profiler.figures import count, percent
 from whet.step_profiler.growth import Growth, growth
 from whet.step_profiler.log import NUM_WARM_UP, StepLog, StepRecord

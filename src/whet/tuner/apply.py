@@ -20,13 +20,13 @@ from whet.machine import describe
 from whet.recipe import Recipe, Step
 from whet.signature import Batch
 from whet.tuner.build import build, in_order, is_in_process, options_of, refusals
-from whet.tuner.finalist import INPUTS
 from whet.tuner.in_process import as_artefact
 from whet.tuner.reloading import reload_refusal
 from whet.tuner.result import Agreement, QualityChange
 from whet.tuner.search import isolated
 from whet.tuner.trial import doubt_about_model, refuse, replay
 from whet.tuner.tuning import workload_of
+from whet.tuner.variant_process import INPUTS
 from whet.workload import Workload, examine
 from whet.workloads import resolve
 

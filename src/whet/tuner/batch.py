@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from whet.artefact import Artefact, load
-from whet.artefact.guards import Guards
 from whet.artefact.inductor import CompileRuntime
+from whet.artefact.shape_guards import Guards
 from whet.errors import MissingExtra, TargetError, reason
 from whet.measure.closeness import finite_entries
 from whet.recipe import Step

@@ -7,7 +7,7 @@ from whet.artefact.runtime import MANIFEST
 from whet.machine import versions
 from whet.measure.quiet import Patience
 from whet.recipe import Recipe
-from whet.tuner import finals, plan, verdict
+from whet.tuner import final_comparison, plan, verdict
 from whet.tuner.budget import Budget
 from whet.tuner.build import is_in_process
 from whet.tuner.goal import Goal, ranked
@@ -34,7 +34,7 @@ def conclude(
     costs = Costs.estimate(facts, records)
     contenders = _contenders(bench, goal, best_first, budget, costs)
     now = budget.clock()
-    baseline, points = finals.run_finals(
+    baseline, points = final_comparison.run_finals(
         bench,
         contenders,
         deadline=now + budget.left_s,
@@ -155,6 +155,8 @@ def hold_only_the_model(bench: Workbench, baseline: Point) -> bool:
     No variant's process builds that. Returns whether it could be done.
     """
     saved = saved_original(bench)
-    peak_bytes = None if saved.directory is None else finals.peak_bytes_of(bench, saved.directory, saved.libraries)
+    peak_bytes = (
+        None if saved.directory is None else final_comparison.peak_bytes_of(bench, saved.directory, saved.libraries)
+    )
     baseline.peak_bytes = min(baseline.peak_bytes, peak_bytes or baseline.peak_bytes)
     return peak_bytes is not None

@@ -10,7 +10,7 @@ from whet.recipe import Step
 from whet.signature import Signature
 from whet.technique import Candidate
 from whet.tuner.build import build
-from whet.tuner.finalist import time_alone
+from whet.tuner.variant_process import time_alone
 from whet.workload import examine
 from whet.workloads.handover import open_target
 

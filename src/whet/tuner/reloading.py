@@ -15,7 +15,7 @@ from torch import Tensor
 from whet.errors import ArtefactError
 from whet.measure.closeness import distance_between
 from whet.measure.isolate import Outcome
-from whet.tuner.finalist import load_with, read_inputs
+from whet.tuner.variant_process import load_with, read_inputs
 
 ANSWERS = "answers.safetensors"
 LIMIT_S = 180.0

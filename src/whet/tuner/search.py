@@ -19,7 +19,6 @@ from whet.recipe import Recipe
 from whet.tuner.budget import BudgetEnded, Runner, run_within
 from whet.tuner.build import is_in_process
 from whet.tuner.facts import TargetFacts
-from whet.tuner.finalist import INPUTS, measure_finalist
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.in_process import measure_rebuilt
 from whet.tuner.outlook import MIN_TRIAL_S, TIMING_S
@@ -29,6 +28,7 @@ from whet.tuner.result import TrialRecord
 from whet.tuner.space import Space
 from whet.tuner.study import Study
 from whet.tuner.trial import attempt, mean_least_time_s
+from whet.tuner.variant_process import INPUTS, measure_finalist
 
 _LOG = logging.getLogger("whet")
 

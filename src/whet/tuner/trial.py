@@ -35,12 +35,12 @@ from whet.tuner.agreement import agree
 from whet.tuner.batch import BatchDimension, make, with_free_batch
 from whet.tuner.build import build, is_in_process, refusals, technique_of
 from whet.tuner.facts import TargetFacts
-from whet.tuner.finalist import INPUTS, write_inputs
 from whet.tuner.in_process import as_artefact
 from whet.tuner.quality_change import quality_change
 from whet.tuner.reloading import ANSWERS, write_answers
 from whet.tuner.result import Agreement, Diagnosed, LayerRow
 from whet.tuner.space import offers_for
+from whet.tuner.variant_process import INPUTS, write_inputs
 from whet.workload import Subject, Workload, examine, measure_score
 from whet.workloads.handover import open_target
 

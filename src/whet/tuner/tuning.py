@@ -27,8 +27,8 @@ from whet.tuner.command import command_line, without_password
 from whet.tuner.conclusion import conclude
 from whet.tuner.facts import TargetFacts
 from whet.tuner.goal import Goal
-from whet.tuner.opening import check_memory, checked_directory, move_in, open_study
 from whet.tuner.outlook import Outlook
+from whet.tuner.preparation import check_memory, checked_directory, move_in, open_study
 from whet.tuner.report import write_report
 from whet.tuner.result import FILE, Objective, Result, TrialRecord
 from whet.tuner.saving import save_model

@@ -8,7 +8,7 @@ from whet.measure.stats import MAX_NOISE
 from whet.tuner import figures
 from whet.tuner.build import is_in_process
 from whet.tuner.facts import TargetFacts
-from whet.tuner.finals import is_gain
+from whet.tuner.final_comparison import is_gain
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.in_process import ADVICE
 from whet.tuner.outlook import MIN_ROUNDS

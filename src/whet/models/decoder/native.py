@@ -18,8 +18,8 @@ from whet.errors import OptionError
 from whet.kernels.build import Library
 from whet.kernels.decoder.structs import CacheStruct, DecoderStruct, Kv, LayerStruct, RaggedStruct
 from whet.kernels.linear.packed import LANES, Kind, PackedWeights, large_pages
-from whet.models.decoder_config import DecoderConfig
-from whet.models.rope import inverse_frequencies, rotary_scale
+from whet.models.decoder.config import DecoderConfig
+from whet.models.decoder.rope import inverse_frequencies, rotary_scale
 from whet.models.step import Ints, StepBatch
 
 BLOCK_SIZE = 16  # tokens; that of paged_attention/cache.h

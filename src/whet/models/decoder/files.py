@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from whet.errors import TargetError
-from whet.models.decoder_config import DecoderConfig
+from whet.models.decoder.config import DecoderConfig
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

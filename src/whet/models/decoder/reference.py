@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whet.models.decoder_config import DecoderConfig, Rope, read_config
-from whet.models.decoder_files import read_weights
-from whet.models.rope import inverse_frequencies, rotary_scale, rotate
+from whet.models.decoder.config import DecoderConfig, Rope, read_config
+from whet.models.decoder.files import read_weights
+from whet.models.decoder.rope import inverse_frequencies, rotary_scale, rotate
 
 __all__ = ["Decoder", "DecoderConfig", "Rope", "inverse_frequencies", "load_decoder"]
 

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whet.errors import OptionError
-from whet.models.decoder import Decoder, DecoderLayer, visible
-from whet.models.paged_cache import PagedCache, bytes_per_block
+from whet.models.decoder.paged_cache import PagedCache, bytes_per_block
+from whet.models.decoder.reference import Decoder, DecoderLayer, visible
 from whet.models.step import Ints, StepBatch
 
 KV_DTYPES = (torch.float32, torch.bfloat16, torch.int8)

@@ -14,10 +14,10 @@ from whet.measure.isolate import QUIET, run_isolated
 from whet.measure.memory import bare_process
 from whet.recipe import FILE as RECIPE
 from whet.tuner.facts import KnownFacts, TargetFacts
-from whet.tuner.finalist import INPUTS
 from whet.tuner.goal import Goal
 from whet.tuner.study import FILE as STUDY
 from whet.tuner.study import Study, default_storage
+from whet.tuner.variant_process import INPUTS
 
 WORK = "trials"
 _ENOUGH_BYTES = 2**30  # with so much allowed, torch alone surely fits

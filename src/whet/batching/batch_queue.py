@@ -4,7 +4,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from whet.server.padding import Kind, Sample
+from whet.batching.padding import Kind, Sample
 
 
 @dataclass(slots=True, eq=False)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from whet.errors import OptionError
-from whet.models.decoder_config import DecoderConfig
+from whet.models.decoder.config import DecoderConfig
 
 LARGEST = 127  # of int8, on both sides of zero
 TINY = torch.finfo(torch.float32).tiny  # a head of zeros stays zeros

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from whet.artefact import Artefact
+from whet.batching.batch_queue import Waiting, WaitingLine
+from whet.batching.padding import Cut, Padding, Sample, next_size, read_sample
 from whet.errors import EngineClosed, InputsError, OptionError, QueueFull
-from whet.server.padding import Cut, Padding, Sample, next_size, read_sample
-from whet.server.waiting_line import Waiting, WaitingLine
 from whet.signature import Argument
 
 _LONGEST_SLEEP_S = 3600.0

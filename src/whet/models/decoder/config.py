@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import from_json
 
 from whet.errors import TargetError
+from whet.models.config_file import FILE, read_json
 
 Size = Annotated[int, Field(gt=0, lt=2**31)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -172,15 +172,8 @@ def read_config(directory: Path | str) -> DecoderConfig:
 
     Raises TargetError where it is missing or damaged, is of another family, or asks for what the decoder does not do.
     """
-    path = Path(directory) / "config.json"
-    try:
-        raw = from_json(path.read_bytes())
-    except OSError as error:
-        raise TargetError(f"{directory} has no readable config.json: {error.strerror}") from error
-    except ValueError as error:
-        raise TargetError(f"{path} is no JSON: {error}") from error
-    if not isinstance(raw, dict):
-        raise TargetError(f"{path} is no config: it holds {type(raw).__name__}, not an object")
+    path = Path(directory) / FILE
+    raw = read_json(directory)
     if str(raw.get("model_type")) not in FAMILIES:
         known = ", ".join(f"{name} ({models})" for name, models in FAMILIES.items())
         raise TargetError(f"{path}: model_type is {raw.get('model_type')!r}; whet's decoder is of the families {known}")

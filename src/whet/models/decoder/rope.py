@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from whet.models.decoder_config import DecoderConfig, Rope
+from whet.models.decoder.config import DecoderConfig, Rope
 
 
 def rotate(x_NTH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
