@@ -103,6 +103,16 @@ class MissingExtra(WhetError):
         self.extra = extra
 
 
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error says that memory ran out.
+
+    It is Python's MemoryError, PyTorch's OutOfMemoryError on a GPU, or the RuntimeError of PyTorch's CPU allocator.
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error)
+
+
 def reason(error: BaseException) -> str:
     """The first line of what an exception says, or its type where it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

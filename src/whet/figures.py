@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 DASH = "—"
 
+MIN_SAMPLES_FOR_P99 = 500  # below that the 99th percentile is one of a handful of samples
+
 Units = Sequence[tuple[str, float]]
 """Name and size of each unit, largest first."""
 

@@ -56,7 +56,7 @@ def test_the_built_in_workloads_score_as_on_the_cpu(name: str, gpu: str) -> None
     except MissingExtra as error:
         pytest.skip(str(error))
     assert {p.device.type for p in subject.workload.model.parameters()} == {gpu}
-    assert subject.flat_inputs[0][0].device.type == gpu
+    assert subject.device_type == gpu
     assert subject.outputs[0][0].device.type == gpu
     assert subject.score == pytest.approx(on_cpu.score, rel=0.01)  # one sample of 400 may flip in TF32
 

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.errors import OptionError
-from whet.load_test.figures import MIN_SAMPLES_FOR_P99, figures_of, percentiles
+from whet.figures import MIN_SAMPLES_FOR_P99
+from whet.load_test.figures import figures_of, percentiles
 from whet.load_test.record import Failure, Record
 from whet.load_test.trace import Arrival
 from whet.slo import Slo

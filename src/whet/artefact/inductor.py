@@ -309,7 +309,7 @@ def _isa() -> tuple[str, ...]:
 
 def _gpu_of(subject: Subject) -> str:
     """The architecture of the GPU that a subject's inputs lie on, as "sm_90"; "" where they lie on the CPU."""
-    if subject.flat_inputs[0][0].device.type != "cuda":
+    if subject.device_type != "cuda":
         return ""
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"

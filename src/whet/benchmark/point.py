@@ -123,7 +123,7 @@ def _share_of_limit(subject: Subject, measurement: Measurement) -> float | None:
         profile = profile_layers(subject, repeats=1)
     except (RuntimeError, InputsError):  # a compiled or scripted model that cannot be watched
         return None
-    device = "cuda" if subject.flat_inputs[0][0].device.type == "cuda" else "cpu"
+    device = "cuda" if subject.device_type == "cuda" else "cpu"
     limits = load_limits(describe(), device=device)
     least_s = least_time_s(profile, limits)
     return least_s * 1e3 / measurement.latency_ms if least_s > 0 else None

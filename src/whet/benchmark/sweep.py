@@ -15,11 +15,12 @@ from whet.benchmark.point import measure_point
 from whet.benchmark.report import Point, Sweep
 from whet.comparison.variant import in_words
 from whet.errors import OptionError
+from whet.figures import MIN_SAMPLES_FOR_P99
 from whet.machine import describe, load_limits, versions
 from whet.measure.isolate import QUIET, Outcome, run_isolated
 from whet.measure.load import Load, total
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
-from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
+from whet.measure.stats import percentile
 
 _MEDIANS = ("latency_ms", "p50_ms", "p90_ms", "p99_ms", "throughput_per_s", "share_of_limit", "watts", "energy_j")
 _LEAST_BYTES = 2**20  # what calls hold below that is the allocator's rounding

@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 from typing import TypedDict
 
 from whet.errors import OptionError, TargetError
+from whet.figures import MIN_SAMPLES_FOR_P99
 from whet.load_test import arrivals
 from whet.load_test.arrivals import Fitted
 from whet.load_test.calibration import NUM_REQUESTS, Capacity, burst, calibrate
 from whet.load_test.client import CompletionClient
-from whet.load_test.figures import MIN_SAMPLES_FOR_P99, Figures, figures_of
+from whet.load_test.figures import Figures, figures_of
 from whet.load_test.prompts import Prompts
 from whet.load_test.record import Record
 from whet.load_test.replay import Progress, Replay, replay

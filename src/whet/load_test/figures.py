@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from whet.figures import MIN_SAMPLES_FOR_P99
 from whet.load_test.record import Failure, Record
 from whet.slo import Slo
-
-MIN_SAMPLES_FOR_P99 = 500  # so that five of them lie beyond it
 
 
 @dataclass(frozen=True)

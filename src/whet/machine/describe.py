@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sys
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -15,6 +16,11 @@ import torch
 from whet.machine.cpuinfo import chip, instruction_sets, read_cpuinfo
 from whet.machine.nvidia import driver_version
 from whet.measure.cgroup import cpu_quota, memory_limit
+
+BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "arm_bf16"})
+"""Instruction sets that multiply bfloat16 natively. Without one of them it is emulated."""
+
+_AMPERE = 80  # sm_80, the first CUDA chips with bfloat16 in hardware
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,13 @@ class Machine:
     python: str
     torch: str
     torch_threads: int
+
+    def computes_bfloat16(self, device_type: str = "cpu") -> bool:
+        """Return whether a device of this kind computes bfloat16 natively."""
+        if device_type != "cuda":
+            return not BFLOAT16.isdisjoint(self.isa)
+        found = re.search(r"sm_(\d+)", self.gpu)
+        return found is not None and int(found.group(1)) >= _AMPERE
 
     @property
     def fingerprint(self) -> str:

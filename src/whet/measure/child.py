@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from whet.errors import WhetError, reason
+from whet.errors import WhetError, is_out_of_memory, reason
 from whet.measure.isolate import ARGUMENTS, RESULT, function_at
 
 _PR_SET_PDEATHSIG = 1
@@ -37,21 +37,14 @@ def _call(function: str, arguments: dict[str, Any]) -> str:
             raise TypeError(f"{function} must return a dict, not {type(value).__name__}")
         return json.dumps({"value": value})
     except WhetError as error:
-        kind = "memory" if _is_out_of_memory(error.__cause__) else "user"
+        kind = "memory" if is_out_of_memory(error.__cause__) else "user"
         failure = {"kind": kind, "type": type(error).__name__, "message": str(error)}
     except Exception as error:  # noqa: BLE001 - whatever a model or a backend raises is this trial's result
         traceback.print_exc()
-        kind = "memory" if _is_out_of_memory(error) else "error"
+        kind = "memory" if is_out_of_memory(error) else "error"
         message = f"{type(error).__name__}: {reason(error)[:400]}"
         failure = {"kind": kind, "type": type(error).__name__, "message": message}
     return json.dumps(failure)
-
-
-def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Python's MemoryError, torch's OutOfMemoryError on a GPU, and the RuntimeError of torch's CPU allocator."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error)
 
 
 def ending_with_parent(by: signal.Signals) -> Callable[[], None]:

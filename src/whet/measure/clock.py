@@ -9,7 +9,7 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from whet.errors import reason
+from whet.figures import MIN_SAMPLES_FOR_P99
 from whet.measure.clocks import Clocks
 from whet.measure.load import NO_LOAD, Load, Read, cause_of, meter, quiet_blocks, total
 from whet.measure.measurable import Measurable
-from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
+from whet.measure.stats import percentile
 
 Call = Callable[[], Any]
 
@@ -253,6 +254,16 @@ def _take(calls: Sequence[Call], budget_s: float, min_calls: int, samples: list[
         if ended >= ends and len(samples) >= min_calls and len(samples) % len(calls) == 0:
             return samples
     return samples
+
+
+def device_type_of(*tensors: Iterable[object]) -> str:
+    """Return the kind of device that the first of several tensors lies on, such as "cpu" or "cuda"; "cpu" for none.
+
+    Args:
+        tensors: Where to look, in order: parameters, buffers, inputs. What is no tensor is passed over.
+    """
+    found = next((x for some in tensors for x in some if isinstance(x, torch.Tensor)), None)
+    return "cpu" if found is None else found.device.type
 
 
 def use_device_of(tensor: torch.Tensor) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import numpy as np
 import scipy
 
-MIN_SAMPLES_FOR_P99 = 500  # below that the 99th percentile is one of a handful of samples
 MAX_NOISE = 1.25  # beyond that, runs of the same code scatter too much for any verdict in favour of a variant
 _CONFIDENCE = 0.95
 _RESAMPLES = 4000

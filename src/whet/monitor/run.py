@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from whet.figures import MIN_SAMPLES_FOR_P99
 from whet.monitor import metrics
 from whet.monitor.series import Cell, Row, Series, columns
 from whet.monitor.steps import StepTotals
-
-MIN_STEPS_FOR_P99 = 500  # below that the 99th percentile is one of a handful of steps
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class Run:
         steps, latencies = self._totals, self._totals.latencies
         milliseconds = {
             f"p{percent}_ms": seconds * 1e3
-            for percent in (50, 90, *((99,) if latencies.count >= MIN_STEPS_FOR_P99 else ()))
+            for percent in (50, 90, *((99,) if latencies.count >= MIN_SAMPLES_FOR_P99 else ()))
             if (seconds := latencies.percentile_s(percent)) is not None
         }
         return {

@@ -3,9 +3,10 @@
 import json
 from dataclasses import asdict, dataclass, field
 
+from whet.figures import MIN_SAMPLES_FOR_P99
 from whet.monitor import metrics
 from whet.monitor.histogram import LatencyHistogram
-from whet.monitor.run import MIN_STEPS_FOR_P99, Run
+from whet.monitor.run import Run
 from whet.monitor.series import Cell
 
 FORMAT = 1
@@ -127,7 +128,7 @@ def _latency(histogram: LatencyHistogram) -> Latency | None:
         mean_ms=histogram.total_s / histogram.count * 1e3,
         p50_ms=p50 * 1e3,
         p90_ms=p90 * 1e3,
-        p99_ms=p99 * 1e3 if histogram.count >= MIN_STEPS_FOR_P99 else None,
+        p99_ms=p99 * 1e3 if histogram.count >= MIN_SAMPLES_FOR_P99 else None,
         longest_ms=histogram.longest_s * 1e3,
     )
 

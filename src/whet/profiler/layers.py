@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from whet.measure.clock import device_type_of
 from whet.profiler.spans import Spans, watched, watching_cost_s
 from whet.profiler.work import FORMULAS, Work, WorkCounter, count_work
 from whet.signature import Batch, split, tensors_of
@@ -87,7 +88,12 @@ def _profiles(subject: Subject, batches: Sequence[Batch], repeats: int) -> list[
     named = list(_modules(model))
     calls = [partial(_call, model, batch) for batch in batches]
     with torch.no_grad():
-        total_s, spans, seconds = _time(calls[0], [module for _, module in named], _device(model, batches[0]), repeats)
+        total_s, spans, seconds = _time(
+            calls[0],
+            [module for _, module in named],
+            device_type_of(model.parameters(), model.buffers(), tensors_of(batches[0])),
+            repeats,
+        )
         first = Profile(total_s, _count(model, calls[0], named, spans, seconds), _dtype(model))
         return [first, *(Profile(0.0, _count(model, call, named, spans, {}), first.dtype) for call in calls[1:])]
 
@@ -95,11 +101,6 @@ def _profiles(subject: Subject, batches: Sequence[Batch], repeats: int) -> list[
 def _call(model: nn.Module, batch: Batch) -> Any:
     args, kwargs = split(batch)
     return model(*args, **kwargs)
-
-
-def _device(model: nn.Module, batch: Batch) -> str:
-    tensors = (*model.parameters(), *model.buffers(), *tensors_of(batch))
-    return next((tensor.device.type for tensor in tensors), "cpu")
 
 
 def _count(

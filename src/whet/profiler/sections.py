@@ -14,7 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
+from whet.figures import MIN_SAMPLES_FOR_P99
+from whet.measure.stats import percentile
 
 P = ParamSpec("P")
 R = TypeVar("R")

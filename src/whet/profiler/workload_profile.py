@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.errors import ModelError, WhetError, reason
+from whet.errors import ModelError, WhetError, is_out_of_memory, reason
 from whet.machine import Limits
 from whet.measure.clock import Measurement, measure_calls, synchronize, use_device_of
 from whet.measure.quiet import undisturbed
@@ -147,10 +147,8 @@ def _keep(run: _Run, **found: Any) -> None:
 def _first_call(run: _Run) -> None:
     try:
         run.calls[0]()
-    except MemoryError:
-        raise
     except Exception as error:  # the user's model may raise anything
-        if "OutOfMemory" in type(error).__name__ or "DefaultCPUAllocator" in str(error):
+        if is_out_of_memory(error):
             raise
         raise ModelError(f"the model raised {type(error).__name__} on its first call: {reason(error)}") from error
 

@@ -13,7 +13,6 @@ from whet.workload import Subject
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
 _INT8_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
-_NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "arm_bf16"})
 
 
 def with_linears(module: nn.Module) -> nn.Module:
@@ -91,13 +90,9 @@ def has_int8_products(machine: Machine) -> bool:
     return not _INT8_PRODUCTS.isdisjoint(machine.isa)
 
 
-def has_bfloat16(machine: Machine) -> bool:
-    return not _NATIVE_BFLOAT16.isdisjoint(machine.isa)
-
-
 def device_refusal(subject: Subject) -> str:
     """Why whet's quantisers, which are written for CPUs, cannot be used where the inputs lie, or ""."""
-    return "" if subject.flat_inputs[0][0].device.type == "cpu" else "written for CPUs; the inputs are on a GPU"
+    return "" if subject.device_type == "cpu" else "written for CPUs; the inputs are on a GPU"
 
 
 def branch_refusal(subject: Subject) -> str:
@@ -120,6 +115,6 @@ def refusal(subject: Subject, machine: Machine, *, rest: str) -> str:
         return why
     if not layers_of(subject):
         return "the model has no linear layer or convolution with float32 weights"
-    if rest == "bfloat16" and not has_bfloat16(machine):
+    if rest == "bfloat16" and not machine.computes_bfloat16():
         return f"{machine.chip} has no native bfloat16 for what is not quantised; use rest=float32"
     return ""

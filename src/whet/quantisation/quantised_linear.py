@@ -194,7 +194,7 @@ def _distinct(candidate: Candidate) -> Iterator[tuple[Tensor, ...]]:
 
 def product_dtype(has_few_rows: bool) -> torch.dtype:
     """torch's integer kernels are written for bfloat16; other products are fast in it only where the chip has it."""
-    return torch.bfloat16 if has_few_rows or quantisable.has_bfloat16(describe()) else torch.float32
+    return torch.bfloat16 if has_few_rows or describe().computes_bfloat16() else torch.float32
 
 
 def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import math
-import re
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from whet.errors import TargetError
 from whet.machine import Machine
+from whet.machine.describe import BFLOAT16
 from whet.measure.closeness import finite_entries
 from whet.rewriting.graph import Traced, rebuild, trace
 from whet.technique import Candidate
@@ -18,27 +18,17 @@ from whet.workload import Subject
 
 _aten = torch.ops.aten
 
-_NATIVE_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "arm_bf16"})
-_AMPERE = 80  # sm_80, the first CUDA chips with bfloat16 in hardware
-
 
 def bfloat16_refusal(subject: Subject, machine: Machine) -> str:
     """Why bfloat16 can't pay here, or "" where the chip computes it natively."""
     dtypes = {p.dtype for p in subject.workload.model.parameters() if p.is_floating_point()}
     if dtypes and torch.float32 not in dtypes:
         return f"the model's weights are {', '.join(sorted(str(d).removeprefix('torch.') for d in dtypes))} already"
-    if device_type(subject) == "cuda":
-        found = re.search(r"sm_(\d+)", machine.gpu)
-        return "" if found and int(found.group(1)) >= _AMPERE else f"{machine.gpu} has no native bfloat16 (sm_80 has)"
-    if _NATIVE_BFLOAT16.isdisjoint(machine.isa):
-        names = ", ".join(sorted(_NATIVE_BFLOAT16))
-        return f"{machine.chip} has no native bfloat16 (none of {names}): it would emulate it"
-    return ""
-
-
-def device_type(subject: Subject) -> str:
-    """Where the inputs lie: "cpu" or "cuda"."""
-    return subject.flat_inputs[0][0].device.type
+    if machine.computes_bfloat16(subject.device_type):
+        return ""
+    if subject.device_type == "cuda":
+        return f"{machine.gpu} has no native bfloat16 (sm_80 has)"
+    return f"{machine.chip} has no native bfloat16 (none of {', '.join(sorted(BFLOAT16))}): it would emulate it"
 
 
 def to_half(candidate: Candidate, dtype: torch.dtype, name: str) -> Candidate:

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from whet.measure.clock import device_type_of
 from whet.step_profiler.log import StepLog
 from whet.step_profiler.phases import Phase, PhaseClock
 
@@ -170,7 +171,7 @@ def hook_all_optimizers(patches: Patches, log: StepLog, on_first_step: Callable[
             return
         if clock.thread is None:
             clock.thread = threading.get_ident()
-            log.set_device(_device_of(optimizer))
+            log.set_device(device_type_of(*(group["params"] for group in optimizer.param_groups)))
             on_first_step()
         log.optimizer_stepped(id(optimizer))
 
@@ -344,9 +345,3 @@ def _settings(num_workers: int, is_persistent: bool, prefetch_factor: int | None
         return "num_workers is 0, so the loop itself loads each batch"
     kept = "persistent" if is_persistent else "started anew for each epoch"
     return f"{num_workers} worker{'s' * (num_workers > 1)} ({kept}), prefetch_factor {prefetch_factor}"
-
-
-def _device_of(optimizer: Optimizer) -> str:
-    """The kind of device of the first parameter."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return str(parameters[0].device.type) if parameters else "cpu"

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from whet.figures import digits
+from whet.figures import MIN_SAMPLES_FOR_P99, digits
 from whet.measure.source_location import UNKNOWN
-from whet.measure.stats import MIN_SAMPLES_FOR_P99, percentile
+from whet.measure.stats import percentile
 from whet.step_profiler.figures import count, percent
 from whet.step_profiler.growth import Growth, growth
 from whet.step_profiler.log import NUM_WARM_UP, StepLog, StepRecord

@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from whet.errors import TargetError, reason, type_name
+from whet.measure.clock import device_type_of
 from whet.step_profiler.forward import patch_models
 from whet.step_profiler.log import StepLog, StepRecord
 from whet.step_profiler.patches import (
@@ -51,7 +52,7 @@ class Watch:
         self._models = models
         self._optimizers = optimizers
         self._loader = loader
-        self._log = StepLog(on_step, _device_of(models))
+        self._log = StepLog(on_step, device_type_of(*(model.parameters() for model in models)))
         self._log.loader_facts = describe_loader(loader)
         self._block: ExitStack | None = None
         self._num_running = 0
@@ -115,7 +116,7 @@ class Watch:
         """Patched while at least one epoch or block runs."""
         self._num_running += 1
         self._log.clock.thread = threading.get_ident()
-        device = _device_of(self._models)
+        device = device_type_of(*(model.parameters() for model in self._models))
         if device != self._log.device:  # moved since
             self._log.set_device(device)
         try:
@@ -236,11 +237,6 @@ def _all_of(given: Any, kind: type, name: str, article: str) -> tuple[Any, ...]:
         found = f"{type_name(wrong[0])}" if wrong else "an empty list"
         raise TargetError(f"{_CALL}: {name} must be {article}, or a list of such, not {found}")
     return things
-
-
-def _device_of(models: Sequence[nn.Module]) -> str:
-    """The kind of device of the first parameter."""
-    return next((str(p.device.type) for model in models for p in model.parameters()), "cpu")
 
 
 def _ended_by(error: BaseException) -> str:

@@ -29,7 +29,6 @@ from whet.measure.stats import paired_ratio
 from whet.profiler import Profile, diagnose, profile_sizes
 from whet.profiler.diagnosis import attainable_s
 from whet.recipe import Step
-from whet.rewriting.low_precision import device_type
 from whet.signature import FlatModel, Signature
 from whet.tuner.agreement import agree
 from whet.tuner.batch import BatchDimension, make, with_free_batch
@@ -62,7 +61,7 @@ def look(target: str, directory: str, exclude: Sequence[str] = ()) -> dict[str, 
     weights = digest(workload)  # before more calls than one can count: some buffers are counters
     machine = describe()
     began = time.perf_counter()
-    limits = load_limits(machine, device="cuda" if device_type(subject) == "cuda" else "cpu")
+    limits = load_limits(machine, device="cuda" if subject.device_type == "cuda" else "cpu")
     limits_s = time.perf_counter() - began  # spent once on each machine
     profiles, busy = undisturbed(lambda: profile_sizes(subject))
     profile = profiles[0][0]

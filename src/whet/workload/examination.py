@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from whet.behaviour import Behaviour, behaviour_of, version_of, writes_into
 from whet.errors import InputsError, ModelError, TargetError, reason
-from whet.measure.clock import use_device_of
+from whet.measure.clock import device_type_of, use_device_of
 from whet.scripted import stateless
 from whet.signature import (
     Batch,
@@ -57,6 +57,11 @@ class Subject:
         """The tensors of a batch, in the signature's order."""
         args, kwargs = split(batch)
         return self.signature.flatten(args, kwargs)
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device that the inputs lie on: "cpu" or "cuda"."""
+        return device_type_of(self.flat_inputs[0])
 
     @property
     def flat_inputs(self) -> list[tuple[Tensor, ...]]:

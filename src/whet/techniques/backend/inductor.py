@@ -46,7 +46,7 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies where there is a C++ compiler."""
     if options.engine not in _SPACE["engine"]:
         raise OptionError(f"engine must be one of {', '.join(_SPACE['engine'])}, not {options.engine!r}")
-    device = subject.flat_inputs[0][0].device.type
+    device = subject.device_type
     if options.engine == "cudagraphs" and device != "cuda":
         return Refused("engine=cudagraphs replays CUDA graphs; the inputs are on the CPU")
     if missing := inductor.missing_tools(at_load=options.engine != "package", device=device):

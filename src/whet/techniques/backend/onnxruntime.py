@@ -23,7 +23,6 @@ from whet.profiler.diagnosis import speedup_bound
 from whet.quantisation import onnx_int8
 from whet.quantisation.quantisable import branch_refusal
 from whet.rewriting import onnx_graph
-from whet.rewriting.low_precision import device_type
 from whet.technique import BACKEND, PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
 from whet.workload import Subject
 
@@ -58,7 +57,7 @@ def dtype_of(options: Options) -> str:
 
 def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies where the packages are installed and the model is on the CPU, in dtypes that NumPy knows."""
-    if device_type(subject) != "cpu":
+    if subject.device_type != "cpu":
         return Refused("the model is not on the CPU, where this backend runs")
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:

@@ -28,7 +28,7 @@ from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.quantisation import openvino_int8
 from whet.quantisation.quantisable import branch_refusal
-from whet.rewriting.low_precision import bfloat16_refusal, device_type
+from whet.rewriting.low_precision import bfloat16_refusal
 from whet.technique import BACKEND, PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
 from whet.workload import Subject
 
@@ -83,7 +83,7 @@ def dtype_of(options: Options) -> str:
 
 def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies where the packages are installed, the model is on the CPU, and the chip computes in the precision."""
-    if device_type(subject) != "cpu":
+    if subject.device_type != "cpu":
         return Refused("the model is not on the CPU, where this backend runs")
     if find_spec("openvino") is None:
         return Refused("openvino is not installed: pip install 'whet[openvino]'")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
-from whet.rewriting.low_precision import bfloat16_refusal, device_type
+from whet.rewriting.low_precision import bfloat16_refusal
 from whet.technique import PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
 from whet.workload import Subject
 
@@ -36,7 +36,7 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies where the chip computes bfloat16 natively."""
     if reason := bfloat16_refusal(subject, machine):
         return Refused(reason)
-    return Applies(f"{machine.gpu if device_type(subject) == 'cuda' else machine.chip} computes bfloat16 natively")
+    return Applies(f"{machine.gpu if subject.device_type == 'cuda' else machine.chip} computes bfloat16 natively")
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
@@ -47,7 +47,7 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate inside torch.autocast; it shares its weights with the one given."""
     dtypes = tuple(t.dtype for t in candidate.subject.outputs[0])
-    return candidate.with_module(_Autocast(candidate.module, device_type(candidate.subject), dtypes))
+    return candidate.with_module(_Autocast(candidate.module, candidate.subject.device_type, dtypes))
 
 
 class _Autocast(nn.Module):

@@ -16,7 +16,7 @@ import torch
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
-from whet.rewriting.low_precision import bfloat16_refusal, device_type, to_half
+from whet.rewriting.low_precision import bfloat16_refusal, to_half
 from whet.technique import PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
 from whet.workload import Subject
 
@@ -35,7 +35,7 @@ def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies where the chip computes bfloat16 natively."""
     if reason := bfloat16_refusal(subject, machine):
         return Refused(reason)
-    return Applies(f"{machine.gpu if device_type(subject) == 'cuda' else machine.chip} computes bfloat16 natively")
+    return Applies(f"{machine.gpu if subject.device_type == 'cuda' else machine.chip} computes bfloat16 natively")
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:

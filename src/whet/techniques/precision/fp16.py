@@ -17,7 +17,7 @@ import torch
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
-from whet.rewriting.low_precision import device_type, to_half
+from whet.rewriting.low_precision import to_half
 from whet.technique import PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
 from whet.workload import Subject
 
@@ -40,7 +40,7 @@ def dtype_of(options: Options) -> str:
 
 def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies where a small product is at least 1.5 times as fast in float16 as in float32."""
-    device = device_type(subject)
+    device = subject.device_type
     ratio, size = float16_speedup(device), _size(device)
     measured = f"a {size}x{size} product in float16 runs at {ratio:.2g} times float32's speed here"
     return Applies(measured) if ratio >= _WORTH else Refused(f"{measured}; {_WORTH} times is the least that pays")

@@ -20,7 +20,6 @@ from whet.machine import Limits, Machine
 from whet.measure.cgroup import cpu_quota
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
-from whet.rewriting.low_precision import device_type
 from whet.technique import Applies, Candidate, Refused, Stage, Technique, Verdict
 from whet.workload import Subject
 
@@ -44,7 +43,7 @@ class Options:
 
 def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies on CPUs with more cores or threads than one, and to another number than the one in force."""
-    if device_type(subject) != "cpu":
+    if subject.device_type != "cpu":
         return Refused("the model runs on the GPU; PyTorch's threads compute on the CPU alone")
     if machine.cores == machine.torch_threads == 1:
         return Refused("the machine has one core")
