@@ -21,6 +21,9 @@ WhetError                     exit code 2
     └── KernelsError          whet's own kernels cannot be compiled or loaded here
 """
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 
 class WhetError(Exception):
     """A mistake the user can mend. The message says what was wrong and what to do."""
@@ -101,6 +104,25 @@ class MissingExtra(WhetError):
         super().__init__(f"{purpose} needs {package}, which is not installed: pip install 'whet[{extra}]'")
         self.package = package
         self.extra = extra
+
+
+@contextmanager
+def foreign(kind: type[WhetError], what: str, *, words: Callable[[BaseException], str] | None = None) -> Iterator[None]:
+    """Turn whatever another library raises inside the block into an error that says what could not be done.
+
+    Errors of whet and a lack of memory pass through as they are.
+
+    Args:
+        kind: The error that is raised in its place.
+        what: What could not be done, as the beginning of the message.
+        words: Puts the library's error into words; `reason`, if not given.
+    """
+    try:
+        yield
+    except (WhetError, MemoryError):
+        raise
+    except Exception as error:  # libraries raise whatever they stumble over
+        raise kind(f"{what}: {(words or reason)(error)}") from error
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:

@@ -23,7 +23,7 @@ from whet.artefact.probes import check_randomness, check_values, conditions_on_l
 from whet.artefact.runtime import Manifest, Runtime
 from whet.artefact.shape_guards import WITHOUT_GRADIENTS, conditions_of
 from whet.artefact.size_one_guards import conditions_on_ones
-from whet.errors import ArtefactError, TargetError, reason
+from whet.errors import ArtefactError, TargetError, foreign, reason
 from whet.measure.source_location import user_line
 from whet.scripted import trace_failure
 from whet.signature import FlatModel, Signature
@@ -257,10 +257,8 @@ class ProgramRuntime(Runtime):
         if manifest.settings.get("device") == "cuda" and not torch.cuda.is_available():
             raise ArtefactError(f"{path} holds a model for a GPU, and torch finds none here; load it on such a machine")
         check_archive(path)
-        try:
+        with foreign(ArtefactError, f"{path} is damaged"):
             return cls(torch.export.load(path))
-        except Exception as error:  # torch raises whatever its parser stumbles over
-            raise ArtefactError(f"{path} is damaged: {reason(error)}") from error
 
 
 def packed_for(program: torch.export.ExportedProgram) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from whet.artefact.onnxruntime import Folder, import_onnxruntime
-from whet.errors import TargetError, reason
+from whet.errors import TargetError, foreign
 from whet.machine import describe
 from whet.rewriting.onnx_graph import import_onnx, quiet
 
@@ -34,29 +34,26 @@ def quantize(folder: Folder, batches: Sequence[tuple[Tensor, ...]], mode: str) -
     }
     graph = onnx.load(folder.model, load_external_data=False).graph
     quantized = Folder()
-    try:
-        with quiet():
-            if mode == "dynamic":
-                _forget_shapes(folder)
-                quantization.quantize_dynamic(
-                    folder.model,
-                    quantized.model,
-                    op_types_to_quantize=_DYNAMIC,
-                    extra_options={"MatMulConstBOnly": True},
-                    **common,
-                )
-            else:
-                quantization.quantize_static(
-                    folder.model,
-                    quantized.model,
-                    _reader(quantization, [value.name for value in graph.input], batches),
-                    op_types_to_quantize=_STATIC,
-                    nodes_to_exclude=list(_masked_scores(graph)),
-                    activation_type=quantization.QuantType.QUInt8,
-                    **common,
-                )
-    except Exception as error:  # the quantiser raises whatever it stumbles over
-        raise TargetError(f"ONNX Runtime cannot quantise the model: {reason(error)}") from error
+    with foreign(TargetError, "ONNX Runtime cannot quantise the model"), quiet():
+        if mode == "dynamic":
+            _forget_shapes(folder)
+            quantization.quantize_dynamic(
+                folder.model,
+                quantized.model,
+                op_types_to_quantize=_DYNAMIC,
+                extra_options={"MatMulConstBOnly": True},
+                **common,
+            )
+        else:
+            quantization.quantize_static(
+                folder.model,
+                quantized.model,
+                _reader(quantization, [value.name for value in graph.input], batches),
+                op_types_to_quantize=_STATIC,
+                nodes_to_exclude=list(_masked_scores(graph)),
+                activation_type=quantization.QuantType.QUInt8,
+                **common,
+            )
     return quantized
 
 

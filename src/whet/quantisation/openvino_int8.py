@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from whet.artefact.openvino import core, import_openvino, no_telemetry, said, share
-from whet.errors import MissingExtra, TargetError
+from whet.errors import MissingExtra, TargetError, foreign
 from whet.machine import describe
 from whet.quantisation.openvino_sensitivity import rank
 
@@ -47,29 +47,26 @@ def quantize(
     }
     ignored = {*(_pooled(model) if smooth_quant else ()), *(() if quantizes_attention else _activation_products(model))}
     notes = []
-    try:
-        with _quiet(nncf), _one_core(openvino):
-            if keep:
-                draft = nncf.quantize(
-                    model.clone(),
-                    nncf.Dataset(shared),
-                    **arguments,
-                    ignored_scope=nncf.IgnoredScope(names=sorted(ignored)),
-                    advanced_parameters=_advanced(nncf, ranges, smooth_quant=False, corrects_bias=False),
-                )
-                names, places = rank(model, draft, shared[0])
-                ignored |= set(names[:keep])
-                kept = ", ".join(str(place + 1) for place in sorted(places[:keep]))
-                notes.append(f"openvino: of {len(names)} layers in order, kept out of int8: {kept}")
-            quantized = nncf.quantize(
+    with foreign(TargetError, "NNCF cannot quantise the model", words=said), _quiet(nncf), _one_core(openvino):
+        if keep:
+            draft = nncf.quantize(
                 model.clone(),
                 nncf.Dataset(shared),
                 **arguments,
                 ignored_scope=nncf.IgnoredScope(names=sorted(ignored)),
-                advanced_parameters=_advanced(nncf, ranges, smooth_quant=smooth_quant, corrects_bias=True),
+                advanced_parameters=_advanced(nncf, ranges, smooth_quant=False, corrects_bias=False),
             )
-    except Exception as error:  # NNCF and OpenVINO raise whatever they stumble over
-        raise TargetError(f"NNCF cannot quantise the model: {said(error)}") from error
+            names, places = rank(model, draft, shared[0])
+            ignored |= set(names[:keep])
+            kept = ", ".join(str(place + 1) for place in sorted(places[:keep]))
+            notes.append(f"openvino: of {len(names)} layers in order, kept out of int8: {kept}")
+        quantized = nncf.quantize(
+            model.clone(),
+            nncf.Dataset(shared),
+            **arguments,
+            ignored_scope=nncf.IgnoredScope(names=sorted(ignored)),
+            advanced_parameters=_advanced(nncf, ranges, smooth_quant=smooth_quant, corrects_bias=True),
+        )
     return quantized, notes
 
 

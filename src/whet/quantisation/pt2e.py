@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from whet.artefact import int8_fusion, program
-from whet.errors import TargetError, reason
+from whet.errors import TargetError, foreign
 from whet.machine import describe
 from whet.quantisation import quantisable
 from whet.quantisation.observers import MinMaxObserver
@@ -45,12 +45,9 @@ def quantise(candidate: Candidate, observer: type[MinMaxObserver] | None) -> nn.
     graph_module = program.export(module, subject).module(check_guards=False)
     batches = subject.flat_calibration if observer is not None else subject.flat_calibration[:1]
     _clean(graph_module.graph)
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", module=r"torch(ao)?\b.*")  # of both libraries about their own insides
-            converted = _convert(graph_module, observer, sorted(candidate.kept), batches)
-    except Exception as error:  # torchao's passes raise whatever they stumble over
-        raise TargetError(f"torchao cannot quantise the model: {reason(error)}") from error
+    with foreign(TargetError, "torchao cannot quantise the model"), torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"torch(ao)?\b.*")  # of both libraries about their own insides
+        converted = _convert(graph_module, observer, sorted(candidate.kept), batches)
     converted.graph.set_codegen(fx.graph.CodeGen())
     shield_residuals(converted.graph)
     # built anew, without the methods that forbid eval()

@@ -11,7 +11,7 @@ import torch
 
 from whet.artefact import program
 from whet.artefact.onnxruntime import Folder
-from whet.errors import MissingExtra, TargetError, reason
+from whet.errors import MissingExtra, TargetError, foreign
 from whet.technique import Candidate
 
 LARGEST_FILE_BYTES = 1_800_000_000  # protobuf ends at 2 GiB; the graph takes room too
@@ -28,11 +28,8 @@ def export(candidate: Candidate) -> Folder:
     onnx = import_onnx()
     folder = Folder()
     exported = program.export(candidate.module, candidate.subject)
-    with quiet(), torch.no_grad():
-        try:
-            _write(exported, candidate, folder)
-        except Exception as error:  # the exporter raises whatever it stumbles over
-            raise TargetError(f"the model cannot be written as ONNX: {reason(error)}") from error
+    with quiet(), torch.no_grad(), foreign(TargetError, "the model cannot be written as ONNX"):
+        _write(exported, candidate, folder)
     graph = onnx.load(folder.model, load_external_data=False).graph
     counts = (len(graph.input), len(graph.output))
     wanted = (len(candidate.signature.inputs), len(candidate.subject.outputs[0]))

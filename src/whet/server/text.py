@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.errors import MissingExtra, RequestError, TargetError, reason
+from whet.errors import MissingExtra, RequestError, TargetError, foreign, reason
 from whet.server.chat_template import ChatTemplate
 from whet.server.compression import bytes_per_token
 from whet.server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
@@ -164,12 +164,10 @@ def _load(path: Path) -> tuple[Any, dict[str, Any]]:
             f"{path.parent} has no {FILE}: put the checkpoint's there "
             "(transformers: AutoTokenizer.from_pretrained(NAME).save_pretrained(DIR) writes it)"
         )
-    try:
+    with foreign(TargetError, f"{path} cannot be read as a tokenizer"):
         content = path.read_text(encoding="utf-8")
         tokenizer = tokenizers.Tokenizer.from_str(content)
         described = json.loads(content)
-    except Exception as error:  # the library raises plain Exception for a damaged file
-        raise TargetError(f"{path} cannot be read as a tokenizer: {reason(error)}") from error
     tokenizer.no_truncation()  # a checkpoint saved after training may cut or pad every text, unasked
     tokenizer.no_padding()
     return tokenizer, described

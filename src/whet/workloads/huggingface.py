@@ -17,7 +17,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from whet.errors import MissingExtra, TargetError, reason
+from whet.errors import MissingExtra, TargetError, foreign
 from whet.workload import Workload
 from whet.workloads import audio
 
@@ -165,7 +165,7 @@ def _load(directory: Path) -> nn.Module:
     """The model, in fp32 and eval mode, without a cache."""
     with _quiet():
         transformers = _transformers()
-        try:
+        with foreign(TargetError, f"transformers cannot load {directory}"):
             config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
             for part in {id(c): c for c in (config, config.get_text_config())}.values():
                 part.use_cache = False  # a cache is no tensor, and one call has no use for it
@@ -177,8 +177,6 @@ def _load(directory: Path) -> nn.Module:
                 use_safetensors=True,
                 output_loading_info=True,
             )
-        except Exception as error:
-            raise TargetError(f"transformers cannot load {directory}: {reason(error)}") from error
     if missing := sorted(info["missing_keys"]):
         raise TargetError(
             f"the weights in {directory} lack {missing[0]}"

@@ -22,7 +22,7 @@ from torch import nn
 
 from whet.artefact import program
 from whet.artefact.openvino import OpenVINORuntime, Settings, import_openvino, said
-from whet.errors import OptionError, TargetError
+from whet.errors import OptionError, TargetError, foreign
 from whet.machine import Limits, Machine, describe
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
@@ -161,11 +161,9 @@ def convert(candidate: Candidate) -> Any:
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # tracers warn about each other's deprecations
         exported = program.export(candidate.module, candidate.subject)
-        try:
+        with foreign(TargetError, "OpenVINO cannot convert the model", words=said):
             model = openvino.convert_model(exported)
             _fix_shapes(model, candidate.subject)
-        except Exception as error:  # the converter raises whatever it stumbles over
-            raise TargetError(f"OpenVINO cannot convert the model: {said(error)}") from error
     return model
 
 

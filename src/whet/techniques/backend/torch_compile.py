@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from whet.artefact import inductor, program
 from whet.artefact.in_process import InProcessRuntime
-from whet.errors import TargetError, reason
+from whet.errors import TargetError, foreign
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
@@ -52,15 +52,10 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate, compiled for its inputs. Raises TargetError where the compiler fails or makes a wrong model."""
     subject = candidate.subject
     runtime = InProcessRuntime(candidate.module, is_dynamic=subject.signature.is_dynamic)
-    try:
-        with inductor.quiet():
-            inductor.check_is_pure(runtime, subject)
-            for batch in (*subject.flat_inputs, *subject.flat_calibration):
-                runtime.run(batch)
-    except TargetError:
-        raise
-    except Exception as error:  # the compiler and its many passes raise whatever they stumble over
-        raise TargetError(f"torch.compile cannot compile the model: {reason(error)}") from error
+    with foreign(TargetError, "torch.compile cannot compile the model"), inductor.quiet():
+        inductor.check_is_pure(runtime, subject)
+        for batch in (*subject.flat_inputs, *subject.flat_calibration):
+            runtime.run(batch)
     graphs, breaks = runtime.num_graphs, runtime.num_graph_breaks
     note = f"torch_compile: {_count(graphs, 'graph')} with {_count(breaks, 'graph break')} on the inputs given"
     return candidate.with_runtime(runtime, note)
