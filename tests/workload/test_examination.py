@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import InputsError, ModelError, TargetError
-from whet.workload import Mode, Predict, Quality, Workload, examine, is_near, measure_quality
+from whet.workload import Predict, Quality, Workload, examine, is_near, measure_quality
 
 
 class Lambda(nn.Module):
@@ -248,7 +248,6 @@ def test_drop_is_relative_and_knows_the_better_side() -> None:
         ({"inputs": (x for x in [torch.ones(1)])}, "inputs must be a list of batches, not a generator"),
         ({"calibration": torch.ones(2, 3)}, "calibration must be a list of batches, not a Tensor"),
         ({"inputs": ["text"]}, "a batch must be a tensor, a tuple of tensors or a dict of tensors, not str"),
-        ({"mode": Mode.TRAINING}, "handles inference workloads; this one is training"),
     ],
 )
 def test_workloads_that_cannot_be(more: dict[str, Any], message: str) -> None:
