@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from whet.auditor.collect import Problem, SourceFile, does_not_parse
 from whet.auditor.constants import Constants
@@ -16,7 +15,7 @@ from whet.auditor.finding import Finding, Hit, Priority
 from whet.auditor.heat import Heat
 from whet.auditor.inferred import Kinds
 from whet.auditor.project import Project
-from whet.auditor.rules import RULES
+from whet.auditor.rules import RULES, Rule
 from whet.auditor.source import Module
 from whet.auditor.view import View
 
@@ -95,7 +94,7 @@ def _findings(view: View) -> Iterator[Finding]:
                 yield _complete(view, code, rule, hit)
 
 
-def _complete(view: View, code: str, rule: Any, hit: Hit) -> Finding:
+def _complete(view: View, code: str, rule: Rule, hit: Hit) -> Finding:
     priority = hit.priority or rule.PRIORITY
     if hit.hot is not None and hit.hot.guard:
         priority = Priority.LOW

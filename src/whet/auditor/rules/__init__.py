@@ -1,171 +1,40 @@
-"""The table of rules, in the order of their codes: one file each, and one line here.
+"""Every rule, by its code. One rule is one file in this folder, and in no other list.
 
-Each has its card as docstring, CODE, NAME, PRIORITY, and `check(view: View) -> Iterator[Hit]`.
+A rule's file has its card as docstring, CODE, NAME, PRIORITY and `check(view)`.
 """
 
-from types import ModuleType
+import pkgutil
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Protocol, cast
 
-from whet.auditor.rules import (
-    accumulation_not_normalised,
-    all_hidden_states_kept,
-    autocast_in_inference,
-    batch_size_one,
-    bias_before_norm,
-    blocking_transfer,
-    boolean_mask_indexing,
-    branch_on_tensor,
-    builtin_on_tensor,
-    cache_rebuilt,
-    cat_in_loop,
-    checkpoint_on_every_rank,
-    collective_in_python_loop,
-    constant_rebuilt_in_forward,
-    conv_without_channels_last,
-    cpu_copy_in_loop,
-    cudnn_benchmark_off,
-    data_parallel,
-    ddp_without_bucket_view,
-    decoding_in_loop,
-    deep_copy_in_loop,
-    deprecated_amp,
-    element_wise_tensor_fill,
-    empty_cache_in_loop,
-    file_reopened_per_sample,
-    find_unused_parameters,
-    float64_in_step,
-    foreach_false,
-    fp16_without_scaler,
-    gradients_in_inference,
-    hand_written_attention,
-    item_in_loop,
-    list_of_arrays_to_tensor,
-    loop_over_batch,
-    loop_over_experts,
-    loop_over_heads,
-    loop_over_loss_terms,
-    loop_over_parameters,
-    loop_over_time_steps,
-    loss_kept_with_graph,
-    made_on_cpu_then_moved,
-    missing_distributed_sampler,
-    no_checkpointing,
-    no_compile,
-    no_dataloader,
-    no_eval,
-    no_grad_not_inference_mode,
-    no_kv_cache,
-    no_mixed_precision,
-    no_persistent_workers,
-    no_pinned_memory,
-    no_prefetch,
-    no_workers,
-    nonzero_in_loop,
-    numpy_in_forward,
-    numpy_in_loop,
-    object_collectives_in_loop,
-    one_by_one_generation,
-    padding_by_loop,
-    pinned_but_blocking,
-    print_of_tensor,
-    quadratic_list,
-    recomputed_in_decoding,
-    reference_recomputed,
-    repeat_interleave_without_output_size,
-    repeated_transfer,
-    repeated_work_in_loop,
-    retain_graph,
-    save_in_loop,
-    single_tensor_ema,
-    sync_every_micro_step,
-    synchronize_in_loop,
-    tf32_off,
-    tokenising_in_loop,
-    tolist_in_loop,
-    unaligned_dimensions,
-    unfused_optimizer,
-    unpadded_vocabulary,
-    zero_grad_to_zero,
-)
+from whet.auditor.finding import Hit, Priority
+from whet.auditor.view import View
 
-_MODULES: tuple[ModuleType, ...] = (
-    item_in_loop,
-    cpu_copy_in_loop,
-    numpy_in_loop,
-    tolist_in_loop,
-    print_of_tensor,
-    branch_on_tensor,
-    builtin_on_tensor,
-    nonzero_in_loop,
-    boolean_mask_indexing,
-    repeat_interleave_without_output_size,
-    synchronize_in_loop,
-    empty_cache_in_loop,
-    blocking_transfer,
-    no_pinned_memory,
-    pinned_but_blocking,
-    made_on_cpu_then_moved,
-    constant_rebuilt_in_forward,
-    repeated_transfer,
-    no_prefetch,
-    no_dataloader,
-    no_workers,
-    no_persistent_workers,
-    tokenising_in_loop,
-    decoding_in_loop,
-    batch_size_one,
-    element_wise_tensor_fill,
-    list_of_arrays_to_tensor,
-    file_reopened_per_sample,
-    quadratic_list,
-    padding_by_loop,
-    no_mixed_precision,
-    deprecated_amp,
-    autocast_in_inference,
-    tf32_off,
-    fp16_without_scaler,
-    float64_in_step,
-    no_compile,
-    hand_written_attention,
-    loop_over_time_steps,
-    loop_over_heads,
-    loop_over_loss_terms,
-    unfused_optimizer,
-    foreach_false,
-    single_tensor_ema,
-    conv_without_channels_last,
-    unaligned_dimensions,
-    unpadded_vocabulary,
-    cudnn_benchmark_off,
-    bias_before_norm,
-    numpy_in_forward,
-    loop_over_batch,
-    loop_over_experts,
-    loop_over_parameters,
-    repeated_work_in_loop,
-    zero_grad_to_zero,
-    loss_kept_with_graph,
-    cat_in_loop,
-    accumulation_not_normalised,
-    no_checkpointing,
-    all_hidden_states_kept,
-    retain_graph,
-    deep_copy_in_loop,
-    save_in_loop,
-    gradients_in_inference,
-    no_grad_not_inference_mode,
-    no_kv_cache,
-    cache_rebuilt,
-    no_eval,
-    reference_recomputed,
-    one_by_one_generation,
-    recomputed_in_decoding,
-    ddp_without_bucket_view,
-    find_unused_parameters,
-    sync_every_micro_step,
-    collective_in_python_loop,
-    checkpoint_on_every_rank,
-    data_parallel,
-    missing_distributed_sampler,
-    object_collectives_in_loop,
-)
-RULES: dict[str, ModuleType] = {rule.CODE: rule for rule in _MODULES}
+
+class Rule(Protocol):
+    """What the module of a rule has.
+
+    Attributes:
+        CODE: Three letters for the topic and three digits.
+        NAME: What is wrong, as a name with hyphens.
+        PRIORITY: How much it is usually worth to mend.
+    """
+
+    CODE: str
+    NAME: str
+    PRIORITY: Priority
+    __doc__: str | None
+
+    @staticmethod
+    def check(view: View) -> Iterator[Hit]:
+        """Yield a hit for each place in a module where the rule fires."""
+
+
+def _found() -> dict[str, Rule]:
+    """Import every file of this folder, and return the rules in the order of their codes."""
+    rules = [cast(Rule, import_module(f"{__name__}.{entry.name}")) for entry in pkgutil.iter_modules(__path__)]
+    return {rule.CODE: rule for rule in sorted(rules, key=lambda rule: rule.CODE)}
+
+
+RULES: dict[str, Rule] = _found()
