@@ -29,6 +29,7 @@ import torch
 
 from whet.errors import KernelsError, OptionError, OutputError
 from whet.files import write_whole
+from whet.kernels.prototypes import declare
 from whet.machine.cache import cache_dir
 from whet.machine.cpuinfo import instruction_sets, read_cpuinfo
 
@@ -101,6 +102,7 @@ def library(isa: Isa | None = None) -> Library:
         functions = ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelsError(f"the compiled kernels cannot be loaded: {error}") from error
+    declare(functions)
     loaded = Library(functions, wanted)
     loaded.set_threads(torch.get_num_threads())
     return loaded

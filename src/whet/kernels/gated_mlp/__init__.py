@@ -148,7 +148,6 @@ def _by_kernel(library: Library, x: Tensor, gate_up: _Matrix, down: _Matrix) -> 
         ctypes.byref(weights_struct(matrix.kind, matrix.num_inputs, matrix.data, matrix.scale, matrix.bias))
         for matrix in (gate_up, down)
     ]
-    functions.whet_gated_mlp_room.restype = ctypes.c_size_t
     K = x.shape[-1]
     M = x.numel() // K
     room = torch.empty(M * functions.whet_gated_mlp_room(*structs), dtype=torch.uint8)

@@ -92,8 +92,6 @@ class NativeDecoder:
                 layer.cache.key_scales = start + 2 * tile
                 layer.cache.value_scales = start + 2 * tile + scales
         functions = self._library.functions
-        functions.whet_decoder_new.restype = ctypes.c_void_p
-        functions.whet_decoder_free.argtypes = (ctypes.c_void_p,)
         handle = functions.whet_decoder_new(ctypes.byref(self._struct))
         weakref.finalize(self, functions.whet_decoder_free, handle)
         self._handle = ctypes.c_void_p(handle)

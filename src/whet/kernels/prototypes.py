@@ -1,0 +1,52 @@
+"""The C functions of the kernels: what each takes and returns, as ctypes has to know.
+
+Without prototypes, ctypes passes whatever it is given: an argument too many, or a number that does not fit, would
+silently overwrite memory. A test holds this table against the exports in the sources.
+"""
+
+import ctypes
+from typing import Any
+
+
+class Int32(ctypes.c_int32):
+    """A 32-bit integer as an argument. A number that does not fit is an error, where ctypes would cut it off."""
+
+    @classmethod
+    def from_param(cls, value: Any) -> Any:
+        """Return the argument for a number or a c_int32.
+
+        Raises:
+            OverflowError: The number does not fit into 32 bits.
+        """
+        number = value.value if isinstance(value, ctypes.c_int32) else int(value)
+        if not -(2**31) <= number < 2**31:
+            raise OverflowError(f"{number} does not fit into 32 bits")
+        return ctypes.c_int32(number)
+
+
+POINTER = ctypes.c_void_p
+FLOAT = ctypes.c_float
+SIZE = ctypes.c_size_t
+
+PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "whet_set_threads": (None, (Int32,)),
+    "whet_pack": (None, (POINTER, Int32, Int32, Int32, POINTER, POINTER)),
+    "whet_linear": (None, (POINTER, POINTER, Int32, Int32, Int32, POINTER, POINTER, POINTER, POINTER)),
+    "whet_gated_mlp_room": (SIZE, (POINTER, POINTER)),
+    "whet_gated_mlp": (None, (POINTER, POINTER, POINTER, Int32, Int32, Int32, Int32, POINTER, POINTER)),
+    "whet_rms_norm": (None, (POINTER, POINTER, POINTER, Int32, Int32, FLOAT, POINTER, POINTER, POINTER, POINTER)),
+    "whet_qkv_rope": (None, (POINTER, POINTER, POINTER, POINTER, POINTER, FLOAT, POINTER, POINTER)),
+    "whet_paged_attention": (ctypes.c_int, (POINTER, POINTER, FLOAT, Int32, POINTER, Int32, POINTER, POINTER)),
+    "whet_sample": (None, (POINTER, Int32, Int32, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER)),
+    "whet_decoder_new": (POINTER, (POINTER,)),
+    "whet_decoder_free": (None, (POINTER,)),
+    "whet_decoder_step": (ctypes.c_int, (POINTER, POINTER, POINTER, POINTER, Int32, POINTER)),
+}
+"""For each exported function, the type of its result and the types of its arguments."""
+
+
+def declare(functions: ctypes.CDLL) -> None:
+    """Give every function of the library its prototype."""
+    for name, (result, arguments) in PROTOTYPES.items():
+        function = getattr(functions, name)
+        function.restype, function.argtypes = result, arguments
