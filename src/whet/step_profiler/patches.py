@@ -5,9 +5,11 @@ already runs. What others have put over a wrapper meanwhile keeps working; the w
 """
 
 import functools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -26,6 +28,16 @@ _WAITING = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__"
 _COLLECTIVES = (
     *("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "reduce"),
     *("broadcast_object_list", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
+)
+_FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
+# DTensor and tensor parallelism call these; they go to the dispatcher without passing by the functions above.
+_FUNCTIONAL = (
+    "all_reduce",
+    "all_gather_tensor",
+    "reduce_scatter_tensor",
+    "all_to_all_single",
+    "broadcast",
+    "wait_tensor",
 )
 _DATA, _OPTIMIZER, _SYNC = (int(p) for p in (Phase.DATA, Phase.OPTIMIZER, Phase.SYNC))
 _ABSENT = object()
@@ -107,9 +119,10 @@ def patch_torch(patches: Patches, log: StepLog, optimizers: frozenset[int] | Non
         patches.set(owner, "synchronize", _at_line(owner.synchronize, f"{label}.synchronize", clock))
     if torch.distributed.is_available():
         for name in _COLLECTIVES:
-            patches.set(
-                torch.distributed, name, _at_line(getattr(torch.distributed, name), f"distributed.{name}", clock)
-            )
+            _patch_collective(patches, torch.distributed, name, clock)
+        if torch.distributed.is_initialized() or _FUNCTIONAL_MODULE in sys.modules:
+            for name in _FUNCTIONAL:
+                _patch_collective(patches, import_module(_FUNCTIONAL_MODULE), name, clock)
     patches.set(torch.autograd, "backward", timed(torch.autograd.backward, clock, Phase.BACKWARD))
     patches.set(torch.autograd, "grad", timed(torch.autograd.grad, clock, Phase.BACKWARD))
     patches.set(nn.Module, "zero_grad", timed(nn.Module.zero_grad, clock, Phase.OPTIMIZER))
@@ -117,6 +130,11 @@ def patch_torch(patches: Patches, log: StepLog, optimizers: frozenset[int] | Non
     for name in ("unscale_", "update"):
         patches.set(scaler, name, timed(getattr(scaler, name), clock, Phase.OPTIMIZER))
     patches.set(scaler, "step", _scaler_step(scaler.step, log, optimizers))
+
+
+def _patch_collective(patches: Patches, module: Any, name: str, clock: PhaseClock) -> None:
+    """Count the time of a collective as communication, by the line that calls it."""
+    patches.set(module, name, _at_line(getattr(module, name), f"distributed.{name}", clock))
 
 
 def patch_optimizer(patches: Patches, log: StepLog, optimizer: Optimizer) -> None:

@@ -1,0 +1,91 @@
+"""What whet changes in other libraries while it works, and which of PyTorch's private names it uses.
+
+Nothing here is called. A test holds both lists against the code and against the PyTorch that is installed, so that a
+new version that moves, drops or changes one of these names is noticed before a user notices.
+"""
+
+PATCHED: dict[str, str] = {
+    # step_profiler/patches.py: while a training loop is watched. A wrapper passes what torch.compile traces.
+    **{
+        f"torch.Tensor.{name}": "a wait for the device is timed"
+        for name in ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "to", "cuda", "copy_")
+    },
+    **{
+        f"torch.cuda.{name}synchronize": "a wait for the device is timed"
+        for name in ("", "streams.Event.", "streams.Stream.")
+    },
+    **{
+        f"torch.distributed.{name}": "communication is timed; FSDP2 calls these too"
+        for name in (
+            "barrier",
+            "all_reduce",
+            "all_gather",
+            "all_gather_into_tensor",
+            "all_gather_object",
+            "broadcast",
+            "reduce",
+            "broadcast_object_list",
+            "reduce_scatter_tensor",
+            "all_to_all",
+            "all_to_all_single",
+        )
+    },
+    **{
+        f"torch.distributed._functional_collectives.{name}": "communication of DTensor is timed"
+        for name in (
+            "all_reduce",
+            "all_gather_tensor",
+            "reduce_scatter_tensor",
+            "all_to_all_single",
+            "broadcast",
+            "wait_tensor",
+        )
+    },
+    "torch.autograd.backward": "the backward pass is timed; fix_trials/child.py reads the loss there",
+    "torch.autograd.grad": "the backward pass is timed",
+    "torch.nn.Module.zero_grad": "time of the optimiser",
+    "torch.nn.Module.__call__": "the forward pass is timed, where every module is watched",
+    "torch.nn.Module._compiled_call_impl": "the forward pass of given models is timed: step_profiler/forward.py",
+    "torch.optim.Optimizer.zero_grad": "time of the optimiser",
+    "torch.amp.GradScaler.unscale_": "time of the optimiser",
+    "torch.amp.GradScaler.update": "time of the optimiser",
+    "torch.amp.GradScaler.step": "time of the optimiser; a skipped step is no step",
+    "torch.amp.GradScaler.scale": "fix_trials/child.py reads the scale of the loss",
+    "torch.utils.data.DataLoader.__iter__": "time of the data",
+    "torch.utils.data.dataloader._BaseDataLoaderIter.__next__": "time of the data",
+    # elsewhere
+    "torch._inductor.constant_folding._dont_constant_fold": "artefact/inductor.py keeps packed weights packed",
+}
+"""Each name that whet replaces or changes for a time, and why. `openvino.Core` is the only one outside PyTorch."""
+
+PRIVATE: dict[str, str] = {
+    "torch._C.PyTorchFileReader": "artefact/archive.py: reads an archive without unpickling it",
+    "torch._C._aoti.AOTIModelPackageLoader": "artefact/inductor.py: a package, with control over its threads",
+    "torch._C._dispatch_dump": "artefact/operators.py: who registered a custom operator",
+    "torch._C._dispatch_has_kernel": "artefact/operators.py: whether an operator is registered",
+    "torch._dynamo.reset": "measure/effects.py: forget what was compiled for an examination",
+    "torch._dynamo.utils.counters": "artefact/in_process.py: graphs and graph breaks",
+    "torch._inductor.aoti_compile_and_package": "artefact/inductor.py: PyTorch's documented way to a package",
+    "torch._inductor.config.get_config_copy": "artefact/inductor.py: which settings there are",
+    "torch._inductor.config.patch": "artefact/inductor.py: settings for one compilation",
+    "torch._int_mm": "machine/gemm.py: products of int8",
+    "torch._library.custom_ops.OPDEFS": "artefact/operators.py: custom operators written in Python",
+    "torch._ops.HigherOrderOperator": "control flow in graphs",
+    "torch._ops.OpOverload": "operators in graphs",
+    "torch._scaled_mm": "machine/gemm.py: products of 8-bit floats",
+    "torch._subclasses.fake_tensor.DataDependentOutputException": "artefact/program.py: the values of tensors decide",
+    "torch.cuda.memory._dump_snapshot": "profiler/session.py: PyTorch's documented memory snapshot",
+    "torch.cuda.memory._record_memory_history": "profiler/session.py: PyTorch's documented memory snapshot",
+    "torch.ops.aten._assert_tensor_metadata.default": "artefact/inductor.py: dropped from graphs",
+    "torch.ops.aten._convert_weight_to_int4pack_for_cpu": "quantisation/quantised_linear.py: packed int4 weights",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "profiler/work.py: its arithmetic",
+    "torch.ops.aten._weight_int4pack_mm_for_cpu": "quantisation/quantised_linear.py: products of int4 weights",
+    "torch.ops.aten._weight_int4pack_mm_for_cpu.default": "artefact/program.py: its weights stay packed",
+    "torch.ops.aten._weight_int8pack_mm": "quantisation/quantised_linear.py: products of int8 weights",
+    "torch.ops.mkldnn._linear_pointwise": "machine/gemm.py: oneDNN's packed products",
+    "torch.utils._python_dispatch.TorchDispatchMode": "sees every operator",
+    "torch.utils._pytree.tree_leaves": "profiler/work.py: tensors in nested arguments",
+    "torch.utils._sympy.functions": "artefact/archive.py: which functions a shape may name",
+    "torch.utils.data.dataloader._BaseDataLoaderIter": "step_profiler/patches.py: the next batch",
+}
+"""Each private name of PyTorch that whet uses, and what for."""
