@@ -40,7 +40,7 @@ def test_the_installed_torch_has_the_name(name: str) -> None:
 
 def test_what_is_patched_takes_what_the_wrappers_pass_on() -> None:
     """The wrappers read these arguments by position or by name."""
-    assert list(inspect.signature(torch.autograd.backward).parameters)[0] == "tensors"
+    assert next(iter(inspect.signature(torch.autograd.backward).parameters)) == "tensors"
     assert list(inspect.signature(torch.amp.GradScaler.scale).parameters) == ["self", "outputs"]
     assert list(inspect.signature(torch.amp.GradScaler.step).parameters)[:2] == ["self", "optimizer"]
     assert isinstance(found("torch._inductor.constant_folding._dont_constant_fold"), list)
