@@ -79,14 +79,6 @@ def test_blocks_alternate() -> None:
         line.close()
 
 
-def test_malloc_is_left_as_the_user_has_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MALLOC_ARENA_MAX", "LD_PRELOAD", "GLIBC_TUNABLES"):
-        monkeypatch.delenv(name, raising=False)
-    assert turns._steady() == turns.STEADY
-    monkeypatch.setenv("LD_PRELOAD", "libjemalloc.so.2")
-    assert turns._steady() == {}
-
-
 def side(blocks_ms: list[float], *, busy: tuple[int, ...] = (), cause: str = "") -> dict[str, object]:
     """What one side returns; another process held a core during the blocks of the numbers in `busy`."""
     loads = [

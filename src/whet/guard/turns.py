@@ -7,7 +7,6 @@ both alike, so blocks during which other processes held the cores are measured a
 """
 
 import math
-import os
 import socket
 import statistics
 import threading
@@ -23,6 +22,7 @@ from whet.errors import BaselineError
 from whet.guard.checkout import Tree
 from whet.guard.point import first_batch
 from whet.guard.sweep import said
+from whet.measure.allocator import steady
 from whet.measure.clock import quiet_collector, time_block, warm_up
 from whet.measure.clocks import Clocks
 from whet.measure.isolate import QUIET, Outcome, run_isolated
@@ -33,9 +33,6 @@ NUM_BLOCKS = 10  # quiet ones of each side
 _ENOUGH_BLOCKS = 5  # quiet ones that a pair needs to count
 _PATIENCE = 3  # times as many blocks, where some are disturbed
 _QUIET, _DISTURBED = b"+", b"-"
-# glibc gives freed memory back to the system, or does not, by where things happen to lie: each call of a model then
-# faults its pages in again, or does not, for as long as the process lives. With these it never gives any back.
-STEADY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 
 _FUNCTION = "whet.guard.turns:measure_in_turns"
 _ALONE = "the other side ended before its time"
@@ -91,7 +88,7 @@ def measure_pair(
             {**arguments, "handle": handles[side]},
             scratch / str(side),
             time_limit_s=time_limit_s,
-            environment={**QUIET, **_steady(), **tree.environment},
+            environment={**QUIET, **steady(), **tree.environment},
             working_directory=tree.working_directory if tree.working_directory.is_dir() else tree.root,
             inherit=(handles[side],),
         )
@@ -125,12 +122,6 @@ def _raise_failure(outcomes: Mapping[int, Outcome], trees: tuple[Tree, Tree]) ->
     failures = [(outcome.failure, trees[side]) for side, outcome in outcomes.items() if outcome.failure is not None]
     for failure, tree in sorted(failures, key=lambda found: found[0].message == _ALONE):
         raise BaselineError(f"in {tree.name}: {said(failure)}")
-
-
-def _steady() -> dict[str, str]:
-    """STEADY, unless the user has set malloc up."""
-    is_set = any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ)
-    return {} if is_set else STEADY
 
 
 def measure_in_turns(

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from whet.machine import Limits, describe
+from whet.measure.allocator import steady
 from whet.measure.fork_server import ForkServer
 from whet.measure.isolate import QUIET, Outcome, run_isolated
 from whet.measure.quiet import Patience
@@ -111,7 +112,7 @@ def isolated(memory_limit_bytes: int | None, server: ForkServer | None = None) -
             directory,
             time_limit_s=time_limit_s,
             memory_limit_bytes=memory_limit_bytes,
-            environment=QUIET,
+            environment={**QUIET, **steady()},
             start=server.start if server is not None and room == "trial" else None,
         )
 
@@ -126,7 +127,7 @@ def forking(memory_limit_bytes: int | None) -> Iterator[Runner]:
     if sys.platform != "linux" or describe().gpu:
         yield isolated(memory_limit_bytes)
         return
-    with ForkServer(_PRELOAD, QUIET) as server:
+    with ForkServer(_PRELOAD, {**QUIET, **steady()}) as server:
         yield isolated(memory_limit_bytes, server)
 
 
