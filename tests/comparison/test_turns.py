@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from whet.benchmark.point import first_calls
-from whet.comparison import child, turns
+from whet.comparison import child
 from whet.comparison.child import NUM_BLOCKS
 from whet.comparison.run import Run
 from whet.comparison.turns import held_together, take_turns
@@ -89,14 +89,6 @@ def test_blocks_alternate() -> None:
     assert seen == ["b", "a"] * NUM_BLOCKS
     for line in lines:
         line.close()
-
-
-def test_malloc_is_left_as_the_user_has_set_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MALLOC_ARENA_MAX", "LD_PRELOAD", "GLIBC_TUNABLES"):
-        monkeypatch.delenv(name, raising=False)
-    assert turns._steady() == turns._STEADY
-    monkeypatch.setenv("LD_PRELOAD", "libjemalloc.so.2")
-    assert turns._steady() == {}
 
 
 def run(blocks_s: list[float], *, busy: tuple[int, ...] = (), cause: str = "") -> Run:

@@ -7,7 +7,6 @@ both alike, so blocks during which other processes held the cores are measured a
 """
 
 import math
-import os
 import socket
 import statistics
 from dataclasses import replace
@@ -19,9 +18,6 @@ from whet.measure.isolate import FailureKind, Outcome, run_together
 from whet.measure.load import cause_of, quiet_blocks
 
 _ENOUGH_BLOCKS = 5  # quiet ones that a pair needs to count
-# glibc gives freed memory back to the system, or does not, by where things happen to lie: each call of a model then
-# faults its pages in again, or does not, for as long as the process lives. With these it never gives any back.
-_STEADY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**32)}
 
 
 def take_turns(old: Side, new: Side, first: int) -> tuple[Run, Run]:
@@ -49,7 +45,6 @@ def take_turns(old: Side, new: Side, first: int) -> tuple[Run, Run]:
                 job,
                 function=measure_in_turns,
                 arguments={**job.arguments, **more},
-                environment={**job.environment, **_steady()},
                 inherit=(handle,),
             )
         )
@@ -83,9 +78,3 @@ def held_together(old: Run, new: Run) -> tuple[Run, Run]:
     ratio = math.exp(statistics.median(math.log(b / a) for a, b in kept))
     times = ({"seconds": old_s, "busy": cause}, {"seconds": old_s * ratio, "busy": cause})
     return old.model_copy(update=times[0]), new.model_copy(update=times[1])
-
-
-def _steady() -> dict[str, str]:
-    """Return _STEADY, unless the user has set malloc up."""
-    is_set = any(name.startswith("MALLOC_") or name in ("GLIBC_TUNABLES", "LD_PRELOAD") for name in os.environ)
-    return {} if is_set else _STEADY

@@ -9,6 +9,7 @@ from typing import Any
 
 from whet.comparison import child
 from whet.comparison.run import Run
+from whet.measure.allocator import steady
 from whet.measure.isolate import QUIET, Failure, FailureKind, Job, Outcome, address_of, run_isolated
 from whet.measure.measurable import Measurable
 
@@ -66,7 +67,7 @@ class Variant:
             "arguments": dict(self.arguments),
             "evidence": str(directory) if self.with_evidence and number == 0 else None,
         }
-        environment = {**QUIET, **self.environment}
+        environment = {**QUIET, **steady(), **self.environment}
         return Job(child.measure_alone, arguments, directory, environment, self.working_directory)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.machine import describe
+from whet.measure.allocator import steady
 from whet.measure.fork_server import ForkServer
 from whet.measure.isolate import QUIET, Function, Outcome, run_isolated
 from whet.measure.quiet import Patience
@@ -102,7 +103,7 @@ def isolated(memory_limit_bytes: int | None, server: ForkServer | None = None) -
             directory,
             time_limit_s=time_limit_s,
             memory_limit_bytes=memory_limit_bytes,
-            environment=QUIET,
+            environment={**QUIET, **steady()},
             start=server.start if server is not None and function.__module__ == _PRELOAD[0] else None,
         )
 
@@ -117,7 +118,7 @@ def forking(memory_limit_bytes: int | None) -> Iterator[Runner]:
     if sys.platform != "linux" or describe().gpu:
         yield isolated(memory_limit_bytes)
         return
-    with ForkServer(_PRELOAD, QUIET) as server:
+    with ForkServer(_PRELOAD, {**QUIET, **steady()}) as server:
         yield isolated(memory_limit_bytes, server)
 
 

@@ -5,7 +5,8 @@ Source: html.spec.whatwg.org, "Server-sent events"; platform.openai.com/docs/api
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from contextlib import aclosing, suppress
 from typing import Any, Protocol, TypeVar
 
@@ -20,7 +21,8 @@ T = TypeVar("T")
 
 _DONE = b"data: [DONE]\n\n"
 _GONE = 499  # nobody reads it
-_PIECES = 5000  # of JSON that are written before others on the event loop have their turn; about 2 ms
+_TURN_S = 0.002  # of writing JSON before others on the event loop have their turn
+_GROUP = 16  # entries of a list that are written at once: of log-probabilities, with 20 alternatives each, half a ms
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -74,7 +76,7 @@ async def whole(generation: Generation, writer: Writer, receive: Receive) -> Res
                 writer.add(choice, delta)
                 await _let_others(delta)
         content = writer.whole()
-        written = await _json_in_turns(content) if has_logprobs else _json(content)
+        written = await json_in_turns(content) if has_logprobs else _json(content)
         return Response(written, media_type="application/json")
 
     try:
@@ -166,14 +168,38 @@ async def _let_others(delta: Delta) -> None:
         await asyncio.sleep(0)
 
 
-async def _json_in_turns(content: object) -> bytes:
-    """As `_json`, with turns for others on the event loop: for answers that may have millions of values."""
-    pieces = []
-    for number, piece in enumerate(_ENCODER.iterencode(content)):
+async def json_in_turns(content: object) -> bytes:
+    """Return the same as `_json`, with turns for others on the event loop: an answer may have a million values."""
+    pieces: list[bytes] = []
+    turn_ends = time.monotonic() + _TURN_S
+    for piece in _pieces(content):
         pieces.append(piece)
-        if number % _PIECES == _PIECES - 1:
+        if time.monotonic() > turn_ends:
             await asyncio.sleep(0)
-    return "".join(pieces).encode()
+            turn_ends = time.monotonic() + _TURN_S
+    return b"".join(pieces)
+
+
+def _pieces(content: object) -> Iterator[bytes]:
+    """Yield the JSON of a value piece by piece. The C encoder writes each, which is ten times as fast as Python's."""
+    if isinstance(content, dict) and content:
+        for number, (key, value) in enumerate(content.items()):
+            yield (b"," if number else b"{") + _json(key) + b":"
+            if key == "choices" and isinstance(value, list) and value:
+                for place, choice in enumerate(value):
+                    yield b"," if place else b"["
+                    yield from _pieces(choice)
+                yield b"]"
+            else:
+                yield from _pieces(value)
+        yield b"}"
+    elif isinstance(content, list) and content:
+        for start in range(0, len(content), _GROUP):
+            yield b"," if start else b"["
+            yield _json(content[start : start + _GROUP])[1:-1]
+        yield b"]"
+    else:
+        yield _json(content)
 
 
 def _event(content: object) -> bytes:
