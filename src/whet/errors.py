@@ -107,7 +107,7 @@ class MissingExtra(WhetError):
 
 
 @contextmanager
-def foreign(kind: type[WhetError], what: str, *, words: Callable[[BaseException], str] | None = None) -> Iterator[None]:
+def foreign(kind: type[WhetError], what: str, *, words: Callable[[Exception], str] | None = None) -> Iterator[None]:
     """Turn whatever another library raises inside the block into an error that says what could not be done.
 
     Errors of whet and a lack of memory pass through as they are.

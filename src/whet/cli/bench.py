@@ -153,7 +153,7 @@ def _conclude(console: Console, gate: Gate, junit: Path | None, *, github: bool,
         print(github_annotations(gate))
     if as_json:
         print(json.dumps(gate.model_dump(mode="json")))
-    if gate.outcome == Verdict.INCONCLUSIVE and any(verdict.reason for verdict in gate.verdicts):
+    if gate.outcome == "inconclusive" and any(verdict.reason for verdict in gate.verdicts):
         raise typer.Exit(_ENDED_BADLY)
     raise typer.Exit(_EXIT_CODES[Verdict(gate.outcome)])
 

@@ -40,17 +40,18 @@ def measure_alone(build: str, arguments: Mapping[str, Any], budget_s: float, evi
 def run_alone(measurable: Measurable, budget_s: float, evidence: str | None = None) -> Run:
     """Time something that was built in this process; see measure_alone."""
     measurement = time_measurable(measurable, budget_s=budget_s)
-    memory = _memory()  # before the evidence, which may take more
-    return Run(
+    run = Run(
         seconds=measurement.latency_ms / 1e3,
         p90_s=measurement.p90_ms / 1e3,
         num_calls=len(measurement.samples_s),
         num_samples=measurable.num_samples,
         load=measurement.load,
         busy=measurement.cause,
-        evidence=None if evidence is None else measurable.evidence(Path(evidence)),
-        **memory,
+        peak_bytes=peak_rss_bytes(),
+        live_tensor_bytes=live_tensor_bytes(),
+        cuda_peak_bytes=cuda_peak_bytes(),
     )
+    return _with_evidence(run, measurable, evidence)
 
 
 def measure_in_turns(
@@ -95,29 +96,27 @@ def measure_in_turns(
                     turns.was_quiet = quiet_blocks(loads)[-1]
                 if begins:
                     turns.wait()  # for the other side's half of the pair; nobody ends while the other one measures
-        memory = _memory()
+        run = Run(
+            blocks_s=tuple(blocks_s),
+            loads=tuple(loads),
+            load=total(loads),
+            busy=clocks.cause(),
+            num_samples=measurable.num_samples,
+            peak_bytes=peak_rss_bytes(),
+            live_tensor_bytes=live_tensor_bytes(),
+            cuda_peak_bytes=cuda_peak_bytes(),
+        )
         turns.wait()
-        found = None if evidence is None else measurable.evidence(Path(evidence))
+        run = _with_evidence(run, measurable, evidence)
         turns.end()
-    run = Run(
-        blocks_s=tuple(blocks_s),
-        loads=tuple(loads),
-        load=total(loads),
-        busy=clocks.cause(),
-        num_samples=measurable.num_samples,
-        evidence=found,
-        **memory,
-    )
     return run.model_dump(mode="json")
 
 
-def _memory() -> dict[str, int | None]:
-    """Return what this process and its tensors hold, as fields of a Run."""
-    return {
-        "peak_bytes": peak_rss_bytes(),
-        "live_tensor_bytes": live_tensor_bytes(),
-        "cuda_peak_bytes": cuda_peak_bytes(),
-    }
+def _with_evidence(run: Run, measurable: Measurable, directory: str | None) -> Run:
+    """Return a run with its evidence, where that is wanted. Its memory was read before: evidence may take more."""
+    if directory is None:
+        return run
+    return run.model_copy(update={"evidence": measurable.evidence(Path(directory))})
 
 
 class _Turns:

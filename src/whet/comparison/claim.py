@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from whet.comparison.evidence import Agreement
 from whet.comparison.run import Run
+from whet.measure.evidence import Agreement
 from whet.measure.load import NO_LOAD, Load
 from whet.measure.stats import MAX_NOISE, log_ratios, paired_ratio, signed_rank
 

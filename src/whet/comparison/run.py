@@ -4,7 +4,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from whet.comparison.evidence import Evidence
+from whet.measure.evidence import Evidence
 from whet.measure.load import NO_LOAD, Load
 
 

@@ -52,6 +52,7 @@ def _agree(screened: float, ci95: tuple[float, float], final: Claim) -> bool:
 
     The screening is one pair of processes, the finals are `num_pairs`; the noise floor is that of their mean.
     """
+    assert final.ratio is not None and final.ci95 is not None
     process = math.log(final.noise) * math.sqrt(final.num_pairs)
     spread = math.hypot(_half_width(ci95), _half_width(final.ci95), process)
     return abs(math.log(screened / final.ratio)) <= spread + math.log(_SHARED)

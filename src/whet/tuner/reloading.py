@@ -14,15 +14,13 @@ from torch import Tensor
 
 from whet.errors import ArtefactError
 from whet.measure.closeness import distance_between
-from whet.measure.isolate import Outcome
+from whet.tuner.budget import Runner
 from whet.tuner.variant_process import load_with, read_inputs
 
 ANSWERS = "answers.safetensors"
 LIMIT_S = 180.0
 
 _MAX_DISTANCE = 1e-3  # of outputs between two processes: libraries may choose other paths, and sums another order
-
-Run = Callable[[str, dict[str, Any], Path, float], Outcome]
 
 
 def write_answers(run: Callable[..., Sequence[Tensor]], batch: Sequence[Tensor], path: Path) -> None:
@@ -77,7 +75,7 @@ def check_answers(run: Callable[..., Sequence[Tensor]], batch: Sequence[Tensor],
 
 
 def reload_refusal(
-    run: Run,
+    run: Runner,
     artefact: Path,
     *,
     inputs: Path,

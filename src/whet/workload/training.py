@@ -141,7 +141,7 @@ class Trainer:
             loss = self._loss(batch)
             if len(batches) > 1:
                 loss = loss / len(batches)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total = loss.detach() if total is None else total + loss.detach()
         if workload.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, workload.clip_norm)
