@@ -2,10 +2,9 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -147,7 +146,7 @@ class Technique:
     check: Callable[[Subject, Machine, Any], Verdict]
     predict: Callable[[Profile, Limits, Any], float]
     apply: Callable[[Candidate, Any], Candidate]
-    space: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+    space: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     groups: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
     restores_quality: bool = False

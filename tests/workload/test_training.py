@@ -41,7 +41,7 @@ def test_steps_equal_those_written_out_by_hand() -> None:
         loss = squared(twin, batch)
         loss.backward()
         optimizer.step()
-        expected.append(float(loss))
+        expected.append(float(loss.detach()))
     assert losses == expected == [float(loss) for loss in trainer.losses]
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
 

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from whet.comparison import child
@@ -12,8 +11,6 @@ from whet.comparison.run import Run
 from whet.measure.allocator import steady
 from whet.measure.isolate import QUIET, Failure, FailureKind, Job, Outcome, address_of, run_isolated
 from whet.measure.measurable import Measurable
-
-_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,7 @@ class Variant:
     budget_s: float = 1.0
     time_limit_s: float = 300.0
     memory_limit_bytes: int | None = None
-    environment: Mapping[str, str] = field(default=_NOTHING)
+    environment: Mapping[str, str] = field(default_factory=dict)
     working_directory: Path | None = None
     with_evidence: bool = True
 

@@ -13,10 +13,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import psutil
@@ -102,7 +101,7 @@ class Job:
     function: Function
     arguments: Mapping[str, Any]
     directory: Path
-    environment: Mapping[str, str] = MappingProxyType({})
+    environment: Mapping[str, str] = field(default_factory=dict)
     working_directory: Path | None = None
     inherit: tuple[int, ...] = ()
 
