@@ -43,7 +43,7 @@ def fast():
 
 
 def other():
-    return workload(rate=0.5)
+    return workload(rate=0.2)
 
 
 def broken():
