@@ -32,7 +32,6 @@ from whet.files import size_bytes
 from whet.machine import Limits, Machine, describe
 from whet.profiler import LayerCost, Profile
 from whet.rewriting.graph import relative_error
-from whet.rewriting.low_precision import device_type
 from whet.technique import STAGES, Candidate, Refused, Technique
 from whet.techniques import FOLLOWING, TABLE
 from whet.techniques.precision import fp16
@@ -109,7 +108,7 @@ class Case:
     @property
     def device(self) -> str:
         """The kind of device that the model and its inputs lie on."""
-        return device_type(self.subject)
+        return self.subject.device_type
 
 
 Reload = Callable[[Path], str]

@@ -92,8 +92,8 @@ def test_refused_for_a_bfloat16_model(subject_of, machine) -> None:
 
 @pytest.mark.parametrize(("gpu", "reason"), [("T4 (sm_75)", "T4 (sm_75) has no native bfloat16"), ("A100 (sm_80)", "")])
 def test_refused_on_older_gpus(gpu, reason, subject_of, machine, monkeypatch) -> None:
-    monkeypatch.setattr(half, "device_type", lambda subject: "cuda")
     subject = subject_of(nn.Linear(2, 2), torch.randn(1, 2))
+    monkeypatch.setattr(type(subject), "device_type", "cuda")
     assert half.bfloat16_refusal(subject, dataclasses.replace(machine, gpu=gpu)).startswith(reason)
     assert bool(half.bfloat16_refusal(subject, dataclasses.replace(machine, gpu=gpu))) == bool(reason)
 

@@ -106,8 +106,8 @@ def test_values_of_other_options_are_offered_beside_the_one_that_applies() -> No
         return Applies(options.rest) if options.rest == "float32" else Refused("no bfloat16")
 
     technique = SimpleNamespace(
-        SPACE={"calibration": ("minmax", "entropy"), "rest": ("bfloat16", "float32")},
-        Options=SimpleNamespace,
+        space={"calibration": ("minmax", "entropy"), "rest": ("bfloat16", "float32")},
+        options=SimpleNamespace,
         check=check,
     )
     options, detail, _ = space_of._options_that_apply(technique, None, None)  # type: ignore[arg-type]

@@ -46,7 +46,8 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def declare(functions: ctypes.CDLL) -> None:
-    """Give every function of the library its prototype."""
+    """Give every function of the library its prototype. One that a build lacks is missed when it is called."""
     for name, (result, arguments) in PROTOTYPES.items():
-        function = getattr(functions, name)
-        function.restype, function.argtypes = result, arguments
+        function = getattr(functions, name, None)
+        if function is not None:
+            function.restype, function.argtypes = result, arguments
