@@ -28,6 +28,8 @@ PATCHED: dict[str, str] = {
             "reduce_scatter_tensor",
             "all_to_all",
             "all_to_all_single",
+            "all_gather_single",
+            "reduce_scatter_single",
         )
     },
     **{

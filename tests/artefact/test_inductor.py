@@ -13,12 +13,11 @@ from safetensors.torch import load_file, save_file
 from small_programs import small
 from torch import Tensor
 
-import whet
-import whet.techniques
 from whet.artefact import MANIFEST, inductor, load, program
 from whet.artefact.inductor import FILE, CompileRuntime, InductorRuntime
 from whet.errors import ArtefactError, InputsError, TargetError
 from whet.machine import describe
+from whet.technique import Candidate
 
 NEEDS_COMPILER = pytest.mark.skipif(bool(inductor.missing_tools(at_load=True)), reason="no C++ compiler")
 
@@ -37,7 +36,7 @@ assert "torch._inductor" not in sys.modules, "loading a package imports the comp
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One compiled artefact for all tests that only read it."""
     subject = small()
-    flat = whet.techniques.Candidate.original(subject).module
+    flat = Candidate.original(subject).module
     compiled = InductorRuntime.compile(flat, subject, freezing=True, max_autotune=False)
     return compiled.save(tmp_path_factory.mktemp("inductor") / "artefact", subject.signature)
 
@@ -92,7 +91,7 @@ def test_nothing_is_left_of_compiling(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     subject = small()
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", lambda p, package_path: 1 / 0)
-    flat = whet.techniques.Candidate.original(subject).module
+    flat = Candidate.original(subject).module
     with pytest.raises(TargetError, match="torch's inductor cannot compile the model: division by zero"):
         InductorRuntime.compile(flat, subject, freezing=True, max_autotune=False)
     copy = lambda p, package_path: shutil.copyfile(package / FILE, package_path)  # noqa: E731
@@ -177,7 +176,7 @@ def test_a_missing_package(copied: Path) -> None:
 @pytest.mark.parametrize("freezing", [True, False])
 def test_a_program_compiled_at_load(tmp_path: Path, freezing: bool) -> None:
     subject = small()
-    exported = program.export(whet.techniques.Candidate.original(subject).module, subject)
+    exported = program.export(Candidate.original(subject).module, subject)
     runtime = CompileRuntime(exported, freezing=freezing, is_dynamic=True)
     directory = runtime.save(tmp_path / "artefact", subject.signature)
     manifest = json.loads((directory / MANIFEST).read_text())

@@ -44,7 +44,7 @@ def test_containers_are_named_by_their_variable() -> None:
     nested = {"x": [d]}
     assert holder_of(a) == "the dict 'Keeper.seen'"
     assert holder_of(b) == "the deque 'queue' (in test_containers_are_named_by_their_variable)"
-    assert holder_of(c).endswith("test_holders.GLOBAL'")
+    assert holder_of(c).endswith("test_referrers.GLOBAL'")
     assert "nested" in holder_of(d)
     assert nested
     GLOBAL.clear()

@@ -160,7 +160,7 @@ def _hold_to_contract(name: str, machine: Machine, reload: Reload, directory: Pa
             continue
         assert verdict.detail
         applied.add(case.options)
-        if getattr(case.technique, "IN_PROCESS", False):
+        if case.technique.in_process:
             _apply_in_process(case)
             continue
         _apply_and_save(case, directory / str(i))

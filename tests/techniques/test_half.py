@@ -135,7 +135,7 @@ def test_sdpa_then_bf16_on_hugging_face_bert(subject_of) -> None:
     subject = subject_of(transformers.BertModel(config), batch)
     candidate = Candidate.original(subject)
     for technique in (sdpa_attention, fuse_qkv, bf16):
-        candidate = technique.apply(candidate, technique.options())
+        candidate = technique.apply(candidate, technique.Options())
     with torch.no_grad():
         outputs = candidate.call(*subject.flat_inputs[0])
     assert relative_error(outputs, subject.outputs[0]) < 5e-2

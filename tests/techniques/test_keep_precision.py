@@ -76,7 +76,7 @@ def test_damage_is_what_rounding_that_layer_alone_does(planted) -> None:
 @pytest.mark.parametrize("technique", [int8_static, int8_dynamic])
 def test_keeping_it_restores_the_outputs(planted, technique) -> None:
     def error(candidate) -> float:
-        tuned = technique.apply(candidate, technique.options(rest="float32"))
+        tuned = technique.apply(candidate, technique.Options(rest="float32"))
         return max(
             relative_error(tuned.call(*batch), expected)
             for batch, expected in zip(planted.flat_inputs, planted.outputs, strict=True)

@@ -15,7 +15,7 @@ from whet.techniques.runtime import threads
 
 
 def test_choices_are_descending_and_end_with_one() -> None:
-    choices = threads.SPACE["num_threads"]
+    choices = threads.TECHNIQUE.space["num_threads"]
     assert choices[-1] == 1
     assert sorted(set(choices), reverse=True) == list(choices)
     assert choices[0] <= len(os.sched_getaffinity(0))

@@ -33,10 +33,10 @@ def inputs(shift: float) -> Tensor:
 
 
 def test_it_applies_where_torch_export_refuses_and_says_why(subject, machine) -> None:
-    verdict = TECHNIQUE.check(subject, machine, TECHNIQUE.Options())
+    verdict = TECHNIQUE.check(subject, machine, TECHNIQUE.options())
     assert isinstance(verdict, Applies)
     assert "data-dependent" in verdict.detail or "depends on the values" in verdict.detail
-    refused = TECHNIQUE.check(conv_net(), machine, TECHNIQUE.Options())
+    refused = TECHNIQUE.check(conv_net(), machine, TECHNIQUE.options())
     assert isinstance(refused, Refused)
     assert "torch.export takes the whole model" in refused.reason
 

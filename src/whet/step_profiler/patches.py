@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -28,6 +29,7 @@ _WAITING = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__"
 _COLLECTIVES = (
     *("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "reduce"),
     *("broadcast_object_list", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
+    *("all_gather_single", "reduce_scatter_single"),  # of FSDP2, from torch 2.13 on
 )
 _FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
 # DTensor and tensor parallelism call these; they go to the dispatcher without passing by the functions above.
@@ -118,7 +120,7 @@ def patch_torch(patches: Patches, log: StepLog, optimizers: frozenset[int] | Non
     for owner, label in ((torch.cuda, "torch.cuda"), (torch.cuda.Event, "Event"), (torch.cuda.Stream, "Stream")):
         patches.set(owner, "synchronize", _at_line(owner.synchronize, f"{label}.synchronize", clock))
     if torch.distributed.is_available():
-        for name in _COLLECTIVES:
+        for name in filter(partial(hasattr, torch.distributed), _COLLECTIVES):
             _patch_collective(patches, torch.distributed, name, clock)
         if torch.distributed.is_initialized() or _FUNCTIONAL_MODULE in sys.modules:
             for name in _FUNCTIONAL:
