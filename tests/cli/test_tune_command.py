@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from fake_bench import facts
 from fake_results import no_gain
 from rich.console import Console
 
@@ -11,7 +12,7 @@ import whet.cli.tune
 from whet.cli import INTERRUPTED, main
 from whet.cli.tune import _directory, _Live
 from whet.tuner.outlook import Costs, Outlook
-from whet.tuner.result import Result, TrialRecord, UntriedTechnique
+from whet.tuner.result import Diagnosed, Result, TrialRecord, UntriedTechnique
 from whet.tuner.verdict import TIME_UP
 
 
@@ -75,7 +76,8 @@ def test_brackets_in_a_name_are_no_markup(target: str, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("name", ["error [/100]", "loss [nats]"])
 def test_brackets_in_the_name_of_a_quality_are_no_markup(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with _Live(Console(), "x", 1.0) as live:
-        live.looked({"diagnosis": {"sentence": "overhead [50 %]"}, "score": 0.5, "quality_name": name})
+        diagnosis = Diagnosed(sentence="overhead [50 %]", bound="overhead", shares={}, share_of_limit=0.1)
+        live.looked(facts(diagnosis=diagnosis, score=0.5, quality_name=name))
     said = capsys.readouterr().out
     assert f"{name} of the original: 0.5" in said
     assert "overhead [50 %]" in said

@@ -1,11 +1,14 @@
 """`whet tune` says how to put a model on the GPU where the machine has one that the model does not use."""
 
+from dataclasses import replace
 from io import StringIO
 
 import pytest
+from fake_bench import facts
 from rich.console import Console
 
 from whet.cli.tune import _Live
+from whet.machine import Limits, describe
 
 
 @pytest.mark.parametrize(
@@ -20,13 +23,8 @@ from whet.cli.tune import _Live
 )
 def test_the_gpu_is_pointed_out(gpu: str, device: str, target: str, hint: str) -> None:
     shown = StringIO()
-    facts = {
-        "diagnosis": {"sentence": "It is slow."},
-        "machine": {"gpu": gpu},
-        "limits": {"device": device},
-        "score": None,
-    }
+    found = facts(machine=replace(describe(), gpu=gpu), limits=Limits(1e10, device=device), score=None)
     with _Live(Console(file=shown, width=200), target, 1.0) as live:
-        live.looked(facts)
+        live.looked(found)
     assert hint in shown.getvalue()
     assert ("this model is on the CPU" in shown.getvalue()) == bool(hint)

@@ -44,9 +44,9 @@ _Speculation = Annotated[
 ]
 _MaxSeqs = Annotated[int, typer.Option(help="requests that run at once")]
 _BatchTokens = Annotated[
-    int,
-    typer.Option("--max-batch-tokens", "--max-num-batched-tokens", help="tokens that one step computes at most"),
+    int, typer.Option(help="tokens that one step computes at most; --max-num-batched-tokens is the same")
 ]
+_BatchTokensToo = Annotated[int | None, typer.Option("--max-num-batched-tokens", hidden=True)]
 _MaxLen = Annotated[
     int | None, typer.Option(help="tokens of a prompt and its answer together", show_default="what the model takes")
 ]
@@ -108,6 +108,7 @@ def serve(
     speculation: _Speculation = "auto",
     max_num_seqs: _MaxSeqs = 64,
     max_batch_tokens: _BatchTokens = 512,
+    max_num_batched_tokens: _BatchTokensToo = None,
     max_model_len: _MaxLen = None,
     max_waiting: _MaxWaiting = 256,
     memory: _Memory = None,
@@ -149,7 +150,7 @@ def serve(
         "draft": None if draft is None else model_directory.model_directory(draft),
         "speculation": speculation,
         "max_num_seqs": max_num_seqs,
-        "max_batch_tokens": max_batch_tokens,
+        "max_batch_tokens": max_num_batched_tokens or max_batch_tokens,
         "max_model_len": max_model_len,
         "max_waiting": max_waiting,
         "memory": None if memory is None else num_bytes(memory),
