@@ -66,26 +66,13 @@ def bench(
     machine = describe()
     load_limits(machine)  # measured once, before anything else runs
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    options = {"budget_s": budget_s, "with_memory": with_memory, "with_energy": with_energy, "with_limit": True}
     points = []
     with tempfile.TemporaryDirectory(prefix="whet-bench-") as scratch:
         for target, sizes in itertools.product(targets, grid(batch, seq)):
-            arguments = {
-                "target": target,
-                "sizes": sizes,
-                "budget_s": budget_s,
-                "with_memory": with_memory,
-                "with_energy": with_energy,
-                "with_limit": True,
-            }
-            outcomes = []
-            for _ in range(processes):
-                run = partial(_run, arguments, Path(scratch), time_limit_s, memory_limit_bytes)
-                outcomes.append(patience.measure(run, _cause))
-                if outcomes[-1].failure is not None or patience.has_run_out:
-                    break
-            points.append(combined(target, sizes, outcomes))
-            if any(_cause(outcome) for outcome in outcomes):
-                points[-1].busy = patience.sentence
+            arguments = {"target": target, "sizes": sizes, **options}
+            run = partial(_run, arguments, Path(scratch), time_limit_s, memory_limit_bytes)
+            points.append(_measured(target, sizes, run, processes, patience))
             report(points[-1])
     return Sweep(
         started_at=started,
@@ -95,6 +82,21 @@ def bench(
         points=points,
         growth={target: _growth([p for p in points if p.target == target]) for target in targets},
     )
+
+
+def _measured(
+    target: str, sizes: dict[str, int], run: Callable[[], Outcome], processes: int, patience: Patience
+) -> Point:
+    """Measure a point in so many processes; fewer where one fails or the machine stays busy."""
+    outcomes = []
+    for _ in range(processes):
+        outcomes.append(patience.measure(run, _cause))
+        if outcomes[-1].failure is not None or patience.has_run_out:
+            break
+    point = combined(target, sizes, outcomes)
+    if any(map(_cause, outcomes)):
+        point.busy = patience.sentence
+    return point
 
 
 def grid(batch: Sequence[int], seq: Sequence[int]) -> list[dict[str, int]]:

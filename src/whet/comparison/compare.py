@@ -146,17 +146,11 @@ def compare_all(
         for found in schedule.round(number, [one.pair for one in running], alone, patience):
             if limit.clock() >= limit.hard and any(run.failure for run in found.values()):
                 return _concluded(progress, runs, stop, patience)
-            measured = [one for one in running if any(side.name in found for side in one.pair)]
+            measured, was_quiet = _taken_in(found, running, runs, patience, old_may_fail=old_may_fail)
+            is_quiet &= was_quiet
             for one in measured:
-                one.is_disturbed |= any(found[side.name].busy for side in one.pair if side.name in found)
-            found = {name: _counted(run, patience) for name, run in found.items()}
-            is_quiet &= not any(run.busy for run in found.values())
-            for one in measured:
-                one.add(found, old_may_fail=old_may_fail)
                 one.seconds += limit.clock() - since
                 one.is_over |= stop.is_over(*one.times, len(pairs))
-            for name, run in found.items():
-                runs[name].append(run)
             since = limit.clock()
             report(number, measured)
         number += 1
@@ -164,6 +158,29 @@ def compare_all(
         longest_s = max(longest_s, limit.clock() - began)
         report(number, running)
     return _concluded(progress, runs, stop, patience)
+
+
+def _taken_in(
+    found: Mapping[str, Run],
+    running: Sequence[Progress],
+    runs: Mapping[str, list[Run]],
+    patience: Patience,
+    *,
+    old_may_fail: bool,
+) -> tuple[list[Progress], bool]:
+    """Add runs to all runs of their sides, and to the claims that they belong to.
+
+    Returns:
+        These claims, and whether the runs were quiet, or count all the same.
+    """
+    measured = [one for one in running if any(side.name in found for side in one.pair)]
+    counted = {name: _counted(run, patience) for name, run in found.items()}
+    for one in measured:
+        one.is_disturbed |= any(found[side.name].busy for side in one.pair if side.name in found)
+        one.add(counted, old_may_fail=old_may_fail)
+    for name, run in counted.items():
+        runs[name].append(run)
+    return measured, not any(run.busy for run in counted.values())
 
 
 def _num_alone(alone: Sequence[Side], runs: Mapping[str, Sequence[Run]]) -> int:

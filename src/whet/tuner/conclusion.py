@@ -33,17 +33,7 @@ def conclude(
     best_first = ranked(goal, records)
     costs = Costs.estimate(facts, records)
     contenders = _contenders(bench, goal, best_first, budget, costs)
-    now = budget.clock()
-    baseline, points = final_comparison.run_finals(
-        bench,
-        contenders,
-        deadline=now + budget.left_s,
-        stop_at=now + budget.left_at_most_s,
-        unmeasured=verdict.screened_original(facts, records),
-        patience=patience,
-        report=report,
-        clock=budget.clock,
-    )
+    baseline, points = _compared(bench, contenders, records, budget, report, patience)
     is_fair = goal.objective != "memory" or hold_only_the_model(bench, baseline)
     compile_only = _compile_only(bench, records, points)
     best = verdict.choose(goal, baseline, points)
@@ -83,6 +73,28 @@ def conclude(
         fingerprint=facts.fingerprint,
         limits=asdict(facts.limits),
         versions=versions(),
+    )
+
+
+def _compared(
+    bench: Workbench,
+    contenders: list[TrialRecord],
+    records: list[TrialRecord],
+    budget: Budget,
+    report: Callable[[int, int], None],
+    patience: Patience,
+) -> tuple[Point, list[Point]]:
+    """Measure the contenders and the original in the final comparison, within what is left of the budget."""
+    now = budget.clock()
+    return final_comparison.run_finals(
+        bench,
+        contenders,
+        deadline=now + budget.left_s,
+        stop_at=now + budget.left_at_most_s,
+        unmeasured=verdict.screened_original(bench.facts, records),
+        patience=patience,
+        report=report,
+        clock=budget.clock,
     )
 
 

@@ -126,11 +126,9 @@ def tune(
         study = open_study(storage, directory, name, goal, facts, resume, exclude)
         facts = facts if study.facts is None else facts.gone_on_with(study.facts)
         bench = Workbench(address, facts, move_in(scratch, directory), run, trial_limit_s)
-        records, outlook = _searched(bench, study, goal, budget, listener, patience)
-        result = conclude(bench, goal, records, budget, outlook, listener.measured, patience)
-        result.target, result.budget_s, result.out = name, budget_s, str(directory)
-        result.outlook = outlook.sentence
-        result.started_at, result.seconds = began.isoformat(timespec="seconds"), budget.elapsed_s
+        result = _concluded(bench, study, goal, budget, listener, patience)
+        result.target, result.out = name, str(directory)
+        result.started_at = began.isoformat(timespec="seconds")
         result.command = _command(target, goal, budget_s, storage, bench.facts.exclude)
         _write(bench, result, directory)
         result.seconds = budget.elapsed_s
@@ -166,6 +164,16 @@ def _examined(
             f"({patience.cause}); try again when it is quiet, or give a larger --budget"
         )
     return _looked(outcome, budget_s)
+
+
+def _concluded(
+    bench: Workbench, study: Study, goal: Goal, budget: Budget, listener: Listener, patience: Patience
+) -> Result:
+    """Search, compare the best with the original, and return what was found."""
+    records, outlook = _searched(bench, study, goal, budget, listener, patience)
+    result = conclude(bench, goal, records, budget, outlook, listener.measured, patience)
+    result.budget_s, result.outlook, result.seconds = budget.seconds, outlook.sentence, budget.elapsed_s
+    return result
 
 
 def _searched(
