@@ -7,15 +7,18 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import targets
 import torch
-from fake_results import MACHINE
+from fake_bench import facts, offers
 
 import whet
 from whet.errors import InputsError, ModelError, OptionError, OutputError, StudyError, TargetError
+from whet.machine import describe
+from whet.signature import read_signature
 from whet.techniques import TABLE
 from whet.tuner.apply import apply_recipe
 from whet.tuner.command import command_line, without_password
@@ -163,21 +166,19 @@ def test_an_output_directory_in_use_is_left_alone(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["precious.txt"]
 
 
-FACTS = {
-    "machine": MACHINE, "fingerprint": "f", "offers": [], "refused": [], "score": None, "signature": {}, "exclude": [],
-    "weights": "w",
-}  # fmt: skip
+THIS = describe()
+OTHER = read_signature([torch.ones(2, 2)], torch.ones(1))
 
 
 @pytest.mark.parametrize(
     ("change", "exclude", "message"),
     [
         (
-            {"fingerprint": "g", "machine": {**MACHINE, "cores": 8}},
+            {"fingerprint": "g", "machine": replace(THIS, cores=THIS.cores + 6)},
             [],
-            r"begun on another machine \(cores: 2 there, 8 here\); times",
+            rf"begun on another machine \(cores: {THIS.cores} there, {THIS.cores + 6} here\); times",
         ),
-        ({"signature": {"inputs": 2}}, [], "the target has changed"),
+        ({"signature": OTHER}, [], "the target has changed"),
         ({"weights": "v"}, [], "weights are not those that this search was begun with"),
         ({}, ["bf16"], "begun with bf16 to be tried"),
     ],
@@ -185,11 +186,11 @@ FACTS = {
 def test_a_search_goes_on_only_as_it_was_begun(
     tmp_path: Path, change: dict[str, object], exclude: list[str], message: str
 ) -> None:
-    facts = {**FACTS, "offers": [{"technique": "bf16"}]}
-    open_study(None, tmp_path, "x", Goal(), facts, False, ())
-    open_study(None, tmp_path, "x", Goal(), facts, True, ["fp16"])  # it was not offered anyway
+    offered = [offer for offer in offers() if offer.technique == "bf16"]
+    open_study(None, tmp_path, "x", Goal(), facts(offers=offered), False, ())
+    open_study(None, tmp_path, "x", Goal(), facts(offers=offered), True, ["fp16"])  # it was not offered anyway
     with pytest.raises(StudyError, match=message):
-        open_study(None, tmp_path, "x", Goal(), {**facts, **change}, True, exclude)
+        open_study(None, tmp_path, "x", Goal(), facts(offers=offered, **change), True, exclude)
 
 
 def test_a_search_can_be_typed_again() -> None:
@@ -230,10 +231,10 @@ def test_a_damaged_study_is_named_on_resume(tmp_path: Path) -> None:
 def test_models_of_one_name_have_studies_of_their_own_in_a_shared_storage(tmp_path: Path) -> None:
     storage = f"sqlite:///{tmp_path}/shared.db"
     for weights in ("a", "b"):
-        open_study(storage, tmp_path, "Net", Goal(), {**FACTS, "weights": weights}, False, ())
-    open_study(storage, tmp_path, "Net", Goal(), {**FACTS, "weights": "a"}, True, ())
+        open_study(storage, tmp_path, "Net", Goal(), facts(weights=weights), False, ())
+    open_study(storage, tmp_path, "Net", Goal(), facts(weights="a"), True, ())
     with pytest.raises(StudyError, match="as its weights are now"):
-        open_study(storage, tmp_path, "Net", Goal(), {**FACTS, "weights": "c"}, True, ())
+        open_study(storage, tmp_path, "Net", Goal(), facts(weights="c"), True, ())
 
 
 def test_a_directory_of_other_things_is_not_gone_on_with(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ def subject():
 
 @pytest.fixture(scope="module")
 def compiled(subject) -> Candidate:
+    torch._dynamo.reset()  # what another test has compiled of the same code would not be compiled again
     return build(subject, [STEP])
 
 
