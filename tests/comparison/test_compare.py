@@ -221,3 +221,28 @@ def test_many_claims_are_corrected_for_their_number() -> None:
     found = compare_all([*pairs, (old, new)], schedule=ABBA(), stop=Sequential())
     assert alone.p_value is not None
     assert Counter(claim.verdict for claim in found.claims)[Verdict.FAIL] == 0
+
+
+def test_a_screening_ends_with_the_first_disturbed_pair_once_patience_is_spent() -> None:
+    log: list[str] = []
+    old = made("old", lambda i: Run(seconds=1.0, busy="others") if i % 2 else Run(seconds=1.0), log)
+    claim = compare(old, timed("new", 0.5, log=log), schedule=ABBA(), stop=UntilClear(), patience=patience())
+    assert claim.verdict is Verdict.INCONCLUSIVE
+    assert len(log) <= 5
+
+
+def test_evidence_of_two_different_pairs_is_held_together() -> None:
+    old = made("old", lambda i: Run(seconds=2 + 0.01 * i, evidence=Losses(by_step=(2.0,)) if i == 1 else None))
+    new = made("new", lambda i: Run(seconds=1 + 0.01 * i, evidence=Losses(by_step=(2.0,)) if i == 0 else None))
+    claim = compare(old, new, schedule=Rounds(), stop=Fixed())
+    assert claim.agreement is not None
+    assert claim.agreement.is_same
+
+
+def test_where_drift_cancels_the_ratios_tell_the_noise() -> None:
+    """The processes drift by 40 %, both sides alike; the new one is 3 % faster in each pair."""
+    drift = [1 + 0.05 * i for i in range(8)]
+    old_s = [d * (1 + 0.001 * (i % 2)) for i, d in enumerate(drift)]
+    new_s = [d / 1.03 for d in drift]
+    assert Fixed(noise_from="pairs").judge(old_s, new_s, 1, old_s).verdict is Verdict.PASS
+    assert Fixed().judge(old_s, new_s, 1, old_s).verdict is not Verdict.PASS

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 import whet
 from whet.comparison.claim import Claim
 from whet.comparison.stopping import Fixed
-from whet.comparison.targets import compare
+from whet.comparison.targets import compare, opened
+from whet.comparison.variant import Variant
 from whet.errors import OptionError, TargetError
 
 FEW = Fixed(most=2, least=1, lost_after=0)  # pairs: what is tested here is the way there and back
@@ -44,6 +45,13 @@ def fast():
 
 def other():
     return workload(rate=0.2)
+
+
+def with_workers():
+    data = torch.utils.data.TensorDataset(torch.randn(64, 8), torch.randn(64, 1))
+    loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
+    first = workload(wait_s=0.0)
+    return TrainingWorkload(model=first.model, loss=first.loss, optimizer=first.optimizer, batches=loader)
 
 
 def broken():
@@ -122,6 +130,23 @@ def test_mistakes_are_told_before_anything_is_measured() -> None:
         compare("a", "b", stop="never")
     with pytest.raises(OptionError, match="budget_s above 0"):
         compare("a", "b", budget_s=0)
+
+
+def test_a_first_run_that_was_disturbed_leaves_its_evidence(tmp_path: Path, training: str) -> None:
+    side = Variant("old", opened, {"address": f"{training}:fast"}, tmp_path / "runs", budget_s=0.05)
+    first, second = side.run(), side.run()
+    assert first.evidence is not None
+    assert second.evidence == first.evidence
+
+
+def test_workers_that_go_on_in_the_other_sides_turn_are_refused(training: str) -> None:
+    with pytest.raises(TargetError, match=r"it has worker processes, .*schedule=\"abba\""):
+        compare(f"{training}:with_workers", f"{training}:with_workers", stop=FEW, budget_s=0.05)
+
+
+def test_a_model_and_a_training_are_not_compared(training: str) -> None:
+    with pytest.raises(TargetError, match="old and new are of two kinds"):
+        compare(f"{training}:fast", workload(0.001), stop=FEW, budget_s=0.05)
 
 
 def test_a_side_that_cannot_be_built_is_named(training: str) -> None:

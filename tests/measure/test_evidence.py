@@ -1,5 +1,6 @@
 """Evidence of two variants, held against each other."""
 
+import json
 import math
 from pathlib import Path
 
@@ -87,5 +88,7 @@ def test_drift_is_the_worst_frame(tmp_path: Path) -> None:
 def test_kinds_do_not_mix_and_come_back_from_json() -> None:
     assert not agreement_between(Losses(by_step=(1.0,)), Tokens(answers=())).is_same
     adapter: TypeAdapter[Evidence] = TypeAdapter(Evidence)
+    lost = json.loads(json.dumps(Losses(by_step=(1.0, math.nan)).model_dump(mode="json")))
+    assert not agreement_between(Losses(by_step=(1.0, 1.0)), adapter.validate_python(lost)).is_same
     for evidence in (Losses(by_step=(1.0, None)), Tokens(answers=((1,),)), Outputs(file="x"), Drift(file="y")):
         assert adapter.validate_json(adapter.dump_json(evidence)) == evidence

@@ -1,6 +1,7 @@
 """What runs in the processes of a comparison: one variant, built and timed alone or in turns with another one."""
 
 import contextlib
+import multiprocessing
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -84,6 +85,7 @@ def measure_in_turns(
             with measurable.measuring():
                 measurable.warm_up()
                 warm_up(calls, budget_s=budget_s)
+            _check_is_alone()
         if begins:
             turns.wait()
         read, clocks, blocks_s, loads = meter(), Clocks(), list[float](), list[Load]()
@@ -110,6 +112,15 @@ def measure_in_turns(
         run = _with_evidence(run, measurable, evidence)
         turns.end()
     return run.model_dump(mode="json")
+
+
+def _check_is_alone() -> None:
+    """Raise MachineError where this side has worker processes: they would work on in the other side's turn."""
+    if multiprocessing.active_children():
+        raise MachineError(
+            "it has worker processes, as a DataLoader with num_workers has, and they work on while the other side is "
+            'measured; compare with schedule="abba" or "rounds"'
+        )
 
 
 def _with_evidence(run: Run, measurable: Measurable, directory: str | None) -> Run:

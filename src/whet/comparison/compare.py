@@ -3,7 +3,7 @@
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from whet.comparison.claim import Claim, Verdict
@@ -83,10 +83,12 @@ class Comparison:
     Attributes:
         claims: One for each pair, in their order.
         runs: Every run that ended, by the name of its side.
+        longest_s: Seconds that the longest round took.
     """
 
     claims: list[Claim]
     runs: Mapping[str, Sequence[Run]]
+    longest_s: float = 0.0
 
 
 def compare(
@@ -133,6 +135,7 @@ def compare_all(
     """
     patience = patience or Patience()
     progress = [Progress(pair) for pair in pairs]
+    originals = {pair[0].name for pair in pairs} | {side.name for side in alone}
     runs: defaultdict[str, list[Run]] = defaultdict(list)
     longest_s, num_disturbed, number = 0.0, 0, 0
     while number < stop.most + min(stop.spare, num_disturbed):
@@ -140,12 +143,17 @@ def compare_all(
         began = limit.clock()
         num_pairs = min((len(one.counted) for one in running), default=_num_alone(alone, runs))
         is_late = num_pairs >= stop.least and began > limit.soft
-        if is_late or began + longest_s > limit.hard or (pairs and not running) or _is_hopeless(patience, runs):
+        if (
+            is_late
+            or began + longest_s > limit.hard
+            or (pairs and not running)
+            or _is_hopeless(patience, runs, originals)
+        ):
             break
         is_quiet, since = True, began
         for found in schedule.round(number, [one.pair for one in running], alone, patience):
             if limit.clock() >= limit.hard and any(run.failure for run in found.values()):
-                return _concluded(progress, runs, stop, patience)
+                return _concluded(progress, runs, stop, patience, longest_s)
             measured, was_quiet = _taken_in(found, running, runs, patience, old_may_fail=old_may_fail)
             is_quiet &= was_quiet
             for one in measured:
@@ -155,9 +163,11 @@ def compare_all(
             report(number, measured)
         number += 1
         num_disturbed += not is_quiet
+        if not is_quiet and not stop.spare and patience.left_s <= 0:
+            break  # no round may take the place of a disturbed one
         longest_s = max(longest_s, limit.clock() - began)
         report(number, running)
-    return _concluded(progress, runs, stop, patience)
+    return _concluded(progress, runs, stop, patience, longest_s)
 
 
 def _taken_in(
@@ -188,9 +198,9 @@ def _num_alone(alone: Sequence[Side], runs: Mapping[str, Sequence[Run]]) -> int:
     return min((sum(run.counts for run in runs.get(side.name, ())) for side in alone), default=0)
 
 
-def _is_hopeless(patience: Patience, runs: Mapping[str, Sequence[Run]]) -> bool:
-    """Return whether the machine stays busy, and there is at least one run to speak of."""
-    return patience.has_run_out and any(not run.failure for found in runs.values() for run in found)
+def _is_hopeless(patience: Patience, runs: Mapping[str, Sequence[Run]], originals: Iterable[str]) -> bool:
+    """Return whether the machine stays busy, and there is at least one run of an original to speak of."""
+    return patience.has_run_out and any(not run.failure for name in originals for run in runs.get(name, ()))
 
 
 def _counted(run: Run, patience: Patience) -> Run:
@@ -199,11 +209,15 @@ def _counted(run: Run, patience: Patience) -> Run:
 
 
 def _concluded(
-    progress: Sequence[Progress], runs: Mapping[str, Sequence[Run]], stop: Stop, patience: Patience
+    progress: Sequence[Progress],
+    runs: Mapping[str, Sequence[Run]],
+    stop: Stop,
+    patience: Patience,
+    longest_s: float,
 ) -> Comparison:
     """Judge every claim, then all of them together."""
     claims = [_judged(one, runs, stop, patience, len(progress)) for one in progress]
-    return Comparison(stop.conclude(claims), runs)
+    return Comparison(stop.conclude(claims), runs, longest_s)
 
 
 def _judged(one: Progress, runs: Mapping[str, Sequence[Run]], stop: Stop, patience: Patience, num_claims: int) -> Claim:
@@ -215,10 +229,15 @@ def _judged(one: Progress, runs: Mapping[str, Sequence[Run]], stop: Stop, patien
         claim = replace(claim, verdict=Verdict.INCONCLUSIVE, failure=one.failure, failed=one.failed)
     is_disturbed = one.is_disturbed or (patience.has_run_out and not one.is_over)
     is_open = claim.verdict is Verdict.INCONCLUSIVE and not one.failure
-    evidence = next(((a.evidence, b.evidence) for a, b in one.pairs if a.evidence and b.evidence), None)
+    old_evidence, new_evidence = (
+        next((run.evidence for run in runs.get(side.name, ()) if run.evidence is not None), None) for side in one.pair
+    )
+    agreement = None
+    if old_evidence is not None and new_evidence is not None:
+        agreement = agreement_between(old_evidence, new_evidence)
     return replace(
         claim,
-        agreement=None if evidence is None else agreement_between(*evidence),
+        agreement=agreement,
         load=total(run.load for pair in one.pairs for run in pair),
         busy=patience.sentence if is_disturbed and (is_open or patience.goes_on) else "",
         is_clear=claim.is_clear or one.is_over,

@@ -28,7 +28,7 @@ class Run(BaseModel):
         details: What else is known of a kind of workload, for who measures it.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     seconds: float = 0.0
     p90_s: float | None = None

@@ -21,7 +21,7 @@ import numpy as np
 import scipy
 
 from whet.comparison.claim import Claim, Verdict
-from whet.measure.stats import MAX_NOISE, log_ratios, noise_floor, paired_ratio
+from whet.measure.stats import MAX_NOISE, log_ratios, noise_floor, paired_ratio, ratio_noise
 
 ALPHA = 0.025  # of calling the same code slower, over all looks and all benchmarks of a run
 PASS_ALPHA = 0.05  # of passing what is slower by the tolerance
@@ -58,8 +58,7 @@ def judge(
     ratio, ci95 = paired_ratio(list(old_s), list(new_s))
     logs = -log_ratios(old_s, new_s)  # above 0 where the new variant is slower
     p_slower, p_worse = p_values(logs, tolerance=tolerance, looks=looks)
-    half_width = float(scipy.special.stdtrit(len(logs) - 1, 0.975)) * float(logs.std(ddof=1)) / math.sqrt(len(logs))
-    noise = math.exp(half_width)
+    noise = ratio_noise(logs)
     verdict = _verdict(1 / ratio, noise, is_slower=p_slower <= ALPHA / num_benchmarks, is_fine=p_worse <= PASS_ALPHA)
     return Claim(
         verdict=verdict,

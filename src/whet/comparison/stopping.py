@@ -6,11 +6,11 @@ the claim is worth in the end. Each keeps the error it promises: `Sequential` pa
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Literal, Protocol
 
 from whet.comparison import sequential
 from whet.comparison.claim import Claim, Verdict, claim_of
-from whet.measure.stats import noise_floor
+from whet.measure.stats import log_ratios, noise_floor, ratio_noise
 
 MIN_SIGNIFICANT = 6  # pairs: with fewer, Wilcoxon's signed-rank test cannot fall below 5 %
 
@@ -65,12 +65,16 @@ class Fixed:
         spare: Rounds in place of disturbed ones, at most.
         lost_after: A variant that is slower in each of its first so many pairs gets no more; 0: never. To pass in the
             end, it would have to win all others, and by more.
+        noise_from: Where the noise floor comes from: "original", how its successive processes differ, for pairs whose
+            sides are measured apart in random order; "pairs", how the ratios scatter, where the schedule cancels what
+            drifts (turns, ABBA).
     """
 
     most: int = 8
     least: int = MIN_SIGNIFICANT
     spare: int = 4
     lost_after: int = 3
+    noise_from: Literal["original", "pairs"] = "original"
 
     def is_over(self, old_s: Sequence[float], new_s: Sequence[float], num_claims: int) -> bool:
         """Return whether the pairs are complete or lost; see Stop."""
@@ -83,6 +87,8 @@ class Fixed:
         self, old_s: Sequence[float], new_s: Sequence[float], num_claims: int, original_s: Sequence[float]
     ) -> Claim:
         """Judge the claim "the new variant is faster"; see Stop."""
+        if self.noise_from == "pairs":
+            return judged_faster(old_s, new_s, noise=ratio_noise(log_ratios(old_s, new_s)) if len(old_s) > 1 else 1.0)
         return judged_faster(old_s, new_s, noise=noise_floor([original_s]))
 
     def conclude(self, claims: Sequence[Claim]) -> list[Claim]:

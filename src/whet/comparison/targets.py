@@ -14,6 +14,7 @@ from whet.errors import OptionError, TargetError
 from whet.measure.measurable import Measurable
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.workload.measurables import AnyWorkload, measurable_of
+from whet.workload.training import seed_everything
 from whet.workloads.handover import hand_over, open_any
 
 T = TypeVar("T")
@@ -21,7 +22,7 @@ T = TypeVar("T")
 SCHEDULES: dict[str, Schedule] = {"rounds": Rounds(), "turns": Turns(take_turns), "abba": ABBA()}
 """The schedules by the names that `compare` takes."""
 
-STOPS: dict[str, Stop] = {"fixed": Fixed(), "sequential": Sequential(), "until-clear": UntilClear()}
+STOPS: dict[str, Stop] = {"fixed": Fixed(noise_from="pairs"), "sequential": Sequential(), "until-clear": UntilClear()}
 """The stopping rules by the names that `compare` takes."""
 
 
@@ -74,11 +75,15 @@ def compare(
         claim = compare_sides(*sides, schedule=chosen_schedule, stop=chosen_stop, patience=patience)
     if claim.failure:
         raise TargetError(f"the {claim.failed} variant cannot be measured: {claim.failure}")
+    kinds = {run.evidence.kind for pair in claim.pairs for run in pair if run.evidence is not None}
+    if len(kinds) > 1:
+        raise TargetError("old and new are of two kinds: one is calls of a model, the other steps of a training")
     return claim
 
 
 def opened(address: str) -> Measurable:
     """Return what can be timed of a target or of a workload that was handed over. It runs in the child."""
+    seed_everything(0)  # so that both sides draw the same weights and data
     return measurable_of(open_any(address))
 
 

@@ -59,7 +59,8 @@ def take_turns(old: Side, new: Side, first: int) -> tuple[Run, Run]:
         if not any(causes):
             causes = [run_of(outcome).failure for outcome in outcomes]
         return Run(failure=causes[0]), Run(failure=causes[1])
-    return held_together(run_of(outcomes[0]), run_of(outcomes[1]))
+    old_run, new_run = (variant.with_known_evidence(run_of(o)) for variant, o in zip((old, new), outcomes, strict=True))
+    return held_together(old_run, new_run)
 
 
 def _is_left_alone(outcome: Outcome) -> bool:

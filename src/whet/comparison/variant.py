@@ -9,6 +9,7 @@ from typing import Any
 from whet.comparison import child
 from whet.comparison.run import Run
 from whet.measure.allocator import steady
+from whet.measure.evidence import Evidence
 from whet.measure.isolate import QUIET, Failure, FailureKind, Job, Outcome, address_of, run_isolated
 from whet.measure.measurable import Measurable
 
@@ -40,6 +41,7 @@ class Variant:
     environment: Mapping[str, str] = field(default_factory=dict)
     working_directory: Path | None = None
     with_evidence: bool = True
+    _seen: list[Evidence] = field(default_factory=list, compare=False, repr=False)
 
     def run(self) -> Run:
         """Measure the variant once, in a process of its own."""
@@ -53,7 +55,13 @@ class Variant:
             environment=job.environment,
             working_directory=self.working_directory,
         )
-        return run_of(outcome)
+        return self.with_known_evidence(run_of(outcome))
+
+    def with_known_evidence(self, run: Run) -> Run:
+        """Return a run with the evidence of the first process. It holds for all of them, disturbed or not."""
+        if run.evidence is not None:
+            self._seen[:] = [run.evidence]
+        return run.model_copy(update={"evidence": self._seen[0]}) if self._seen and not run.failure else run
 
     def job(self) -> Job:
         """Return what a process of this variant is started with: how to build it, and where its files go."""
@@ -62,7 +70,7 @@ class Variant:
         arguments = {
             "build": address_of(self.build),
             "arguments": dict(self.arguments),
-            "evidence": str(directory) if self.with_evidence and number == 0 else None,
+            "evidence": str(directory) if self.with_evidence and not self._seen else None,
         }
         environment = {**QUIET, **steady(), **self.environment}
         return Job(child.measure_alone, arguments, directory, environment, self.working_directory)

@@ -1,6 +1,5 @@
 """Runs a training script in this process for some steps: how long each took, what its loss was, what memory it held."""
 
-import random
 import runpy
 import sys
 import time
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +19,7 @@ from whet.step_profiler.log import StepRecord
 from whet.step_profiler.patches import Patches, patched
 from whet.step_profiler.run import EnoughError
 from whet.step_profiler.watch import watch_everything
+from whet.workload.training import seed_everything
 
 _LEAST_STEPS = 7
 _BLOCK_S = 0.1  # between two readings of the load, which take less than a thousandth of it
@@ -36,7 +35,7 @@ def run_script(script: str, arguments: Sequence[str], num_steps: int, limit_s: f
 
     Raises TargetError where the script makes no optimiser step, or asks for input; whatever it raises itself goes on.
     """
-    _seed(seed)
+    seed_everything(seed)
     stop = _Stop(num_steps, limit_s)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))
@@ -123,10 +122,3 @@ class _Stop:
 
         patches.set(torch.autograd, "backward", heard)
         patches.set(torch.amp.GradScaler, "scale", scaled)
-
-
-def _seed(seed: int) -> None:
-    """What a script does not seed itself is the same in every process."""
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)

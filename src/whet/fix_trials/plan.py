@@ -24,7 +24,7 @@ from whet.measure.quiet import Patience
 Look = Callable[[Sequence[SourceFile]], Sequence[Finding]]
 
 _SCREENING = UntilClear(most=6)
-_PROOF = Fixed(most=6, spare=2, lost_after=0)
+_PROOF = Fixed(most=6, spare=2, lost_after=0, noise_from="pairs")
 _SURE = {Confidence.HIGH: 1.0, Confidence.MEDIUM: 0.7, Confidence.LOW: 0.4}
 _SHARE_FOR_FINAL = 0.25  # of the budget
 
@@ -55,7 +55,9 @@ class Stage:
     @property
     def measured(self) -> Measured | None:
         """What was measured, as a finding carries it."""
-        return None if self.claim is None or self.claim.ratio is None else as_measured(self.claim, self.status)
+        if self.claim is None or self.claim.ratio is None or self.claim.failure or self.status == "not measured":
+            return None
+        return as_measured(self.claim, self.status)
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,8 @@ def measure_impact(
     if any(stage.is_kept for stage in stages):
         report("all that were kept, against the script as it is")
         total = compare(as_is, now, schedule=ABBA(), stop=_PROOF, patience=patience)
+        if total.failure:
+            raise TargetError(f"the script failed in the last comparison: {total.failure}")
     others = [finding for finding in look(current) if not is_in_training(finding) and finding.fix is not None]
     for code in sorted({finding.code for finding in others} - tried):
         chosen = [finding for finding in others if finding.code == code]

@@ -64,7 +64,7 @@ class Losses(BaseModel):
         by_step: The loss of each optimiser step from the first on; None where no loss was seen.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     kind: Literal["losses"] = "losses"
     by_step: tuple[float | None, ...]

@@ -43,6 +43,7 @@ QUIET = {
 }
 
 _POLL_S = 0.05
+_GRACE_S = 2.0  # in which a process may say why it ends, once another one of its group has failed
 _LIST_S = 0.5  # listing every process of a busy machine takes milliseconds, which the child would be timed with
 _LOG_TAIL = 4096
 
@@ -182,27 +183,34 @@ def run_together(jobs: Sequence[Job], *, time_limit_s: float, memory_limit_bytes
     """
     failed = threading.Event()
     outcomes: dict[int, Outcome] = {}
+    errors_met: list[BaseException] = []
     meeting = jobs[0].directory.absolute() / MEETING
     meeting.unlink(missing_ok=True)
 
     def run(rank: int) -> None:
         place = {RANK: str(rank), WORLD_SIZE: str(len(jobs)), RENDEZVOUS: f"file://{meeting}"}
         job = replace(jobs[rank], environment={**jobs[rank].environment, **place})
-        outcomes[rank] = _run(job, time_limit_s, memory_limit_bytes, failed=failed)
-        if outcomes[rank].failure is not None:
+        try:
+            outcomes[rank] = _run(job, time_limit_s, memory_limit_bytes, failed=failed)
+        except BaseException as error:  # noqa: BLE001 - it is raised again once all have ended
+            errors_met.append(error)
+        if rank not in outcomes or outcomes[rank].failure is not None:
             failed.set()
 
     others = [threading.Thread(target=run, args=(rank,)) for rank in range(1, len(jobs))]
-    for other in others:
-        other.start()
     try:
+        for other in others:
+            other.start()
         run(0)  # in this thread, so that Ctrl-C ends it
     except BaseException:
         failed.set()
         raise
     finally:
         for other in others:
-            other.join()
+            if other.ident is not None:
+                other.join()
+    if errors_met:
+        raise errors_met[0]
     return [outcomes[rank] for rank in range(len(jobs))]
 
 
@@ -221,11 +229,13 @@ def _run(
     (directory / ARGUMENTS).write_text(json.dumps(dict(job.arguments)), encoding="utf-8")
     started = time.perf_counter()
     (directory / LOG).write_bytes(b"")
-    child = start(address, directory) if start is not None else None
-    if child is None:
-        child = _start(address, directory, job.environment, job.working_directory, job.inherit)
-    for descriptor in job.inherit:
-        os.close(descriptor)
+    try:
+        child = start(address, directory) if start is not None else None
+        if child is None:
+            child = _start(address, directory, job.environment, job.working_directory, job.inherit)
+    finally:
+        for descriptor in job.inherit:
+            os.close(descriptor)
     try:
         peak, ended_by = _watch(child, started + time_limit_s, memory_limit_bytes, failed)
     finally:
@@ -261,6 +271,7 @@ def _watch(
     """Wait for a child, and return its peak memory and why it has to be ended, if it has to."""
     tree, listed = _tree(child.pid), time.perf_counter()
     peak, counted = _rss(tree), 0.0
+    leave_at: float | None = None
     while True:
         try:
             child.wait(_POLL_S)
@@ -280,7 +291,10 @@ def _watch(
         if now > deadline:
             return peak, FailureKind.TIMEOUT
         if failed is not None and failed.is_set():
-            return peak, FailureKind.PEER
+            if leave_at is None:
+                leave_at = now + _GRACE_S
+            elif now > leave_at:
+                return peak, FailureKind.PEER
 
 
 def _tree(pid: int) -> list[psutil.Process]:
@@ -330,8 +344,6 @@ def _read_result(
         return None, Failure(ended_by, f"took longer than its limit of {time_limit_s:g} s")
     if ended_by is FailureKind.MEMORY and memory_limit is not None:
         return None, Failure(ended_by, f"used more memory than its limit of {memory_limit / 2**20:,.0f} MiB")
-    if ended_by is FailureKind.PEER:
-        return None, Failure(ended_by, "another process of the same group failed")
     try:
         match json.loads((directory / RESULT).read_text(encoding="utf-8")):
             case {"value": dict() as value}:
@@ -340,6 +352,8 @@ def _read_result(
                 return None, Failure(FailureKind(kind), message, type_)
     except (OSError, ValueError):
         pass
+    if ended_by is FailureKind.PEER:
+        return None, Failure(ended_by, "another process of the same group failed")
     return None, Failure(FailureKind.CRASH, _crash_message(directory, returncode))
 
 

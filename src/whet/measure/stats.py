@@ -62,6 +62,17 @@ def noise_floor(groups: Sequence[Sequence[float]], *, num_pairs: int | None = No
     return math.exp(float(scipy.special.stdtrit(freedom, (1 + _CONFIDENCE) / 2)) * spread / math.sqrt(num_pairs))
 
 
+def ratio_noise(logs: np.ndarray) -> float:
+    """Return the ratio that as many pairs of equal variants could show by chance, from the scatter of their log ratios.
+
+    It is the half-width of Student's 95 % interval of the mean. Raises ValueError for fewer than two pairs.
+    """
+    if len(logs) < 2:
+        raise ValueError("two pairs at the least")
+    quantile = float(scipy.special.stdtrit(len(logs) - 1, (1 + _CONFIDENCE) / 2))
+    return math.exp(quantile * float(logs.std(ddof=1)) / math.sqrt(len(logs)))
+
+
 def mean_interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
     """Return the 95 % interval of the mean of at least two values, as `compare` has it of log ratios."""
     return _interval(np.asarray(values, dtype=float), seed)

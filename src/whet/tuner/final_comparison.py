@@ -98,19 +98,21 @@ def run_finals(
     """
     patience = patience or Patience()
     original = Finalist(bench, None)
+    stop = Fixed(rounds, MIN_ROUNDS) if contenders else Fixed(_ROUNDS_ALONE, 1)
     pairs = [(original, Finalist(bench, contender)) for contender in contenders]
     found = compare_all(
         pairs,
         schedule=Rounds(seed),
-        stop=Fixed(rounds, MIN_ROUNDS) if contenders else Fixed(_ROUNDS_ALONE, 1),
+        stop=stop,
         alone=[original],
         patience=patience,
         limit=TimeLimit(deadline, stop_at, clock),
         old_may_fail=True,
-        report=lambda done, _: report(min(done, rounds), rounds),
+        report=lambda done, _: report(min(done, stop.most), stop.most),
     )
     runs = found.runs.get(original.name, ())
-    if unmeasured is not None and (not runs or clock() >= stop_at) and all(run.failure for run in runs):
+    is_out_of_time = not runs or clock() + found.longest_s >= stop_at
+    if unmeasured is not None and is_out_of_time and all(run.failure for run in runs):
         return unmeasured, []
     return _judged(bench, contenders, found, patience)
 

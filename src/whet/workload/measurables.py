@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from whet.errors import TargetError
 from whet.measure.evidence import Evidence, Losses, Outputs
@@ -56,7 +55,8 @@ class ModelCalls:
     def evidence(self, folder: Path) -> Evidence | None:
         """Return the outputs for each batch."""
         with torch.no_grad():
-            outputs: list[tuple[Tensor, ...]] = [output_tensors(call()) for call in self.calls]
+            # Copies: a model may give the same memory in each call.
+            outputs = [tuple(y.detach().cpu().clone() for y in output_tensors(call())) for call in self.calls]
         return Outputs.write(outputs, folder / "outputs.safetensors")
 
 
@@ -68,7 +68,11 @@ class TrainingSteps:
     def __init__(self, workload: TrainingWorkload) -> None:
         self._trainer = Trainer(workload)
         self._workload = workload
-        self.num_samples = float(workload.num_samples * workload.num_accumulated)
+
+    @property
+    def num_samples(self) -> float:
+        """Samples of an optimiser step; 0 before the first one, where the workload does not say."""
+        return float(self._trainer.num_samples * self._workload.num_accumulated)
 
     def measuring(self) -> AbstractContextManager[object]:
         """Return a context with gradients."""

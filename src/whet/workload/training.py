@@ -1,10 +1,12 @@
 """A training run whose optimiser step is to be made fast, and the one loop that runs it."""
 
 import itertools
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -72,7 +74,7 @@ class TrainingWorkload:
         num_accumulated: Batches that one optimiser step sums its gradients over.
         clip_norm: The norm that gradients are clipped to; None leaves them as they are.
         schedule: Called as schedule(optimizer); returns a learning-rate scheduler that steps with the optimiser.
-        seed: What PyTorch's generators start from.
+        seed: What the generators of Python, NumPy and PyTorch start from.
         num_samples: Samples in one batch; the first dimension of its first tensor, if not given.
         name: What people read.
 
@@ -104,19 +106,36 @@ class TrainingWorkload:
             raise TargetError(f"num_accumulated must be 1 or more; got {self.num_accumulated}")
 
 
+def seed_everything(seed: int) -> None:
+    """Seed the generators of Python, NumPy and PyTorch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def num_samples_of(batch: Any) -> int:
+    """Return the first dimension of the first tensor in a batch; 1 where there is none."""
+    if isinstance(batch, Tensor):
+        return int(batch.shape[0]) if batch.dim() else 1
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
+    return next((num_samples_of(part) for part in parts if isinstance(part, Tensor | Mapping | tuple | list)), 1)
+
+
 class Trainer:
     """The training loop: optimiser steps on the batches of a TrainingWorkload, pass after pass.
 
-    Making one seeds PyTorch's generators, puts the model into training mode and builds the optimiser.
+    Making one seeds all generators, puts the model into training mode and builds the optimiser.
 
     Attributes:
         losses: The loss of each optimiser step so far: the mean over the batches it sums gradients over. They stay
             tensors on the model's device, so that reading them makes no step wait.
     """
 
-    def __init__(self, workload: TrainingWorkload) -> None:
-        torch.manual_seed(workload.seed)
+    def __init__(self, workload: TrainingWorkload, *, keeps_losses: bool = True) -> None:
+        seed_everything(workload.seed)
         self.losses: list[Tensor] = []
+        self._keeps_losses = keeps_losses
+        self.num_samples = workload.num_samples  # of a batch; known from the first one, if not given
         self._workload = workload
         self._parameters = list(workload.model.parameters())
         self.optimizer = workload.optimizer(workload.model.parameters())
@@ -129,8 +148,11 @@ class Trainer:
     def step(self) -> Tensor:
         """Make one optimiser step on the next batches, and return its loss, a tensor of one element."""
         batches = list(itertools.islice(self._batches, self._workload.num_accumulated))
-        self.losses.append(self.step_on(batches))
-        return self.losses[-1]
+        self.num_samples = self.num_samples or float(num_samples_of(batches[0]))
+        loss = self.step_on(batches)
+        if self._keeps_losses:
+            self.losses.append(loss)
+        return loss
 
     def step_on(self, batches: list[Any]) -> Tensor:
         """Make one optimiser step on these batches, and return its loss without recording it."""
@@ -142,7 +164,8 @@ class Trainer:
             if len(batches) > 1:
                 loss = loss / len(batches)
             loss.backward()
-            total = loss.detach() if total is None else total + loss.detach()
+            # A copy: the loss may lie in memory that the next step writes to, as that of a CUDA graph.
+            total = loss.detach().clone() if total is None else total + loss.detach()
         if workload.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, workload.clip_norm)
         self.optimizer.step()

@@ -57,7 +57,8 @@ def fit(model: nn.Module, loss: Callable[[int], Tensor], schedule: Schedule) -> 
             batches=range(schedule.steps),
             clip_norm=schedule.clip,
             schedule=lambda optimizer: LambdaLR(optimizer, lambda step: _share(step, schedule)),
-        )
+        ),
+        keeps_losses=False,
     )
     for _ in track(range(schedule.steps), description="training"):
         trainer.step()
