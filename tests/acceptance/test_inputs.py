@@ -17,7 +17,7 @@ ONLY_BF16 = ",".join(name for name in TABLE if name != "bf16")
 
 
 def tuned(target: str, out: Path) -> str:
-    command = ["tune", f"{targets.HERE}:{target}", "--budget", "60s", "--exclude", ONLY_BF16, "--out", str(out)]
+    command = ["tune", f"{targets.HERE}:{target}", "--budget", "5m", "--exclude", ONLY_BF16, "--out", str(out)]
     done = subprocess.run([sys.executable, "-m", "whet", *command], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
