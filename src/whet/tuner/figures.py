@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from whet import figures
 from whet.comparison.claim import Claim, claim_of
 from whet.figures import DASH, digits, num_bytes, operations
-from whet.tuner.result import Agreement, Point, QualityChange, Result
+from whet.tuner.records import Agreement, QualityChange
+from whet.tuner.result import Point, Result
 
 __all__ = ["DASH", "digits", "num_bytes", "operations"]
 
@@ -131,16 +132,16 @@ def over_compile_only(result: Result) -> Claim | None:
 
 def final_points(result: Result) -> list[Point]:
     """The original, then everything that was measured beside it, fastest first; last what was only screened."""
-    points = {point.label: point for point in result.finalists if point.steps}
+    points = {point.steps: point for point in result.finalists if point.steps}
     if result.compile_only is not None:
-        points.setdefault(result.compile_only.label, result.compile_only)
+        points.setdefault(result.compile_only.steps, result.compile_only)
     if result.best.steps:
-        points.setdefault(result.best.label, result.best)
+        points.setdefault(result.best.steps, result.best)
     return [result.baseline, *sorted(points.values(), key=lambda p: (p.verdict == "screened", -p.speedup))]
 
 
 def is_compile_only(result: Result, point: Point) -> bool:
-    return result.compile_only is not None and point.label == result.compile_only.label
+    return result.compile_only is not None and point.steps == result.compile_only.steps
 
 
 def _hundredths(value: float) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 
 from whet.errors import MissingExtra
 from whet.tuner import figures
-from whet.tuner.result import LayerRow, Result, TrialRecord
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import LayerRow, Result
 
 _STYLE = {
     "font.size": 10,
@@ -244,7 +245,7 @@ def _trial_points(axes: Axes, result: Result, placed: Sequence[tuple[TrialRecord
 
 
 def _group(result: Result, trial: TrialRecord) -> str:
-    if result.best.steps and trial.label == result.best.label:
+    if result.best.steps and trial.steps == result.best.steps:
         return "winner"
     if trial.status == "rejected":
         return "rejected"

@@ -1,4 +1,4 @@
-"""Tuning from end to end: look at the target, search, finals, verdict, and everything written where it belongs."""
+"""Tuning from end to end: examine the target, search, compare the finalists, judge, and write what was found."""
 
 import contextlib
 import datetime
@@ -28,17 +28,20 @@ from whet.tuner.conclusion import conclude
 from whet.tuner.facts import TargetFacts
 from whet.tuner.goal import Goal
 from whet.tuner.outlook import Outlook
-from whet.tuner.preparation import check_memory, checked_directory, move_in, open_study
+from whet.tuner.preparation import check_memory, checked_directory, open_study, prepare_work_directory
+from whet.tuner.processes import forking
+from whet.tuner.records import TrialRecord
 from whet.tuner.report import write_report
-from whet.tuner.result import FILE, Objective, Result, TrialRecord
+from whet.tuner.result import FILE, Objective, Result
 from whet.tuner.saving import save_model
-from whet.tuner.search import Workbench, forking, search
+from whet.tuner.search import SearchTime, search
 from whet.tuner.study import Study
-from whet.tuner.trial import look
+from whet.tuner.target_examination import ExaminationRequest, examine_target
+from whet.tuner.trial_context import TrialContext
 from whet.workload import Quality, Workload
 from whet.workloads.handover import hand_over
 
-_LOOK_LIMIT_S = 180.0
+_EXAMINATION_LIMIT_S = 180.0
 
 
 class Listener:
@@ -125,14 +128,14 @@ def tune(
         directory = chosen or Path(tempfile.mkdtemp(prefix="whet-"))
         study = open_study(storage, directory, name, goal, facts, resume, exclude)
         facts = facts if study.facts is None else facts.gone_on_with(study.facts)
-        bench = Workbench(address, facts, move_in(scratch, directory), run, trial_limit_s)
-        result = _concluded(bench, study, goal, budget, listener, patience)
+        context = TrialContext(address, facts, prepare_work_directory(scratch, directory), run, trial_limit_s)
+        result = _concluded(context, study, goal, budget, listener, patience)
         result.target, result.out = name, str(directory)
         result.started_at = began.isoformat(timespec="seconds")
-        result.command = _command(target, goal, budget_s, storage, bench.facts.exclude)
-        _write(bench, result, directory)
+        result.command = _command(target, goal, budget_s, storage, context.facts.exclude)
+        _write(context, result, directory)
         result.seconds = budget.elapsed_s
-        shutil.rmtree(bench.directory, ignore_errors=True)
+        shutil.rmtree(context.directory, ignore_errors=True)
     if not isinstance(target, str):
         result.keep_original(target.model if isinstance(target, Workload) else target)
     return result
@@ -155,50 +158,41 @@ def _examined(
 
     No verdict hangs on the times among them, so they are not measured again where they were disturbed.
     """
-    arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
+    request = ExaminationRequest(target=address, directory=scratch, exclude=tuple(exclude))
     patience.begin()
-    outcome = run(look, arguments, scratch, _LOOK_LIMIT_S)
+    outcome = run(examine_target, request, scratch, _EXAMINATION_LIMIT_S)
     if isinstance(outcome.failure, BudgetEnded) and patience.cause:
         raise OptionError(
             f"to build, call and examine the model takes longer than a budget of {budget_s:g} s on this busy machine "
             f"({patience.cause}); try again when it is quiet, or give a larger --budget"
         )
-    return _looked(outcome, budget_s)
+    return _facts(outcome, budget_s)
 
 
 def _concluded(
-    bench: Workbench, study: Study, goal: Goal, budget: Budget, listener: Listener, patience: Patience
+    context: TrialContext, study: Study, goal: Goal, budget: Budget, listener: Listener, patience: Patience
 ) -> Result:
     """Search, compare the best with the original, and return what was found."""
-    records, outlook = _searched(bench, study, goal, budget, listener, patience)
-    result = conclude(bench, goal, records, budget, outlook, listener.measured, patience)
+    records, outlook = _searched(context, study, goal, budget, listener, patience)
+    result = conclude(context, goal, records, budget, outlook, listener.measured, patience)
     result.budget_s, result.outlook, result.seconds = budget.seconds, outlook.sentence, budget.elapsed_s
     return result
 
 
 def _searched(
-    bench: Workbench, study: Study, goal: Goal, budget: Budget, listener: Listener, patience: Patience
+    context: TrialContext, study: Study, goal: Goal, budget: Budget, listener: Listener, patience: Patience
 ) -> tuple[list[TrialRecord], Outlook]:
     """Divide what is left of the budget, and search. Returns every record, and how the budget was divided."""
     earlier = study.records()
-    outlook = Outlook.of(budget, bench.facts, earlier)
+    outlook = Outlook.of(budget, context.facts, earlier)
     listener.planned(outlook)
     now = budget.clock()
-    records = search(
-        bench,
-        study,
-        goal,
-        deadline=now + outlook.search_s,
-        stop_at=now + outlook.stop_s,
-        trial_s=outlook.costs.trial_s,
-        patience=patience,
-        report=listener.tried,
-        clock=budget.clock,
-    )
+    limit = SearchTime(now + outlook.search_s, now + outlook.stop_s, outlook.costs.trial_s, budget.clock)
+    records = search(context, study, goal, limit, patience=patience, report=listener.tried)
     return records, outlook
 
 
-def _looked(outcome: Outcome, budget_s: float) -> TargetFacts:
+def _facts(outcome: Outcome, budget_s: float) -> TargetFacts:
     """Return the facts that a child found out about the target. Raises the user error it met."""
     if isinstance(outcome.failure, BudgetEnded):
         raise OptionError(
@@ -208,8 +202,9 @@ def _looked(outcome: Outcome, budget_s: float) -> TargetFacts:
         if outcome.failure.kind is FailureKind.TIMEOUT:
             raise ModelError(f"to build and call the model {outcome.failure.message}; does it wait for something?")
         raise outcome.failure.as_error()
-    assert outcome.value is not None
-    return TargetFacts.model_validate(outcome.value)
+    facts = outcome.answer(TargetFacts)
+    assert facts is not None
+    return facts
 
 
 def _check_excluded(names: Sequence[str]) -> None:
@@ -224,10 +219,10 @@ def _prepared(
     quality: Quality | None,
     calibration: Sequence[Batch],
 ) -> Iterator[tuple[str, str, Path]]:
-    """(how children name the target, how people do, a scratch directory for the first look)."""
+    """(how children name the target, how people do, a scratch directory for the examination)."""
     if isinstance(target, str) and inputs is not None:
         raise TargetError("inputs go with a model in memory; a named target brings its own")
-    with tempfile.TemporaryDirectory(prefix="whet-look-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="whet-examine-") as scratch:
         if isinstance(target, str):
             yield target, target, Path(scratch)
             return
@@ -251,9 +246,9 @@ def workload_of(
     return Workload(model=model.eval(), inputs=batches, quality=quality, calibration=tuple(calibration), name=name)
 
 
-def _write(bench: Workbench, result: Result, directory: Path) -> None:
+def _write(context: TrialContext, result: Result, directory: Path) -> None:
     """Model, recipe, report and result; the result last."""
-    save_model(bench, result, directory)
+    save_model(context, result, directory)
     recipe_of(result).write(directory / RECIPE)
     write_report(result, directory / "report.html")
     write_whole(directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")
