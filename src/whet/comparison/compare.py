@@ -143,12 +143,8 @@ def compare_all(
         began = limit.clock()
         num_pairs = min((len(one.counted) for one in running), default=_num_alone(alone, runs))
         is_late = num_pairs >= stop.least and began > limit.soft
-        if (
-            is_late
-            or began + longest_s > limit.hard
-            or (pairs and not running)
-            or _is_hopeless(patience, runs, originals)
-        ):
+        is_done = bool(pairs) and not running
+        if is_late or is_done or began + longest_s > limit.hard or _is_hopeless(patience, runs, originals):
             break
         is_quiet, since = True, began
         for found in schedule.round(number, [one.pair for one in running], alone, patience):

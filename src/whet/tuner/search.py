@@ -77,10 +77,9 @@ def search(
     """Try recipes until the time is up, the plan is at its end, or `max_trials` are made.
 
     A trial is begun if it is expected to end before the deadline; as long as no trial has ended, before the time at
-    which trials are stopped. A trial that was stopped is left in the study to be tried again. torch.compile alone, the
-    reference, is left out where fewer than three trials fit, and may take half of the time left. KeyboardInterrupt
-    leaves the study as it is, to be resumed. A trial that other processes disturbed is measured again as long as
-    `patience` lasts; where the machine stays busy, it is left in the study to be tried again.
+    which trials are stopped. torch.compile alone, the reference, is left out where fewer than three trials fit, and may
+    take half of the time left. KeyboardInterrupt leaves the study as it is, to be resumed. A trial that other processes
+    disturbed is measured again as long as `patience` lasts. What was stopped or disturbed can be tried again later.
 
     Args:
         context: Where the search works.
