@@ -135,3 +135,13 @@ def test_where_no_graph_is_the_model_every_technique_says_so(target, reason, tmp
     reasons = {entry.technique: entry.reason for entry in facts.refused}
     refused_all = TABLE.keys() - applicable - {"torch_compile"}
     assert all(reasons[name] == facts.no_graph for name in refused_all)
+
+
+def test_autocast_is_tried_only_where_no_graph_can_stand_for_the_model(monkeypatch, tmp_path) -> None:
+    limits = Limits(3e10, {"float32": 1e12, "bfloat16": 4e12, "float16": 1e9, "int8": 8e12})
+    monkeypatch.setattr(target_examination, "load_limits", lambda *args, **options: limits)
+    model, inputs = targets.conv()
+    monkeypatch.setattr(target_examination, "open_target", lambda name: Workload(model=model, inputs=inputs))
+    facts = examine_target(ExaminationRequest(target="conv", directory=tmp_path))
+    reasons = {entry.technique: entry.reason for entry in facts.refused}
+    assert reasons["autocast"].startswith("bf16 does the same faster")

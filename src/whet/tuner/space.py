@@ -114,7 +114,7 @@ def applicable_techniques(
         if name in exclude:
             refused.append(RefusedTechnique(technique=name, reason="left out by --exclude"))
             continue
-        if why := graph_refusal(technique, subject):
+        if why := graph_refusal(technique, subject) or _superseded(technique, subject):
             refused.append(RefusedTechnique(technique=name, reason=why))
             continue
         options, detail, reason = _options_that_apply(technique, subject, machine)
@@ -135,6 +135,13 @@ def applicable_techniques(
         refused += [RefusedTechnique(technique=entry.technique, reason=why) for entry in applicable]
         applicable = []
     return applicable, refused
+
+
+def _superseded(technique: Technique, subject: Subject) -> str:
+    """Return why a technique is not tried where another one does the same faster, or ""."""
+    if not technique.instead or program.refusal(subject):
+        return ""
+    return f"{technique.instead} does the same faster; it is for models that no graph can stand for"
 
 
 def _variant(technique: Technique, step: Step, profile: Profile, limits: Limits) -> Variant:
