@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from whet.comparison.claim import Claim, Verdict
-from whet.comparison.run import Run, Side
+from whet.comparison.run import Run, Side, on_common_calls
 from whet.comparison.schedules import Pair, Schedule
 from whet.comparison.stopping import Stop
 from whet.measure.evidence import agreement_between
@@ -73,7 +73,11 @@ class Progress:
             if run is not None and run.failure and not (side is self.pair[0] and old_may_fail):
                 self.failure, self.failed, self.is_over = run.failure, side.name, True
         if old is not None and new is not None and not old.failure and not new.failure:
-            self.pairs.append((old, new))
+            old, new = on_common_calls(old, new)
+            if new.failure:
+                self.failure, self.failed, self.is_over = new.failure, self.pair[1].name, True
+            else:
+                self.pairs.append((old, new))
 
 
 @dataclass(frozen=True)
