@@ -14,8 +14,9 @@ from hash_model import HashModel
 from torch import Tensor
 
 from whet.models.step import StepBatch
+from whet.network import bind
 from whet.server.engine import Engine
-from whet.server.http.run import HttpServer, claim
+from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
@@ -330,7 +331,7 @@ def test_it_speaks_with_the_server_itself(page: Page) -> None:
     model = SlowModel(vocab_size=2048, max_model_len=4096, block_size=16)
     settings = Settings(served_names=("hash",), api_keys=("secret",), shutdown_timeout_s=0.5)
     with Engine(model, tokenizer=tokenizer) as engine:
-        server = HttpServer(engine, settings, claim("127.0.0.1", 0))
+        server = HttpServer(engine, settings, bind("127.0.0.1", 0))
         server.start()
         try:
             page.goto(server.url)

@@ -13,10 +13,10 @@ from rich.console import Console
 from whet.cli import model_directory
 from whet.cli.units import num_bytes, seconds
 from whet.models.options import Dtype, KvBits, WeightBits
+from whet.network import LOOPBACK, bind, is_loopback
 from whet.recipe import Recipe
 from whet.server.engine import Engine
-from whet.server.http.guard import is_loopback
-from whet.server.http.run import DEFAULT_HOST, HttpServer, claim
+from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
 from whet.server.options import SpeculationKind
 from whet.server.recipe_options import RecipeOptions, from_recipe
@@ -113,7 +113,7 @@ def serve(
     max_waiting: _MaxWaiting = 256,
     memory: _Memory = None,
     recipe: _Recipe = None,
-    host: _Host = DEFAULT_HOST,
+    host: _Host = LOOPBACK,
     port: _Port = DEFAULT_PORT,
     api_key: _Keys = None,
     served_model_name: _Names = None,
@@ -170,9 +170,9 @@ def _run(
     as_json: bool,
 ) -> None:
     """Serve a model directory until the process is asked to end. options: those of the engine."""
-    # The port is claimed before the model is loaded, and opens when the model is there.
-    with claim(host, port) as claimed, Engine(directory, tokenizer=Tokenizer(directory), **options) as engine:
-        server = HttpServer(engine, settings, claimed)
+    # The port is taken before the model is loaded, and opens when the model is there.
+    with bind(host, port) as bound, Engine(directory, tokenizer=Tokenizer(directory), **options) as engine:
+        server = HttpServer(engine, settings, bound)
         server.run(lambda: _say_ready(server, engine, settings, console, as_json=as_json))
 
 

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from typing import IO
 from whet.errors import TargetError
 from whet.load_test.client import is_up
 from whet.measure.child import ending_with_parent
+from whet.network import LOOPBACK, bind, http_url
 
 _START_S = 600.0  # kernels may be compiled, weights read and quantised
 _STOP_S = 20.0
@@ -42,7 +42,7 @@ def own_server(
         what = "holds no config.json" if directory.is_dir() else "is no directory"
         raise TargetError(f"{directory} {what}: give a model's directory, or a server's address as http://HOST:PORT")
     port = _free_port()
-    words = [*command, str(directory), "--host", "127.0.0.1", "--port", str(port), *options]
+    words = [*command, str(directory), "--host", LOOPBACK, "--port", str(port), *options]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             words,
@@ -55,7 +55,7 @@ def own_server(
             preexec_fn=_before_start(),
         )
         try:
-            url = f"http://127.0.0.1:{port}"
+            url = http_url(LOOPBACK, port)
             _wait_until_up(process, url, log)
             yield url
         finally:
@@ -106,6 +106,5 @@ def _before_start() -> Callable[[], None]:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    with bind(LOOPBACK, 0) as bound:
+        return int(bound.getsockname()[1])

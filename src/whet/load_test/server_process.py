@@ -1,11 +1,12 @@
 """Which process is the server that a benchmark asks, where it runs on this machine."""
 
 import contextlib
-import ipaddress
 import socket
 from urllib.parse import urlsplit
 
 import psutil
+
+from whet.network import is_loopback
 
 
 def server_on_this_machine(url: str) -> list[int]:
@@ -26,8 +27,8 @@ def server_on_this_machine(url: str) -> list[int]:
 
 def _is_here(host: str) -> bool:
     """Tell whether a host is this machine, by one of its own addresses."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # a name that cannot be encoded is a ValueError
         addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
         own = {address.address for found in psutil.net_if_addrs().values() for address in found}
-        return any(ipaddress.ip_address(str(a)).is_loopback or a in own for a in addresses)
+        return any(is_loopback(str(a)) or a in own for a in addresses)
     return False
