@@ -3,7 +3,6 @@
 A recipe is written by whet, read by people and by `whet apply`, and compared with diff.
 """
 
-import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,17 @@ class Step(BaseModel):
 
     technique: str
     options: dict[str, bool | int | float | str] = {}
+
+    @property
+    def _identity(self) -> tuple[str, frozenset[tuple[str, str, bool | int | float | str]]]:
+        """The technique and its options with their types: true and 1 are two values, as they are in TOML."""
+        return self.technique, frozenset((name, type(value).__name__, value) for name, value in self.options.items())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Step) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
 
     def __str__(self) -> str:
         inside = ", ".join(f"{key}={_plain(value)}" for key, value in self.options.items())
@@ -75,9 +85,9 @@ class Recipe(BaseModel):
         return iter(self.steps)
 
     @property
-    def key(self) -> str:
-        """The same for two recipes exactly when their steps and options are."""
-        return json.dumps([[step.technique, step.options] for step in self.steps], sort_keys=True)
+    def key(self) -> tuple[Step, ...]:
+        """What identifies the recipe: its steps in order, whatever else it holds."""
+        return tuple(self.steps)
 
     def write(self, path: Path) -> None:
         """Write it as TOML, whole or not at all."""

@@ -3,9 +3,11 @@
 import contextlib
 import multiprocessing
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict
 
 from whet.comparison.run import Run
 from whet.errors import MachineError
@@ -23,19 +25,44 @@ ALONE = "the other side ended before its time"
 _QUIET, _DISTURBED = b"+", b"-"
 
 
-def measure_alone(build: str, arguments: Mapping[str, Any], budget_s: float, evidence: str | None) -> dict[str, Any]:
-    """Build a variant and time it, with nothing else at work in this process.
+class Request(BaseModel):
+    """What a process is asked to build and to measure.
 
-    Args:
-        build: The address of the function that builds it.
+    Attributes:
+        build: The address of the function that builds a Measurable.
         arguments: The function's arguments.
         budget_s: Seconds of quiet timing.
         evidence: A directory for evidence; None where none is wanted.
-
-    Returns:
-        A Run as JSON.
     """
-    return run_alone(function_at(build)(**arguments), budget_s, evidence).model_dump(mode="json")
+
+    model_config = ConfigDict(frozen=True)
+
+    build: str
+    arguments: dict[str, Any]
+    budget_s: float
+    evidence: str | None = None
+
+    def built(self) -> Measurable:
+        """Build what is measured."""
+        measurable: Measurable = function_at(self.build)(**self.arguments)
+        return measurable
+
+
+class TurnRequest(Request):
+    """What one side of a pair that takes turns is asked.
+
+    Attributes:
+        begins: Whether this side has the first turn.
+        handle: The file descriptor of a socket whose other end the other side has.
+    """
+
+    begins: bool
+    handle: int
+
+
+def measure_alone(request: Request) -> Run:
+    """Build a variant and time it, with nothing else at work in this process."""
+    return run_alone(request.built(), request.budget_s, request.evidence)
 
 
 def run_alone(measurable: Measurable, budget_s: float, evidence: str | None = None) -> Run:
@@ -55,32 +82,23 @@ def run_alone(measurable: Measurable, budget_s: float, evidence: str | None = No
     return _with_evidence(run, measurable, evidence)
 
 
-def measure_in_turns(
-    build: str, arguments: Mapping[str, Any], budget_s: float, begins: bool, handle: int, evidence: str | None
-) -> dict[str, Any]:
+def measure_in_turns(request: TurnRequest) -> Run:
     """Build one side of a pair, warm up, then time blocks, while the other side waits.
 
     Both sides tell each other after each block whether it was quiet, and go on until `NUM_BLOCKS` pairs of blocks were,
     or three times as many have been measured.
 
-    Args:
-        build: The address of the function that builds this side.
-        arguments: The function's arguments.
-        budget_s: Seconds of timing, if it is quiet.
-        begins: Whether this side has the first turn.
-        handle: The file descriptor of a socket whose other end the other side has.
-        evidence: A directory for evidence; None where none is wanted.
-
     Returns:
-        A Run as JSON, with the times and the load of each block.
+        A Run with the times and the load of each block.
 
     Raises:
         MachineError: The other side has ended.
     """
-    with socket.socket(fileno=handle) as line:
+    budget_s, begins = request.budget_s, request.begins
+    with socket.socket(fileno=request.handle) as line:
         turns = _Turns(line, begins)
         with turns.mine():  # two teams of threads on the same cores would wait for each other at every barrier
-            measurable = function_at(build)(**arguments)
+            measurable = request.built()
             calls = [measurable.once] * measurable.num_kinds
             with measurable.measuring():
                 measurable.warm_up()
@@ -109,9 +127,9 @@ def measure_in_turns(
             cuda_peak_bytes=cuda_peak_bytes(),
         )
         turns.wait()
-        run = _with_evidence(run, measurable, evidence)
+        run = _with_evidence(run, measurable, request.evidence)
         turns.end()
-    return run.model_dump(mode="json")
+    return run
 
 
 def _check_is_alone() -> None:

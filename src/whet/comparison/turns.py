@@ -11,7 +11,7 @@ import socket
 import statistics
 from dataclasses import replace
 
-from whet.comparison.child import ALONE, measure_in_turns
+from whet.comparison.child import ALONE, Request, TurnRequest, measure_in_turns
 from whet.comparison.run import Run, Side
 from whet.comparison.variant import Variant, run_of
 from whet.measure.isolate import FailureKind, Outcome, run_together
@@ -39,15 +39,9 @@ def take_turns(old: Side, new: Side, first: int) -> tuple[Run, Run]:
     jobs = []
     for number, (variant, handle) in enumerate(zip((old, new), handles, strict=True)):
         job = variant.job()
-        more = {"budget_s": variant.budget_s, "begins": number == first, "handle": handle}
-        jobs.append(
-            replace(
-                job,
-                function=measure_in_turns,
-                arguments={**job.arguments, **more},
-                inherit=(handle,),
-            )
-        )
+        assert isinstance(job.arguments, Request)
+        request = TurnRequest(**dict(job.arguments), begins=number == first, handle=handle)
+        jobs.append(replace(job, function=measure_in_turns, arguments=request, inherit=(handle,)))
     limits = [limit for limit in (old.memory_limit_bytes, new.memory_limit_bytes) if limit is not None]
     outcomes = run_together(
         jobs,

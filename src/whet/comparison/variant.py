@@ -47,8 +47,8 @@ class Variant:
         """Measure the variant once, in a process of its own."""
         job = self.job()
         outcome = run_isolated(
-            child.measure_alone,
-            {**job.arguments, "budget_s": self.budget_s},
+            job.function,
+            job.arguments,
             job.directory,
             time_limit_s=self.time_limit_s,
             memory_limit_bytes=self.memory_limit_bytes,
@@ -67,21 +67,23 @@ class Variant:
         """Return what a process of this variant is started with: how to build it, and where its files go."""
         number = next(i for i in itertools.count() if not (self.directory / str(i)).exists())
         directory = self.directory / str(number)
-        arguments = {
-            "build": address_of(self.build),
-            "arguments": dict(self.arguments),
-            "evidence": str(directory) if self.with_evidence and not self._seen else None,
-        }
+        request = child.Request(
+            build=address_of(self.build),
+            arguments=dict(self.arguments),
+            budget_s=self.budget_s,
+            evidence=str(directory) if self.with_evidence and not self._seen else None,
+        )
         environment = {**QUIET, **steady(), **self.environment}
-        return Job(child.measure_alone, arguments, directory, environment, self.working_directory)
+        return Job(child.measure_alone, request, directory, environment, self.working_directory)
 
 
 def run_of(outcome: Outcome) -> Run:
     """Return what a process gave as a run; a failure is part of it."""
-    if outcome.value is None:
+    run = outcome.answer(Run)
+    if run is None:
         assert outcome.failure is not None
         return Run(failure=in_words(outcome.failure))
-    return Run.model_validate(outcome.value)
+    return run
 
 
 def in_words(failure: Failure) -> str:

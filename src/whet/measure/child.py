@@ -1,6 +1,7 @@
 """The other end of `isolate`: call one function with arguments from a file, write its result to a file."""
 
 import ctypes
+import inspect
 import json
 import os
 import signal
@@ -8,7 +9,9 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel
 
 from whet.errors import WhetError, is_out_of_memory, reason
 from whet.measure.isolate import ARGUMENTS, RESULT, function_at
@@ -32,10 +35,12 @@ def main(function: str, directory: str) -> int:
 def _call(function: str, arguments: dict[str, Any]) -> str:
     """The function's value, or what it raised, as JSON."""
     try:
-        value = function_at(function)(**arguments)
-        if not isinstance(value, dict):
-            raise TypeError(f"{function} must return a dict, not {type(value).__name__}")
-        return json.dumps({"value": value})
+        value = called(function_at(function), arguments)
+        if isinstance(value, BaseModel):
+            return json.dumps({"value": value.model_dump(mode="json")})
+        if not isinstance(value, dict | None):
+            raise TypeError(f"{function} must return a model, a dict or nothing, not {type(value).__name__}")
+        return json.dumps({"value": value or {}})
     except WhetError as error:
         kind = "memory" if is_out_of_memory(error.__cause__) else "user"
         failure = {"kind": kind, "type": type(error).__name__, "message": str(error)}
@@ -45,6 +50,16 @@ def _call(function: str, arguments: dict[str, Any]) -> str:
         message = f"{type(error).__name__}: {reason(error)[:400]}"
         failure = {"kind": kind, "type": type(error).__name__, "message": message}
     return json.dumps(failure)
+
+
+def called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Call a function with the pydantic model that its one parameter is, or with its arguments by name."""
+    parameters = list(inspect.signature(function).parameters)
+    if len(parameters) == 1:
+        kind = get_type_hints(function).get(parameters[0])
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return function(kind.model_validate(arguments))
+    return function(**arguments)
 
 
 def ending_with_parent(by: signal.Signals) -> Callable[[], None]:

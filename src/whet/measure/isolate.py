@@ -1,7 +1,7 @@
 """Measurements in fresh processes, with a time limit and a memory limit: one process, or several that work together.
 
-A crash, a hang or running out of memory there is a result, never an end. A child gets its arguments and gives its
-result as JSON files; its output goes to a log beside them.
+A crash, a hang or running out of memory there is a result, never an end. What a child is asked and what it answers
+cross the border as JSON files, as pydantic models or as plain arguments; its output goes to a log beside them.
 """
 
 import contextlib
@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import psutil
+from pydantic import BaseModel
 
 from whet import errors
 from whet.errors import WhetError
@@ -46,6 +47,9 @@ _POLL_S = 0.05
 _GRACE_S = 2.0  # in which a process may say why it ends, once another one of its group has failed
 _LIST_S = 0.5  # listing every process of a busy machine takes milliseconds, which the child would be timed with
 _LOG_TAIL = 4096
+
+
+Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class FailureKind(StrEnum):
@@ -81,9 +85,17 @@ class Outcome:
     seconds: float
     peak_rss_bytes: int
 
+    def answer(self, kind: type[Answer]) -> Answer | None:
+        """Return the value as the type that the function answered with; None where the process failed."""
+        return None if self.value is None else kind.model_validate(self.value)
 
-Function = Callable[..., dict[str, Any]]
-"""What a child calls: a function of a module, which takes JSON and returns a dict that is JSON."""
+
+Function = Callable[..., BaseModel | dict[str, Any] | None]
+"""What a child calls: a function of a module. It takes one pydantic model, or arguments that are JSON; it returns a
+model, a dict that is JSON, or nothing."""
+
+Arguments = BaseModel | Mapping[str, Any]
+"""What a function is called with: the model that it takes, or its arguments by name."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +104,7 @@ class Job:
 
     Attributes:
         function: What is called.
-        arguments: Its arguments, which must be JSON.
+        arguments: The model that it takes, or its arguments by name, which must be JSON.
         directory: Where the process's arguments, result and log lie.
         environment: Variables that the process has beside this one's.
         working_directory: The process's working directory; this one's, if not given.
@@ -100,7 +112,7 @@ class Job:
     """
 
     function: Function
-    arguments: Mapping[str, Any]
+    arguments: Arguments
     directory: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     working_directory: Path | None = None
@@ -137,7 +149,7 @@ class Child(Protocol):
 
 def run_isolated(
     function: Function,
-    arguments: Mapping[str, Any],
+    arguments: Arguments,
     directory: Path,
     *,
     time_limit_s: float,
@@ -153,7 +165,7 @@ def run_isolated(
 
     Args:
         function: What is called. Its module is imported in the child.
-        arguments: Its arguments, which must be JSON.
+        arguments: The model that it takes, or its arguments by name, which must be JSON.
         directory: Where the exchange and the child's log lie.
         time_limit_s: Seconds after which the child is ended.
         memory_limit_bytes: Resident memory beyond which the child is ended.
@@ -226,7 +238,9 @@ def _run(
     directory, address = job.directory.absolute(), address_of(job.function)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / RESULT).unlink(missing_ok=True)
-    (directory / ARGUMENTS).write_text(json.dumps(dict(job.arguments)), encoding="utf-8")
+    asked = job.arguments
+    arguments = asked.model_dump(mode="json") if isinstance(asked, BaseModel) else dict(asked)
+    (directory / ARGUMENTS).write_text(json.dumps(arguments), encoding="utf-8")
     started = time.perf_counter()
     (directory / LOG).write_bytes(b"")
     try:
