@@ -8,7 +8,7 @@ from whet.batching.padding import Kind, Sample
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class QueuedSample:
     """A sample that waits. kind: only samples of one kind share a batch."""
 
     sample: Sample
@@ -18,7 +18,7 @@ class Waiting:
     future: "Future[Any]" = field(default_factory=Future)
 
 
-class WaitingLine:
+class BatchQueue:
     """Samples in the order of their arrival.
 
     A batch is due when max_batch samples of a kind wait, or when one has waited for max_wait_s: the time counts from
@@ -28,15 +28,15 @@ class WaitingLine:
 
     def __init__(self, max_batch: int, max_wait_s: float, *, sort_by_length: bool = True) -> None:
         self._max_batch, self._max_wait_s, self._sorts = max_batch, max_wait_s, sort_by_length
-        self._kinds: dict[Kind, list[Waiting]] = {}  # none of the lists is empty
+        self._kinds: dict[Kind, list[QueuedSample]] = {}  # none of the lists is empty
 
     def __len__(self) -> int:
         return sum(map(len, self._kinds.values()))
 
-    def add(self, entry: Waiting) -> None:
+    def add(self, entry: QueuedSample) -> None:
         self._kinds.setdefault(entry.kind, []).append(entry)
 
-    def discard(self, entry: Waiting) -> None:
+    def discard(self, entry: QueuedSample) -> None:
         """Take one back, if it still waits."""
         entries = self._kinds.get(entry.kind, [])
         if entry in entries:
@@ -52,10 +52,10 @@ class WaitingLine:
         is_full = any(len(entries) >= self._max_batch for entries in self._kinds.values())
         return oldest_s if is_full else oldest_s + self._max_wait_s
 
-    def take(self, now_s: float, *, everything: bool = False) -> list[list[Waiting]]:
+    def take(self, now_s: float, *, everything: bool = False) -> list[list[QueuedSample]]:
         """The batches that are due, each of one kind; with `everything`, the rest too."""
-        batches: list[list[Waiting]] = []
-        left: dict[Kind, list[Waiting]] = {}
+        batches: list[list[QueuedSample]] = []
+        left: dict[Kind, list[QueuedSample]] = {}
         for kind, entries in self._kinds.items():
             # Sorting is stable: those of one length stay in the order of their arrival.
             in_order = sorted(entries, key=lambda entry: -entry.length) if self._sorts else entries

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from whet.artefact import Artefact
-from whet.batching.batch_queue import Waiting, WaitingLine
+from whet.batching.batch_queue import BatchQueue, QueuedSample
 from whet.batching.padding import Cut, Padding, Sample, next_size, read_sample
 from whet.errors import EngineClosed, InputsError, OptionError, QueueFull
 from whet.signature import Argument
@@ -103,8 +103,8 @@ class DynamicBatcher:
         self._example, self._example_text = None if read is None else read.kind(length_dim), str(read)
         self._first_length: int | None = None
         self._changed = threading.Condition()
-        self._line = WaitingLine(max_batch, max_wait_ms / 1e3, sort_by_length=sort_by_length)
-        self._num_taken = 0  # out of the line, but not begun
+        self._queue = BatchQueue(max_batch, max_wait_ms / 1e3, sort_by_length=sort_by_length)
+        self._num_taken = 0  # out of the queue, but not begun
         self._is_closing = False
         self._totals = _Totals()
         self._thread = threading.Thread(target=self._work, name="whet-batcher", daemon=True)
@@ -121,12 +121,12 @@ class DynamicBatcher:
         with self._changed:
             if self._is_closing:
                 raise EngineClosed("the batcher is closed")
-            if len(self._line) + self._num_taken >= self._max_waiting:
+            if len(self._queue) + self._num_taken >= self._max_waiting:
                 self._totals.num_refused += 1
                 raise QueueFull(f"{self._max_waiting} samples wait already; send this one again later")
-            due_s, entry.arrived_s = self._line.due_s(), self._clock()
-            self._line.add(entry)
-            if self._line.due_s() != due_s:  # the thread sleeps until then
+            due_s, entry.arrived_s = self._queue.due_s(), self._clock()
+            self._queue.add(entry)
+            if self._queue.due_s() != due_s:  # the thread sleeps until then
                 self._changed.notify()
         entry.future.add_done_callback(lambda future: self._ended(entry))
         return entry.future
@@ -138,14 +138,14 @@ class DynamicBatcher:
     def stats(self) -> BatcherStats:
         """What has been done until now."""
         with self._changed:
-            return self._totals.stats(len(self._line) + self._num_taken)
+            return self._totals.stats(len(self._queue) + self._num_taken)
 
     def close(self, *, drain: bool = True) -> None:
         """Take no more samples; run those that wait, or with drain=False cancel them; end the thread."""
         with self._changed:
             self._is_closing = True
             if not drain:
-                for entry in (entry for batch in self._line.take(0.0, everything=True) for entry in batch):
+                for entry in (entry for batch in self._queue.take(0.0, everything=True) for entry in batch):
                     entry.future.cancel()
             self._changed.notify()
         if threading.current_thread() is not self._thread:  # a function may close its own batcher
@@ -159,13 +159,13 @@ class DynamicBatcher:
     ) -> None:
         self.close()
 
-    def _ended(self, entry: Waiting) -> None:
+    def _ended(self, entry: QueuedSample) -> None:
         if entry.future.cancelled():
             with self._changed:
-                self._line.discard(entry)
+                self._queue.discard(entry)
                 self._totals.num_cancelled += 1
 
-    def _entry(self, sample: Sample) -> Waiting:
+    def _entry(self, sample: Sample) -> QueuedSample:
         """Raises InputsError where it does not fit."""
         dim = self._padding.length_dim
         kind, length = sample.kind(dim), sample.length(dim)
@@ -175,7 +175,7 @@ class DynamicBatcher:
             raise InputsError(f"the sample is ({sample}), the example was ({self._example_text})")
         if length is not None:
             self._check_length(length)
-        return Waiting(sample, kind, length or 0, arrived_s=0.0)
+        return QueuedSample(sample, kind, length or 0, arrived_s=0.0)
 
     def _check_length(self, length: int) -> None:
         buckets = self._padding.lengths
@@ -192,19 +192,19 @@ class DynamicBatcher:
     def _work(self) -> None:
         while True:
             with self._changed:
-                batches = self._line.take(self._clock(), everything=self._is_closing)
+                batches = self._queue.take(self._clock(), everything=self._is_closing)
                 while not batches:
-                    due_s = self._line.due_s()
+                    due_s = self._queue.due_s()
                     if self._is_closing and due_s is None:
                         return
                     wait_s = _LONGEST_SLEEP_S if due_s is None else due_s - self._clock()
                     self._changed.wait(min(max(wait_s, 0.0), _LONGEST_SLEEP_S))
-                    batches = self._line.take(self._clock(), everything=self._is_closing)
+                    batches = self._queue.take(self._clock(), everything=self._is_closing)
                 self._num_taken = sum(map(len, batches))
             for batch in batches:
                 self._run(batch)
 
-    def _run(self, batch: list[Waiting]) -> None:
+    def _run(self, batch: list[QueuedSample]) -> None:
         """Never raises: what goes wrong goes to the futures of the batch."""
         begun = [entry for entry in batch if entry.future.set_running_or_notify_cancel()]
         with self._changed:
@@ -284,7 +284,7 @@ class _Totals:
         self.num_elements = self.num_padding = 0
         self.num_failed = self.num_cancelled = self.num_refused = 0
 
-    def begin(self, begun: Sequence[Waiting], now_s: float) -> None:
+    def begin(self, begun: Sequence[QueuedSample], now_s: float) -> None:
         waits_s = [now_s - entry.arrived_s for entry in begun]
         self.wait_s += sum(waits_s)
         self.longest_wait_s = max(self.longest_wait_s, *waits_s, 0.0)

@@ -183,7 +183,7 @@ class Engine:
         """What the engine has done and is doing, from any thread."""
         loop, stepper = self._loop, self._loop.stepper
         scheduler, speculation = stepper.scheduler, stepper.speculation
-        payoff = speculation.payoff if speculation is not None else None
+        controller = speculation.controller if speculation is not None else None
         return Stats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting) + loop.num_inbox,
@@ -198,8 +198,8 @@ class Engine:
             request_success=dict(loop.meter.ended),
             tokens_per_s=loop.meter.tokens_per_s(time.monotonic()),
             num_steps=loop.meter.num_steps,
-            speculation="off" if speculation is None else "on" if payoff is None or payoff.is_on else "paused",
-            speculation_gain=payoff.gain if payoff is not None else None,
+            speculation="off" if speculation is None else "on" if controller is None or controller.is_on else "paused",
+            speculation_gain=controller.gain if controller is not None else None,
         )
 
     @property

@@ -11,11 +11,11 @@ from whet.errors import EngineClosed, QueueFull, RequestError, TargetError
 from whet.server.engine import Engine
 from whet.server.http.errors import invalid, queue_full, unavailable
 from whet.server.http.generation import Generation, Mailbox, Order
-from whet.server.http.guard import KEY
 from whet.server.http.intake import Intake
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.protocol import Sampling
 from whet.server.http.reading import Served
+from whet.server.http.request_checks import KEY
 from whet.server.http.settings import Settings
 from whet.server.loop import Reservation
 from whet.server.sampling_params import SamplingParams

@@ -16,7 +16,7 @@ _KEPT = ("/v1", "/tokenize", "/detokenize", "/live")  # what a key opens
 KEY = "whet.key"  # where in a request's scope the key is
 
 
-class Guard:
+class RequestChecks:
     """ASGI middleware. It decides before any of the body is read."""
 
     def __init__(self, app: ASGIApp, settings: Settings, lifecycle: Lifecycle) -> None:
