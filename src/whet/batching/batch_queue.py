@@ -29,9 +29,15 @@ class BatchQueue:
     def __init__(self, max_batch: int, max_wait_s: float, *, sort_by_length: bool = True) -> None:
         self._max_batch, self._max_wait_s, self._sorts = max_batch, max_wait_s, sort_by_length
         self._kinds: dict[Kind, list[QueuedSample]] = {}  # none of the lists is empty
+        self.num_taken = 0  # of batches that were taken and have not begun to run; who runs them counts down
 
     def __len__(self) -> int:
         return sum(map(len, self._kinds.values()))
+
+    @property
+    def num_waiting(self) -> int:
+        """The samples that have not begun to run."""
+        return len(self) + self.num_taken
 
     def add(self, entry: QueuedSample) -> None:
         self._kinds.setdefault(entry.kind, []).append(entry)
@@ -67,4 +73,11 @@ class BatchQueue:
                 else:
                     left[kind] = sorted(batch, key=lambda entry: entry.arrived_s)
         self._kinds = left
+        self.num_taken += sum(map(len, batches))
         return batches
+
+    def clear(self) -> list[QueuedSample]:
+        """Take back and return all that wait."""
+        entries = [entry for entries in self._kinds.values() for entry in entries]
+        self._kinds = {}
+        return entries

@@ -5,7 +5,7 @@ lengths are sorted, so that batches are of like lengths, and padded; every calle
 """
 
 import asyncio
-import threading
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +20,11 @@ from torch import nn
 from whet.artefact import Artefact
 from whet.batching.batch_queue import BatchQueue, QueuedSample
 from whet.batching.padding import Cut, Padding, Sample, next_size, read_sample
+from whet.batching.worker import Worker
 from whet.errors import EngineClosed, InputsError, OptionError, QueueFull
 from whet.signature import Argument
 
-_LONGEST_SLEEP_S = 3600.0
+_LOG = logging.getLogger("whet")
 
 
 @dataclass(frozen=True)
@@ -102,13 +103,11 @@ class DynamicBatcher:
         read = None if example is None else read_sample(example)
         self._example, self._example_text = None if read is None else read.kind(length_dim), str(read)
         self._first_length: int | None = None
-        self._changed = threading.Condition()
-        self._queue = BatchQueue(max_batch, max_wait_ms / 1e3, sort_by_length=sort_by_length)
-        self._num_taken = 0  # out of the queue, but not begun
-        self._is_closing = False
         self._totals = _Totals()
-        self._thread = threading.Thread(target=self._work, name="whet-batcher", daemon=True)
-        self._thread.start()
+        self._queue = BatchQueue(max_batch, max_wait_ms / 1e3, sort_by_length=sort_by_length)
+        self._worker = Worker("whet-batcher", self._queue, self._work, failed=_report, clock=clock)
+        self._changed = self._worker.changed  # guards the queue and the totals
+        self._worker.start()
 
     def submit(self, sample: Any) -> "Future[Any]":
         """Queue one sample: a tensor, or a tuple or dict of tensors, without a batch dimension.
@@ -119,9 +118,9 @@ class DynamicBatcher:
         """
         entry = self._entry(read_sample(sample))
         with self._changed:
-            if self._is_closing:
+            if self._worker.is_stopping:
                 raise EngineClosed("the batcher is closed")
-            if len(self._queue) + self._num_taken >= self._max_waiting:
+            if self._queue.num_waiting >= self._max_waiting:
                 self._totals.num_refused += 1
                 raise QueueFull(f"{self._max_waiting} samples wait already; send this one again later")
             due_s, entry.arrived_s = self._queue.due_s(), self._clock()
@@ -138,18 +137,16 @@ class DynamicBatcher:
     def stats(self) -> BatcherStats:
         """What has been done until now."""
         with self._changed:
-            return self._totals.stats(len(self._queue) + self._num_taken)
+            return self._totals.stats(self._queue.num_waiting)
 
     def close(self, *, drain: bool = True) -> None:
         """Take no more samples; run those that wait, or with drain=False cancel them; end the thread."""
         with self._changed:
-            self._is_closing = True
+            self._worker.stop(wait=False)
             if not drain:
-                for entry in (entry for batch in self._queue.take(0.0, everything=True) for entry in batch):
+                for entry in self._queue.clear():
                     entry.future.cancel()
-            self._changed.notify()
-        if threading.current_thread() is not self._thread:  # a function may close its own batcher
-            self._thread.join()
+        self._worker.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -189,26 +186,15 @@ class DynamicBatcher:
                 "the length dimension too, and are to be cut"
             )
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                batches = self._queue.take(self._clock(), everything=self._is_closing)
-                while not batches:
-                    due_s = self._queue.due_s()
-                    if self._is_closing and due_s is None:
-                        return
-                    wait_s = _LONGEST_SLEEP_S if due_s is None else due_s - self._clock()
-                    self._changed.wait(min(max(wait_s, 0.0), _LONGEST_SLEEP_S))
-                    batches = self._queue.take(self._clock(), everything=self._is_closing)
-                self._num_taken = sum(map(len, batches))
-            for batch in batches:
-                self._run(batch)
+    def _work(self, batches: list[list[QueuedSample]]) -> None:
+        for batch in batches:
+            self._run(batch)
 
     def _run(self, batch: list[QueuedSample]) -> None:
         """Never raises: what goes wrong goes to the futures of the batch."""
         begun = [entry for entry in batch if entry.future.set_running_or_notify_cancel()]
         with self._changed:
-            self._num_taken -= len(batch)
+            self._queue.num_taken -= len(batch)
             self._totals.begin(begun, self._clock())
         if not begun:
             return
@@ -228,6 +214,11 @@ class DynamicBatcher:
             self._totals.num_padding += padded.num_padding
         for entry, result in zip(begun, results, strict=True):
             entry.future.set_result(result)
+
+
+def _report(error: Exception) -> None:
+    """What a function raises goes to its callers: this is a fault of the batcher itself."""
+    _LOG.error("the batcher failed", exc_info=error)
 
 
 def _check(

@@ -1,12 +1,12 @@
 """The engine's thread: takes requests in, runs steps, hands deltas out, until it is closed."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
+from whet.batching.worker import Worker
 from whet.errors import EngineClosed, QueueFull, RequestError, reason
 from whet.server.completion import Delta
 from whet.server.delivery import Post
@@ -24,6 +24,34 @@ OnDelta = Callable[[Delta], None]
 class _Entry:
     request: Request
     on_delta: OnDelta
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What was asked of the engine's thread since its last step."""
+
+    entries: list[_Entry]
+    aborts: set[str]
+    is_last: bool
+
+
+class _Inbox:
+    """Requests to begin and to abort. There is always work to do while the scheduler has some."""
+
+    def __init__(self, has_work: Callable[[], bool]) -> None:
+        self.entries: list[_Entry] = []
+        self.aborts: set[str] = set()
+        self._has_work = has_work
+
+    def due_s(self) -> float | None:
+        """See Inbox."""
+        return 0.0 if self.entries or self.aborts or self._has_work() else None
+
+    def take(self, now_s: float, *, everything: bool = False) -> _Asked:
+        """See Inbox."""
+        asked = _Asked(self.entries, self.aborts, is_last=everything)
+        self.entries, self.aborts = [], set()
+        return asked
 
 
 class Reservation:
@@ -55,26 +83,24 @@ class EngineLoop:
         self.meter = Meter()
         self.post = Post()
         self.capacity = capacity
-        self._changed = threading.Condition()  # guards all below, but for the entries, which are the thread's
-        self._inbox: list[_Entry] = []
-        self._aborts: set[str] = set()
+        self._inbox = _Inbox(lambda: stepper.scheduler.has_work)
+        self._worker = Worker("whet-engine", self._inbox, self._work, failed=self._start_afresh, clock=time.monotonic)
+        self._changed = self._worker.changed  # guards all below, but for the entries, which are the thread's
         self._unfinished: set[str] = set()  # the requests' ids
         self._num_reserved = 0
         self._is_draining = False
-        self._is_closing = False
         self._entries: dict[str, _Entry] = {}
-        self._thread = threading.Thread(target=self._run, name="whet-engine", daemon=True)
-        self._thread.start()
+        self._worker.start()
 
     @property
     def num_inbox(self) -> int:
         """Requests that came since the last step began."""
-        return len(self._inbox)
+        return len(self._inbox.entries)
 
     @property
     def is_open(self) -> bool:
         """Whether requests are taken."""
-        return not (self._is_draining or self._is_closing)
+        return not (self._is_draining or self._worker.is_stopping)
 
     def reserve(self) -> Reservation:
         """A place for a request that is still to be made. Raises QueueFull, EngineClosed."""
@@ -106,13 +132,13 @@ class EngineLoop:
                     self._check_room()
                 request.arrival_s = time.monotonic()
             self._unfinished.add(request.id)
-            self._inbox.append(_Entry(request, on_delta))
+            self._inbox.entries.append(_Entry(request, on_delta))
             self._changed.notify_all()
 
     def abort(self, request_id: str) -> None:
         """End a request soon. One that has ended, or never was, is none of its business."""
         with self._changed:
-            self._aborts.add(request_id)
+            self._inbox.aborts.add(request_id)
             self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> None:
@@ -120,17 +146,13 @@ class EngineLoop:
         with self._changed:
             self._is_draining = True
             if not self._changed.wait_for(lambda: not self._unfinished, timeout_s):
-                self._aborts.update(self._unfinished)
+                self._inbox.aborts.update(self._unfinished)
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not self._unfinished, _ABORT_S)
 
     def close(self) -> None:
         """Abort all requests and end the thread."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._worker.stop()
 
     def _check_open(self) -> None:
         if not self.is_open:
@@ -147,31 +169,18 @@ class EngineLoop:
         self._num_reserved -= was_open
         return was_open
 
-    def _run(self) -> None:
-        is_closing = False
-        while not is_closing:
-            with self._changed:
-                self._changed.wait_for(self._has_work)
-                inbox, self._inbox = self._inbox, []
-                aborts, self._aborts = self._aborts, set()
-                is_closing = self._is_closing
-            for entry in inbox:
-                self._entries[entry.request.id] = entry
-                self.stepper.scheduler.add(entry.request)
-            if is_closing:
-                aborts = set(self._entries)
-            try:
-                found = [self._entries[request_id] for request_id in aborts if request_id in self._entries]
-                self._hand_out([self.stepper.abort(entry.request) for entry in found])
-                if not is_closing and self.stepper.scheduler.has_work:
-                    news = self.stepper.step()
-                    self.meter.stepped(time.monotonic(), sum(len(one.delta.token_ids) for one in news))
-                    self._hand_out(news)
-            except Exception as error:  # noqa: BLE001 - no request may wait for ever, whatever is wrong in here
-                self._start_afresh(error)
-
-    def _has_work(self) -> bool:
-        return bool(self._inbox or self._aborts or self._is_closing or self.stepper.scheduler.has_work)
+    def _work(self, asked: _Asked) -> None:
+        """Take in what was asked, and run a step. The last time, abort everything instead."""
+        for entry in asked.entries:
+            self._entries[entry.request.id] = entry
+            self.stepper.scheduler.add(entry.request)
+        aborts = set(self._entries) if asked.is_last else asked.aborts
+        found = [self._entries[request_id] for request_id in aborts if request_id in self._entries]
+        self._hand_out([self.stepper.abort(entry.request) for entry in found])
+        if not asked.is_last and self.stepper.scheduler.has_work:
+            news = self.stepper.step()
+            self.meter.stepped(time.monotonic(), sum(len(one.delta.token_ids) for one in news))
+            self._hand_out(news)
 
     def _hand_out(self, news: list[Progress]) -> None:
         ended = []
