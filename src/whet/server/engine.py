@@ -158,13 +158,14 @@ class Engine:
         request_id: str | None = None,
         cache_salt: str = "",
         reservation: Reservation | None = None,
+        asyncio_loop: asyncio.AbstractEventLoop | None = None,
     ) -> str:
-        """Queue a request; `on_delta` gets its pieces on the engine's thread and must be quick. Returns its id.
+        """Queue a request; `on_delta` gets its pieces, and must be quick. Returns its id.
 
-        Raises as `stream_async`.
+        It is called in the asyncio loop, or on the engine's thread where none is given. Raises as `stream_async`.
         """
         request = self._admission.request(prompt_ids, params, request_id, cache_salt)
-        self._loop.submit(request, on_delta, reservation)
+        self._loop.submit(request, on_delta, reservation, asyncio_loop=asyncio_loop)
         return request.id
 
     def abort(self, request_id: str) -> None:
@@ -232,7 +233,7 @@ class Engine:
 
     def _async_stream(self, request: Request, reservation: Reservation | None = None) -> AsyncStream:
         stream = AsyncStream(self.abort)
-        self._loop.submit(request, self._loop.post.sink(asyncio.get_running_loop(), stream.put), reservation)
+        self._loop.submit(request, stream.put, reservation, asyncio_loop=asyncio.get_running_loop())
         stream.request_id = request.id
         return stream
 

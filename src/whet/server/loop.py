@@ -1,5 +1,6 @@
 """The engine's thread: takes requests in, runs steps, hands deltas out, until it is closed."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -9,15 +10,13 @@ from types import TracebackType
 from whet.batching.worker import Worker
 from whet.errors import EngineClosed, QueueFull, RequestError, reason
 from whet.server.completion import Delta
-from whet.server.delivery import Post
+from whet.server.delivery import AsyncBridge, OnDelta, give
 from whet.server.request import Request
 from whet.server.stats import Meter
 from whet.server.stepper import Progress, Stepper
 
 _LOG = logging.getLogger("whet")
 _ABORT_S = 10.0  # a step may last as long before aborted requests are seen to be gone
-
-OnDelta = Callable[[Delta], None]
 
 
 @dataclass(slots=True)
@@ -81,7 +80,6 @@ class EngineLoop:
     def __init__(self, stepper: Stepper, capacity: int) -> None:
         self.stepper = stepper
         self.meter = Meter()
-        self.post = Post()
         self.capacity = capacity
         self._inbox = _Inbox(lambda: stepper.scheduler.has_work)
         self._worker = Worker("whet-engine", self._inbox, self._work, failed=self._start_afresh, clock=time.monotonic)
@@ -90,6 +88,7 @@ class EngineLoop:
         self._num_reserved = 0
         self._is_draining = False
         self._entries: dict[str, _Entry] = {}
+        self._bridge = AsyncBridge(self.abort)
         self._worker.start()
 
     @property
@@ -115,12 +114,30 @@ class EngineLoop:
             self._use(reservation)
 
     def submit(
-        self, request: Request, on_delta: OnDelta, reservation: Reservation | None = None, *, is_limited: bool = True
+        self,
+        request: Request,
+        on_delta: OnDelta,
+        reservation: Reservation | None = None,
+        *,
+        asyncio_loop: asyncio.AbstractEventLoop | None = None,
+        is_limited: bool = True,
     ) -> None:
-        """Queue a request. on_delta is called on the engine's thread, and must be quick.
+        """Queue a request.
 
-        Raises EngineClosed; QueueFull where it is limited and comes without a reservation.
+        Args:
+            request: What to run.
+            on_delta: Is called with each piece of the output, and must be quick.
+            reservation: The place in the queue that the request takes, if one was reserved.
+            asyncio_loop: Where on_delta is called; None: on the engine's thread.
+            is_limited: Refuse the request if too many wait and it comes without a reservation.
+
+        Raises:
+            EngineClosed: No more requests are taken.
+            QueueFull: Too many wait.
+            RequestError: There is a request of this id.
         """
+        if asyncio_loop is not None:
+            on_delta = self._bridge.to_loop(asyncio_loop, on_delta)
         with self._changed:
             self._check_open()
             if request.id in self._unfinished:
@@ -191,7 +208,7 @@ class EngineLoop:
             if delta.finish_reason is not None:
                 ended.append(request.id)
                 self.meter.finished(delta.e2e_s, delta.queue_s, delta.finish_reason)
-            self._give(self._entries[request.id], delta)
+            give(self._entries[request.id].on_delta, delta, self.abort)
         self._pass_on(ended)
 
     def _time_tokens(self, request: Request, delta: Delta) -> None:
@@ -202,17 +219,9 @@ class EngineLoop:
         else:
             self.meter.inter_token(now - before, len(delta.token_ids))
 
-    def _give(self, entry: _Entry, delta: Delta) -> None:
-        try:
-            entry.on_delta(delta)
-        except Exception:  # noqa: BLE001 - a reader that fails loses its own request only
-            _LOG.exception("request %s is aborted: its reader failed", delta.request_id)
-            self.abort(delta.request_id)
-
     def _pass_on(self, ended: list[str]) -> None:
         """Send what readers in asyncio get, and strike off what has ended."""
-        for request_id in self.post.deliver():
-            self.abort(request_id)
+        self._bridge.deliver()
         if ended:
             for request_id in ended:
                 del self._entries[request_id]
@@ -227,5 +236,5 @@ class EngineLoop:
         self.stepper.scheduler.reset()
         for request_id, entry in self._entries.items():
             self.meter.ended["error"] += 1
-            self._give(entry, Delta(request_id, finish_reason="error", error=message))
+            give(entry.on_delta, Delta(request_id, finish_reason="error", error=message), self.abort)
         self._pass_on(list(self._entries))

@@ -1,6 +1,5 @@
 """What the routes work with: admission, tokens, and the engine's work for a request."""
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from fastapi import Request
 from whet.errors import EngineClosed, QueueFull, RequestError, TargetError
 from whet.server.engine import Engine
 from whet.server.http.errors import invalid, queue_full, unavailable
-from whet.server.http.generation import Generation, Mailbox, Order
+from whet.server.http.generation import Generation, Order
 from whet.server.http.intake import Intake
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.protocol import Sampling
@@ -35,7 +34,6 @@ class Service:
         self.started_s = time.monotonic()
         self.created = int(time.time())
         self._most_choices = engine.options.max_num_seqs + engine.options.max_waiting
-        self._mailbox: Mailbox | None = None
         self.served = Served(settings.served_names, engine.max_model_len, engine.model.vocab_size)
         self.intake = Intake(self.tokenizer, self.served, lifecycle, self.check_room)
 
@@ -79,9 +77,7 @@ class Service:
     ) -> Generation:
         """Hand every choice of every prompt to the engine. params: of a choice, by its number within a prompt."""
         by_choice = [params(choice) for choice in range(body.num_choices)]
-        if self._mailbox is None:
-            self._mailbox = Mailbox(asyncio.get_running_loop())
-        generation = Generation(self.engine, self._mailbox, self.lifecycle)
+        generation = Generation(self.engine, self.lifecycle)
         salt = self.settings.cache_salt(request.scope.get(KEY, ""), body.cache_salt)
         try:
             await generation.start([Order(ids, one) for ids in prompts for one in by_choice], slots, salt)
