@@ -186,11 +186,11 @@ def test_an_id_of_its_own(gated: tuple[Engine, GatedModel]) -> None:
     [
         ([[]], GREEDY, "the prompt is empty"),
         ("", GREEDY, "the prompt is empty"),
-        ([1, 40], GREEDY, "the prompt has the token 40; the model's are 0 to 39"),
-        ([-1], GREEDY, "the token -1"),
+        ([1, 40], GREEDY, "token 40 is none of the model's, which are 0 to 39"),
+        ([-1], GREEDY, "token -1"),
         ([1, 2.5], GREEDY, "whole numbers"),
-        ([1] * 60, GREEDY, r"60 tokens and max_tokens=12 are asked for, 72 in all; the model takes 64"),
-        ([1] * 64, SamplingParams(max_tokens=None), "the prompt has 64 tokens; with the output it may have 64"),
+        ([1] * 60, GREEDY, "the model takes 64 tokens, and this asks for 60 in the prompt and 12 to be made"),
+        ([1] * 64, SamplingParams(max_tokens=None), "the model takes 64 tokens, and this asks for 64 in the prompt"),
         ([1] * 65, SamplingParams(max_tokens=0), "the model takes 64"),
         ([1], SamplingParams(temperature=-1), "temperature=-1"),
         ([1], SamplingParams(logit_bias={40: 1.0}), "logit_bias"),
@@ -201,6 +201,15 @@ def test_requests_that_cannot_be_served(engine: Engine, prompt: Any, params: Any
     with pytest.raises(RequestError, match=said):
         engine.generate(prompt, params)
     assert is_idle(engine)
+
+
+def test_a_refusal_names_the_field_as_the_http_error_does(engine: Engine) -> None:
+    with pytest.raises(RequestError) as too_long:
+        engine.generate([1] * 60, GREEDY)
+    assert (too_long.value.param, too_long.value.code) == ("prompt", "context_length_exceeded")
+    with pytest.raises(RequestError) as unknown:
+        engine.generate([40], GREEDY)
+    assert (unknown.value.param, unknown.value.code) == ("prompt", None)
 
 
 def test_up_to_the_last_token_that_fits(engine: Engine) -> None:
