@@ -15,19 +15,22 @@ import whet
 from whet.errors import OptionError, QueueFull, RequestError, TargetError
 from whet.server.completion import Delta, join
 from whet.server.engine import Engine
+from whet.server.options import EngineOptions
 from whet.server.sampling_params import SamplingParams
 
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    with Engine(HashModel(), tokenizer=Letters(), max_num_seqs=4, max_batch_tokens=16, memory=4000) as engine:
+    with Engine(
+        HashModel(), EngineOptions(max_num_seqs=4, max_batch_tokens=16, memory=4000), tokenizer=Letters()
+    ) as engine:
         yield engine
 
 
 @pytest.fixture
 def gated() -> Iterator[tuple[Engine, GatedModel]]:
     model = GatedModel()
-    with Engine(model, max_num_seqs=1, max_waiting=1) as engine:
+    with Engine(model, EngineOptions(max_num_seqs=1, max_waiting=1)) as engine:
         yield engine, model
         model.gate.set()
 
@@ -55,7 +58,7 @@ def test_one_prompt_or_several(engine: Engine) -> None:
 
 
 def test_many_more_than_the_queue_holds() -> None:
-    with Engine(HashModel(), max_num_seqs=2, max_waiting=0) as engine:
+    with Engine(HashModel(), EngineOptions(max_num_seqs=2, max_waiting=0)) as engine:
         done = engine.generate([[i] for i in range(30)], GREEDY)
     assert [one.token_ids for one in done] == [naive_output(HashModel().logits_after, [i], GREEDY) for i in range(30)]
 
@@ -118,7 +121,7 @@ def test_asyncio_aborts() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    with Engine(HashModel(max_model_len=60_000), max_num_seqs=4, memory=4_000_000) as engine:
+    with Engine(HashModel(max_model_len=60_000), EngineOptions(max_num_seqs=4, memory=4_000_000)) as engine:
         asyncio.run(leave_in_every_way())
         assert eventually(lambda: is_idle(engine))
         assert engine.stats().request_success["abort"] == 3
@@ -130,7 +133,7 @@ def test_a_loop_that_is_closed_loses_its_requests() -> None:
         await anext(streams[0])
 
     streams: list[Any] = []
-    with Engine(HashModel(max_model_len=60_000), memory=4_000_000) as engine:
+    with Engine(HashModel(max_model_len=60_000), EngineOptions(memory=4_000_000)) as engine:
         asyncio.run(begin())
         assert eventually(lambda: is_idle(engine))
         assert engine.stats().request_success["abort"] == 1
@@ -280,7 +283,7 @@ def test_observers_and_stats(caplog: pytest.LogCaptureFixture) -> None:
             raise ValueError("no")
 
     told = Told()
-    with caplog.at_level(logging.CRITICAL), Engine(HashModel(), speculation="off") as engine:
+    with caplog.at_level(logging.CRITICAL), Engine(HashModel(), EngineOptions(speculation="off")) as engine:
         engine.listen(Broken())
         engine.listen(told)
         done = engine.generate([[1, 2, 3, 4, 5]] * 2 + [[9] * 5], GREEDY)
@@ -301,8 +304,9 @@ def test_a_draft_model_and_lookup_through_the_engine() -> None:
     prompts = [[i, 7, 3] for i in range(4)]
     params = SamplingParams(temperature=0, max_tokens=60)
     wanted = [naive_output(HashModel(max_model_len=100).logits_after, prompt, params) for prompt in prompts]
-    for options in ({"draft": HashModel(block_size=16, max_model_len=100)}, {"speculation": "ngram"}, {}):
-        with Engine(HashModel(max_model_len=100), **options) as engine:
+    small = HashModel(block_size=16, max_model_len=100)
+    for draft, options in ((small, {}), (None, {"speculation": "ngram"}), (None, {})):
+        with Engine(HashModel(max_model_len=100), EngineOptions(**options), draft=draft) as engine:
             assert [one.token_ids for one in engine.generate(prompts, params)] == wanted
             stats = engine.stats()
         assert stats.num_draft_tokens > 0
@@ -333,17 +337,29 @@ def test_salts_through_the_engine(engine: Engine) -> None:
     ],
 )
 def test_options_that_do_not_fit(options: dict[str, Any], said: str) -> None:
+    draft = options.pop("draft", None)
     with pytest.raises(OptionError, match=said):
-        Engine(HashModel(), **options)
+        Engine(HashModel(), EngineOptions(**options), draft=draft)
+
+
+def test_fields_of_the_options_as_keywords_go_on_working() -> None:
+    said = r"write whet.Engine\(..., whet.EngineOptions\(max_num_seqs=..., memory=...\)\)"
+    with pytest.warns(DeprecationWarning, match=said) as caught:
+        engine = Engine(HashModel(), EngineOptions(kv="int8"), max_num_seqs=2, memory=10_000)
+    assert caught[0].filename == __file__
+    with engine:
+        assert engine.options == EngineOptions(kv="int8", max_num_seqs=2, memory=10_000)
+    with pytest.raises(TypeError, match="max_seqs"):
+        Engine(HashModel(), max_seqs=2)
 
 
 def test_memory_decides_how_much_runs() -> None:
-    with Engine(HashModel(), memory=10_000) as engine:
+    with Engine(HashModel(), EngineOptions(memory=10_000)) as engine:
         assert engine._loop.stepper.scheduler.blocks.num_blocks == 10_000 // 32
-    with Engine(HashModel(), max_num_seqs=2, max_model_len=30) as engine:  # no more than can be used
+    with Engine(HashModel(), EngineOptions(max_num_seqs=2, max_model_len=30)) as engine:  # no more than can be used
         assert engine._loop.stepper.scheduler.blocks.num_blocks == 2 * 8
     draft = HashModel(block_size=8)
-    with Engine(HashModel(), memory=10_000, draft=draft) as engine:
+    with Engine(HashModel(), EngineOptions(memory=10_000), draft=draft) as engine:
         num_blocks = engine._loop.stepper.scheduler.blocks.num_blocks
         assert num_blocks == 10_000 // 64
         assert len(draft._cells) == -(-num_blocks // 2)
