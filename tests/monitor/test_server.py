@@ -76,6 +76,8 @@ def test_all_that_is_served(server: PageServer, run: Run) -> None:
         ("/", "text/html"),
         ("/page/live.js", "text/javascript"),
         ("/page/style.css", "text/css"),
+        ("/page/plot.js", "text/javascript"),
+        ("/page/uPlot.min.css", "text/css"),
         ("/api/history", "application/json"),
         ("/api/charts", "application/json"),
         ("/summary.json", "application/json"),

@@ -8,6 +8,7 @@ import time
 from importlib.resources import files
 from typing import Any
 
+from whet import charts
 from whet.errors import MissingExtra
 from whet.monitor import metrics
 from whet.monitor.exporter import Exporter
@@ -20,7 +21,7 @@ _WAIT_S = 15.0  # a page asks again after that, so that either side notices when
 _START_S = 10.0
 _BACKLOG = 64
 _TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
-_STATIC = ("style.css", "format.js", "chart.js", "charts.js", "tiles.js", "live.js")
+_STATIC = ("style.css", "format.js", "chart.js", "charts.js", "tiles.js", "live.js", *charts.FILES)
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
 _NEVER_STALE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 _OF_THE_PAGE = {**_NEVER_STALE, "Content-Security-Policy": _POLICY}
@@ -165,7 +166,8 @@ def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(check_host)])
 
     async def static(name: str) -> Response:
-        content = (files("whet.monitor") / "page" / name).read_bytes()
+        folder = files("whet.charts") if name in charts.FILES else files("whet.monitor") / "page"
+        content = (folder / name).read_bytes()
         return Response(content, media_type=_TYPES[name.rpartition(".")[2]], headers=_OF_THE_PAGE)
 
     @app.get("/")
@@ -183,7 +185,7 @@ def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
         return Response(json.dumps(value), media_type="application/json", headers=_NEVER_STALE)
 
     @app.get("/api/charts")
-    async def charts() -> Response:
+    async def what_charts() -> Response:
         return data(metrics.charts())
 
     @app.get("/api/update")
