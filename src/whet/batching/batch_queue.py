@@ -40,6 +40,7 @@ class BatchQueue:
         return len(self) + self.num_taken
 
     def add(self, entry: QueuedSample) -> None:
+        """Put a sample into the queue."""
         self._kinds.setdefault(entry.kind, []).append(entry)
 
     def discard(self, entry: QueuedSample) -> None:
@@ -51,7 +52,7 @@ class BatchQueue:
                 del self._kinds[entry.kind]
 
     def due_s(self) -> float | None:
-        """When the next batch is due; None while nothing waits. In the past where it is due already."""
+        """Return when the next batch is due, which may be in the past; None while nothing waits."""
         if not self._kinds:
             return None
         oldest_s = min(entries[0].arrived_s for entries in self._kinds.values())
@@ -59,7 +60,7 @@ class BatchQueue:
         return oldest_s if is_full else oldest_s + self._max_wait_s
 
     def take(self, now_s: float, *, everything: bool = False) -> list[list[QueuedSample]]:
-        """The batches that are due, each of one kind; with `everything`, the rest too."""
+        """Remove and return the batches that are due, each of one kind; with `everything`, the rest too."""
         batches: list[list[QueuedSample]] = []
         left: dict[Kind, list[QueuedSample]] = {}
         for kind, entries in self._kinds.items():

@@ -48,22 +48,30 @@ class BatcherStats:
 class DynamicBatcher:
     """Runs a function over batches of single samples, in a thread of its own; a context manager.
 
-    function: a module in eval mode, a loaded artefact, or anything that takes tensors with a batch dimension in front
-    and returns tensors, tuples or dicts of them with one too. It runs without gradients, in one thread.
-    max_batch: samples in a batch. max_wait_ms: how long the first of a batch waits for others. max_waiting: samples
-    that may wait; beyond, `submit` raises QueueFull.
-    length_dim: the dimension of a sample (without the batch) in which samples may differ; None: in none.
-    cut: whether outputs have that dimension too, and are cut to the sample's length; for tuples and dicts, the places
-    or names of those that have. It has to be said as soon as lengths differ.
-    pad_value: a number for all inputs, or one for each by place or name. mask, lengths: keywords under which the
-    function is given which elements are a sample's (bool [batch, length], of the first input that has a length), and
-    the lengths (int64 [batch]). Without them the function must not mind the padding.
-    sort_by_length: longest first, in and among the batches that are formed together.
-    buckets: lengths to pad to; a longer sample is refused. batch_sizes: numbers of samples to fill batches up to.
-    example: a sample; those with other names, types or sizes are refused. Without it, they are not put into one batch.
-    An artefact says itself what it takes, so that it needs no example, nor batch_sizes where its own is fixed.
+    Args:
+        function: A module in eval mode, a loaded artefact, or anything that takes tensors with a batch dimension
+            in front and returns tensors, tuples or dicts of them with one too. It runs without gradients, in one
+            thread.
+        max_batch: The samples in a batch; 32, or the largest of batch_sizes, if not given.
+        max_wait_ms: How long the first sample of a batch waits for others.
+        max_waiting: The samples that may wait; beyond, `submit` raises QueueFull.
+        pad_value: A number for all inputs, or one for each by place or name.
+        sort_by_length: Put the longest first, in and among the batches that are formed together.
+        buckets: The lengths to pad to; a longer sample is refused.
+        batch_sizes: The numbers of samples to fill batches up to.
+        length_dim: The dimension of a sample (without the batch) in which samples may differ; None for none.
+        cut: Whether outputs have that dimension too, and are cut to the sample's length; for tuples and dicts,
+            the places or names of those that have. It has to be said as soon as lengths differ.
+        mask: The keyword under which the function is given which elements are a sample's: bool [batch, length],
+            of the first input that has a length. Without it, the function must not mind the padding.
+        lengths: The keyword under which the function is given the lengths: int64 [batch].
+        example: A sample; those with other names, types or sizes are refused. Without it, they are not put into
+            one batch. An artefact says itself what it takes: it needs no example, nor batch_sizes where its own is
+            fixed.
+        clock: The time in seconds.
 
-    Raises OptionError for options out of range or a module in training mode.
+    Raises:
+        OptionError: An option is out of its range, or the module is in training mode.
     """
 
     def __init__(
