@@ -31,6 +31,7 @@ _PUBLIC = {
     "describe": "whet.machine",
     "Monitor": "whet.monitor",
     "Engine": "whet.server.engine",
+    "EngineOptions": "whet.server.options",
     "SamplingParams": "whet.server.sampling_params",
     "DynamicBatcher": "whet.batching.batcher",
     "WhetError": "whet.errors",

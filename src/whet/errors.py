@@ -74,7 +74,14 @@ class AuditError(WhetError):
 
 
 class RequestError(WhetError):
-    """A request that cannot be served. The message says which part of it is at fault."""
+    """A request that cannot be served. The message says which part of it is at fault, and `param` and `code` do so in
+    the words of OpenAI's API: a field's name, and a word for programs.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
 
 
 class QueueFull(RequestError):

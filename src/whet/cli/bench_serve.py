@@ -16,9 +16,9 @@ from whet.cli.model_directory import model_directory
 from whet.cli.units import seconds
 from whet.errors import OptionError
 from whet.load_test.benchmark import Options, run
-from whet.load_test.local_server import own_server
 from whet.load_test.record import Record
 from whet.load_test.report import Report, make_directory, write_report
+from whet.load_test.server_process import started_server
 from whet.load_test.terminal import show_report
 from whet.load_test.trace import read_trace
 from whet.measure.quiet import Patience
@@ -162,7 +162,7 @@ def _measure(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with contextlib.ExitStack() as stack:
         with console.status("starting whet serve"):
-            url = stack.enter_context(own_server(directory, serve_options, api_key=api_key))
+            url = stack.enter_context(started_server(directory, serve_options, api_key=api_key))
         return _run(console, url, options, api_key)
 
 

@@ -12,10 +12,11 @@ import typer
 from rich.console import Console
 
 from whet.cli import model_directory
+from whet.cli.engine_options import DEFAULTS, DtypeOption, WeightsOption
 from whet.errors import OptionError, RequestError
 from whet.figures import DASH, digits, duration
-from whet.models.options import Dtype, WeightBits
 from whet.server.engine import Engine
+from whet.server.options import EngineOptions
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
 
@@ -28,8 +29,8 @@ Ctrl-C stops an answer; a second one leaves."""
 
 def chat(
     model: Annotated[str, typer.Argument(metavar=model_directory.METAVAR, help=model_directory.HELP)],
-    weights: Annotated[WeightBits, typer.Option(help="how the weights are kept: fewer bits, faster")] = "as-is",
-    dtype: Annotated[Dtype, typer.Option(help="number format of what stays as it is")] = "bf16",
+    weights: WeightsOption = None,
+    dtype: DtypeOption = None,
     temperature: Annotated[float, typer.Option(help="0: always the most probable token; higher: more varied")] = 0.7,
     max_tokens: Annotated[int, typer.Option(min=1, help="tokens of one answer at most")] = 512,
     seed: Annotated[
@@ -48,11 +49,12 @@ def chat(
         raise OptionError("--system belongs to a conversation: leave it out, or leave out --complete")
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     params.check(vocab_size=1)  # what is wrong with them is wrong for any model: say so before one is loaded
+    options = EngineOptions(weights=weights or DEFAULTS.weights, dtype=dtype or DEFAULTS.dtype)
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     directory = model_directory.model_directory(model)
     tokenizer = Tokenizer(directory)
     with notes.status("loading the model"):
-        engine = Engine(directory, tokenizer=tokenizer, weights=weights, dtype=dtype)
+        engine = Engine(directory, options, tokenizer=tokenizer)
     with contextlib.closing(engine):
         talk = _Talk(engine, tokenizer, params, system, complete)
         if not complete and tokenizer.chat_template.is_plain:

@@ -12,9 +12,9 @@ from whet.cli.units import seconds
 from whet.errors import OptionError
 from whet.monitor.launch import Launch
 from whet.monitor.monitor import MIN_INTERVAL_S, make_directory, write_summary
-from whet.monitor.server import DEFAULT_HOST
 from whet.monitor.summary import summarise
 from whet.monitor.terminal import show_summary
+from whet.network import LOOPBACK
 
 DEFAULT_PORT = 8765
 
@@ -29,7 +29,7 @@ def monitor(
     ] = None,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="of the page; 127.0.0.1: this machine alone may look")
-    ] = DEFAULT_HOST,
+    ] = LOOPBACK,
     page: Annotated[bool, typer.Option("--page/--no-page", help="serve the live page and /metrics")] = True,
     keep: Annotated[bool, typer.Option("--keep", help="serve the page after the end too, until Ctrl-C")] = False,
     interval: Annotated[str, typer.Option(metavar="DURATION", help="between samples, as 1s or 0.5s")] = "1s",

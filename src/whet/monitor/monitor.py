@@ -24,11 +24,12 @@ from whet.monitor.gpu import GpuCollector
 from whet.monitor.process import ProcessCollector, usable_cores
 from whet.monitor.run import Facts, Run
 from whet.monitor.sampler import Sampler
-from whet.monitor.server import DEFAULT_HOST, PageServer
+from whet.monitor.server import PageServer
 from whet.monitor.steps import Step, StepCounter, phases_of
 from whet.monitor.summary import Summary, summarise
 from whet.monitor.summary_page import render
 from whet.monitor.terminal import show_summary
+from whet.network import LOOPBACK
 
 if TYPE_CHECKING:
     from whet.monitor.torch_loop import OnStep, TorchLoop
@@ -62,7 +63,7 @@ class Monitor:
         name: str | None = None,
         *,
         port: int | None = None,
-        host: str = DEFAULT_HOST,
+        host: str = LOOPBACK,
         interval_s: float = 1.0,
         out: str | Path | None = None,
         show: bool = True,

@@ -2,29 +2,26 @@
 
 import asyncio
 import contextlib
-import errno
-import ipaddress
 import json
-import socket
 import threading
 import time
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit
 
-from whet.errors import MissingExtra, OptionError
+from whet import charts
+from whet.errors import MissingExtra
 from whet.monitor import metrics
 from whet.monitor.exporter import Exporter
 from whet.monitor.run import Run
 from whet.monitor.summary import summarise
 from whet.monitor.summary_page import render
-
-DEFAULT_HOST = "127.0.0.1"
+from whet.network import LOOPBACK, bind, http_url, is_loopback, listen, names_loopback
 
 _WAIT_S = 15.0  # a page asks again after that, so that either side notices when the other has gone
 _START_S = 10.0
+_BACKLOG = 64
 _TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
-_STATIC = ("style.css", "format.js", "chart.js", "charts.js", "tiles.js", "live.js")
+_STATIC = ("style.css", "format.js", "chart.js", "charts.js", "tiles.js", "live.js", *charts.FILES)
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
 _NEVER_STALE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 _OF_THE_PAGE = {**_NEVER_STALE, "Content-Security-Policy": _POLICY}
@@ -36,17 +33,18 @@ class PageServer:
     Raises MissingExtra without fastapi and uvicorn, OptionError where the address cannot be had.
     """
 
-    def __init__(self, run: Run, host: str = DEFAULT_HOST, port: int = 0) -> None:
+    def __init__(self, run: Run, host: str = LOOPBACK, port: int = 0) -> None:
         self._waiting = _Waiting(run)
-        app = _app(run, self._waiting, loopback=_is_loopback(host))
+        app = _app(run, self._waiting, loopback=is_loopback(host))
         self._server = _uvicorn(app)
         self._socket = bind(host, port)
+        listen(self._socket, _BACKLOG)
         self.host, self.port = host, int(self._socket.getsockname()[1])
         self._thread = threading.Thread(target=self._serve, name="whet-monitor-page", daemon=True)
 
     @property
     def url(self) -> str:
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return http_url(self.host, self.port)
 
     def start(self) -> None:
         """Returns once the page can be asked for."""
@@ -118,26 +116,6 @@ class _Waiting:
             event.set()
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OptionError where the address is in use or none of this machine's."""
-    if not 0 <= port <= 65535:
-        raise OptionError(f"port {port} is none: write 0 for any free one, or 1 to 65535")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen(64)
-    except OSError as error:
-        listening.close()
-        if error.errno == errno.EADDRINUSE:
-            raise OptionError(
-                f"port {port} of {host} is in use; name another one, or 0 for any that is free"
-            ) from error
-        raise OptionError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
-    return listening
-
-
 def _uvicorn(app: Any) -> Any:
     try:
         import uvicorn
@@ -182,14 +160,14 @@ def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
     exporter = Exporter(run)
 
     def check_host(request: Request) -> None:
-        # A foreign site can point a name of its own at 127.0.0.1 and read what a browser gets from there.
-        if loopback and not _is_loopback(urlsplit(f"//{request.headers.get('host', '')}").hostname or ""):
+        if loopback and not names_loopback(request.headers.get("host", "")):
             raise HTTPException(421, "this page answers to localhost only")
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(check_host)])
 
     async def static(name: str) -> Response:
-        content = (files("whet.monitor") / "page" / name).read_bytes()
+        folder = files("whet.charts") if name in charts.FILES else files("whet.monitor") / "page"
+        content = (folder / name).read_bytes()
         return Response(content, media_type=_TYPES[name.rpartition(".")[2]], headers=_OF_THE_PAGE)
 
     @app.get("/")
@@ -207,7 +185,7 @@ def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
         return Response(json.dumps(value), media_type="application/json", headers=_NEVER_STALE)
 
     @app.get("/api/charts")
-    async def charts() -> Response:
+    async def what_charts() -> Response:
         return data(metrics.charts())
 
     @app.get("/api/update")
@@ -234,11 +212,3 @@ def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
         return Response(content, headers={"Content-Type": content_type})
 
     return app
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
