@@ -9,7 +9,6 @@ from rich.console import Console
 
 from whet.measure.source_location import Line
 from whet.profiler.allocations import Allocation, LineUse, TensorMemory
-from whet.profiler.figures import percent, signed
 from whet.profiler.leaks import Leak
 from whet.profiler.operators import OperatorCost, Operators
 from whet.profiler.referrers import LiveTensor
@@ -138,8 +137,3 @@ def test_where_there_are_many_sections_the_small_ones_are_left_out() -> None:
     many = [section("m", total_s=10.0), *(section("m", f"part{chr(97 + i)}", total_s=0.01) for i in range(26))]
     text = "\n".join(shown(Report(name="x", sections=tuple(many))))
     assert "and 26 sections of less than 1% of the time each" in text
-
-
-def test_growth_and_shares() -> None:
-    assert [signed(n) for n in (5, 2048, -5_000_000)] == ["0", "+2.05 kB", "−5.00 MB"]
-    assert [percent(s) for s in (0.0, 0.012, 0.5, None)] == ["0.0%", "1.2%", "50%", "—"]

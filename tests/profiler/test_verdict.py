@@ -74,16 +74,16 @@ def test_a_model_without_any_work() -> None:
     ("given_facts", "bound", "words"),
     [
         (facts(thread_s=0.2, sections=(section("io", 0.9, 0.1), section("go", 0.1, 0.1))), WAITING, "section 'io'"),
-        (facts(thread_s=0.2, cpu_s=1.9, cores=2), WAITING, "80 %"),  # threads that spin do not hide it
-        (facts(operators=operators(0.3)), "overhead-bound", "70 %"),
+        (facts(thread_s=0.2, cpu_s=1.9, cores=2), WAITING, "80%"),  # threads that spin do not hide it
+        (facts(operators=operators(0.3)), "overhead-bound", "70%"),
         (facts(operators=operators(0.3), memory_watched=True), ONE_CORE, "cores busy"),
-        (facts(sections=(section("io", 0.5, 0.1), section("go", 0.4, 0.4))), ONE_CORE, "which waits for 80 % of it"),
+        (facts(sections=(section("io", 0.5, 0.1), section("go", 0.4, 0.4))), ONE_CORE, "which waits for 80% of it"),
         (facts(), ONE_CORE, "1.00 of the 4 cores"),
         (facts(cores=1), "compute-bound", "cores"),
         (facts(cpu_s=3.8), "compute-bound", "3.80 of the 4"),
         (facts(on_gpu=True), UNKNOWN, "operators=True"),
-        (facts(operators=operators(0.5, device_s=0.2), on_gpu=True), "overhead-bound", "20 %"),
-        (facts(operators=operators(0.5, device_s=0.9), on_gpu=True), "compute-bound", "90 %"),
+        (facts(operators=operators(0.5, device_s=0.2), on_gpu=True), "overhead-bound", "20%"),
+        (facts(operators=operators(0.5, device_s=0.9), on_gpu=True), "compute-bound", "90%"),
         (facts(leaks=(LEAK,)), MEMORY_GROWING, "2.00 MB a step, first of all at a.py:7 (f)"),
     ],
 )

@@ -54,29 +54,29 @@ def test_growing_memory_comes_first_and_the_bound_is_still_told() -> None:
     verdict, bound, evidence = judge(parts, facts(GROWS))
     assert verdict is StepVerdict.MEMORY
     assert bound is StepVerdict.INPUT
-    assert evidence[0].startswith("the process's heap grows by 1.05 MB a step (95 %: 524 kB–2.10 MB), 67.1 MB")
+    assert evidence[0].startswith("the process's heap grows by 1.05 MB a step (95%: 524 kB–2.10 MB), 67.1 MB")
     assert "a gigabyte every 954 steps" in evidence[0]
-    assert "90 % of each step" in evidence[1]
+    assert "90% of each step" in evidence[1]
 
 
 def test_evidence_says_how_much_and_how_sure_and_why() -> None:
     parts = cut([record(number, FORWARD=5, DATA=15) for number in range(20)])
     _, _, evidence = judge(parts, facts(STEADY, loader="num_workers is 0"))
     assert evidence[0] == (
-        "75 % of each step (95 %: 75–75 %), 15.0 of 20.0 ms, is waiting for data; without it a step could be up to "
+        "75% of each step (95%: 75–75%), 15.0 of 20.0 ms, is waiting for data; without it a step could be up to "
         "4.0x faster (num_workers is 0)"
     )
     assert evidence[1].startswith("the process's heap does not grow: 3 B a step")
     little = Growth("heap", 87.0, (9.0, 165.0), 6_000, 2**30, 22, 98, False)
     _, _, evidence = judge(cut([record(FORWARD=5)] * 5), facts(little))
-    assert evidence[1].startswith("the process's heap hardly grows: 87 B a step (95 %: 9 B to 165 B)")
+    assert evidence[1].startswith("the process's heap hardly grows: 87 B a step (95%: 9 B to 165 B)")
 
 
 def test_one_slow_step_decides_nothing_and_is_named() -> None:
     records = [record(number, FORWARD=10, DATA=0.5) for number in range(99)] + [record(99, FORWARD=10, DATA=900)]
     verdict, _, evidence = judge(cut(records), facts())
     assert verdict is StepVerdict.COMPUTE
-    assert any("mostly in a few slow steps (5 % of a median step)" in sentence for sentence in evidence)
+    assert any("mostly in a few slow steps (4.8% of a median step)" in sentence for sentence in evidence)
 
 
 def test_on_a_gpu_its_own_clock_decides() -> None:

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from whet.trace_profiler.account import Entry
-from whet.trace_profiler.figures import percent, time
 from whet.trace_profiler.gpu import Use, short_name
 from whet.trace_profiler.operators import call_tree
 from whet.trace_profiler.report import TraceReport, analyse
@@ -308,19 +307,6 @@ def test_notes_say_what_makes_figures_doubtful(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_short_names(whole: str, short: str) -> None:
     assert short_name(whole) == short
-
-
-@pytest.mark.parametrize(
-    ("time_ns", "text"),
-    [(0, "0 µs"), (1, "0.00100 µs"), (999, "0.999 µs"), (12_345, "12.3 µs"), (999_600, "1.00 ms"), (12.3e9, "12.3 s"),
-     (4.2e12, "4,200 s"), (-1500, "−1.50 µs")],
-)  # fmt: skip
-def test_times_in_words(time_ns: float, text: str) -> None:
-    assert time(time_ns) == text
-
-
-def test_shares_in_words() -> None:
-    assert [percent(x) for x in (0, 0.0004, 0.042, 0.0996, 0.5, 1)] == ["0%", "<0.1%", "4.2%", "10%", "50%", "100%"]
 
 
 times = st.tuples(st.integers(0, 60), st.integers(0, 20))

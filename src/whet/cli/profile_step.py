@@ -17,13 +17,12 @@ from rich.text import Text
 from whet.cli.busy import INCONCLUSIVE, shown
 from whet.cli.profiled_process import error_of
 from whet.errors import ModelError, OptionError, WhetError
-from whet.figures import digits
+from whet.figures import count, digits, percent
 from whet.files import write_whole
 from whet.machine import describe
 from whet.measure.isolate import run_isolated
 from whet.measure.load import Observed
 from whet.measure.quiet import Patience
-from whet.step_profiler.figures import count, percent
 from whet.step_profiler.report import PhaseTime, StepReport
 from whet.step_profiler.run import run_training
 from whet.step_profiler.verdict import StepVerdict
@@ -156,7 +155,7 @@ def _phases(report: StepReport) -> Table:
         table.add_row(*_cells(phase, on_gpu))
     if report.step_ms is not None:
         gpu = ["", ""] if on_gpu else []
-        table.add_row("step", digits(report.step_ms), "100 %", *gpu, "", "", style="bold")
+        table.add_row("step", digits(report.step_ms), "100%", *gpu, "", "", style="bold")
     return table
 
 

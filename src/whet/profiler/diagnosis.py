@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from whet.figures import percent
 from whet.machine import Limits
 from whet.profiler.layers import LayerCost, Profile
 
@@ -150,14 +151,14 @@ def _phrase(bound: Bound, share: float, layers: Sequence[LayerCost], limits: Lim
     for layer in layers:
         by_kind[layer.kind] += layer.time_s  # type: ignore[assignment]  # a Counter sums floats as well
     kinds = [kind for kind, kind_s in by_kind.most_common(3) if kind_s >= 0.1 * time_s]
-    where = f"{share:.0%}".replace("%", " %") + f" of the time is in {bound} layers ({', '.join(kinds)}), "
+    where = f"{percent(share, decimals=0)} of the time is in {bound} layers ({', '.join(kinds)}), "
     if bound is Bound.OVERHEAD:
         return where + "where calling operators costs more than their work"
     if bound is Bound.COMPUTE:
         reached = sum(_compute_s(layer, limits, dtype) for layer in layers) / time_s
-        return where + f"which run at {min(1.0, reached) * 100:.0f} % of the {dtype} limit"
+        return where + f"which run at {percent(min(1.0, reached), decimals=0)} of the {dtype} limit"
     reached = sum(_memory_s(layer, limits) for layer in layers) / time_s
-    return where + f"which read at {min(1.0, reached) * 100:.0f} % of what memory gives"
+    return where + f"which read at {percent(min(1.0, reached), decimals=0)} of what memory gives"
 
 
 def _sentence(phrases: list[str]) -> str:

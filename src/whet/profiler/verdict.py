@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from whet.figures import digits, duration, num_bytes
+from whet.figures import digits, duration, num_bytes, percent
 from whet.machine import Limits
 from whet.profiler.diagnosis import Bound, diagnose, least_time_s
 from whet.profiler.layers import Profile
@@ -119,7 +119,7 @@ def block_verdict(facts: BlockFacts, limits: Limits | None = None) -> Verdict:
     if limits is not None and operators is not None and operators.flops and operators.traced_s:
         share = min(1.0, operators.flops / operators.traced_s / limits.peak(facts.dtype))
         sentences.append(
-            f"Its matrix products and convolutions run at {share * 100:.0f} % of what this machine reaches in "
+            f"Its matrix products and convolutions run at {percent(share)} of what this machine reaches in "
             f"{facts.dtype}."
         )
     if facts.leaks and bound != MEMORY_GROWING:
@@ -138,13 +138,13 @@ def _block_bound(facts: BlockFacts, busy: float) -> tuple[str, str]:
         if share < _IDLE_GPU:
             return (
                 Bound.OVERHEAD,
-                f"The GPU works {share * 100:.0f} % of the time, and waits for the host for the rest.",
+                f"The GPU works {percent(share)} of the time, and waits for the host for the rest.",
             )
-        return Bound.COMPUTE, f"The GPU works {min(1.0, share) * 100:.0f} % of the time."
+        return Bound.COMPUTE, f"The GPU works {percent(min(1.0, share))} of the time."
     waited = 1 - facts.thread_s / facts.wall_s
     if 1 - waited < _BUSY:
         return WAITING, (
-            f"The thread that runs it waited for {waited * 100:.0f} % of the time: for data, disk, network, locks, "
+            f"The thread that runs it waited for {percent(waited)} of the time: for data, disk, network, locks, "
             "sleep, or its turn on a busy machine."
         )
     if facts.on_gpu:
@@ -154,7 +154,7 @@ def _block_bound(facts: BlockFacts, busy: float) -> tuple[str, str]:
         if outside >= _PYTHON:
             return (
                 Bound.OVERHEAD,
-                f"{outside * 100:.0f} % of the time is spent computing in no operator: it is Python's.",
+                f"{percent(outside)} of the time is spent computing in no operator: it is Python's.",
             )
     of_cores = f"The process kept {busy:.2f} of the {facts.cores} cores busy that it may use."
     return ONE_CORE if busy <= _ABOUT_ONE and facts.cores > 1 else Bound.COMPUTE, of_cores
@@ -168,11 +168,9 @@ def _main_section(facts: BlockFacts, *, waits: bool) -> list[str]:
     where = f"section '{' / '.join(main.path)}'"
     if waits:
         waited_s = max(1e-12, facts.wall_s - facts.thread_s)
-        return [f"{min(1.0, main.waited_s / waited_s) * 100:.0f} % of the waiting is in {where}."]
-    idle = (
-        f", which waits for {main.waited_s / main.self_s * 100:.0f} % of it" if main.waited_s > main.self_s / 2 else ""
-    )
-    return [f"Most time, {main.self_s / facts.wall_s * 100:.0f} %, goes into {where} itself{idle}."]
+        return [f"{percent(min(1.0, main.waited_s / waited_s))} of the waiting is in {where}."]
+    idle = f", which waits for {percent(main.waited_s / main.self_s)} of it" if main.waited_s > main.self_s / 2 else ""
+    return [f"Most time, {percent(main.self_s / facts.wall_s)}, goes into {where} itself{idle}."]
 
 
 def growth_sentence(leaks: Sequence[Leak], step: str = "step") -> str:

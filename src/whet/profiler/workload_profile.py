@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.errors import ModelError, WhetError, is_out_of_memory, reason
+from whet.figures import percent
 from whet.machine import Limits
 from whet.measure.clock import Measurement, measure_calls, synchronize, use_device_of
 from whet.measure.quiet import undisturbed
@@ -216,7 +217,7 @@ def _take_apart(run: _Run) -> None:
     sum_s = sum(layer.time_s for layer in profile.layers)
     if profile.total_s and abs(sum_s / profile.total_s - 1) > _FAR_OFF:
         notes.append(
-            f"the layers' times add up to {sum_s / profile.total_s * 100:.0f} % of the whole call: calls so short, "
+            f"the layers' times add up to {percent(sum_s / profile.total_s)} of the whole call: calls so short, "
             "or a machine so busy, that watching the layers disturbs them"
         )
     _keep(

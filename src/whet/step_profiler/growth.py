@@ -5,7 +5,7 @@ as long as what was freed before is used again. Elsewhere the resident set. On a
 
 Batches of unequal size and a late garbage collection make single steps meaningless, so the run is cut into blocks and
 only the least of each block counts. Growth is claimed where the mean rise from block to block lies above zero with its
-95 % interval (Student's t): one jump, however large, is not enough, a leak in the second half of the run is.
+95% interval (Student's t): one jump, however large, is not enough, a leak in the second half of the run is.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ _LEAST_RISE = {"heap": 2**15, "cuda": 2**15, "resident": 2**22}  # bytes over th
 class Growth:
     """How what is held changes from step to step.
 
-    source: heap, cuda or resident. slope_bytes: a step, with its 95 % interval. rise_bytes: from the first block to the
+    source: heap, cuda or resident. slope_bytes: a step, with its 95% interval. rise_bytes: from the first block to the
     last. first_step, last_step: what was looked at, after the warm-up.
     """
 

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from whet.figures import MIN_SAMPLES_FOR_P99, digits
+from whet.figures import MIN_SAMPLES_FOR_P99, count, digits, percent
 from whet.measure.source_location import UNKNOWN
 from whet.measure.stats import percentile
-from whet.step_profiler.figures import count, percent
 from whet.step_profiler.growth import Growth, growth
 from whet.step_profiler.log import NUM_WARM_UP, StepLog, StepRecord
 from whet.step_profiler.phases import Phase
@@ -118,7 +117,7 @@ class StepReport:
         lines.append(f"{'phase':<17}{'ms a step':>10}{'share':>8}{'calls':>8}{'  on the GPU, ms' if on_gpu else ''}")
         lines += [_row(phase, on_gpu) for phase in self.phases]
         if self.step_ms is not None:
-            lines.append(f"{'step':<17}{digits(self.step_ms):>10}{'100 %':>8}")
+            lines.append(f"{'step':<17}{digits(self.step_ms):>10}{'100%':>8}")
         return "\n".join(lines)
 
 

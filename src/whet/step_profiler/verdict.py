@@ -12,8 +12,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from whet.figures import digits, num_bytes
-from whet.step_profiler.figures import percent
+from whet.figures import digits, num_bytes, percent
 from whet.step_profiler.growth import Growth
 from whet.step_profiler.log import StepRecord
 from whet.step_profiler.phases import Phase
@@ -41,7 +40,7 @@ class StepVerdict(StrEnum):
 class Part:
     """One of the four that a step is cut into.
 
-    share: of all steps together, with its 95 % interval. ms: a step, on average. typical_share: the median step's.
+    share: of all steps together, with its 95% interval. ms: a step, on average. typical_share: the median step's.
     """
 
     bound: StepVerdict
@@ -119,7 +118,7 @@ _ADVICE = {
 
 def _evidence(part: Part, whole_ms: float, facts: Facts) -> str:
     low, high = part.ci95
-    took = f"{percent(part.share)} of each step (95 %: {low * 100:.0f}–{high * 100:.0f} %)"
+    took = f"{percent(part.share)} of each step (95%: {low * 100:.0f}–{percent(high, decimals=0)})"
     took += f", {digits(part.ms)} of {digits(whole_ms)} ms,"
     if part.bound is StepVerdict.COMPUTE:
         return f"{took} is forward, loss, backward and optimiser"
@@ -141,7 +140,7 @@ def _grows(trend: Growth) -> str:
     steps = 1e9 / trend.slope_bytes
     return (
         f"{_HEAPS[trend.source]} grows by {num_bytes(trend.slope_bytes)} a step "
-        f"(95 %: {num_bytes(low)}–{num_bytes(high)}), "
+        f"(95%: {num_bytes(low)}–{num_bytes(high)}), "
         f"{num_bytes(trend.rise_bytes)} from step {trend.first_step} to {trend.last_step}: "
         f"a gigabyte every {steps:,.0f} steps"
     )
@@ -152,6 +151,6 @@ def _steady(trend: Growth) -> str:
     grows = "hardly grows" if low > 0 else "does not grow"
     return (
         f"{_HEAPS[trend.source]} {grows}: {num_bytes(trend.slope_bytes)} a step "
-        f"(95 %: {num_bytes(low)} to {num_bytes(high)}) "
+        f"(95%: {num_bytes(low)} to {num_bytes(high)}) "
         f"from step {trend.first_step} to {trend.last_step}"
     )

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from whet.figures import nanoseconds, percent
 from whet.trace_profiler.account import Entry, Share
-from whet.trace_profiler.figures import percent, time
 from whet.trace_profiler.gpu import DeviceTime, DeviceUse, Use, short_name
 from whet.trace_profiler.launches import Launches
 from whet.trace_profiler.operators import OperatorTime
@@ -98,7 +98,7 @@ def judge(
         sums[_BOUND_OF[share.entry]] += share.time_ns
     ranked = sorted(sums, key=lambda bound: -sums[bound])
     bound = ranked[0]
-    phrases = [f"for {percent(sums[bound] / window_ns)} of {time(window_ns)} {_PHRASES[bound]}"]
+    phrases = [f"for {percent(sums[bound] / window_ns)} of {nanoseconds(window_ns)} {_PHRASES[bound]}"]
     phrases += [
         f"for {percent(sums[other] / window_ns)} {_PHRASES[other].partition(':')[0]}"
         for other in ranked[1:]
@@ -118,7 +118,8 @@ def _evidence(
 ) -> str:
     """One more sentence that points at what to look at first."""
     if bound is TraceBound.LAUNCH and launches is not None and launches.num_calls > 1:
-        text = f"{launches.num_calls:,} launches take {time(launches.call_median_ns or 0)} of CPU time each (median)"
+        median = nanoseconds(launches.call_median_ns or 0)
+        text = f"{launches.num_calls:,} launches take {median} of CPU time each (median)"
         if launches.num_short:
             text += f"; {launches.num_short:,} of {launches.num_matched:,} kernels run shorter than their launch takes"
         return f"{text}."
