@@ -7,6 +7,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from whet.bounds import Bound
 from whet.measure.source_location import Line
 from whet.profiler.allocations import Allocation, LineUse, TensorMemory
 from whet.profiler.leaks import Leak
@@ -32,14 +33,14 @@ def full(gpu: bool = True) -> Report:
     gpu_s = 0.5 if gpu else None
     allocation = Allocation(4 * 10**9, (1024, 1024, 1024), "float32", "cuda", LINE, 3, False, 1)
     kind = "TransformerEncoderLayer"
-    layer = LayerLine(LONG, kind, 1, 0.123456, 10**12, 10**10, 123.4, "bandwidth-bound", 0.1234)
+    layer = LayerLine(LONG, kind, 1, 0.123456, 10**12, 10**10, 123.4, Bound.BANDWIDTH, 0.1234)
     operator = OperatorCost(LONG, "[1024, 1024] " * 9, 123456, 1.5, 2.5, gpu_s, gpu_s)
     points = tuple(MemoryPoint(i / 10, i * 10**6) for i in range(500))
     device = "cuda" if gpu else "cpu"
     return Report(
         name="x",
         partial=f"the model raised {LONG}: \x1b[31mred[/red]",
-        verdict=Verdict("overhead-bound", (f"Because of {LONG}.", "More."), 0.0123, (Hint("bf16", 2.0),)),
+        verdict=Verdict(Bound.OVERHEAD, (f"Because of {LONG}.", "More."), 0.0123, (Hint("bf16", 2.0),)),
         wall_s=12.5,
         num_steps=7,
         latency=Latency(1234.5, 2345.6, 3456.7, 12345, 123456.7, 31.9),

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from whet.bounds import Bound
 from whet.trace_profiler.account import Entry
 from whet.trace_profiler.gpu import Use, short_name
 from whet.trace_profiler.operators import call_tree
 from whet.trace_profiler.report import TraceReport, analyse
 from whet.trace_profiler.trace import NONE, Kind, Trace, read_trace
-from whet.trace_profiler.verdict import TraceBound
 
 US = 1000
 MAIN, AUTOGRAD = 1, 2  # threads
@@ -250,20 +250,20 @@ GLOO = [op("aten::mm", 0, 200), note("gloo:all_reduce", 100, 850, 5)]
 @pytest.mark.parametrize(
     ("parts", "bound", "share"),
     [
-        (BUSY, TraceBound.GPU, 0.97),
-        (SMALL, TraceBound.LAUNCH, 50 * (19 - 2) / 1000),
-        (LOADING, TraceBound.INPUT, 0.79),  # the last kernel of the step before ends with it
-        (NCCL, TraceBound.COMMUNICATION, 0.67),
-        (COPYING, TraceBound.COPY, 0.9),
-        (PYTHON, TraceBound.HOST, 0.925),  # before the operator, and after the kernel
-        (STALL, TraceBound.STALL, 0.8),
-        (OPERATORS, TraceBound.CPU, 0.8),
-        (LOADING_ON_CPU, TraceBound.INPUT, 0.6),
-        (GLOO, TraceBound.COMMUNICATION, 0.75),
+        (BUSY, Bound.GPU, 0.97),
+        (SMALL, Bound.LAUNCH, 50 * (19 - 2) / 1000),
+        (LOADING, Bound.INPUT, 0.79),  # the last kernel of the step before ends with it
+        (NCCL, Bound.COMMUNICATION, 0.67),
+        (COPYING, Bound.COPY, 0.9),
+        (PYTHON, Bound.HOST, 0.925),  # before the operator, and after the kernel
+        (STALL, Bound.STALL, 0.8),
+        (OPERATORS, Bound.CPU, 0.8),
+        (LOADING_ON_CPU, Bound.INPUT, 0.6),
+        (GLOO, Bound.COMMUNICATION, 0.75),
     ],
-    ids=lambda value: str(value) if isinstance(value, TraceBound) else "",
+    ids=lambda value: str(value) if isinstance(value, Bound) else "",
 )
-def test_verdicts(tmp_path: Path, parts: list[dict[str, Any]], bound: TraceBound, share: float) -> None:
+def test_verdicts(tmp_path: Path, parts: list[dict[str, Any]], bound: Bound, share: float) -> None:
     found = report(tmp_path, loop(5, parts)).verdict
     assert found.bound is bound
     assert found.share == pytest.approx(share, abs=0.02)
@@ -274,7 +274,7 @@ def test_verdicts(tmp_path: Path, parts: list[dict[str, Any]], bound: TraceBound
 def test_launches_without_gpu_times_have_no_verdict(tmp_path: Path) -> None:
     counted = event("cuda_profiler_range", "gemm", 0, 900)
     found = report(tmp_path, [op("aten::mm", 0, 100), launch(10, 20, 1), counted])
-    assert found.verdict.bound is TraceBound.UNKNOWN
+    assert found.verdict.bound is Bound.UNKNOWN
     assert any("counter ranges" in text for text in found.notes)
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from whet.bounds import Bound
 from whet.cli.busy import INCONCLUSIVE, shown
 from whet.cli.profiled_process import error_of
 from whet.errors import ModelError, OptionError, WhetError
@@ -25,7 +26,6 @@ from whet.measure.load import Observed
 from whet.measure.quiet import Patience
 from whet.step_profiler.report import PhaseTime, StepReport
 from whet.step_profiler.run import run_training
-from whet.step_profiler.verdict import StepVerdict
 from whet.workloads.training_target import training_function
 from whet.workloads.user_code import what_and_where
 
@@ -100,7 +100,7 @@ def show_steps(console: Console, report: StepReport) -> None:
     console.print()
     if report.is_partial:
         console.print(Text.assemble(("PARTIAL  ", "bold red"), report.ended_by))
-    style = "bold green" if report.verdict is StepVerdict.COMPUTE else "bold yellow"
+    style = "bold green" if report.verdict is Bound.COMPUTE else "bold yellow"
     console.print(Text(report.verdict.upper(), style))
     for sentence in (*report.evidence, report.advice):
         for line in textwrap.wrap(f"{sentence[:1].upper()}{sentence[1:]}.", min(console.width, _WIDTH) - 2):

@@ -7,8 +7,8 @@ costs to call an operator, and caches, from which small models read their weight
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
+from whet.bounds import ROOFLINE, Bound
 from whet.figures import percent
 from whet.machine import Limits
 from whet.profiler.layers import LayerCost, Profile
@@ -17,17 +17,12 @@ _FAR = 4.0  # times what is attainable
 _CALL = 20.0  # times the smallest operator: what one with real tensors costs to call, memory and threads included
 
 
-class Bound(StrEnum):
-    COMPUTE = "compute-bound"
-    BANDWIDTH = "bandwidth-bound"
-    OVERHEAD = "overhead-bound"
-
-
 @dataclass(frozen=True)
 class Diagnosis:
     """What a model's time goes into.
 
-    bound: what most of it is spent on. shares: of the time, per Bound. share_of_limit: attainable / measured.
+    bound: what most of it is spent on. shares: of the time, for each of ROOFLINE. share_of_limit: attainable over
+    measured time.
     """
 
     bound: Bound
@@ -38,14 +33,14 @@ class Diagnosis:
 
 def diagnose(profile: Profile, limits: Limits) -> Diagnosis:
     """Say which layers are held back by what, and how far they are from the limit."""
-    groups: dict[Bound, list[LayerCost]] = {bound: [] for bound in Bound}
+    groups: dict[Bound, list[LayerCost]] = {bound: [] for bound in ROOFLINE}
     for layer in profile.layers:
         groups[layer_bound(layer, limits, dtype=profile.dtype)].append(layer)
     times = {bound: sum(layer.time_s for layer in layers) for bound, layers in groups.items()}
     measured_s = sum(times.values())
     shares = {bound: time_s / measured_s if measured_s else 0.0 for bound, time_s in times.items()}
     least_s = least_time_s(profile, limits)
-    ranked = sorted(Bound, key=lambda bound: -shares[bound])
+    ranked = sorted(ROOFLINE, key=lambda bound: -shares[bound])
     phrases = [
         _phrase(bound, shares[bound], groups[bound], limits, profile.dtype)
         for bound in ranked

@@ -21,7 +21,6 @@ _LAYER_FIGURES = 58  # columns that a layer's row needs beside its name
 _SHARE = 7
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 60
-_SHORT = {"compute-bound": "compute", "bandwidth-bound": "bandwidth", "overhead-bound": "overhead"}
 
 
 def show_report(console: Console, report: Report, *, rows: int = 12) -> None:
@@ -185,7 +184,7 @@ def _layer_cells(layer: LayerLine, share: float | None, name_width: int) -> list
         Text(operations(layer.flops or None, short=True)),
         Text(num_bytes(layer.num_bytes or None)),
         Text(digits(layer.intensity)),
-        Text(_SHORT.get(layer.bound, layer.bound)),
+        Text(layer.bound.removesuffix("-bound")),
         Text(percent(layer.share_of_limit)),
     ]
 

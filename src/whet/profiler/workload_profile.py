@@ -246,7 +246,7 @@ def _layer_line(profile: Profile, limits: Limits, i: int) -> LayerLine:
         flops=layer.flops,
         num_bytes=num_bytes,
         intensity=layer.flops / num_bytes if num_bytes else None,
-        bound=str(layer_bound(layer, limits, dtype=profile.dtype)),
+        bound=layer_bound(layer, limits, dtype=profile.dtype),
         share_of_limit=min(1.0, least_s / layer.time_s) if layer.time_s and least_s else None,
     )
 

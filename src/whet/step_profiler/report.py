@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from whet.bounds import Bound
 from whet.figures import MIN_SAMPLES_FOR_P99, count, digits, percent
 from whet.measure.source_location import UNKNOWN
 from whet.measure.stats import percentile
 from whet.step_profiler.growth import Growth, growth
 from whet.step_profiler.log import NUM_WARM_UP, StepLog, StepRecord
 from whet.step_profiler.phases import Phase
-from whet.step_profiler.verdict import LEAST_STEPS, Facts, StepVerdict, advice, cut, judge
+from whet.step_profiler.verdict import LEAST_STEPS, Facts, advice, cut, judge
 
 ORDER = (Phase.DATA, Phase.TRANSFER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.SYNC, Phase.REST)
 _WIDTH = 78
@@ -60,8 +61,8 @@ class StepReport:
     figures. loss_ms: of the rest, between forward and backward. ended_by: what cut the run short, "" where nothing did.
     """
 
-    verdict: StepVerdict
-    bound: StepVerdict | None
+    verdict: Bound
+    bound: Bound | None
     evidence: tuple[str, ...]
     advice: str
     num_steps: int
@@ -136,7 +137,7 @@ def summarize(log: StepLog) -> StepReport:
     if enough:
         verdict, bound, evidence = judge(cut(device or records), facts)
     else:
-        verdict, bound, evidence = StepVerdict.TOO_FEW, None, [_too_few(log)]
+        verdict, bound, evidence = Bound.TOO_FEW_STEPS, None, [_too_few(log)]
     seconds = [record.seconds for record in records]
     return StepReport(
         verdict=verdict,
