@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.machine import Machine, describe
+from whet.machine import Gpu, Machine, describe
 from whet.machine.nvidia import driver_version
 
 MACHINE = Machine(
@@ -71,8 +71,16 @@ def test_differences_name_what_differs(field: str, value: int) -> None:
     assert str(value) in line
 
 
+def test_the_list_of_gpus_changes_no_fingerprint() -> None:
+    with_gpus = replace(MACHINE, gpus=(Gpu(0, "H100", (9, 0)),))
+    assert with_gpus.facts() == MACHINE.facts()
+    assert with_gpus.fingerprint == MACHINE.fingerprint == "14bdf16319fb"  # as records of earlier versions hold it
+    assert with_gpus.computes_bfloat16("cuda") and not MACHINE.computes_bfloat16("cuda")
+    assert not replace(MACHINE, gpus=(Gpu(0, "T4", (7, 5)),)).computes_bfloat16("cuda")
+
+
 def test_no_differences_from_itself() -> None:
-    assert MACHINE.differences(asdict(MACHINE)) == []
+    assert MACHINE.differences(MACHINE.facts()) == []
     assert MACHINE.differences({**asdict(MACHINE), "isa": ["avx2"], "python": "3.13.0"}) == []
 
 

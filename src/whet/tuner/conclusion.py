@@ -69,7 +69,7 @@ def conclude(
         untried=verdict.untried(goal, bench.space, records),
         pareto=verdict.pareto(records),
         diagnosis=facts.diagnosis,
-        machine=asdict(facts.machine),
+        machine=facts.machine.facts(),
         fingerprint=facts.fingerprint,
         limits=asdict(facts.limits),
         versions=versions(),
