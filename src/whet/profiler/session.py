@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from whet.errors import OptionError, OutputError, reason
+from whet.errors import OptionError, OutputError, named_reason
 from whet.files import write_whole
 from whet.machine import Limits, describe
 from whet.profiler import chrome
@@ -129,7 +129,7 @@ class Session:
         self._stop_tracing()
         if self._tracker is not None:
             self._tracker.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        partial = "" if error is None else f"the block raised {type(error).__name__}: {reason(error)}"
+        partial = "" if error is None else f"the block raised {named_reason(error)}"
         self._report = self._found(took.wall_s, took.cpu_s, min(took.wall_s, took.thread_s), partial)
 
     def _found(self, wall_s: float, cpu_s: float, thread_s: float, partial: str) -> Report:

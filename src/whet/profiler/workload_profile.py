@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.errors import ModelError, WhetError, is_out_of_memory, reason
+from whet.errors import ModelError, WhetError, is_out_of_memory, named_reason, reason
 from whet.figures import percent
 from whet.machine import Limits
 from whet.measure.clock import Measurement, measure_calls, synchronize, use_device_of
@@ -107,7 +107,7 @@ def profile_workload(
             except WhetError:
                 raise
             except Exception as error:  # noqa: BLE001 - the model's own, on a later call
-                said = f"{type(error).__name__}: {reason(error)}"
+                said = named_reason(error)
                 _keep(run, partial=f"while it was being {name}, the model raised {said}")
             if run.report.partial:
                 break
@@ -181,7 +181,7 @@ def _time(run: _Run) -> None:
         stopped = measured.stopped_by or ""
         _keep(run, busy=measured.cause)
     except Exception as error:  # noqa: BLE001 - it raised while it was being warmed up
-        stopped = f"{type(error).__name__}: {reason(error)}"
+        stopped = named_reason(error)
         if samples:
             measured = Measurement(tuple(samples), run.workload.samples_per_batch)
     cores = (time.process_time() - cpu_s) / (time.perf_counter() - wall_s)
