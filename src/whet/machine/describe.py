@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import platform
 import sys
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from whet.machine.cpuinfo import chip, instruction_sets, read_cpuinfo
 from whet.machine.nvidia import driver_version
 from whet.machine.topology import Gpu, torch_gpus
 from whet.measure.cgroup import cpu_quota, memory_limit
+from whet.measure.cores import allowed_cores
 
 BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "arm_bf16"})
 """Instruction sets that multiply bfloat16 natively. Without one of them it is emulated."""
@@ -113,7 +113,7 @@ def _plain(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _num_cores() -> int:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    allowed = len(allowed_cores())
     return min(allowed, cpu_quota() or allowed)
 
 

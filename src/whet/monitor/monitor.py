@@ -18,10 +18,11 @@ from rich.console import Console
 
 from whet.errors import OptionError
 from whet.files import usable_directory, write_whole
+from whet.measure.cores import allowed_cores
 from whet.monitor import metrics
 from whet.monitor.allocator import AllocatorCollector
 from whet.monitor.gpu import GpuCollector
-from whet.monitor.process import ProcessCollector, usable_cores
+from whet.monitor.process import ProcessCollector
 from whet.monitor.run import Facts, Run
 from whet.monitor.sampler import Sampler
 from whet.monitor.server import DEFAULT_HOST, PageServer
@@ -237,7 +238,7 @@ def facts(name: str, command: list[str], pid: int, interval_s: float) -> Facts:
         pid=pid,
         host=platform.node(),
         interval_s=interval_s,
-        num_cores=usable_cores(),
+        num_cores=len(allowed_cores()),
         memory_bytes=psutil.virtual_memory().total,
     )
 

@@ -68,9 +68,20 @@ def layer_bound(layer: LayerCost, limits: Limits, *, dtype: str = "float32") -> 
     return Bound.COMPUTE if compute_s >= memory_s else Bound.BANDWIDTH
 
 
-def least_time_s(profile: Profile, limits: Limits) -> float:
-    """What the layers would take if each ran at the machine's limit, in the dtype of its weights."""
-    return sum(attainable_s(layer, limits, dtype=profile.dtype) for layer in profile.layers)
+def least_time_s(
+    profile: Profile,
+    limits: Limits,
+    *,
+    dtype: str | None = None,
+    weight_scale: float = 1.0,
+    activation_scale: float = 1.0,
+) -> float:
+    """What the layers would take if each ran at the machine's limit, in `dtype` or else in that of its weights.
+
+    The scales are those of `attainable_s`.
+    """
+    scales = {"weight_scale": weight_scale, "activation_scale": activation_scale}
+    return sum(attainable_s(layer, limits, dtype=dtype or profile.dtype, **scales) for layer in profile.layers)
 
 
 def attainable_s(

@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import psutil
 import scipy
 import torch
+
+from whet.measure.memory import ResidentMemory
 
 _MOST_POINTS = 512
 # Looking at memory may take one part in so many of the run's time: mallinfo2 goes through all that is free, which takes
@@ -119,7 +120,7 @@ def growth(source: str, points: Sequence[tuple[int, int]]) -> Growth | None:
 def memory_series(device: str) -> list[MemorySeries]:
     """What can be watched here: the heap of the process or its resident set, and the GPU's allocator."""
     heap = heap_reader()
-    series = [MemorySeries("heap", heap) if heap is not None else MemorySeries("resident", _resident_reader())]
+    series = [MemorySeries("heap", heap) if heap is not None else MemorySeries("resident", ResidentMemory())]
     if device == "cuda":
         series.append(MemorySeries("cuda", _cuda_bytes))
     return series
@@ -150,11 +151,6 @@ class _Mallinfo2(ctypes.Structure):
             *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
         )
     )
-
-
-def _resident_reader() -> Callable[[], int]:
-    process = psutil.Process()
-    return lambda: int(process.memory_info().rss)
 
 
 def _cuda_bytes() -> int:

@@ -26,8 +26,7 @@ from whet.machine.limits import element_bytes, load_limits
 from whet.measure.clock import measure_pairs
 from whet.measure.quiet import undisturbed
 from whet.measure.stats import paired_ratio
-from whet.profiler import Profile, diagnose, profile_sizes
-from whet.profiler.diagnosis import attainable_s
+from whet.profiler import Profile, diagnose, least_time_s, profile_sizes
 from whet.recipe import Step
 from whet.signature import FlatModel, Signature
 from whet.tuner.agreement import agree
@@ -311,11 +310,11 @@ def time_pair(subject: Subject, run: Callable[..., Any], timing_s: float, *, num
 
 def mean_least_time_s(profiles: Sequence[tuple[Profile, int]], limits: Limits, steps: Sequence[Step]) -> float:
     """On average over batches, as latency is. profiles: for each size of batch, and how many batches are of it."""
-    total_s = sum(count * least_time_s(profile, limits, steps) for profile, count in profiles)
+    total_s = sum(count * recipe_time_s(profile, limits, steps) for profile, count in profiles)
     return total_s / sum(count for _, count in profiles)
 
 
-def least_time_s(profile: Profile, limits: Limits, steps: Sequence[Step]) -> float:
+def recipe_time_s(profile: Profile, limits: Limits, steps: Sequence[Step]) -> float:
     """The time the model's arithmetic and bytes need at this machine's limits, in the dtype a recipe computes in."""
     dtype, weight_scale = profile.dtype, None
     for step in steps:
@@ -326,16 +325,12 @@ def least_time_s(profile: Profile, limits: Limits, steps: Sequence[Step]) -> flo
         if technique.weight_scale_of is not None:
             weight_scale = technique.weight_scale_of(options)
     scale = element_bytes(dtype) / element_bytes(profile.dtype)
-    known = limits.faster(dtype)
-    return sum(
-        attainable_s(
-            layer,
-            limits,
-            dtype=known,
-            weight_scale=scale if weight_scale is None else weight_scale,
-            activation_scale=scale,
-        )
-        for layer in profile.layers
+    return least_time_s(
+        profile,
+        limits,
+        dtype=limits.faster(dtype),
+        weight_scale=scale if weight_scale is None else weight_scale,
+        activation_scale=scale,
     )
 
 
