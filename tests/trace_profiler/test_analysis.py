@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from whet.bounds import Bound
-from whet.trace_profiler.account import Entry
+from whet.trace_profiler.account import TimeCategory
 from whet.trace_profiler.gpu import Use, short_name
 from whet.trace_profiler.operators import call_tree
 from whet.trace_profiler.report import TraceReport, analyse
@@ -55,7 +55,7 @@ def report(tmp_path: Path, events: list[dict[str, Any]]) -> TraceReport:
     return analyse(traced(tmp_path, events))
 
 
-def shares(found: TraceReport) -> dict[Entry, float]:
+def shares(found: TraceReport) -> dict[TimeCategory, float]:
     return {share.entry: share.time_ns / US for share in found.account}
 
 
@@ -78,7 +78,8 @@ def test_busy_idle_and_overlap_by_hand(tmp_path: Path) -> None:
     assert (gpu.compute_ns, gpu.communication_ns, gpu.copy_ns) == (300 * US, 350 * US, 150 * US)
     assert (gpu.communication_hidden_ns, gpu.copy_hidden_ns) == (50 * US, 0)
     assert shares(found) == {
-        Entry.KERNELS: 300, Entry.COMMUNICATION: 300, Entry.COPIES: 100, Entry.LAUNCHING: 300
+        TimeCategory.KERNELS: 300, TimeCategory.COMMUNICATION: 300, TimeCategory.COPIES: 100,
+        TimeCategory.LAUNCHING: 300,
     }  # fmt: skip
 
 

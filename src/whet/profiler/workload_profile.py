@@ -23,10 +23,10 @@ from whet.profiler.allocations import AllocationTracker, storage_key
 from whet.profiler.diagnosis import attainable_s, layer_bound
 from whet.profiler.layers import Profile, profile_layers
 from whet.profiler.operators import operators_of, start_tracer, stop_tracer
-from whet.profiler.referrers import Reach, names_of
+from whet.profiler.referrers import LiveObjects, names_of
 from whet.profiler.report import Latency, LayerLine, Report
 from whet.profiler.sections import SectionCost, Sections
-from whet.profiler.session import look_at, nsight_commands
+from whet.profiler.session import inspect_memory, nsight_commands
 from whet.profiler.spans import watched
 from whet.profiler.timeline import Timeline, cuda_fragmentation
 from whet.profiler.verdict import Hint, growth_sentence, model_verdict
@@ -94,7 +94,7 @@ def profile_workload(
     run.calls = [_call(workload.model, batch) for batch in workload.inputs]
     passes: tuple[tuple[str, Callable[[_Run], None]], ...] = (
         ("timed", _time),
-        ("taken apart by layers", _take_apart),
+        ("taken apart by layers", _profile_layers),
         ("watched by modules", _watch_modules),
         ("traced", _trace),
         ("watched for memory", _watch_memory),
@@ -199,7 +199,7 @@ def _latency(measured: Measurement | None, cores: float) -> Latency | None:
     )
 
 
-def _take_apart(run: _Run) -> None:
+def _profile_layers(run: _Run) -> None:
     """Layer by layer, against the machine's limits; and the verdict."""
     output = run.calls[0]()
     signature = read_signature(run.workload.inputs, output)
@@ -283,16 +283,16 @@ def _watch_memory(run: _Run) -> None:
     """Every tensor: who allocated the largest, what the peak held, and what each call leaves behind."""
     tracker = AllocationTracker()
     sections = Sections(depth=run.depth, read_bytes=lambda: tracker.held_bytes, read_again_ns=0)
-    tracker.changed = sections.saw_bytes
+    tracker.changed = sections.note_bytes
     inputs = [tensor for batch in run.workload.inputs for tensor in tensors_of(batch)]
-    tracker.know((*run.model.parameters(), *run.model.buffers(), *inputs))
-    named = names_of(Reach(modules=[run.model]))  # by this model, not by one that was exported from it
+    tracker.register((*run.model.parameters(), *run.model.buffers(), *inputs))
+    named = names_of(LiveObjects(modules=[run.model]))  # by this model, not by one that was exported from it
     named |= {key: "inputs" for tensor in inputs if (key := storage_key(tensor)) is not None}
     with _watching(run.workload, run.calls[0], sections) as call, tracker:
         for _ in _repeated(_MEMORY_CALLS, least=6):
             call()
             tracker.step()
-    live, leaks = look_at(tracker, named)
+    live, leaks = inspect_memory(tracker, named)
     _keep(
         run,
         tensors=tracker.memory(),

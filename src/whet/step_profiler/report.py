@@ -12,7 +12,7 @@ from whet.measure.stats import percentile
 from whet.step_profiler.growth import Growth, growth
 from whet.step_profiler.log import NUM_WARM_UP, StepLog, StepRecord
 from whet.step_profiler.phases import Phase
-from whet.step_profiler.verdict import LEAST_STEPS, Facts, advice, cut, judge
+from whet.step_profiler.verdict import LEAST_STEPS, Facts, advice, judge, split_steps
 
 ORDER = (Phase.DATA, Phase.TRANSFER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.SYNC, Phase.REST)
 _WIDTH = 78
@@ -135,7 +135,7 @@ def summarize(log: StepLog) -> StepReport:
     sites = _sites(log, max(1, num_counted))
     facts = Facts(log.loader_facts, lambda phase: _site_in_words(sites, phase), trends, bool(device))
     if enough:
-        verdict, bound, evidence = judge(cut(device or records), facts)
+        verdict, bound, evidence = judge(split_steps(device or records), facts)
     else:
         verdict, bound, evidence = Bound.TOO_FEW_STEPS, None, [_too_few(log)]
     seconds = [record.seconds for record in records]

@@ -48,7 +48,7 @@ class Facts:
     on_gpu: bool
 
 
-def cut(records: Sequence[StepRecord]) -> tuple[Part, ...]:
+def split_steps(records: Sequence[StepRecord]) -> tuple[Part, ...]:
     """The four parts of these steps, by the GPU's clock where they have one. The interval is a bootstrap over steps."""
     ns = np.array([record.device_ns or record.ns for record in records], dtype=float)
     loss = np.array([record.loss_ns if record.device_ns is None else 0 for record in records], dtype=float)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from whet.bounds import ADVICE, Bound
 from whet.figures import nanoseconds, percent
-from whet.trace_profiler.account import Entry, Share
+from whet.trace_profiler.account import Share, TimeCategory
 from whet.trace_profiler.gpu import DeviceTime, DeviceUse, Use, short_name
 from whet.trace_profiler.launches import Launches
 from whet.trace_profiler.operators import OperatorTime
@@ -16,15 +16,15 @@ _RECORD_AGAIN = "record again with ProfilerActivity.CUDA and without the CUPTI r
 
 
 _BOUND_OF = {
-    Entry.KERNELS: Bound.GPU,
-    Entry.COMMUNICATION: Bound.COMMUNICATION,
-    Entry.COPIES: Bound.COPY,
-    Entry.DATA: Bound.INPUT,
-    Entry.LAUNCHING: Bound.LAUNCH,
-    Entry.ARRIVING: Bound.LAUNCH,
-    Entry.STALLED: Bound.STALL,
-    Entry.OUTSIDE: Bound.HOST,
-    Entry.OPERATORS: Bound.CPU,
+    TimeCategory.KERNELS: Bound.GPU,
+    TimeCategory.COMMUNICATION: Bound.COMMUNICATION,
+    TimeCategory.COPIES: Bound.COPY,
+    TimeCategory.DATA: Bound.INPUT,
+    TimeCategory.LAUNCHING: Bound.LAUNCH,
+    TimeCategory.ARRIVING: Bound.LAUNCH,
+    TimeCategory.STALLED: Bound.STALL,
+    TimeCategory.OUTSIDE: Bound.HOST,
+    TimeCategory.OPERATORS: Bound.CPU,
 }
 
 _PHRASES = {
