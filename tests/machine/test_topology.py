@@ -2,6 +2,8 @@
 
 import subprocess
 from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +15,7 @@ from matrices import COPIED, DGX, LEGEND, MIXED, SINGLE, VIRTUAL
 
 from whet.errors import MachineError
 from whet.machine import Gpu, Link, Node, Topology, find_topology, topology
-from whet.machine.topology import LinkKind, numa_nodes, parse_matrix, pci_node, torch_gpus
-
-MODULE = "whet.machine.topology"
+from whet.machine.topology import LinkKind, numa_nodes, parse_matrix, parse_query, pci_node, torch_gpus
 
 
 def test_one_gpu() -> None:
@@ -145,69 +145,121 @@ def test_the_node_of_a_device(tmp_path: Path) -> None:
 
 
 def test_gpus_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    properties = SimpleNamespace(
-        name="NVIDIA H100", major=9, minor=0, total_memory=80 * 10**9, pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0
-    )
-    older = SimpleNamespace(name="Tesla T4", major=7, minor=5, total_memory=15 * 10**9)
+    properties = SimpleNamespace(name="NVIDIA H100", major=9, minor=0, total_memory=80 * 10**9, uuid="5f3c-1")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: (properties, older)[index])
-    monkeypatch.setattr(topology, "pci_node", lambda pci: 1 if pci else None)
-    assert torch_gpus() == (
-        Gpu(0, "NVIDIA H100", (9, 0), 80 * 10**9, "0000:1b:00.0", 1),
-        Gpu(1, "Tesla T4", (7, 5), 15 * 10**9),
-    )
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: properties)
+    assert torch_gpus() == (Gpu(0, "NVIDIA H100", (9, 0), 80 * 10**9, "GPU-5f3c-1"),)
     assert torch_gpus()[0].label == "NVIDIA H100 (sm_90)"
 
 
-def gpus_at(*buses: int) -> tuple[Gpu, ...]:
-    return tuple(Gpu(i, f"G{bus}", (9, 0), 1, f"0000:{bus:02x}:00.0") for i, bus in enumerate(buses))
+QUERY = """0, GPU-5f3c0000-aa, 00000000:1B:00.0, NVIDIA H100 80GB HBM3, 81559, 9.0
+1, GPU-5f3c0001-bb, 0000000F:01:00.0, NVIDIA GB10, [N/A], 12.1
+"""
+
+
+def test_gpus_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, "pci_node", {"0000:1b:00.0": 1}.get)
+    assert parse_query(QUERY) == (
+        Gpu(0, "NVIDIA H100 80GB HBM3", (9, 0), 81559 * 2**20, "GPU-5f3c0000-aa", "0000:1b:00.0", 1),
+        Gpu(1, "NVIDIA GB10", (12, 1), 0, "GPU-5f3c0001-bb", "000f:01:00.0"),
+    )
+    assert parse_query("No devices were found\n") == ()
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_gpus_of_nvml(as_bytes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def text(value: str) -> str | bytes:
+        return value.encode() if as_bytes else value
+
+    class FakeError(Exception):
+        pass
+
+    library = SimpleNamespace(
+        NVMLError=FakeError,
+        nvmlDeviceGetCount=lambda: 1,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetCudaComputeCapability=lambda handle: [9, 0],
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=7),
+        nvmlDeviceGetPciInfo=lambda handle: SimpleNamespace(busId=text("00000000:1B:00.0")),
+        nvmlDeviceGetName=lambda handle: text("H100"),
+        nvmlDeviceGetUUID=lambda handle: text("GPU-1"),
+    )
+    monkeypatch.setattr(topology, "nvml", lambda: nullcontext(library))
+    monkeypatch.setattr(topology, "pci_node", lambda pci: None)
+    assert topology._nvml_gpus() == (Gpu(0, "H100", (9, 0), 7, "GPU-1", "0000:1b:00.0"),)
+
+    def fails(handle: int) -> str:
+        raise FakeError
+
+    library.nvmlDeviceGetUUID = fails
+    assert topology._nvml_gpus() == ()
+
+
+def of_torch(*names: str) -> tuple[Gpu, ...]:
+    return tuple(Gpu(i, name, (9, 0), 1, f"GPU-{name}") for i, name in enumerate(names))
+
+
+def of_driver(*names: str) -> tuple[Gpu, ...]:
+    return tuple(
+        replace(gpu, pci=f"0000:{i + 1}0:00.0", numa_node=1 if i == 2 else None)
+        for i, gpu in enumerate(of_torch(*names))
+    )
 
 
 @pytest.fixture
-def smi(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A machine with nvidia-smi, whose matrix is what the list holds."""
-    prints = [MIXED]
+def smi(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A machine with nvidia-smi, which prints what the dict holds by the first argument."""
+    prints = {"topo": MIXED}
+
+    def run(command: list[str], **options: object) -> SimpleNamespace:
+        if command[1].partition("=")[0] not in prints:
+            raise subprocess.CalledProcessError(6, command)
+        return SimpleNamespace(stdout=prints[command[1].partition("=")[0]])
+
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(subprocess, "run", lambda *args, **options: SimpleNamespace(stdout=prints[0]))
+    monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(topology, "numa_nodes", lambda: (Node(0), Node(1)))
     monkeypatch.setattr(topology, "_nvml_gpus", lambda: ())
     return prints
 
 
-def test_links_go_to_torchs_numbers(smi: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_go_to_torchs_numbers(smi: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """torch counts the fastest GPU first, and CUDA_VISIBLE_DEVICES hides one; the driver counts by PCI address."""
-    monkeypatch.setattr(topology, "torch_gpus", lambda: gpus_at(0x40, 0x10, 0x20))
-    monkeypatch.setattr(topology, "_nvml_gpus", lambda: gpus_at(0x10, 0x20, 0x30, 0x40))
+    monkeypatch.setattr(topology, "torch_gpus", lambda: of_torch("d", "a", "b"))
+    monkeypatch.setattr(topology, "_nvml_gpus", lambda: of_driver("a", "b", "c", "d"))
     found = find_topology()
-    assert [gpu.name for gpu in found.gpus] == ["G64", "G16", "G32"]
+    assert [(gpu.name, gpu.pci) for gpu in found.gpus] == [
+        ("d", "0000:40:00.0"), ("a", "0000:10:00.0"), ("b", "0000:20:00.0"),
+    ]  # fmt: skip
     assert [gpu.numa_node for gpu in found.gpus] == [1, 0, 0]
     bonded = found.link("GPU1", "GPU2")
     assert bonded is not None and bonded.label == "NV4"
     assert found.summary == "2 pairs of GPUs by SYS; 1 pair of GPUs by NV4; GPUs and network cards: 1 PIX, 1 PXB, 1 SYS"
 
 
-def test_without_nvml_links_are_told_where_no_gpu_is_hidden(smi: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topology, "torch_gpus", lambda: gpus_at(0x40, 0x10, 0x20, 0x30))
-    assert len(find_topology().links) == 10
-    first = find_topology().link("GPU1", "GPU2")
-    assert first is not None and first.label == "NV4"
-    monkeypatch.setattr(topology, "torch_gpus", lambda: gpus_at(0x40, 0x10))
-    assert find_topology().links == ()
+def test_without_nvml_the_program_names_the_gpus(smi: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topology, "torch_gpus", lambda: of_torch("5f3c0001-bb", "5f3c0000-aa"))
+    assert find_topology().links == ()  # whose number is which is not known
+    smi["--query-gpu"] = QUERY
+    (link,) = (link for link in find_topology().links if "mlx5_0" not in (link.first, link.second))
+    assert ({link.first, link.second}, link.label) == ({"GPU0", "GPU1"}, "NV4")
+    assert find_topology().link("GPU1", "mlx5_0") == Link("GPU1", "mlx5_0", LinkKind.PIX)
 
 
-def test_gpus_that_torch_cannot_use_come_from_nvml(smi: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_torch_cannot_use_come_from_the_driver(smi: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topology, "torch_gpus", lambda: ())
     assert find_topology().gpus == ()
-    monkeypatch.setattr(topology, "_nvml_gpus", lambda: gpus_at(0x10, 0x20, 0x30, 0x40))
+    monkeypatch.setattr(topology, "_nvml_gpus", lambda: of_driver("a", "b", "c", "d"))
     assert len(find_topology().links) == 10
+    assert find_topology().gpus[2].numa_node == 1  # as the system says; the matrix says 0
 
 
 def test_a_broken_matrix_costs_the_links_alone(
-    smi: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    smi: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(topology, "torch_gpus", lambda: gpus_at(0x10))
-    smi[0] = "Failed to initialize NVML: Driver/library version mismatch"
+    monkeypatch.setattr(topology, "torch_gpus", lambda: of_torch("a"))
+    smi["topo"] = "Failed to initialize NVML: Driver/library version mismatch"
     assert (len(find_topology().gpus), find_topology().links) == (1, ())
     assert "the links between GPUs are not known" in caplog.text
 

@@ -1,6 +1,7 @@
 """How the parts of this computer are connected: NUMA nodes, GPUs, network cards, and the links between them.
 
-NUMA nodes come from /sys, GPUs from torch or else from NVML, and links from what `nvidia-smi topo -m` prints.
+NUMA nodes come from /sys, GPUs from torch and from the driver (NVML, or else `nvidia-smi`), and links from the matrix
+that `nvidia-smi topo -m` prints.
 Whatever is not there is left out: a machine without GPUs has its NUMA nodes alone.
 """
 
@@ -10,7 +11,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +27,7 @@ _NODES = Path("/sys/devices/system/node")
 _PCI = Path("/sys/bus/pci/devices")
 _SMI_LIMIT_S = 30.0  # without persistence mode, the driver wakes each GPU up first
 
+_QUERY = "index,uuid,pci.bus_id,name,memory.total,compute_cap"
 _AFFINITIES = ("CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
 _CELL = re.compile(r"[A-Z][A-Z0-9/]*")
 _STYLING = re.compile(r"\x1b\[[\d;]*m")
@@ -51,6 +53,7 @@ class Gpu:
         name: As the driver calls it, "" where it is not known.
         capability: CUDA's compute capability, as (9, 0); None where it is not known.
         memory_bytes: All of its memory; 0 where that is not known.
+        uuid: As the driver has it, "GPU-5f3c...", or "".
         pci: Its PCI address, as "0000:1b:00.0", or "".
         numa_node: The NUMA node that it is attached to; None where there is none, or it is not known.
     """
@@ -59,6 +62,7 @@ class Gpu:
     name: str = ""
     capability: tuple[int, int] | None = None
     memory_bytes: int = 0
+    uuid: str = ""
     pci: str = ""
     numa_node: int | None = None
 
@@ -129,10 +133,12 @@ class Topology:
 
 def find_topology() -> Topology:
     """Find out what this computer is made of. Nothing is measured; what cannot be read is left out."""
-    of_driver = _nvml_gpus()
-    gpus = torch_gpus() or of_driver
+    of_driver = _nvml_gpus() or parse_query(_nvidia_smi(f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"))
+    by_uuid = {gpu.uuid: gpu for gpu in of_driver if gpu.uuid}
+    known = [(gpu, by_uuid.get(gpu.uuid)) for gpu in torch_gpus() or of_driver]
+    gpus = tuple(replace(gpu, pci=same.pci, numa_node=same.numa_node) if same else gpu for gpu, same in known)
     found = Topology(nodes=numa_nodes(), gpus=gpus)
-    text = _nvidia_smi() if gpus else ""
+    text = _nvidia_smi("topo", "-m") if gpus else ""
     if not text:
         return found
     try:
@@ -140,29 +146,24 @@ def find_topology() -> Topology:
     except MachineError as error:
         _LOG.warning("%s; the links between GPUs are not known", error)
         return found
-    return _joined(found, matrix, of_driver)
+    return _joined(found, matrix, {gpu.index: same.index for gpu, same in known if same is not None})
 
 
 def torch_gpus() -> tuple[Gpu, ...]:
     """Return the GPUs that torch can use. This starts CUDA in the process."""
     if not torch.cuda.is_available():
         return ()
-    gpus = []
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        place = [getattr(properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")]  # in newer torch
-        pci = "" if -1 in place else "{:04x}:{:02x}:{:02x}.0".format(*place)
-        gpus.append(
-            Gpu(
-                index=index,
-                name=properties.name,
-                capability=(properties.major, properties.minor),
-                memory_bytes=int(properties.total_memory),
-                pci=pci,
-                numa_node=pci_node(pci),
-            )
+    seen = [(index, torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())]
+    return tuple(
+        Gpu(
+            index=index,
+            name=found.name,
+            capability=(found.major, found.minor),
+            memory_bytes=int(found.total_memory),
+            uuid=f"GPU-{found.uuid}" if hasattr(found, "uuid") else "",  # ROCm may have none
         )
-    return tuple(gpus)
+        for index, found in seen
+    )
 
 
 def numa_nodes(directory: Path = _NODES) -> tuple[Node, ...]:
@@ -222,6 +223,22 @@ def parse_matrix(text: str) -> Topology:
     return Topology(tuple(nodes[number] for number in sorted(nodes)), tuple(gpus), nics, tuple(links))
 
 
+def parse_query(text: str) -> tuple[Gpu, ...]:
+    """Read what `nvidia-smi --query-gpu` prints as CSV: every GPU of the driver, hidden ones too.
+
+    Lines that are no GPU, as messages of the driver, are passed over.
+    """
+    gpus = []
+    for line in text.splitlines():
+        row = re.fullmatch(r"(\d+), (GPU-[\w-]+), ([\dA-Fa-f:.]+), (.+), (\d+|\[N/A\]), (\d+)\.(\d+)", line.strip())
+        if row is not None:
+            index, uuid, bus, name, mebibytes, major, minor = row.groups()
+            memory = int(mebibytes) * 2**20 if mebibytes.isdecimal() else 0  # those that share the host's have none
+            pci = _pci(bus)
+            gpus.append(Gpu(int(index), name, (int(major), int(minor)), memory, uuid, pci, pci_node(pci)))
+    return tuple(gpus)
+
+
 def _cells(line: str) -> list[str]:
     """The cells of a line, at least one. Virtual machines leave some empty, which only tabs can show."""
     return [part.strip() for part in (line.split("\t") if "\t" in line else re.split(r"\s{2,}", line))]
@@ -243,11 +260,12 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(number for first, _, last in ends for number in range(int(first), int(last or first) + 1))
 
 
-def _joined(found: Topology, matrix: Topology, of_driver: Sequence[Gpu]) -> Topology:
-    """Put the matrix's links to the GPUs that were found: it counts as the driver does, and holds hidden ones too."""
-    numbers = _driver_numbers(found.gpus, matrix.gpus, of_driver)
-    names = {f"GPU{numbers[gpu.index]}": f"GPU{gpu.index}" for gpu in found.gpus if gpu.index in numbers}
-    names |= {nic: nic for nic in matrix.nics}
+def _joined(found: Topology, matrix: Topology, numbers: Mapping[int, int]) -> Topology:
+    """Put the matrix's links to the GPUs that were found: it counts as the driver does, and holds hidden ones too.
+
+    numbers: `Gpu.index` -> the driver's number, of those that both know.
+    """
+    names = {f"GPU{number}": f"GPU{index}" for index, number in numbers.items()} | {nic: nic for nic in matrix.nics}
     nodes = {gpu.index: gpu.numa_node for gpu in matrix.gpus}
     gpus = tuple(
         gpu if gpu.numa_node is not None else replace(gpu, numa_node=nodes.get(numbers.get(gpu.index, -1)))
@@ -261,17 +279,6 @@ def _joined(found: Topology, matrix: Topology, of_driver: Sequence[Gpu]) -> Topo
     return replace(found, gpus=gpus, nics=matrix.nics, links=links)
 
 
-def _driver_numbers(gpus: Sequence[Gpu], of_matrix: Sequence[Gpu], of_driver: Sequence[Gpu]) -> dict[int, int]:
-    """The driver's number of each GPU: by PCI addresses, in whose order the driver counts. Empty where in doubt."""
-    if of_driver and all(gpu.pci for gpu in gpus):
-        by_pci = {gpu.pci: gpu.index for gpu in of_driver}
-        return {gpu.index: by_pci[gpu.pci] for gpu in gpus if gpu.pci in by_pci}
-    if len(gpus) != len(of_matrix):
-        return {}
-    in_order = sorted(gpus, key=lambda gpu: (gpu.pci, gpu.index))
-    return {gpu.index: known.index for gpu, known in zip(in_order, of_matrix, strict=True)}
-
-
 def _nvml_gpus() -> tuple[Gpu, ...]:
     """Every GPU of the driver, hidden ones too; none without nvidia-ml-py."""
     with nvml() as library:
@@ -281,26 +288,40 @@ def _nvml_gpus() -> tuple[Gpu, ...]:
         try:
             for index in range(library.nvmlDeviceGetCount()):
                 handle = library.nvmlDeviceGetHandleByIndex(index)
-                place = library.nvmlDeviceGetPciInfo(handle)
-                pci = f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.0"
-                name = library.nvmlDeviceGetName(handle)
-                capability = tuple(library.nvmlDeviceGetCudaComputeCapability(handle))
+                major, minor = library.nvmlDeviceGetCudaComputeCapability(handle)
                 memory = int(library.nvmlDeviceGetMemoryInfo(handle).total)
-                name = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
-                gpus.append(Gpu(index, name, (capability[0], capability[1]), memory, pci, pci_node(pci)))
+                pci = _pci(_text(library.nvmlDeviceGetPciInfo(handle).busId))
+                name, uuid = _text(library.nvmlDeviceGetName(handle)), _text(library.nvmlDeviceGetUUID(handle))
+                gpus.append(Gpu(index, name, (major, minor), memory, uuid, pci, pci_node(pci)))
         except library.NVMLError:
             return ()
         return tuple(gpus)
 
 
-def _nvidia_smi() -> str:
-    """What `nvidia-smi topo -m` prints; "" where it cannot be had."""
+def _pci(bus: str) -> str:
+    """An address as /sys has it: "0000:1b:00.0" for the driver's "00000000:1B:00.0"."""
+    domain, _, place = bus.lower().partition(":")
+    return f"{domain[-4:]}:{place}"
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _nvidia_smi(*arguments: str) -> str:
+    """What the program prints; "" where it cannot be had."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
+    command = [program, *arguments]
     try:
         ran = subprocess.run(
-            [program, "topo", "-m"], capture_output=True, text=True, timeout=_SMI_LIMIT_S, check=True, errors="replace"
+            command,
+            capture_output=True,
+            timeout=_SMI_LIMIT_S,
+            check=True,
+            encoding="utf-8",
+            errors="replace",
         )
     except (OSError, subprocess.SubprocessError):
         return ""
