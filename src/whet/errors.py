@@ -147,6 +147,11 @@ def reason(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
+def named_reason(error: BaseException) -> str:
+    """The type of an exception and the first line of what it says: "ValueError: no such size"."""
+    return f"{type(error).__name__}: {reason(error)}"
+
+
 def type_name(value: object) -> str:
     """Return the name of a value's type with its article: "an int", "a list"."""
     name = type(value).__name__

@@ -14,7 +14,7 @@ from whet.recipe import Step
 from whet.techniques import TABLE
 from whet.tuner import target_examination
 from whet.tuner.agreement import agree
-from whet.tuner.least_time import least_time_s, mean_least_time_s
+from whet.tuner.least_time import mean_least_time_s, recipe_time_s
 from whet.tuner.records import TrialRecord
 from whet.tuner.space import Space
 from whet.tuner.study import Study, default_storage
@@ -75,16 +75,16 @@ def test_weights_stored_in_8_bits_are_not_multiplied_in_8_bits() -> None:
     layer = LayerCost("linear", "Linear", 1, 1.0, flops=10**9, weight_bytes=4, activation_bytes=4, num_operators=1)
     profile = Profile(total_s=1.0, layers=(layer,), dtype="float32")
     limits = Limits(read_bandwidth=1e12, gemm={"float32": 1e9, "bfloat16": 2e9, "int8": 8e9})
-    assert least_time_s(profile, limits, [Step(technique="int8_dynamic")]) == pytest.approx(1 / 8, rel=1e-3)
+    assert recipe_time_s(profile, limits, [Step(technique="int8_dynamic")]) == pytest.approx(1 / 8, rel=1e-3)
     for technique in ("int8_weight", "int4_weight", "bf16"):
-        assert least_time_s(profile, limits, [Step(technique=technique)]) == pytest.approx(1 / 2, rel=1e-3)
+        assert recipe_time_s(profile, limits, [Step(technique=technique)]) == pytest.approx(1 / 2, rel=1e-3)
 
 
 def test_no_product_is_held_to_a_dtype_that_is_slower_than_float32() -> None:
     layer = LayerCost("linear", "Linear", 1, 1.0, flops=10**9, weight_bytes=4, activation_bytes=4, num_operators=1)
     profile = Profile(total_s=1.0, layers=(layer,), dtype="float32")
     emulates = Limits(read_bandwidth=1e12, gemm={"float32": 1e9, "bfloat16": 1e8})
-    assert least_time_s(profile, emulates, [Step(technique="int4_weight")]) == pytest.approx(1, rel=1e-3)
+    assert recipe_time_s(profile, emulates, [Step(technique="int4_weight")]) == pytest.approx(1, rel=1e-3)
     assert TABLE["int8_weight"].predict(profile, emulates, TABLE["int8_weight"].options()) == pytest.approx(1, rel=1e-3)
 
 

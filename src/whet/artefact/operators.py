@@ -23,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
 
-from whet.errors import ArtefactError, OptionError, TargetError, reason
+from whet.errors import ArtefactError, OptionError, TargetError, foreign, named_reason
 
 Library = str | os.PathLike[str]
 """The path of a shared library or a Python file, or the import name of a Python module."""
@@ -122,7 +122,7 @@ def load_libraries(libraries: Sequence[Library], sources: Sequence[OperatorSourc
         if not isinstance(entry, str | os.PathLike) or not isinstance(name := os.fspath(entry), str):
             raise OptionError(f"libraries must hold paths and import names, not {entry!r}")
         path = Path(name).expanduser()
-        try:
+        with foreign(ArtefactError, f"libraries: {name} cannot be loaded", words=named_reason):
             if _SHARED.fullmatch(path.name):
                 if not _is_superfluous(_existing(path), sources):
                     torch.ops.load_library(str(_existing(path)))
@@ -135,12 +135,6 @@ def load_libraries(libraries: Sequence[Library], sources: Sequence[OperatorSourc
                     f"libraries: {name!r} is neither a shared library (.so) nor a Python file (.py) nor the import "
                     "name of a module"
                 )
-        except (ArtefactError, OptionError):
-            raise
-        except Exception as error:  # a module may raise anything; the dynamic linker raises OSError
-            raise ArtefactError(
-                f"libraries: {name} cannot be loaded: {type(error).__name__}: {reason(error)}"
-            ) from error
 
 
 def _is_superfluous(path: Path, sources: Sequence[OperatorSource]) -> bool:

@@ -79,7 +79,7 @@ def measure(
 def table(measured: MeasuredAudit) -> str:
     """For the terminal, within 80 columns: each fix, the phases of a step, the whole."""
     impact = measured.impact
-    lines = ["", f"{'fix':<42} {'faster':>7}  {'95 %':<13} kept"]
+    lines = ["", f"{'fix':<42} {'faster':>7}  {'95%':<13} kept"]
     for stage in impact.stages:
         lines += _rows(stage)
     if measured.reported.phases:

@@ -14,19 +14,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from whet.bounds import Bound
 from whet.cli.busy import INCONCLUSIVE, shown
 from whet.cli.profiled_process import error_of
 from whet.errors import ModelError, OptionError, WhetError
-from whet.figures import digits
+from whet.figures import count, digits, percent
 from whet.files import write_whole
 from whet.machine import describe
 from whet.measure.isolate import run_isolated
 from whet.measure.load import Observed
 from whet.measure.quiet import Patience
-from whet.step_profiler.figures import count, percent
 from whet.step_profiler.report import PhaseTime, StepReport
 from whet.step_profiler.run import run_training
-from whet.step_profiler.verdict import StepVerdict
 from whet.workloads.training_target import training_function
 from whet.workloads.user_code import what_and_where
 
@@ -101,7 +100,7 @@ def show_steps(console: Console, report: StepReport) -> None:
     console.print()
     if report.is_partial:
         console.print(Text.assemble(("PARTIAL  ", "bold red"), report.ended_by))
-    style = "bold green" if report.verdict is StepVerdict.COMPUTE else "bold yellow"
+    style = "bold green" if report.verdict is Bound.COMPUTE else "bold yellow"
     console.print(Text(report.verdict.upper(), style))
     for sentence in (*report.evidence, report.advice):
         for line in textwrap.wrap(f"{sentence[:1].upper()}{sentence[1:]}.", min(console.width, _WIDTH) - 2):
@@ -156,7 +155,7 @@ def _phases(report: StepReport) -> Table:
         table.add_row(*_cells(phase, on_gpu))
     if report.step_ms is not None:
         gpu = ["", ""] if on_gpu else []
-        table.add_row("step", digits(report.step_ms), "100 %", *gpu, "", "", style="bold")
+        table.add_row("step", digits(report.step_ms), "100%", *gpu, "", "", style="bold")
     return table
 
 

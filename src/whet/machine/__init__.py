@@ -3,6 +3,10 @@
 from whet.machine.describe import Machine, describe
 from whet.machine.limits import Limits, load_limits, measure_limits
 from whet.machine.power import Energy, EnergyMeter
+from whet.machine.topology import Gpu, Link, Node, Topology, find_topology
 from whet.machine.versions import versions
 
-__all__ = ["Energy", "EnergyMeter", "Limits", "Machine", "describe", "load_limits", "measure_limits", "versions"]
+__all__ = [
+    "Energy", "EnergyMeter", "Gpu", "Limits", "Link", "Machine", "Node", "Topology", "describe", "find_topology",
+    "load_limits", "measure_limits", "versions",
+]  # fmt: skip

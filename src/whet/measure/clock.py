@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from whet.errors import reason
+from whet.errors import named_reason
 from whet.figures import MIN_SAMPLES_FOR_P99
 from whet.measure.clocks import Clocks
 from whet.measure.load import NO_LOAD, Load, Read, cause_of, meter, quiet_blocks, total
@@ -122,7 +122,7 @@ def measure_calls(
             del blocks[-1][len(blocks[-1]) - len(blocks[-1]) % len(calls) :]
             if not keeps_partial or not any(blocks):
                 raise
-            stopped_by = f"{type(error).__name__}: {reason(error)}"
+            stopped_by = named_reason(error)
             loads.append(NO_LOAD)
     quiet = [block for block, is_quiet in zip(blocks, quiet_blocks(loads), strict=True) if is_quiet]
     has_enough = sum(map(len, quiet)) >= min_calls and sum(map(sum, quiet)) >= _ENOUGH * budget_s

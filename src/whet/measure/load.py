@@ -20,6 +20,7 @@ from typing import Self
 import psutil
 
 from whet.measure.cgroup import cpu_stat_files, throttled_s
+from whet.measure.cores import allowed_cores
 
 ROOT = "WHET_MEASUREMENT"  # environment variable: the id of the process whose descendants are the measurement
 
@@ -167,7 +168,7 @@ class Meter:
 
     def __init__(self, also: Sequence[int] = ()) -> None:
         self._roots = (*roots(), *also)
-        self._allowed = _allowed_cores()
+        self._allowed = allowed_cores()
         self._own: dict[int, _Counter] = {}
         self._children: dict[int, _Counter] = {}
         self._threads: dict[str, _Counter] = {}
@@ -263,7 +264,7 @@ def _pretending(foreign_cores: float) -> Read:
     def read() -> Reading:
         now = time.perf_counter()
         waited_s = 0.5 * now if foreign_cores >= SOME_FOREIGN else 0.0
-        return Reading(now, len(_allowed_cores()), busy_s=foreign_cores * now, waited_s=waited_s)
+        return Reading(now, len(allowed_cores()), busy_s=foreign_cores * now, waited_s=waited_s)
 
     return read
 
@@ -351,12 +352,6 @@ def tree_of(pid: int) -> list[int]:
         return [pid, *(child.pid for child in process.children(recursive=True))]
     except psutil.Error:
         return []
-
-
-def _allowed_cores() -> frozenset[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
 
 
 def _children_of(pid: int) -> _Counter:

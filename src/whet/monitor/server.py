@@ -23,8 +23,8 @@ _BACKLOG = 64
 _TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
 _STATIC = ("style.css", "format.js", "chart.js", "charts.js", "tiles.js", "live.js", *charts.FILES)
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
-_NEVER_STALE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-_OF_THE_PAGE = {**_NEVER_STALE, "Content-Security-Policy": _POLICY}
+_NO_CACHE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+_PAGE_HEADERS = {**_NO_CACHE, "Content-Security-Policy": _POLICY}
 
 
 class PageServer:
@@ -34,7 +34,7 @@ class PageServer:
     """
 
     def __init__(self, run: Run, host: str = LOOPBACK, port: int = 0) -> None:
-        self._waiting = _Waiting(run)
+        self._waiting = _PageWaiters(run)
         app = _app(run, self._waiting, loopback=is_loopback(host))
         self._server = _uvicorn(app)
         self._socket = bind(host, port)
@@ -58,7 +58,7 @@ class PageServer:
         if self._thread.ident is None:
             self._socket.close()
             return
-        self._waiting.let_pages_hear()
+        self._waiting.notify_pages()
         self._waiting.stop()
         self._server.end()
         self._thread.join(timeout=_START_S)
@@ -68,7 +68,7 @@ class PageServer:
         self._server.run(sockets=[self._socket])
 
 
-class _Waiting:
+class _PageWaiters:
     """Requests that wait for news, and whether the page has heard of the end."""
 
     def __init__(self, run: Run) -> None:
@@ -77,8 +77,8 @@ class _Waiting:
         self._events: set[asyncio.Event] = set()
         self._asked = -float("inf")
         self._is_stopped = False
-        self._heard = threading.Event()
-        run.listen(self._tell)
+        self._notified = threading.Event()
+        run.listen(self._notify)
 
     async def news(self, after: int) -> None:
         """Wait until there is a row beyond `after`, or the run has ended."""
@@ -94,19 +94,19 @@ class _Waiting:
             self._events.discard(event)
             self._asked = time.monotonic()
         if self._run.ending is not None:
-            self._heard.set()
+            self._notified.set()
 
-    def let_pages_hear(self) -> None:
+    def notify_pages(self) -> None:
         """Wait a moment for a page that is between two questions; not at all where none is open."""
         if self._run.ending is not None and (self._events or time.monotonic() - self._asked < 2.0):
-            self._heard.wait(timeout=1.5)
+            self._notified.wait(timeout=1.5)
 
     def stop(self) -> None:
         """Let nobody wait any longer: the server ends."""
         self._is_stopped = True
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped
                 self._loop.call_soon_threadsafe(self._wake)
@@ -152,7 +152,7 @@ def _uvicorn(app: Any) -> Any:
     return Server(config)
 
 
-def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
+def _app(run: Run, waiting: _PageWaiters, *, loopback: bool) -> Any:
     try:
         from fastapi import Depends, FastAPI, HTTPException, Request, Response
     except ImportError as error:
@@ -168,7 +168,7 @@ def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
     async def static(name: str) -> Response:
         folder = files("whet.charts") if name in charts.FILES else files("whet.monitor") / "page"
         content = (folder / name).read_bytes()
-        return Response(content, media_type=_TYPES[name.rpartition(".")[2]], headers=_OF_THE_PAGE)
+        return Response(content, media_type=_TYPES[name.rpartition(".")[2]], headers=_PAGE_HEADERS)
 
     @app.get("/")
     async def page() -> Response:
@@ -182,7 +182,7 @@ def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
 
     def data(value: object) -> Response:
         # Not FastAPI's own encoder: it looks at every number in Python, on the watched process's time.
-        return Response(json.dumps(value), media_type="application/json", headers=_NEVER_STALE)
+        return Response(json.dumps(value), media_type="application/json", headers=_NO_CACHE)
 
     @app.get("/api/charts")
     async def what_charts() -> Response:
@@ -200,11 +200,11 @@ def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
 
     @app.get("/summary.json")
     async def summary() -> Response:
-        return Response(summarise(run).to_json(), media_type="application/json", headers=_NEVER_STALE)
+        return Response(summarise(run).to_json(), media_type="application/json", headers=_NO_CACHE)
 
     @app.get("/summary.html")
     async def summary_page() -> Response:
-        return Response(render(run), media_type="text/html", headers=_NEVER_STALE)
+        return Response(render(run), media_type="text/html", headers=_NO_CACHE)
 
     @app.get("/metrics")
     async def scrape(request: Request) -> Response:

@@ -71,7 +71,7 @@ def conclude(
         untried=verdict.untried(goal, context.space, records),
         pareto=verdict.pareto(records),
         diagnosis=facts.diagnosis,
-        machine=asdict(facts.machine),
+        machine=facts.machine.facts(),
         fingerprint=facts.fingerprint,
         limits=asdict(facts.limits),
         versions=versions(),

@@ -6,18 +6,13 @@ What was not measured is a dash, never a zero.
 import math
 from collections.abc import Sequence
 
-from whet import figures
 from whet.comparison.claim import Claim, claim_of
-from whet.figures import DASH, digits, num_bytes, operations
+from whet.figures import DASH, digits, num_bytes, one_line, operations, percent
+from whet.figures import milliseconds as duration
 from whet.tuner.records import Agreement, QualityChange
 from whet.tuner.result import Point, Result
 
-__all__ = ["DASH", "digits", "num_bytes", "operations"]
-
-
-def duration(milliseconds: float | None, like: float | None = None) -> str:
-    """A time in s, ms or µs; in the unit that fits `like`, so that a column keeps one unit."""
-    return figures.duration(*(None if ms is None else ms / 1e3 for ms in (milliseconds, like)))
+__all__ = ["DASH", "digits", "duration", "num_bytes", "one_line", "operations", "percent"]
 
 
 def from_to(before: str, after: str) -> str:
@@ -36,20 +31,6 @@ def interval(ci95: Sequence[float] | None) -> str:
     if ci95 is None or not all(math.isfinite(end) for end in ci95):
         return DASH
     return "–".join(map(_hundredths, ci95))
-
-
-def percent(fraction: float | None) -> str:
-    """A share: 42%, 4.2%, 0.42%."""
-    if fraction is None or math.isnan(fraction):
-        return DASH
-    if math.isinf(fraction):
-        return "∞" if fraction > 0 else "−∞"
-    value = abs(fraction) * 100
-    sign = "−" if fraction < 0 else ""
-    if value and value < 0.005:
-        return "≈0%" if sign else "<0.01%"
-    decimals = 2 if value < 1 else 1 if value < 10 else 0
-    return f"{sign}{value:.{decimals}f}%" if value else "0%"
 
 
 def change(found: QualityChange | None, max_drop: float) -> str:
@@ -102,11 +83,6 @@ def p_value(value: float | None) -> str:
     if value is None or math.isnan(value):
         return DASH
     return "<0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def one_line(text: str) -> str:
-    """A message from outside on one line, without what would steer a terminal."""
-    return "".join(c for c in " ".join(text.split()) if c.isprintable())
 
 
 def has_metric(result: Result) -> bool:

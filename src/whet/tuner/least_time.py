@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from whet.machine import Limits
 from whet.machine.limits import element_bytes
-from whet.profiler import Profile
-from whet.profiler.diagnosis import attainable_s
+from whet.profiler import Profile, least_time_s
 from whet.recipe import Step
 from whet.tuner.build import technique_of
 
@@ -18,11 +17,11 @@ def mean_least_time_s(profiles: Sequence[tuple[Profile, int]], limits: Limits, s
         limits: Of the machine.
         steps: The recipe.
     """
-    total_s = sum(count * least_time_s(profile, limits, steps) for profile, count in profiles)
+    total_s = sum(count * recipe_time_s(profile, limits, steps) for profile, count in profiles)
     return total_s / sum(count for _, count in profiles)
 
 
-def least_time_s(profile: Profile, limits: Limits, steps: Sequence[Step]) -> float:
+def recipe_time_s(profile: Profile, limits: Limits, steps: Sequence[Step]) -> float:
     """Return the seconds that the model's arithmetic and bytes need at this machine's limits, in the recipe's dtype."""
     dtype, weight_scale = profile.dtype, None
     for step in steps:
@@ -33,14 +32,10 @@ def least_time_s(profile: Profile, limits: Limits, steps: Sequence[Step]) -> flo
         if technique.weight_scale_of is not None:
             weight_scale = technique.weight_scale_of(options)
     scale = element_bytes(dtype) / element_bytes(profile.dtype)
-    known = limits.faster(dtype)
-    return sum(
-        attainable_s(
-            layer,
-            limits,
-            dtype=known,
-            weight_scale=scale if weight_scale is None else weight_scale,
-            activation_scale=scale,
-        )
-        for layer in profile.layers
+    return least_time_s(
+        profile,
+        limits,
+        dtype=limits.faster(dtype),
+        weight_scale=scale if weight_scale is None else weight_scale,
+        activation_scale=scale,
     )

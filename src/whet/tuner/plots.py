@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from whet.bounds import Bound
 from whet.errors import MissingExtra
 from whet.tuner import figures
 from whet.tuner.records import TrialRecord
@@ -37,7 +38,7 @@ _NAMES = ("ink", "muted", "rule", "paper", "accent", "good", "warn", "bad", "com
 INK, MUTED, RULE, PAPER, ACCENT, GOOD, WARN, BAD, COMPUTE, BANDWIDTH, OVERHEAD = _COLOURS = [
     f"#0a00{i:02x}" for i in range(1, len(_NAMES) + 1)
 ]
-_BOUNDS = {"compute-bound": (COMPUTE, "o"), "bandwidth-bound": (BANDWIDTH, "s"), "overhead-bound": (OVERHEAD, "^")}
+_BOUNDS = {Bound.COMPUTE: (COMPUTE, "o"), Bound.BANDWIDTH: (BANDWIDTH, "s"), Bound.OVERHEAD: (OVERHEAD, "^")}
 _DTYPES = {"float64": "fp64", "float32": "fp32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
 
 Axes = Any

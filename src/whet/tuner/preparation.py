@@ -4,7 +4,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from whet.errors import OptionError, OutputError, StudyError
@@ -98,7 +97,7 @@ def open_study(
 
 def _differences(known: KnownFacts, facts: TargetFacts) -> str:
     """Say what differs between the machine that a search was begun on and this one."""
-    found = facts.machine.differences(asdict(known.machine)) if known.machine is not None else []
+    found = facts.machine.differences(known.machine.facts()) if known.machine is not None else []
     return "; ".join(found) or f"fingerprint {known.fingerprint}, here {facts.fingerprint}"
 
 

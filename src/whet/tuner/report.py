@@ -113,11 +113,12 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     named = (
-        figures.cosine, figures.digits, figures.duration, figures.interval, figures.measured,
+        figures.cosine, figures.digits, figures.interval, figures.measured,
         figures.num_bytes, figures.operations, figures.p_value, figures.percent, figures.ratio, figures.score,
         figures.most_drop,
     )  # fmt: skip
     environment.filters |= {function.__name__: function for function in named}
+    environment.filters["duration"] = figures.duration
     environment.filters["kind"] = lambda bound: bound.removesuffix("-bound")
     return environment
 

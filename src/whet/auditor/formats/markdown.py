@@ -103,7 +103,7 @@ def _impact(impact: Impact | None) -> Iterator[str]:
         yield f"All kept fixes together: **{_plain(wording.measured(impact.total))}**. {_plain(impact.method)}"
         yield ""
         yield f"{_plain(wording.peak(impact.total))}"
-    yield from ["", "| Fix | Ratio (95 % interval) | Kept |", "|---|---|---|"]
+    yield from ["", "| Fix | Ratio (95% interval) | Kept |", "|---|---|---|"]
     for step in impact.steps:
         kept = "yes" if step.is_kept else f"no: {step.reason}" if step.reason else "no"
         ratio = wording.ratio(step.measured) if step.measured is not None else "—"
