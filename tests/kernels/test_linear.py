@@ -51,7 +51,7 @@ def test_a_row_does_not_depend_on_its_company(kernels: Library, kind: Kind, rows
 
 @KINDS
 def test_does_not_depend_on_threads(kernels: Library, kind: Kind) -> None:
-    x_MK, weights = torch.randn(33, 96), pack_weights(torch.randn(500, 96), kind)
+    x_MK, weights = torch.randn(33, 256), pack_weights(torch.randn(1000, 256), kind)  # large enough for the pool
     results = []
     try:
         for num_threads in (1, 2, 4, 3, 1):

@@ -76,7 +76,7 @@ class Library:
     isa: Isa
 
     def set_threads(self, num_threads: int) -> None:
-        """Threads of the kernels' own pool. Not while a kernel runs."""
+        """Threads of the kernels' own pool. A call that runs meanwhile keeps those that it has."""
         self.functions.whet_set_threads(num_threads)
 
 

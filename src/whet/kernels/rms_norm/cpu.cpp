@@ -7,7 +7,8 @@
 WHET_EXPORT void whet_rms_norm(const float* x, const float* added, const float* weight, int32_t num_rows, int32_t size,
                               float eps, float* sum, float* y) {
   using namespace whet;
-  pool().run([&](Team& team) {
+  const double num_values = static_cast<double>(num_rows) * size;
+  pool_for({(added == nullptr ? 2 : 4) * sizeof(float) * num_values, 4 * num_values})->run([&](Team& team) {
     team.each(num_rows, [&](int row) {
       const size_t at = static_cast<size_t>(size) * row;
       const float* from = x + at;
