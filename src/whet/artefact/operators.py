@@ -34,6 +34,9 @@ _BUILT_IN = frozenset(
     "export higher_order inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn prim prims profiler quantization "
     "quantized quantized_decomposed rngprims sparse static_runtime symm_mem".split()
 )
+# whet's own operators, and the modules that register them.
+_OWN = "whet"
+_OWN_MODULES = tuple(f"whet.kernels.{name}" for name in ("linear", "gated_mlp", "paged_attention", "sample"))
 _SHARED = re.compile(r".+\.(so(\.\d+)*|dylib|dll|pyd)")
 _IMPORT_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _PLACE = re.compile(r"^debug: registered at (.+\.py):\d+", re.MULTILINE)
@@ -88,7 +91,7 @@ def libraries_of(sources: Sequence[OperatorSource]) -> list[str]:
 
     Raises TargetError where neither a module nor a library is known that registers one of the operators.
     """
-    operators = [name for source in sources for name in source.operators]
+    operators = [name for source in sources for name in source.operators if not _is_own(name)]
     providers = _providers(operators)
     if unknown := providers.get(_Provider("unknown")):
         raise TargetError(
@@ -150,6 +153,17 @@ def _is_superfluous(path: Path, sources: Sequence[OperatorSource]) -> bool:
         if torch._C._dispatch_has_kernel(qualified) and all(_mentions(path, part) for part in qualified.split("::")):
             return True
     return False
+
+
+def load_own(sources: Sequence[OperatorSource]) -> None:
+    """Register whet's own operators where an artefact needs any of them."""
+    if any(_is_own(name) for source in sources for name in source.operators):
+        for module in _OWN_MODULES:
+            importlib.import_module(module)
+
+
+def _is_own(operator: str) -> bool:
+    return operator.partition("::")[0] == _OWN
 
 
 def check_registered(directory: Path, sources: Sequence[OperatorSource]) -> None:

@@ -80,6 +80,9 @@ class Library:
         self.functions.whet_set_threads(num_threads)
 
 
+_loaded: list[Library] = []
+
+
 def supported() -> tuple[Isa, ...]:
     """The builds that this processor can run, fastest first."""
     has = set(instruction_sets(read_cpuinfo()))
@@ -105,7 +108,14 @@ def library(isa: Isa | None = None) -> Library:
     declare(functions)
     loaded = Library(functions, wanted)
     loaded.set_threads(torch.get_num_threads())
+    _loaded.append(loaded)
     return loaded
+
+
+def follow_torch() -> None:
+    """Give the kernels that are loaded as many threads as torch has now."""
+    for loaded in _loaded:
+        loaded.set_threads(torch.get_num_threads())
 
 
 def _wanted() -> Isa:
