@@ -32,6 +32,7 @@ _PUBLIC = {
     "Monitor": "whet.monitor",
     "Engine": "whet.server.engine",
     "SamplingParams": "whet.server.sampling_params",
+    "register_kernel": "whet.kernels.register",
     "DynamicBatcher": "whet.batching.batcher",
     "WhetError": "whet.errors",
 }

@@ -24,6 +24,7 @@ from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
 
 from whet.errors import ArtefactError, OptionError, TargetError, reason
+from whet.kernels.register import origin
 
 Library = str | os.PathLike[str]
 """The path of a shared library or a Python file, or the import name of a Python module."""
@@ -199,8 +200,25 @@ def _is_registered(operator: str) -> bool:
 def _providers(operators: Sequence[str]) -> dict[_Provider, list[str]]:
     found: dict[_Provider, list[str]] = {}
     for operator in operators:
-        found.setdefault(_provider(operator), []).append(operator)
+        for provider in _named(operator) or [_provider(operator)]:
+            found.setdefault(provider, []).append(operator)
     return found
+
+
+def _named(operator: str) -> list[_Provider]:
+    """What was named for an operator of whet.register_kernel: its libraries, or else the module that registered it."""
+    known = origin(operator.partition(".")[0])
+    if known is None:
+        return []
+    module, libraries = known
+    if not libraries:
+        return [_module_provider(sys.modules[module]) if module in sys.modules else _Provider("unknown")]
+    return [
+        _Provider("library" if _SHARED.fullmatch(Path(name).name) else "module", _shown(Path(name)), name)
+        if Path(name).is_absolute()
+        else _Provider("module", name, name)
+        for name in libraries
+    ]
 
 
 def _provider(operator: str) -> _Provider:
