@@ -33,6 +33,7 @@ _PUBLIC = {
     "Engine": "whet.server.engine",
     "EngineOptions": "whet.server.options",
     "SamplingParams": "whet.server.sampling_params",
+    "register_kernel": "whet.kernels.register",
     "DynamicBatcher": "whet.batching.batcher",
     "WhetError": "whet.errors",
 }

@@ -5,6 +5,7 @@ WhetError                     exit code 2
 │   ├── InputsError           the inputs do not fit the model
 │   └── ModelError            the model raises, hangs, returns NaN or is not deterministic
 ├── OptionError               an option's value is out of its range
+├── OperatorError             an operator of one's own does not do what its reference does
 ├── MissingExtra              an optional package is not installed
 ├── OutputError               the output directory cannot be written, or would be overwritten
 ├── RecipeError               a recipe is damaged or does not fit
@@ -43,6 +44,10 @@ class ModelError(TargetError):
 
 class OptionError(WhetError):
     """An option's value is out of its range."""
+
+
+class OperatorError(WhetError):
+    """An operator of one's own does not do what its reference does."""
 
 
 class OutputError(WhetError):

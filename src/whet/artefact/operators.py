@@ -24,6 +24,7 @@ from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
 
 from whet.errors import ArtefactError, OptionError, TargetError, foreign, named_reason
+from whet.kernels.register import origin
 
 Library = str | os.PathLike[str]
 """The path of a shared library or a Python file, or the import name of a Python module."""
@@ -34,6 +35,9 @@ _BUILT_IN = frozenset(
     "export higher_order inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn prim prims profiler quantization "
     "quantized quantized_decomposed rngprims sparse static_runtime symm_mem".split()
 )
+# whet's own operators, and the modules that register them.
+_OWN = "whet"
+_OWN_MODULES = tuple(f"whet.kernels.{name}" for name in ("linear", "gated_mlp", "paged_attention", "sample"))
 _SHARED = re.compile(r".+\.(so(\.\d+)*|dylib|dll|pyd)")
 _IMPORT_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _PLACE = re.compile(r"^debug: registered at (.+\.py):\d+", re.MULTILINE)
@@ -88,7 +92,7 @@ def libraries_of(sources: Sequence[OperatorSource]) -> list[str]:
 
     Raises TargetError where neither a module nor a library is known that registers one of the operators.
     """
-    operators = [name for source in sources for name in source.operators]
+    operators = [name for source in sources for name in source.operators if not _is_own(name)]
     providers = _providers(operators)
     if unknown := providers.get(_Provider("unknown")):
         raise TargetError(
@@ -146,6 +150,17 @@ def _is_superfluous(path: Path, sources: Sequence[OperatorSource]) -> bool:
     return False
 
 
+def load_own(sources: Sequence[OperatorSource]) -> None:
+    """Register whet's own operators where an artefact needs any of them."""
+    if any(_is_own(name) for source in sources for name in source.operators):
+        for module in _OWN_MODULES:
+            importlib.import_module(module)
+
+
+def _is_own(operator: str) -> bool:
+    return operator.partition("::")[0] == _OWN
+
+
 def check_registered(directory: Path, sources: Sequence[OperatorSource]) -> None:
     """Raise ArtefactError where an artefact needs operators that this process does not have, and name what has them."""
     missing = [
@@ -179,8 +194,25 @@ def _is_registered(operator: str) -> bool:
 def _providers(operators: Sequence[str]) -> dict[_Provider, list[str]]:
     found: dict[_Provider, list[str]] = {}
     for operator in operators:
-        found.setdefault(_provider(operator), []).append(operator)
+        for provider in _named(operator) or [_provider(operator)]:
+            found.setdefault(provider, []).append(operator)
     return found
+
+
+def _named(operator: str) -> list[_Provider]:
+    """What was named for an operator of whet.register_kernel: its libraries, or else the module that registered it."""
+    known = origin(operator.partition(".")[0])
+    if known is None:
+        return []
+    module, libraries = known
+    if not libraries:
+        return [_module_provider(sys.modules[module]) if module in sys.modules else _Provider("unknown")]
+    return [
+        _Provider("library" if _SHARED.fullmatch(Path(name).name) else "module", _shown(Path(name)), name)
+        if Path(name).is_absolute()
+        else _Provider("module", name, name)
+        for name in libraries
+    ]
 
 
 def _provider(operator: str) -> _Provider:
