@@ -12,7 +12,7 @@ from whet.errors import InputsError
 from whet.kernels.build import Library
 from whet.kernels.sample import UNUSABLE, sample
 from whet.kernels.sample.reference import sample_reference
-from whet.server.torch_sampler import Truncation, draw
+from whet.server.torch_sampler import Truncation, sample_in_torch
 
 NEAR = 2e-6  # what float32 weights may move a boundary by
 INF = float("inf")
@@ -194,7 +194,9 @@ def test_is_the_engines_own_draw(kernels: Library) -> None:
     logits_RV = torch.randn(40, 1000) * 3
     temperature, top_k, top_p, min_p, uniform = mixed_rules(40)
     rule = Truncation(temperature, top_k.long(), top_p, min_p)
-    assert torch.equal(sample(logits_RV, temperature, top_k, top_p, min_p, uniform), draw(logits_RV, rule, uniform))
+    assert torch.equal(
+        sample(logits_RV, temperature, top_k, top_p, min_p, uniform), sample_in_torch(logits_RV, rule, uniform)
+    )
 
 
 def test_a_row_does_not_depend_on_its_company_or_on_threads(kernels: Library) -> None:
