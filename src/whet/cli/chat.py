@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from whet.cli import model_directory
 from whet.errors import OptionError, RequestError
 from whet.figures import DASH, digits, duration
 from whet.models.options import Dtype, WeightBits
 from whet.server.engine import Engine
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
+from whet.workloads import model_directory
 
 _FAILED = 2
 _HELP = """/reset  forget the conversation

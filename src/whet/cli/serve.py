@@ -10,7 +10,6 @@ import torch
 import typer
 from rich.console import Console
 
-from whet.cli import model_directory
 from whet.cli.units import num_bytes, seconds
 from whet.models.options import Dtype, KvBits, WeightBits
 from whet.recipe import Recipe
@@ -21,6 +20,7 @@ from whet.server.http.settings import Settings
 from whet.server.options import SpeculationKind
 from whet.server.recipe_options import RecipeOptions, from_recipe
 from whet.server.text import Tokenizer
+from whet.workloads import model_directory
 
 DEFAULT_PORT = 8000
 
