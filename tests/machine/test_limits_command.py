@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from whet.cli.limits import limits
 from whet.machine import Limits, Machine, describe
+from whet.machine.measured_limits import limits as measured_limits
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +33,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
             ),
         )
 
-    monkeypatch.setattr("whet.cli.limits.load_limits", load)
+    monkeypatch.setattr("whet.machine.measured_limits.load_limits", load)
     return loads
 
 
@@ -52,6 +54,13 @@ def test_json(capsys: pytest.CaptureFixture[str], measured: list[bool]) -> None:
     assert found["limits"][-1]["gemm"]["bfloat16"] == 2575e9
     assert found["machine"]["cores"] == describe().cores
     assert all(measured)
+
+
+def test_the_function_gives_what_the_command_prints(capsys: pytest.CaptureFixture[str], measured: list[bool]) -> None:
+    found = measured_limits(refresh=True)
+    limits(as_json=True, refresh=True)
+    assert json.loads(capsys.readouterr().out)["limits"] == json.loads(json.dumps([asdict(each) for each in found]))
+    assert measured == [True] * 2 * len(found)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20, deadline=None)

@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from whet.machine import Limits, Machine, describe, load_limits
+from whet.machine import Limits, Machine, describe
+from whet.machine.measured_limits import limits as measured_limits
 
 _NAMES = {"tfloat32": "tf32", "float8_e4m3fn": "float8"}
 
@@ -20,9 +21,8 @@ def limits(
     """Show what this machine can do at the very best: measured once, then read from the cache."""
     console = Console(stderr=as_json)
     machine = describe()
-    devices = ("cuda", "cpu") if machine.has_cuda else ("cpu",)
     with console.status("measuring the machine's limits, about ten seconds"):
-        measured = [load_limits(machine, refresh=refresh, device=device) for device in devices]
+        measured = measured_limits(refresh=refresh, machine=machine)
     if as_json:
         facts = {
             "fingerprint": machine.fingerprint,
