@@ -4,26 +4,21 @@ import json
 import logging
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
 from whet.cli.units import num_bytes, seconds
 from whet.models.options import Dtype, KvBits, WeightBits
-from whet.recipe import Recipe
 from whet.server.engine import Engine
 from whet.server.http.guard import is_loopback
-from whet.server.http.run import DEFAULT_HOST, HttpServer, claim
+from whet.server.http.run import DEFAULT_HOST, HttpServer
 from whet.server.http.settings import Settings
 from whet.server.options import SpeculationKind
-from whet.server.recipe_options import RecipeOptions, from_recipe
-from whet.server.text import Tokenizer
+from whet.server.serving import DEFAULT_PORT
+from whet.server.serving import serve as run
 from whet.workloads import model_directory
-
-DEFAULT_PORT = 8000
-
 
 _Model = Annotated[str, typer.Argument(metavar=model_directory.METAVAR, help=model_directory.HELP)]
 _Dtype = Annotated[
@@ -142,52 +137,26 @@ def serve(
         max_body_bytes=num_bytes(max_body),
         max_pending_bytes=num_bytes(max_pending),
     )
-    found = _read_recipe(recipe, console)
-    options: dict[str, Any] = {
-        "dtype": dtype or found.dtype or "bf16",
-        "weights": weights or found.weights or "as-is",
-        "kv": kv,
-        "draft": None if draft is None else model_directory.model_directory(draft),
-        "speculation": speculation,
-        "max_num_seqs": max_num_seqs,
-        "max_batch_tokens": max_num_batched_tokens or max_batch_tokens,
-        "max_model_len": max_model_len,
-        "max_waiting": max_waiting,
-        "memory": None if memory is None else num_bytes(memory),
-    }
-    _run(directory, options, settings, host, port, console, as_json=as_json)
+    run(
+        directory,
+        settings=settings,
+        host=host,
+        port=port,
+        recipe=recipe,
+        dtype=dtype,
+        weights=weights,
+        draft=draft,
+        note=console.print,
+        ready=lambda server, engine: _say_ready(server, engine, settings, console, as_json=as_json),
+        kv=kv,
+        speculation=speculation,
+        max_num_seqs=max_num_seqs,
+        max_batch_tokens=max_num_batched_tokens or max_batch_tokens,
+        max_model_len=max_model_len,
+        max_waiting=max_waiting,
+        memory=None if memory is None else num_bytes(memory),
+    )
     console.print("whet serve: ended")
-
-
-def _run(
-    directory: Path,
-    options: dict[str, Any],
-    settings: Settings,
-    host: str,
-    port: int,
-    console: Console,
-    *,
-    as_json: bool,
-) -> None:
-    """Serve a model directory until the process is asked to end. options: those of the engine."""
-    # The port is claimed before the model is loaded, and opens when the model is there.
-    with claim(host, port) as claimed, Engine(directory, tokenizer=Tokenizer(directory), **options) as engine:
-        server = HttpServer(engine, settings, claimed)
-        server.run(lambda: _say_ready(server, engine, settings, console, as_json=as_json))
-
-
-def _read_recipe(path: Path | None, console: Console) -> RecipeOptions:
-    """What of it is followed; the rest is said. Threads hold for the whole process from here on."""
-    if path is None:
-        return RecipeOptions()
-    found = from_recipe(Recipe.read(path))
-    for line in found.left_out:
-        console.print(line)
-    if (found.dtype, found.weights, found.num_threads) == (None, None, None):
-        console.print(f"nothing in {path} is for the engine; --weights int8 or int4 is its own way to be faster")
-    if found.num_threads is not None:
-        torch.set_num_threads(found.num_threads)
-    return found
 
 
 def _say_ready(server: HttpServer, engine: Engine, settings: Settings, console: Console, *, as_json: bool) -> None:
