@@ -1,9 +1,9 @@
-"""The machine that an audit's report gives advice for. Apart, since it needs torch to see the GPU."""
+"""The machine that an audit's report gives advice for."""
 
 import torch
 
 from whet.auditor.report import MachineFacts
-from whet.machine import describe
+from whet.machine.describe import describe
 
 
 def machine_facts() -> MachineFacts:
