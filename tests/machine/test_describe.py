@@ -1,6 +1,5 @@
 """The description of this machine, and its fingerprint."""
 
-import importlib
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.machine import Machine, describe
+from whet.machine import Machine, describe, description
 from whet.machine.nvidia import driver_version
 
 MACHINE = Machine(
@@ -40,9 +39,8 @@ def test_describes_this_machine() -> None:
 
 
 def test_a_container_bounds_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("whet.machine.describe")  # its name in the package is the function's
-    monkeypatch.setattr(module, "cpu_quota", lambda: 1)
-    monkeypatch.setattr(module, "memory_limit", lambda: 2**29)
+    monkeypatch.setattr(description, "cpu_quota", lambda: 1)
+    monkeypatch.setattr(description, "memory_limit", lambda: 2**29)
     machine = describe.__wrapped__()  # past the cache
     assert machine.cores == 1
     assert machine.memory_bytes == 2**29

@@ -1,8 +1,8 @@
 """What this computer is, and how fast it can be at the very best."""
 
-from whet.machine.describe import Machine, describe
+from whet.machine.description import Machine, describe
+from whet.machine.library_versions import versions
 from whet.machine.limits import Limits, load_limits, measure_limits
 from whet.machine.power import Energy, EnergyMeter
-from whet.machine.versions import versions
 
 __all__ = ["Energy", "EnergyMeter", "Limits", "Machine", "describe", "load_limits", "measure_limits", "versions"]

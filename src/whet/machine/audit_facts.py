@@ -3,7 +3,7 @@
 import torch
 
 from whet.auditor.report import MachineFacts
-from whet.machine.describe import describe
+from whet.machine.description import describe
 
 
 def machine_facts() -> MachineFacts:

@@ -1,6 +1,6 @@
 """whet.limits: what this machine can do at the very best, on each of its devices."""
 
-from whet.machine.describe import Machine, describe
+from whet.machine.description import Machine, describe
 from whet.machine.limits import Limits, load_limits
 
 
