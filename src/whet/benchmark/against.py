@@ -22,7 +22,7 @@ from whet.comparison.turns import take_turns
 from whet.comparison.variant import Variant
 from whet.errors import BaselineError, OptionError
 from whet.machine import Machine, describe
-from whet.measure.quiet import Patience
+from whet.measure.quiet import WAIT_S, OnBusy, Patience
 
 BASELINE_PROCESSES = 5  # for each point: how processes scatter can be told from so many
 
@@ -41,6 +41,8 @@ def compare_with(
     budget_s: float = 0.5,
     time_limit_s: float = 300.0,
     directory: Path | None = None,
+    on_busy: str = OnBusy.WAIT,
+    busy_wait_s: float = WAIT_S,
     patience: Patience | None = None,
     report: Callable[[BenchmarkVerdict], None] = lambda verdict: None,
 ) -> Gate:
@@ -58,7 +60,10 @@ def compare_with(
         budget_s: Seconds of timing in each process.
         time_limit_s: Seconds after which a process is ended.
         directory: Any directory of the work tree; the current one, if not given.
-        patience: How long to wait where the machine is busy. Pairs that it disturbed do not count.
+        on_busy: What to do where other processes disturb: "wait", "inconclusive" or "go-on". Pairs that were disturbed
+            do not count, but with the last.
+        busy_wait_s: Seconds to wait in all.
+        patience: In place of the two above, where the caller shows the waiting.
         report: Is told how a benchmark stands, after each of its pairs.
 
     Raises:
@@ -67,7 +72,7 @@ def compare_with(
     """
     if not 0 < tolerance < 1:
         raise OptionError(f"the tolerance must lie between 0 and 1: 0.02 allows two percent; got {tolerance}")
-    patience = patience or Patience()
+    patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     with checked_out(against, directory) as trees, tempfile.TemporaryDirectory(prefix="whet-gate-") as scratch:
         benchmarks: list[Benchmark] = []
         for number, (target, sizes) in enumerate(itertools.product(targets, grid(batch, seq))):
