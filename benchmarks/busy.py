@@ -29,7 +29,7 @@ from rich.table import Table
 from whet.files import write_whole
 from whet.machine import describe
 from whet.measure.quiet import glance_at_machine
-from whet.tuner.result import TrialRecord
+from whet.tuner.records import TrialRecord
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "docs" / "results" / "busy.json"

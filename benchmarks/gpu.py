@@ -118,7 +118,7 @@ def described(device: str) -> dict[str, Any]:
     if device == "cuda" and not torch.cuda.is_available():
         _stop("torch finds no CUDA device here; `benchmarks/gpu.py --device cpu --quick` checks the script alone")
     machine = describe()
-    return {"device": device, "machine": asdict(machine), "fingerprint": machine.fingerprint, "versions": versions()}
+    return {"device": device, "machine": machine.facts(), "fingerprint": machine.fingerprint, "versions": versions()}
 
 
 def plan(device: str, *, quick: bool) -> list[Step]:

@@ -22,8 +22,6 @@ from whet.kernels.linear.packed import PackedWeights, large_pages, weights_struc
 from whet.kernels.paged_attention import attend
 from whet.kernels.paged_attention.cache import BLOCK_SIZE, Batch, KvCache
 from whet.kernels.paged_attention.native import paged_attention_native
-from whet.kernels.qkv_rope import write_qkv, write_qkv_native
-from whet.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_quantise
 from whet.kernels.sample import sample
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 1024, 16, 4, 64, 2816, 32000
@@ -103,37 +101,6 @@ def _gated_mlp(name: str) -> Iterator[Case]:
 def _torch_mlp(x: Tensor, gate_up: Callable[[Tensor], Tensor], down: Callable[[Tensor], Tensor]) -> Tensor:
     gate, up = gate_up(x).chunk(2, dim=-1)
     return down(F.silu(gate) * up)
-
-
-def _rms_norm() -> Iterator[Case]:
-    weight_D = torch.rand(HIDDEN)
-    for M in ROWS:
-        x, added = torch.randn(2, M, HIDDEN).unbind()
-        y, q, scale = torch.empty_like(x), torch.empty(M, HIDDEN, dtype=torch.int8), torch.empty(M)
-
-        def kernel(added: Tensor | None, y: Tensor | None, q: Tensor | None) -> list[Call]:
-            tensors = (x, added, weight_D), (torch.empty_like(x), y, q, scale)  # noqa: B023
-            before, after = ([pointer(tensor) for tensor in half] for half in tensors)
-            return [_bound("whet_rms_norm", tensors, *before, M, HIDDEN, ctypes.c_float(EPS), *after)]  # noqa: B023
-
-        one = 4 * M * HIDDEN
-        theirs = partial(F.rms_norm, x, (HIDDEN,), weight_D, EPS)
-        ways: dict[str, Sequence[Call]] = {
-            "whet": [partial(rms_norm, x, weight_D, EPS)],
-            "kernel": kernel(None, y, None),
-        }
-        yield Case("rms_norm", "hidden", M, 2 * one, one, "float32", {**ways, "F.rms_norm": [theirs]})
-        ways = {"whet": [partial(add_rms_norm, x, added, weight_D, EPS)], "kernel": kernel(added, y, None)}
-        ways["F.rms_norm"] = [lambda x=x, added=added: F.rms_norm(x + added, (HIDDEN,), weight_D, EPS)]
-        yield Case("add_rms_norm", "hidden", M, 4 * one, one, "float32", ways)
-        ways = {"whet": [partial(rms_norm_quantise, x, weight_D, EPS)], "kernel": kernel(None, None, q)}
-        ways["F.rms_norm"] = [lambda x=x: _quantise(F.rms_norm(x, (HIDDEN,), weight_D, EPS))]
-        yield Case("rms_norm_quantise", "hidden", M, one + one // 4, one, "float32", ways)
-
-
-def _quantise(y: Tensor) -> tuple[Tensor, Tensor]:
-    scale = y.abs().amax(dim=-1, keepdim=True) / 127
-    return (y / scale).round().to(torch.int8), scale
 
 
 def _sample() -> Iterator[Case]:
@@ -226,35 +193,6 @@ def _filled(num_blocks: int, dtype: torch.dtype) -> KvCache:
     return cache
 
 
-def _qkv_rope() -> Iterator[Case]:
-    cos, sin = torch.randn(2, 4096, HEAD_DIM // 2).unbind()
-    for M in ROWS:
-        cache = KvCache.empty(M, KV_HEADS, HEAD_DIM, torch.bfloat16)
-        per_row = torch.arange(M, dtype=torch.int32)
-        batch = Batch(
-            per_row * 0, torch.arange(M + 1, dtype=torch.int32), per_row * 0 + 1, per_row[:, None].contiguous()
-        )
-        qkv_TC = torch.randn(M, WIDTH)
-        arguments = (qkv_TC, cache, batch, cos, sin, None, None, EPS)
-        ways: dict[str, Sequence[Call]] = {
-            "whet": [partial(write_qkv, *arguments)],
-            "kernel": [partial(write_qkv_native, library(), *arguments)],
-            "torch": [partial(_torch_qkv, qkv_TC, cache, cos, sin)],
-        }
-        num_bytes = 2 * 4 * M * WIDTH + 4 * M * KV_HEADS * HEAD_DIM
-        yield Case("qkv_rope", "heads", M, num_bytes, 3 * M * WIDTH, "float32", ways)
-
-
-def _torch_qkv(qkv_TC: Tensor, cache: KvCache, cos: Tensor, sin: Tensor) -> None:
-    heads = qkv_TC.unflatten(1, (-1, HEAD_DIM))
-    turned, values = heads[:, :-KV_HEADS], heads[:, -KV_HEADS:]
-    a, b = turned.chunk(2, dim=-1)
-    turned = torch.cat((a * cos[0] - b * sin[0], b * cos[0] + a * sin[0]), dim=-1)
-    M = len(qkv_TC)
-    cache.keys.view(M, -1)[:, : KV_HEADS * HEAD_DIM] = turned[:, -KV_HEADS:].flatten(1)
-    cache.values.view(M, -1)[:, : KV_HEADS * HEAD_DIM] = values.flatten(1)
-
-
 def _torch_ways(name: str, weight_NK: Tensor) -> dict[str, list[Callable[[Tensor], Tensor]]]:
     """Functions of an input in bf16 (of int8 in _int_mm), each on a copy of the weights."""
     weight = weight_NK.bfloat16()
@@ -325,8 +263,6 @@ def _bound(function: str, kept: object, *arguments: object) -> Call:
 _OPERATORS: dict[str, Callable[[], Iterator[Case]]] = {
     **{f"linear_{name}": partial(_linear, name) for name in _KINDS},
     **{f"gated_mlp_{name}": partial(_gated_mlp, name) for name in _KINDS},
-    "rms_norm": _rms_norm,
-    "qkv_rope": _qkv_rope,
     "paged_attention_bf16": partial(_attention, torch.bfloat16, "bf16"),
     "paged_attention_int8": partial(_attention, torch.int8, "int8"),
     "sample": _sample,

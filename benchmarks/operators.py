@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,13 @@ from operator_cases import EPS, FFN, HIDDEN, LAYER, OPERATORS, VOCAB, Call, Case
 from quietly import quiet_machine
 from rich.console import Console
 from rich.table import Table
+from torch.nn import functional as F
 
 from whet.files import write_whole
 from whet.kernels.build import library
 from whet.kernels.gated_mlp import gated_mlp, pack_mlp
 from whet.kernels.linear import linear, pack_weights
 from whet.kernels.linear.layout import Kind
-from whet.kernels.rms_norm import add_rms_norm, rms_norm
 from whet.kernels.sample import sample
 from whet.machine import Limits, describe, measure_limits
 
@@ -105,7 +106,7 @@ def _measure(case: Case, limits: Limits, seconds: float) -> dict[str, Any]:
             time.sleep(_OTHERS_SLEEP_S)
             times[way].append(_time(case.ways[way], seconds / _ROUNDS))
     us = {way: 1e6 * statistics.median(taken) for way, taken in times.items()}
-    # Weights come from memory; what is small and read again and again, as the norms' rows are, from a cache.
+    # Weights come from memory; what is small and read again and again, as rows of logits are, from a cache.
     is_small = case.num_bytes < 2**20 and len(case.ways["whet"]) == 1
     bandwidth = limits.bandwidth(case.num_bytes) if is_small else limits.read_bandwidth
     needs = {"bandwidth": case.num_bytes / bandwidth, f"{case.dtype} products": case.num_ops / limits.peak(case.dtype)}
@@ -158,14 +159,15 @@ def _step_ms() -> float:
         qkv, o = (pack_weights(torch.randn(*LAYER[name]), Kind.S8) for name in ("qkv", "o"))
         mlp = pack_mlp(torch.randn(FFN, HIDDEN), torch.randn(FFN, HIDDEN), torch.randn(HIDDEN, FFN), Kind.S8)
         layers.append((qkv, o, mlp))
-    head, norm_D, zeros = pack_weights(torch.randn(VOCAB, HIDDEN), Kind.S8), torch.ones(HIDDEN), torch.zeros(1)
+    head, zeros = pack_weights(torch.randn(VOCAB, HIDDEN), Kind.S8), torch.zeros(1)
+    norm = partial(F.rms_norm, normalized_shape=(HIDDEN,), weight=torch.ones(HIDDEN), eps=EPS)
 
     def step(x: torch.Tensor) -> torch.Tensor:
         for qkv, o, mlp in layers:
-            mixed = linear(rms_norm(x, norm_D, EPS), qkv)[:, :HIDDEN].contiguous()
-            x, normed = add_rms_norm(x, linear(mixed, o), norm_D, EPS)
-            x = x + gated_mlp(normed, mlp)
-        logits = linear(rms_norm(x, norm_D, EPS), head)
+            mixed = linear(norm(x), qkv)[:, :HIDDEN].contiguous()
+            x = x + linear(mixed, o)
+            x = x + gated_mlp(norm(x), mlp)
+        logits = linear(norm(x), head)
         return sample(logits, zeros, zeros.int(), zeros, zeros, zeros)
 
     with torch.inference_mode():

@@ -28,6 +28,7 @@ from torch import Tensor
 from whet.models.step import StepBatch
 from whet.server.blocks import Blocks
 from whet.server.engine import Engine
+from whet.server.options import EngineOptions
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
 from whet.server.scheduler import Scheduler
@@ -108,7 +109,7 @@ def measure(num_seqs: int, params: SamplingParams, vocab_size: int, num_steps: i
 
 def through_engine_us(num_seqs: int, params: SamplingParams, vocab_size: int) -> float:
     """The mean time from step to step on the engine's own thread, handing every token to a reader that ignores it."""
-    with Engine(NullModel(vocab_size), speculation="off", max_num_seqs=64) as engine:
+    with Engine(NullModel(vocab_size), EngineOptions(speculation="off", max_num_seqs=64)) as engine:
         for i in range(num_seqs):
             engine.submit([i + 1] * 32, params, on_delta=lambda delta: None)
         time.sleep(0.2)

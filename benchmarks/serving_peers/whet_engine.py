@@ -25,7 +25,7 @@ class Whet:
     def __init__(self, directory: Path, weights: str) -> None:
         torch.set_num_threads(NUM_THREADS)
         options: dict[str, Any] = {"weights": weights, "speculation": "off"}
-        self._engine = whet.Engine(directory, **options)
+        self._engine = whet.Engine(directory, whet.EngineOptions(**options))
         self.settings: dict[str, Any] = {
             "version": f"whet {whet.__version__}",
             "threads": torch.get_num_threads(),

@@ -12,6 +12,7 @@ from .comparison.claim import Claim as Claim
 from .comparison.targets import compare as compare
 from .errors import WhetError as WhetError
 from .fix_trials.measure_fixes import measure_fixes as measure_fixes
+from .kernels.register import register_kernel as register_kernel
 from .load_test.bench_serve import bench_serve as bench_serve
 from .machine import Machine as Machine
 from .machine import describe as describe
@@ -22,6 +23,7 @@ from .profiler.session import profile as profile
 from .recipe import Recipe as Recipe
 from .server.conversation import chat as chat
 from .server.engine import Engine as Engine
+from .server.options import EngineOptions as EngineOptions
 from .server.sampling_params import SamplingParams as SamplingParams
 from .server.serving import serve as serve
 from .step_profiler.watch import watch as watch

@@ -5,6 +5,7 @@ WhetError                     exit code 2
 │   ├── InputsError           the inputs do not fit the model
 │   └── ModelError            the model raises, hangs, returns NaN or is not deterministic
 ├── OptionError               an option's value is out of its range
+├── OperatorError             an operator of one's own does not do what its reference does
 ├── MissingExtra              an optional package is not installed
 ├── OutputError               the output directory cannot be written, or would be overwritten
 ├── RecipeError               a recipe is damaged or does not fit
@@ -45,6 +46,10 @@ class OptionError(WhetError):
     """An option's value is out of its range."""
 
 
+class OperatorError(WhetError):
+    """An operator of one's own does not do what its reference does."""
+
+
 class OutputError(WhetError):
     """The output directory cannot be written, or would be overwritten."""
 
@@ -74,7 +79,14 @@ class AuditError(WhetError):
 
 
 class RequestError(WhetError):
-    """A request that cannot be served. The message says which part of it is at fault."""
+    """A request that cannot be served. The message says which part of it is at fault, and `param` and `code` do so in
+    the words of OpenAI's API: a field's name, and a word for programs.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
 
 
 class QueueFull(RequestError):
@@ -138,6 +150,11 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 def reason(error: BaseException) -> str:
     """The first line of what an exception says, or its type where it says nothing."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+def named_reason(error: BaseException) -> str:
+    """The type of an exception and the first line of what it says: "ValueError: no such size"."""
+    return f"{type(error).__name__}: {reason(error)}"
 
 
 def type_name(value: object) -> str:

@@ -40,11 +40,59 @@ def duration(seconds: float | None, like: float | None = None) -> str:
     return in_unit(seconds, _TIMES, like)
 
 
+def milliseconds(value: float | None, like: float | None = None) -> str:
+    """A time that is given in milliseconds, in s, ms or µs."""
+    return duration(*(None if ms is None else ms / 1e3 for ms in (value, like)))
+
+
+def nanoseconds(value: float) -> str:
+    """A time that is given in nanoseconds, in s, ms or µs."""
+    return duration(value / 1e9)
+
+
+def percent(fraction: float | None, *, decimals: int | None = None) -> str:
+    """A share: 42%, 4.2%, 0.42%. What is there but next to nothing is <0.01%.
+
+    Args:
+        fraction: 1 is the whole.
+        decimals: So many in any case, for a column or a sentence that keeps one precision.
+    """
+    if fraction is None or math.isnan(fraction):
+        return DASH
+    if math.isinf(fraction):
+        return "∞" if fraction > 0 else "−∞"
+    value = abs(fraction) * 100
+    sign = "−" if fraction < 0 else ""
+    if decimals is not None:
+        return f"{sign}{value:.{decimals}f}%"
+    if value and value < 0.005:
+        return "≈0%" if sign else "<0.01%"
+    decimals = 2 if value < 0.995 else 1 if value < 9.95 else 0
+    return f"{sign}{value:.{decimals}f}%" if value else "0%"
+
+
+def count(number: float) -> str:
+    """How often, on average: 0.25, 1, 1.5, 1,230."""
+    return f"{number:.3g}" if abs(number) < 999.5 else f"{number:,.0f}"
+
+
+def one_line(text: str) -> str:
+    """A text from outside on one line, without what would steer a terminal."""
+    return "".join(c for c in " ".join(text.split()) if c.isprintable())
+
+
 def num_bytes(count: float | None, like: float | None = None) -> str:
     """A size in GB, MB, kB (powers of 1000), or whole bytes."""
     if like is None and count is not None and abs(count) < 999.5:
         return f"{count:.0f} B".replace("-", "−")
     return in_unit(count, _SIZES, like)
+
+
+def bytes_change(count: int) -> str:
+    """A change of memory in bytes, with its sign. Below 1,024 bytes it is 0."""
+    if abs(count) < 1024:
+        return "0"
+    return ("+" if count > 0 else "−") + num_bytes(abs(count))
 
 
 def operations(count: float | None, *, short: bool = False) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from whet.errors import RecipeError
 from whet.files import write_whole
@@ -76,7 +76,7 @@ class Recipe(BaseModel):
     machine: dict[str, bool | int | float | str | list[str]] = {}
     versions: dict[str, str] = {}
     evidence: Evidence | None = None
-    steps: list[Step] = Field(default_factory=list)
+    steps: tuple[Step, ...] = ()
 
     def __str__(self) -> str:
         return " + ".join(map(str, self.steps)) or "original"
@@ -87,7 +87,7 @@ class Recipe(BaseModel):
     @property
     def key(self) -> tuple[Step, ...]:
         """What identifies the recipe: its steps in order, whatever else it holds."""
-        return tuple(self.steps)
+        return self.steps
 
     def write(self, path: Path) -> None:
         """Write it as TOML, whole or not at all."""

@@ -132,6 +132,7 @@ class Technique:
         restores_quality: Whether it gives back quality that the others of a recipe cost.
         reads_kept: Whether it leaves the layers in floating point that such a technique has marked.
         runs_python: Whether the model's own code runs in every call, so that nothing is lost that a graph leaves out.
+        instead: The technique that is tried in its place wherever a graph can stand for the model; "" where none is.
         in_process: Whether the result cannot be saved, and each process makes it anew from the model's own code.
         dtype_of: Returns the dtype that it computes in, by its options; None where it leaves the dtype alone.
         weight_scale_of: Returns the bytes of the weights that it leaves, as a fraction of float32's. None where the
@@ -152,6 +153,7 @@ class Technique:
     restores_quality: bool = False
     reads_kept: bool = False
     runs_python: bool = False
+    instead: str = ""
     in_process: bool = False
     dtype_of: Callable[[Any], str] | None = None
     weight_scale_of: Callable[[Any], float] | None = None

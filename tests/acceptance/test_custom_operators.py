@@ -71,8 +71,8 @@ def test_a_model_with_a_custom_operator_of_its_own_is_applied_and_loaded(tmp_pat
     (tmp_path / "operators_of_target.py").write_text(OPERATORS)
     (tmp_path / "target.py").write_text(TARGET)
     applied = apply_recipe(Recipe(), f"{tmp_path}/target.py:build", tmp_path / "out")
-    assert applied.libraries == [str(tmp_path / "operators_of_target.py")]
-    error, total = loaded(tmp_path / "out", applied.libraries, tmp_path)
+    assert applied.libraries == (str(tmp_path / "operators_of_target.py"),)
+    error, total = loaded(tmp_path / "out", list(applied.libraries), tmp_path)
     assert "whettest_halve::halve" in error
     assert "operators_of_target.py (module)" in error
     torch.manual_seed(0)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import targets
 import torch
-from fake_bench import facts, offers
+from fake_search import facts, techniques
 
 import whet
 from whet.errors import InputsError, ModelError, OptionError, OutputError, StudyError, TargetError
@@ -21,11 +21,12 @@ from whet.machine import describe
 from whet.signature import read_signature
 from whet.techniques import TABLE
 from whet.tuner.apply import apply_recipe
+from whet.tuner.budget import Runner
 from whet.tuner.command import command_line, without_password
 from whet.tuner.goal import Goal
 from whet.tuner.preparation import open_study
-from whet.tuner.result import TrialRecord
-from whet.tuner.search import Runner, forking
+from whet.tuner.processes import forking
+from whet.tuner.records import TrialRecord
 from whet.tuner.tuning import Listener, tune
 
 ONLY_BF16 = [name for name in TABLE if name != "bf16"]
@@ -56,7 +57,7 @@ def test_a_model_on_which_nothing_helps_gives_no_gain_and_the_original(tmp_path:
         assert summary[key] > 0, key
     assert {"compile_only", "quality_baseline", "quality_best", "recipe"} <= set(summary)
     assert {path.name for path in out.iterdir()} >= {"recipe.toml", "report.html", "result.json", "model"}
-    assert whet.Recipe.read(out / "recipe.toml").steps == []
+    assert whet.Recipe.read(out / "recipe.toml").steps == ()
     result = json.loads((out / "result.json").read_text())
     assert result["finalists"] == []  # bf16 takes three times as long
     assert "bf16 comes nearest, at 0." in result["sentence"]
@@ -98,7 +99,7 @@ def test_tuning_goes_on_past_a_trial_that_is_killed_and_one_that_breaks_quality(
     assert "exactness drops by 100" in inexact.reason
     assert [record.label for record in heard] == list(trials)
     assert result.verdict == "no-gain"
-    assert result.best.steps == []
+    assert result.best.steps == ()
 
 
 def test_a_trial_over_its_memory_limit_is_recorded(tmp_path: Path) -> None:
@@ -129,7 +130,7 @@ def test_a_bad_target_is_named_and_nothing_is_written(
 
 @pytest.mark.usefixtures("one_server")
 def test_a_model_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("whet.tuner.tuning._LOOK_LIMIT_S", 3.0)
+    monkeypatch.setattr("whet.tuner.tuning._EXAMINATION_LIMIT_S", 3.0)
     with pytest.raises(whet.WhetError, match="longer than its limit of 3 s"):
         tune(f"{targets.HERE}:hangs", out=tmp_path / "out", budget_s=300)
 
@@ -186,11 +187,11 @@ OTHER = read_signature([torch.ones(2, 2)], torch.ones(1))
 def test_a_search_goes_on_only_as_it_was_begun(
     tmp_path: Path, change: dict[str, object], exclude: list[str], message: str
 ) -> None:
-    offered = [offer for offer in offers() if offer.technique == "bf16"]
-    open_study(None, tmp_path, "x", Goal(), facts(offers=offered), False, ())
-    open_study(None, tmp_path, "x", Goal(), facts(offers=offered), True, ["fp16"])  # it was not offered anyway
+    found = [entry for entry in techniques() if entry.technique == "bf16"]
+    open_study(None, tmp_path, "x", Goal(), facts(applicable=found), False, ())
+    open_study(None, tmp_path, "x", Goal(), facts(applicable=found), True, ["fp16"])  # it does not apply anyway
     with pytest.raises(StudyError, match=message):
-        open_study(None, tmp_path, "x", Goal(), facts(offers=offered, **change), True, exclude)
+        open_study(None, tmp_path, "x", Goal(), facts(applicable=found, **change), True, exclude)
 
 
 def test_a_search_can_be_typed_again() -> None:

@@ -40,7 +40,7 @@ def report(make_finding: Make) -> Report:
         make_finding(),
         make_finding(
             code="MOV101", name="blocking-transfer", at=(4, 4, 4, 16), priority=Priority.MEDIUM,
-            fix=Fix("copy without waiting", True, (KEYWORD,)), message="x.to(device): 100 % of it, waits",
+            fix=Fix("copy without waiting", True, (KEYWORD,)), message="x.to(device): 100% of it, waits",
             measured=Measured(1.2, 1.1, 1.3, "pass"),
         ),
         make_finding(
@@ -63,9 +63,9 @@ def report(make_finding: Make) -> Report:
 
 def test_concise(report: Report) -> None:
     assert render(report, "concise").splitlines() == [
-        "train.py:3:5: SYN101 loss.item() waits for the GPU in every step (high, up to 30 % of the step's time)",
-        "train.py:4:5: MOV101 [*] x.to(device): 100 % of it, waits (medium, 1.20× (1.10–1.30), pass)",
-        "note book.ipynb:cell 3:2:1: SYN101 loss.item() waits for the GPU in every step (low, up to 30 % of the step's "
+        "train.py:3:5: SYN101 loss.item() waits for the GPU in every step (high, up to 30% of the step's time)",
+        "train.py:4:5: MOV101 [*] x.to(device): 100% of it, waits (medium, 1.20× (1.10–1.30), pass)",
+        "note book.ipynb:cell 3:2:1: SYN101 loss.item() waits for the GPU in every step (low, up to 30% of the step's "
         "time)",
         "3 findings (1 high, 1 medium, 1 low) in 2 files; 1 file not read",
         "1 can be fixed with --fix",
@@ -84,11 +84,11 @@ def test_nothing_found(name: str) -> None:
 @pytest.mark.parametrize(
     ("gain", "text"),
     [
-        (Gain(0.0, 0.3, "x"), "up to 30 %"),
-        (Gain(0.05, 0.3, "x"), "5–30 %"),
-        (Gain(0.2, 0.2, "x"), "20 %"),
-        (Gain(0.0, 0.004, "x"), "up to 0.4 %"),
-        (Gain(0.0, 0.0, "x"), "0 %"),
+        (Gain(0.0, 0.3, "x"), "up to 30%"),
+        (Gain(0.05, 0.3, "x"), "5–30%"),
+        (Gain(0.2, 0.2, "x"), "20%"),
+        (Gain(0.0, 0.004, "x"), "up to 0.4%"),
+        (Gain(0.0, 0.0, "x"), "0%"),
     ],
 )
 def test_gains_in_words(gain: Gain, text: str) -> None:
@@ -136,7 +136,7 @@ def test_github(report: Report) -> None:
     expected = {"file": "train.py", "line": "3", "endLine": "3", "col": "5", "endColumn": "16"}
     assert first[1] == {**expected, "title": "SYN101 item-in-loop"}
     assert second[0] == "warning"
-    assert second[2].startswith("x.to(device): 100 % of it, waits (up to 30 %")
+    assert second[2].startswith("x.to(device): 100% of it, waits (up to 30%")
     assert second[2].endswith("\nfix: copy without waiting (safe, --fix)")
     assert third[0] == "notice"
     assert third[1] == {"file": "note book.ipynb", "title": "SYN101 item-in-loop"}

@@ -34,8 +34,8 @@ def test_all_of_a_finding(make_finding: Make) -> None:
         "    |\n"
         "    = loop: training loop at train.py:2, through main → log, if step > 3 (for\n"
         "            each token in tokens)\n"
-        "    = gain: up to 30 % of the step's time, not measured; assumes: up to the\n"
-        "            share of the step that waits\n"
+        "    = gain: up to 30% of the step's time, not measured; assumes: up to the share\n"
+        "            of the step that waits\n"
         "    = fix:  sum on the GPU (unsafe, --fix --unsafe-fixes)\n"
         "\n"
         "1 finding (1 high) in 1 file\n"
@@ -57,13 +57,13 @@ def test_a_place_of_several_lines(make_finding: Make) -> None:
 
 
 def test_measured_and_not_in_a_loop_and_in_a_notebook(make_finding: Make) -> None:
-    measured = Measured(1.5, 1.4, 1.6, "pass", "losses 0.1 % apart")
+    measured = Measured(1.5, 1.4, 1.6, "pass", "losses 0.1% apart")
     finding = make_finding(hot=None, measured=measured, cell=2, at=(1, 0, 1, 5), fix=Fix("do it", True, ()))
     source = SourceFile("train.py", "a\nb\nitem()\n", (1, 3))
     text = render(Report((finding,), sources={"train.py": source}, num_files=1), "full")
     assert text.startswith("train.py:cell 2:1:1: SYN101")
     assert "\n  1 | item()\n    | ^^^^^\n" in text
-    assert "measured 1.50× (1.40–1.60), pass; losses 0.1 %" in " ".join(text.split())
+    assert "measured 1.50× (1.40–1.60), pass; losses 0.1%" in " ".join(text.split())
     assert "loop:" not in text
     assert "notebooks are not fixed automatically" in text
 

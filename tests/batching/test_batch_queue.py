@@ -8,99 +8,101 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from whet.batching.batch_queue import Waiting, WaitingLine
+from whet.batching.batch_queue import BatchQueue, QueuedSample
 from whet.batching.padding import Sample
 
 NO_TENSOR = Sample({0: torch.empty(0)})
 
 
-def waiting(arrived_s: float, length: int = 1, kind: str = "a") -> Waiting:
-    return Waiting(NO_TENSOR, (kind,), length, arrived_s)
+def waiting(arrived_s: float, length: int = 1, kind: str = "a") -> QueuedSample:
+    return QueuedSample(NO_TENSOR, (kind,), length, arrived_s)
 
 
-def line_of(*entries: Waiting, max_batch: int = 3, max_wait_s: float = 1.0, sort_by_length: bool = True) -> WaitingLine:
-    line = WaitingLine(max_batch, max_wait_s, sort_by_length=sort_by_length)
+def queue_of(
+    *entries: QueuedSample, max_batch: int = 3, max_wait_s: float = 1.0, sort_by_length: bool = True
+) -> BatchQueue:
+    queue = BatchQueue(max_batch, max_wait_s, sort_by_length=sort_by_length)
     for entry in entries:
-        line.add(entry)
-    return line
+        queue.add(entry)
+    return queue
 
 
 def test_the_time_counts_from_the_first_arrival() -> None:
-    line = line_of()
-    assert line.due_s() is None
-    assert line.take(100.0) == []
+    queue = queue_of()
+    assert queue.due_s() is None
+    assert queue.take(100.0) == []
     first, second = waiting(100.0), waiting(100.9)
-    line.add(first)
-    assert line.due_s() == 101.0
-    line.add(second)
-    assert line.due_s() == 101.0  # the second does not push it back
-    assert line.take(100.99) == []
-    assert line.take(101.0) == [[first, second]]
-    assert line.due_s() is None
+    queue.add(first)
+    assert queue.due_s() == 101.0
+    queue.add(second)
+    assert queue.due_s() == 101.0  # the second does not push it back
+    assert queue.take(100.99) == []
+    assert queue.take(101.0) == [[first, second]]
+    assert queue.due_s() is None
 
 
 def test_not_from_the_last_batch() -> None:
-    line = line_of(*[waiting(float(i)) for i in range(3)])
-    line.take(2.0)
+    queue = queue_of(*[waiting(float(i)) for i in range(3)])
+    queue.take(2.0)
     late = waiting(50.0)
-    line.add(late)
-    assert line.due_s() == 51.0
-    assert line.take(50.5) == []
+    queue.add(late)
+    assert queue.due_s() == 51.0
+    assert queue.take(50.5) == []
 
 
 def test_a_full_batch_is_due_at_once_and_the_rest_keeps_its_own_time() -> None:
     entries = [waiting(10.0 + 0.1 * i) for i in range(4)]
-    line = line_of(*entries)
-    due_s = line.due_s()
+    queue = queue_of(*entries)
+    due_s = queue.due_s()
     assert due_s is not None and due_s <= 10.3
-    assert line.take(10.3) == [entries[:3]]
-    assert len(line) == 1
-    assert line.due_s() == pytest.approx(11.3)
-    assert line.take(11.2) == []
-    assert line.take(11.4) == [entries[3:]]
+    assert queue.take(10.3) == [entries[:3]]
+    assert len(queue) == 1
+    assert queue.due_s() == pytest.approx(11.3)
+    assert queue.take(11.2) == []
+    assert queue.take(11.4) == [entries[3:]]
 
 
 def test_looking_too_early_changes_nothing() -> None:
     entries = [waiting(10.0, length=1), waiting(10.5, length=9)]
-    line = line_of(*entries)
-    assert line.take(10.6) == []
-    assert line.due_s() == 11.0
-    assert line.take(11.0) == [[entries[1], entries[0]]]
+    queue = queue_of(*entries)
+    assert queue.take(10.6) == []
+    assert queue.due_s() == 11.0
+    assert queue.take(11.0) == [[entries[1], entries[0]]]
 
 
 def test_longest_first_but_nobody_is_left_beyond_his_time() -> None:
     lengths = [2, 9, 4, 7, 7, 1, 8]
     entries = [waiting(float(i), length) for i, length in enumerate(lengths)]
-    batches = line_of(*entries, max_wait_s=100.0).take(7.0)
+    batches = queue_of(*entries, max_wait_s=100.0).take(7.0)
     assert [[e.length for e in batch] for batch in batches] == [[9, 8, 7], [7, 4, 2]]
     assert batches[0][2] is entries[3]  # of two with one length, the one that came first
-    batches = line_of(*entries, max_wait_s=6.5).take(7.0)  # the very first is due
+    batches = queue_of(*entries, max_wait_s=6.5).take(7.0)  # the very first is due
     assert [[e.length for e in batch] for batch in batches] == [[9, 8, 7], [7, 4, 2]]
-    batches = line_of(*entries, max_wait_s=1.5).take(7.0)  # the shortest is
+    batches = queue_of(*entries, max_wait_s=1.5).take(7.0)  # the shortest is
     assert [[e.length for e in batch] for batch in batches] == [[9, 8, 7], [7, 4, 2], [1]]
-    batches = line_of(*entries, sort_by_length=False, max_wait_s=100.0).take(7.0)
+    batches = queue_of(*entries, sort_by_length=False, max_wait_s=100.0).take(7.0)
     assert [[e.length for e in batch] for batch in batches] == [[2, 9, 4], [7, 7, 1]]
 
 
 def test_kinds_do_not_share_a_batch() -> None:
     entries = [waiting(float(i), kind=kind) for i, kind in enumerate("abab")]
-    line = line_of(*entries, max_wait_s=3.0)
-    assert line.take(2.5) == []
-    assert line.take(3.5) == [[entries[0], entries[2]]]
-    assert line.due_s() == 4.0
-    assert line.take(3.5, everything=True) == [[entries[1], entries[3]]]
+    queue = queue_of(*entries, max_wait_s=3.0)
+    assert queue.take(2.5) == []
+    assert queue.take(3.5) == [[entries[0], entries[2]]]
+    assert queue.due_s() == 4.0
+    assert queue.take(3.5, everything=True) == [[entries[1], entries[3]]]
 
 
 def test_one_that_is_taken_back() -> None:
     first, second = waiting(0.0), waiting(0.5)
-    line = line_of(first, second)
-    line.discard(first)
-    line.discard(first)
-    assert len(line) == 1
-    assert line.due_s() == 1.5
-    line.discard(second)
-    assert line.due_s() is None
-    line.discard(waiting(0.0, kind="other"))
+    queue = queue_of(first, second)
+    queue.discard(first)
+    queue.discard(first)
+    assert len(queue) == 1
+    assert queue.due_s() == 1.5
+    queue.discard(second)
+    assert queue.due_s() is None
+    queue.discard(waiting(0.0, kind="other"))
 
 
 class AnyOrderOfEvents(RuleBasedStateMachine):
@@ -109,13 +111,13 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
-        self.line = WaitingLine(4, 1.0)
-        self.inside: list[Waiting] = []
+        self.queue = BatchQueue(4, 1.0)
+        self.inside: list[QueuedSample] = []
 
     @rule(length=st.integers(0, 5), kind=st.sampled_from("ab"))
     def arrive(self, length: int, kind: str) -> None:
         self.inside.append(waiting(self.now_s, length, kind))
-        self.line.add(self.inside[-1])
+        self.queue.add(self.inside[-1])
 
     @rule(seconds=st.floats(0, 2))
     def time_passes(self, seconds: float) -> None:
@@ -124,12 +126,12 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
     @rule(place=st.integers(0, 10))
     def leave(self, place: int) -> None:
         if place < len(self.inside):
-            self.line.discard(self.inside.pop(place))
+            self.queue.discard(self.inside.pop(place))
 
     @rule(everything=st.booleans())
     def take(self, everything: bool) -> None:
-        due_s = self.line.due_s()
-        batches = self.line.take(self.now_s, everything=everything)
+        due_s = self.queue.due_s()
+        batches = self.queue.take(self.now_s, everything=everything)
         assert bool(batches) == (due_s is not None and (everything or due_s <= self.now_s))
         for batch in batches:
             assert 0 < len(batch) <= 4
@@ -144,10 +146,10 @@ class AnyOrderOfEvents(RuleBasedStateMachine):
 
     @invariant()
     def counts_agree(self) -> None:
-        assert len(self.line) == len(self.inside)
+        assert len(self.queue) == len(self.inside)
         is_full = any(sum(entry.kind == (kind,) for entry in self.inside) >= 4 for kind in "ab")
         oldest_s = min((entry.arrived_s for entry in self.inside), default=None)
-        assert self.line.due_s() == (oldest_s if is_full or oldest_s is None else oldest_s + 1.0)
+        assert self.queue.due_s() == (oldest_s if is_full or oldest_s is None else oldest_s + 1.0)
 
 
 TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
@@ -157,7 +159,7 @@ TestAnyOrderOfEvents = AnyOrderOfEvents.TestCase
 def test_sorting_never_pads_more(lengths: list[int], max_batch: int) -> None:
     def padded(*, sort_by_length: bool) -> int:
         entries = [waiting(0.0, length) for length in lengths]
-        line = line_of(*entries, max_batch=max_batch, sort_by_length=sort_by_length)
-        return sum(max(e.length for e in batch) * len(batch) for batch in line.take(math.inf))
+        queue = queue_of(*entries, max_batch=max_batch, sort_by_length=sort_by_length)
+        return sum(max(e.length for e in batch) * len(batch) for batch in queue.take(math.inf))
 
     assert padded(sort_by_length=True) <= padded(sort_by_length=False)

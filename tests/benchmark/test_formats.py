@@ -28,15 +28,15 @@ def _gate() -> Gate:
 
 def test_a_sentence_says_which_way_and_how_sure() -> None:
     said = [sentence(v) for v in _gate().verdicts]
-    assert said[0] == "3.1 % slower (95 % interval +2.0 % to +4.2 %, 8 pairs)"
-    assert said[1].startswith("0.2 % faster")
+    assert said[0] == "3.1% slower (95% interval +2.0% to +4.2%, 8 pairs)"
+    assert said[1].startswith("0.2% faster")
     assert said[3].startswith("in main: ValueError")
 
 
 def test_github_reads_one_line_a_verdict() -> None:
     lines = github_annotations(_gate()).split("\n")
     assert [line.split(" ")[0] for line in lines] == ["::error", "::notice", "::warning", "::warning"]
-    assert lines[0].startswith("::error title=whet%3A a.py%3Af (batch 8%2C seq 128) FAIL::3.1 %25 slower")
+    assert lines[0].startswith("::error title=whet%3A a.py%3Af (batch 8%2C seq 128) FAIL::3.1%25 slower")
     assert lines[3].endswith("100%25 <wrong>%0Asecond")
 
 

@@ -14,6 +14,7 @@ import pytest
 from whet.cli import main
 from whet.errors import RequestError
 from whet.server.completion import Delta
+from whet.server.options import EngineOptions
 from whet.server.sampling_params import SamplingParams
 
 
@@ -39,7 +40,7 @@ class FakeEngine:
     max_model_len = 200
     made: "list[FakeEngine]" = []  # noqa: RUF012  # of one test
 
-    def __init__(self, model: Path, *, tokenizer: FakeTokenizer, **options: object) -> None:
+    def __init__(self, model: Path, options: EngineOptions, *, tokenizer: FakeTokenizer) -> None:
         self.model, self.tokenizer, self.options = model, tokenizer, options
         self.asked: list[tuple[str, SamplingParams]] = []
         self.num_open = 0
@@ -107,7 +108,7 @@ def test_lines_are_answered_one_by_one(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert said.err.splitlines()[-1] == "2 answers · 8 tokens · 3.00 tokens/s · first token after 500 ms"
     [engine] = FakeEngine.made
     assert (engine.model, engine.tokenizer.directory) == (Path("DIR"), Path("DIR"))
-    assert engine.options == {"weights": "int8", "dtype": "fp32"}
+    assert engine.options == EngineOptions(weights="int8", dtype="fp32")
     first, second = engine.asked
     assert first[0] == "system: be brief|user: hello"
     assert second[0] == "system: be brief|user: hello|assistant: Well, yes.|user: and"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from whet.bounds import Bound
 from whet.cli.profile_step import run_step
 from whet.errors import ModelError, OptionError, TargetError
 from whet.step_profiler.report import StepReport
-from whet.step_profiler.verdict import StepVerdict
 from whet.target_profiler.training import profile_step
 
 OPTIONS = {"on_busy": "wait", "busy_wait": "2m"}
@@ -109,7 +109,7 @@ def test_ctrl_c_shows_what_is_known_so_far(monkeypatch: pytest.MonkeyPatch, caps
 
     def interrupted(function: str, arguments: dict[str, Any], directory: Path, **limits: Any) -> None:
         given.update(arguments, **limits)
-        report = StepReport(StepVerdict.COMPUTE, StepVerdict.COMPUTE, ("most of it is forward",), "", 9, 7, ())
+        report = StepReport(Bound.COMPUTE, Bound.COMPUTE, ("most of it is forward",), "", 9, 7, ())
         (directory / "partial.json").write_text(json.dumps(report.as_json()), encoding="utf-8")
         raise KeyboardInterrupt
 

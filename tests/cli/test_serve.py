@@ -18,6 +18,7 @@ import torch
 from whet.cli import main
 from whet.errors import OptionError
 from whet.recipe import Recipe, Step
+from whet.server.options import EngineOptions
 
 MODEL = Path(__file__).parents[2] / "src/whet/workloads/weights/docs-gpt"
 
@@ -114,8 +115,8 @@ def test_a_model_by_its_name_and_an_option_by_its_other_one(
 ) -> None:
     asked: dict[str, Any] = {}
 
-    def see(directory: Path, **others: object) -> None:
-        asked.update(others, directory=directory)
+    def see(directory: Path, options: EngineOptions, **others: object) -> None:
+        asked.update(others, directory=directory, options=options)
         raise OptionError("seen")
 
     monkeypatch.setattr("whet.server.serving.Engine", see)
@@ -123,7 +124,7 @@ def test_a_model_by_its_name_and_an_option_by_its_other_one(
         main(["serve", "docs-gpt", "--port", "0", "--draft", "docs-gpt", *options])
     assert asked["directory"].samefile(MODEL)
     assert asked["draft"].samefile(MODEL)
-    assert asked["max_batch_tokens"] == wanted
+    assert asked["options"].max_batch_tokens == wanted
 
 
 def test_a_port_in_use_is_known_before_the_model_is_loaded(
@@ -139,7 +140,7 @@ def test_a_port_in_use_is_known_before_the_model_is_loaded(
 def test_a_recipe_gives_what_is_not_said_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, asked = tmp_path / "recipe.toml", {}
+    path, asked = tmp_path / "recipe.toml", []
     steps = [
         Step(technique="fuse_qkv"),
         Step(technique="int8_weight", options={"rest": "float32"}),
@@ -150,8 +151,8 @@ def test_a_recipe_gives_what_is_not_said_otherwise(
     class Seen(Exception):
         pass
 
-    def see(*_: object, **options: object) -> None:
-        asked.update(options)
+    def see(_: Path, options: EngineOptions, **others: object) -> None:
+        asked.append((options.dtype, options.weights))
         raise Seen
 
     monkeypatch.setattr("whet.server.serving.Engine", see)
@@ -161,14 +162,14 @@ def test_a_recipe_gives_what_is_not_said_otherwise(
             with pytest.raises(Seen):
                 main(["serve", str(MODEL), "--port", "0", "--recipe", str(path), *more])
             wanted = ("bf16", "as-is") if more else ("fp32", "int8")
-            assert (asked["dtype"], asked["weights"], torch.get_num_threads()) == (*wanted, 1)
+            assert (asked[-1], torch.get_num_threads()) == (wanted, 1)
         said = capsys.readouterr().err
         assert "fuse_qkv of the recipe is left out" in said
         assert "nothing in" not in said
         Recipe(steps=steps[:1]).write(path)
         with pytest.raises(Seen):
             main(["serve", str(MODEL), "--port", "0", "--recipe", str(path)])
-        assert (asked["dtype"], asked["weights"]) == ("bf16", "as-is")
+        assert asked[-1] == ("bf16", "as-is")
         assert f"nothing in {path} is for the engine" in capsys.readouterr().err
     finally:
         torch.set_num_threads(before)

@@ -6,7 +6,8 @@ from rich.console import Console
 
 from whet.cli.tables import show_result, show_trial
 from whet.recipe import Step
-from whet.tuner.result import Agreement, Point, Result, TrialRecord
+from whet.tuner.records import Agreement, TrialRecord
+from whet.tuner.result import Point, Result
 
 WIDTHS = (80, 100, 140)
 FUSE, OPENVINO = Step(technique="fuse_conv_bn"), Step(technique="openvino", options={"precision": "int8", "threads": 2})

@@ -4,15 +4,16 @@ import shlex
 from pathlib import Path
 
 import pytest
-from fake_bench import facts
 from fake_results import no_gain
+from fake_search import facts
 from rich.console import Console
 
 import whet.cli.tune
 from whet.cli import INTERRUPTED, main
 from whet.cli.tune import _directory, _Live
 from whet.tuner.outlook import Costs, Outlook
-from whet.tuner.result import Diagnosed, Result, TrialRecord, UntriedTechnique
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import Diagnosed, Result, UntriedTechnique
 from whet.tuner.verdict import TIME_UP
 
 

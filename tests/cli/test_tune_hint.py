@@ -4,7 +4,7 @@ from dataclasses import replace
 from io import StringIO
 
 import pytest
-from fake_bench import facts
+from fake_search import facts
 from rich.console import Console
 
 from whet.cli.tune import _Live

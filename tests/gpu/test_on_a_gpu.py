@@ -17,8 +17,9 @@ from whet.measure.clock import measure_calls
 from whet.profiler.workload_profile import profile_workload, run_for_nsight
 from whet.recipe import Step
 from whet.techniques import TABLE
-from whet.tuner import trial
-from whet.tuner.variant_process import measure_finalist, read_inputs, write_inputs
+from whet.tuner.known_target import INPUTS, KnownTarget, read_inputs, write_inputs
+from whet.tuner.trial import TrialRequest, run_trial
+from whet.tuner.variant_process import VariantRequest, measure_variant
 from whet.workload import Workload, examine
 from whet.workloads import BUILTIN, resolve
 
@@ -81,25 +82,31 @@ def test_a_call_is_timed_until_the_gpu_has_ended(gpu: str) -> None:
 
 def test_inputs_come_back_on_their_device(target: str, gpu: str, tmp_path: Path) -> None:
     subject = examine(resolve(target))
-    write_inputs(subject, tmp_path / "inputs.safetensors")
-    for batch, (found,) in zip(subject.flat_inputs, read_inputs(tmp_path / "inputs.safetensors"), strict=True):
+    write_inputs(subject, tmp_path / INPUTS)
+    for batch, (found,) in zip(subject.flat_inputs, read_inputs(tmp_path / INPUTS), strict=True):
         assert found.device.type == gpu
         assert torch.equal(found, batch[0])
 
 
-def test_a_trial_and_a_process_of_the_finals(target: str, gpu: str, tmp_path: Path) -> None:
+def test_a_trial_and_a_process_of_the_final_comparison(target: str, gpu: str, tmp_path: Path) -> None:
     subject = examine(resolve(target))
-    signature = trial._SIGNATURE.dump_python(subject.signature, mode="json")
-    steps = [Step(technique="autocast", options={}).model_dump()]
-    found = trial.attempt(target, steps, signature, str(tmp_path / "artefact"), None, 0.05, 0.3)
-    if found["status"] == "refused":
-        pytest.skip(found["reason"])
-    assert found["status"] == "done"
-    assert found["latency_ms"] > 0
-    write_inputs(subject, tmp_path / "inputs.safetensors")
-    final = measure_finalist(target, str(tmp_path / "artefact"), str(tmp_path / "inputs.safetensors"), 0.2)
-    assert final["latency_ms"] > 0
-    assert (final["cuda_peak_bytes"] is not None) == (gpu == "cuda")
+    write_inputs(subject, tmp_path / INPUTS)
+    known = KnownTarget(target=target, directory=tmp_path, signature=subject.signature)
+    request = TrialRequest(
+        known=known,
+        steps=(Step(technique="autocast"),),
+        directory=tmp_path / "artefact",
+        max_drop=0.05,
+        timing_s=0.3,
+    )
+    found = run_trial(request)
+    if found.status == "refused":
+        pytest.skip(found.reason)
+    assert found.status == "done"
+    assert found.latency_ms is not None and found.latency_ms > 0
+    final = measure_variant(VariantRequest(directory=request.directory, inputs=tmp_path / INPUTS, budget_s=0.2))
+    assert final.seconds > 0
+    assert (final.cuda_peak_bytes is not None) == (gpu == "cuda")
 
 
 def test_what_a_loaded_model_is_given_on_the_wrong_device(target: str, gpu: str, tmp_path: Path) -> None:

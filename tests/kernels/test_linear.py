@@ -51,7 +51,7 @@ def test_a_row_does_not_depend_on_its_company(kernels: Library, kind: Kind, rows
 
 @KINDS
 def test_does_not_depend_on_threads(kernels: Library, kind: Kind) -> None:
-    x_MK, weights = torch.randn(33, 96), pack_weights(torch.randn(500, 96), kind)
+    x_MK, weights = torch.randn(33, 256), pack_weights(torch.randn(1000, 256), kind)  # large enough for the pool
     results = []
     try:
         for num_threads in (1, 2, 4, 3, 1):
@@ -130,3 +130,15 @@ def test_what_does_not_fit_is_refused(backend: str) -> None:
         linear_int8(x_MK, data, scale, torch.randn(20), 20)
     with pytest.raises(InputsError, match=r"not torch\.float32 \[3, 0\]"):
         linear_fp32(torch.randn(3, 0), data, scale, None, 20)
+
+
+@KINDS
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_stays_so(backend: str, kind: Kind, poison: float) -> None:
+    """Whole numbers hold no NaN, and maxima pass over one."""
+    weights = pack_weights(torch.randn(20, 40), kind)
+    for place in (0, 17, 39):
+        x_MK = torch.randn(2, 40)
+        x_MK[1, place] = poison
+        y_MN = linear(x_MK, weights)
+        assert y_MN[0].isfinite().all() and not y_MN[1].isfinite().any()

@@ -237,6 +237,14 @@ Broken = Callable[[Tensor, KvCache, Batch], tuple[Tensor, KvCache, Batch, int]]
         (lambda x, c, b: (x, c, b._replace(context_len=b.context_len * 100), 0), "positions are not theirs"),
         (lambda x, c, b: (x, c, b._replace(block_tables=b.block_tables - 9), 0), "a table names others"),
         (lambda x, c, b: (x, KvCache(c.keys.transpose(1, 2), c.values), b, 0), "the cache's|heads of"),
+        (lambda x, c, b: (x[:4], c, b, 0), "4 tokens of 1 sequences"),
+        (lambda x, c, b: (x, c, b._replace(block_tables=b.block_tables + 2), 0), "blocks 0 to 1"),
+        (lambda x, c, b: (x, c, b._replace(block_tables=b.block_tables[:, :0].contiguous()), 0), "short for 20 tokens"),
+        (lambda x, c, b: (x, c, b._replace(positions=b.positions + 1), 0), "the positions are not theirs"),
+        (lambda x, c, b: (x, c, b._replace(positions=b.positions.long()), 0), "int32"),
+        (lambda x, c, b: (x, c, b._replace(query_start=b.query_start + 1), 0), "query_start rises"),
+        (lambda x, c, b: (x, KvCache(c.keys, c.values[:1]), b, 0), "the cache's values"),
+        (lambda x, c, b: (x, KvCache(c.keys, c.values, torch.ones(2, 1, 16)), b, 0), "in int8, and only there"),
     ],
 )
 def test_what_does_not_fit_is_refused(change: Broken, says: str) -> None:

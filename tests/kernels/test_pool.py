@@ -58,7 +58,7 @@ def test_no_data_race(tmp_path: Path) -> None:
 
 def test_the_number_of_threads_may_change_between_calls() -> None:
     library = build.library()
-    x_MK, weights = torch.randn(9, 64), pack_weights(torch.randn(640, 64), Kind.BF16)
+    x_MK, weights = torch.randn(9, 512), pack_weights(torch.randn(640, 512), Kind.BF16)
     wanted = linear(x_MK, weights)
     try:
         for num_threads in (4, 1, 2, 3, 1, 2):
@@ -77,7 +77,7 @@ from whet.kernels.linear import linear, pack_weights
 from whet.kernels.linear.layout import Kind
 
 library().set_threads(3)
-x, weights = torch.randn(9, 64), pack_weights(torch.randn(640, 64), Kind.BF16)
+x, weights = torch.randn(9, 512), pack_weights(torch.randn(640, 512), Kind.BF16)
 before = linear(x, weights)
 child = os.fork()
 if child == 0:

@@ -1,6 +1,9 @@
-"""Norm, rotary positions and the cache's new entries: the kernels against torch, for every build of them."""
+"""Norm, rotary positions and the cache's new entries: the C function against torch, for every build of it.
 
-from collections.abc import Callable
+Shape suffixes: T tokens, C a row's numbers, N heads, H head width, L positions.
+"""
+
+import ctypes
 
 import pytest
 import torch
@@ -8,9 +11,10 @@ from torch import Tensor
 
 from whet.errors import InputsError
 from whet.kernels.build import Isa, library, supported
+from whet.kernels.decoder.structs import RopeStruct
+from whet.kernels.dispatch import pointer
 from whet.kernels.paged_attention.cache import BLOCK_SIZE, Batch, KvCache
-from whet.kernels.qkv_rope import write_qkv, write_qkv_native
-from whet.kernels.qkv_rope.reference import qkv_rope_reference
+from whet.kernels.paged_attention.native import cache_struct, heads_struct, ragged_struct
 
 LONGEST = 96
 DTYPES = (torch.float32, torch.bfloat16, torch.int8)
@@ -40,6 +44,48 @@ def caches_equal(a: KvCache, b: KvCache) -> bool:
     return all(x is None or y is None or torch.equal(x, y) for x, y in pairs)
 
 
+def write_qkv(
+    isa: Isa,
+    qkv_TC: Tensor,
+    cache: KvCache,
+    batch: Batch,
+    rope: tuple[Tensor, Tensor],
+    *norms: Tensor,
+    eps: float = 1e-6,
+) -> None:
+    """Turn q and k in place, and put k and v into the cache; norms, of q and of k, come before where they are given."""
+    library(isa).functions.whet_qkv_rope(
+        ctypes.byref(heads_struct(qkv_TC, cache)),
+        pointer(qkv_TC),
+        ctypes.byref(RopeStruct(*(table.data_ptr() for table in rope))),
+        *map(pointer, norms or (None, None)),
+        eps,
+        ctypes.byref(cache_struct(cache)),
+        ctypes.byref(ragged_struct(batch)),
+    )
+
+
+def reference(
+    qkv_TC: Tensor, cache: KvCache, batch: Batch, rope: tuple[Tensor, Tensor], *norms: Tensor, eps: float = 1e-6
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v [T, heads, H] in the type of the input. Source of the turn: Su et al., 2021, arXiv:2104.09864."""
+    heads_TNH = qkv_TC.unflatten(-1, (-1, cache.head_dim))
+    num_heads = heads_TNH.shape[1] - 2 * cache.num_kv_heads
+    q_TNH, k_TNH, v_TNH = heads_TNH.split((num_heads, cache.num_kv_heads, cache.num_kv_heads), dim=1)
+    if norms:
+        q_TNH, k_TNH = (
+            torch.nn.functional.rms_norm(x_TNH, norm_H.shape, norm_H.to(x_TNH.dtype), eps)
+            for x_TNH, norm_H in zip((q_TNH, k_TNH), norms, strict=True)
+        )
+    cos_T1H, sin_T1H = (table_LH[batch.positions.long(), None].to(qkv_TC.dtype) for table_LH in rope)
+
+    def turned(x_TNH: Tensor) -> Tensor:
+        a, b = x_TNH.chunk(2, dim=-1)
+        return torch.cat((a * cos_T1H - b * sin_T1H, b * cos_T1H + a * sin_T1H), dim=-1)
+
+    return turned(q_TNH), turned(k_TNH), v_TNH
+
+
 @pytest.mark.parametrize("isa", supported())
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
@@ -52,13 +98,13 @@ def test_as_torch_does_it_bit_for_bit(
     batch = batch_of([1, 13, 0, 40, 2], [31, 3, 7, 0, 46], 40)
     qkv_TC = torch.randn(56, (num_heads + 2 * num_kv_heads) * head_dim)
     qkv_TC[5] = 0.0  # a head without a largest number has the scale 0
-    cos_LH, sin_LH = tables(head_dim)
+    rope = tables(head_dim)
     caches = [KvCache.empty(40, num_kv_heads, head_dim, dtype) for _ in range(2)]
     for cache in caches:
         cache.values.fill_(7)  # what other sequences left
-    q, k, v = qkv_rope_reference(qkv_TC, num_kv_heads, head_dim, batch.positions, cos_LH, sin_LH, None, None, 1e-6)
+    q, k, v = reference(qkv_TC, caches[0], batch, rope)
     caches[0].write(batch, k, v)
-    write_qkv_native(library(isa), qkv_TC, caches[1], batch, cos_LH, sin_LH, None, None, 1e-6)
+    write_qkv(isa, qkv_TC, caches[1], batch, rope)
     assert torch.equal(qkv_TC.unflatten(1, (-1, head_dim)), torch.cat((q, k, v), dim=1))
     assert caches_equal(*caches)
 
@@ -68,91 +114,45 @@ def test_as_torch_does_it_bit_for_bit(
 def test_norms_of_heads(isa: Isa, head_dim: int) -> None:
     batch = batch_of([7, 20], [0, 9], 8)
     qkv_TC = torch.randn(27, 8 * head_dim)
-    cos_LH, sin_LH = tables(head_dim)
-    q_norm, k_norm = torch.rand(head_dim) + 0.5, torch.rand(head_dim) + 0.5
+    rope, norms = tables(head_dim), (torch.rand(head_dim) + 0.5, torch.rand(head_dim) + 0.5)
     cache = KvCache.empty(8, 2, head_dim, torch.float32)
-    wanted = qkv_rope_reference(qkv_TC.double(), 2, head_dim, batch.positions, cos_LH, sin_LH, q_norm, k_norm, 1e-5)
-    write_qkv_native(library(isa), qkv_TC, cache, batch, cos_LH, sin_LH, q_norm, k_norm, 1e-5)
+    wanted = reference(qkv_TC.double(), cache, batch, rope, *norms, eps=1e-5)
+    write_qkv(isa, qkv_TC, cache, batch, rope, *norms, eps=1e-5)
     torch.testing.assert_close(qkv_TC.double(), torch.cat(wanted, dim=1).flatten(1), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("isa", supported())
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_was_written_is_read(dtype: torch.dtype) -> None:
-    """Through the operator; int8 is off by half a step of its scale at the most."""
+def test_what_was_written_is_read(isa: Isa, dtype: torch.dtype) -> None:
+    """int8 is off by half a step of its scale at the most."""
     batch = batch_of([37], [0], 3)
     qkv_TC = torch.randn(37, 4 * 32)
     cache = KvCache.empty(3, 1, 32, dtype)
-    write_qkv(qkv_TC, cache, batch, *tables(32))
+    write_qkv(isa, qkv_TC, cache, batch, tables(32))
     for kept, given in zip(cache.read(batch.block_tables[0]), qkv_TC[:, 64:].split(32, dim=1), strict=True):
         step = given.abs().amax(dim=1) / 127
         bound = {torch.float32: 0 * step, torch.bfloat16: step / 2, torch.int8: step * 0.5001}[dtype]
         assert ((kept[:37, 0] - given).abs().amax(dim=1) <= bound).all()
 
 
-def test_places_after_the_last_token_have_no_values() -> None:
+@pytest.mark.parametrize("isa", supported())
+def test_places_after_the_last_token_have_no_values(isa: Isa) -> None:
     """A block that is used again holds another sequence's numbers, or not even numbers."""
     cache = KvCache.empty(2, 1, 16, torch.bfloat16)
     cache.values.fill_(torch.nan)
-    write_qkv(torch.randn(18, 48), cache, batch_of([18], [0], 2), *tables(16))
+    write_qkv(isa, torch.randn(18, 48), cache, batch_of([18], [0], 2), tables(16))
     assert cache.values.isfinite().all()
     assert (cache.values == 0).sum() == 14 * 16
 
 
-def test_a_lost_draft_may_stay() -> None:
+@pytest.mark.parametrize("isa", supported())
+def test_a_lost_draft_may_stay(isa: Isa) -> None:
     """Going back to fewer tokens and writing on touches nothing but the new token's place."""
-    cache = KvCache.empty(1, 1, 16, torch.float32)
-    cos_LH, sin_LH = tables(16)
-    write_qkv(torch.randn(9, 48), cache, batch_of([9], [0], 1), cos_LH, sin_LH)
+    cache, rope = KvCache.empty(1, 1, 16, torch.float32), tables(16)
+    write_qkv(isa, torch.randn(9, 48), cache, batch_of([9], [0], 1), rope)
     kept = cache.values.clone()
-    write_qkv(torch.randn(1, 48), cache, batch_of([1], [5], 1), cos_LH, sin_LH)
+    write_qkv(isa, torch.randn(1, 48), cache, batch_of([1], [5], 1), rope)
     assert (cache.values != kept).any(dim=3).flatten().nonzero().flatten().tolist() == [5]
-
-
-def test_without_kernels_torch_does_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = batch_of([3, 17], [14, 0], 6)
-    qkv_TC = torch.randn(20, 6 * 32)
-    other_TC = qkv_TC.clone()
-    caches = [KvCache.empty(6, 1, 32, torch.int8) for _ in range(2)]
-    cos_LH, sin_LH = tables(32)
-    write_qkv(qkv_TC, caches[0], batch, cos_LH, sin_LH)
-    monkeypatch.setattr("whet.kernels.qkv_rope.kernels_for", lambda *tensors: None)
-    write_qkv(other_TC, caches[1], batch, cos_LH, sin_LH)
-    assert torch.equal(qkv_TC, other_TC)
-    assert caches_equal(*caches)
-
-
-def test_as_a_torch_operator() -> None:
-    batch = batch_of([5], [0], 2)
-    cache = KvCache.empty(2, 1, 16, torch.bfloat16)
-    tensors = (cache.keys, cache.values, None, None)
-    torch.library.opcheck(
-        torch.ops.whet.qkv_rope.default, (torch.randn(5, 48), *tensors, *batch, *tables(16), None, None, 1e-6)
-    )
-
-
-Broken = Callable[[Tensor, KvCache, Batch], tuple[Tensor, KvCache, Batch]]
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda x, c, b: (x.double(), c, b), "float32"),
-        (lambda x, c, b: (x[:, :40], c, b), "heads of 16"),
-        (lambda x, c, b: (x[:4], c, b), "4 tokens of 1 sequences"),
-        (lambda x, c, b: (x, c, b._replace(block_tables=b.block_tables + 2)), "blocks 0 to 1"),
-        (lambda x, c, b: (x, c, b._replace(block_tables=b.block_tables[:, :0].contiguous())), "too short for 5 tokens"),
-        (lambda x, c, b: (x, c, b._replace(positions=b.positions + 1)), "the positions are not theirs"),
-        (lambda x, c, b: (x, c, b._replace(positions=b.positions.long())), "int32"),
-        (lambda x, c, b: (x, c, b._replace(query_start=ints([0, 6]))), "query_start rises"),
-        (lambda x, c, b: (x, KvCache(c.keys, c.values[:1]), b), "the cache's values"),
-        (lambda x, c, b: (x, KvCache(c.keys, c.values, torch.ones(2, 1, 16)), b), "in int8, and only there"),
-        (lambda x, c, b: (x, c, batch_of([5], [LONGEST - 3], 9)._replace(block_tables=ints([0] * 9)[None])), "few"),
-    ],
-)
-def test_what_does_not_fit_is_refused(change: Broken, says: str) -> None:
-    qkv_TC, cache, batch = change(torch.randn(5, 48), KvCache.empty(2, 1, 16, torch.float32), batch_of([5], [0], 2))
-    with pytest.raises(InputsError, match=says):
-        write_qkv(qkv_TC, cache, batch, *tables(16))
 
 
 @pytest.mark.parametrize(("head_dim", "dtype"), [(24, torch.float32), (272, torch.float32), (32, torch.float16)])

@@ -198,7 +198,7 @@ def test_is_the_engines_own_draw(kernels: Library) -> None:
 
 
 def test_a_row_does_not_depend_on_its_company_or_on_threads(kernels: Library) -> None:
-    logits_RV, columns = torch.randn(40, 900), mixed_rules(40)
+    logits_RV, columns = torch.randn(40, 4000), mixed_rules(40)  # large enough for the pool
     alone = torch.cat([sample(logits_RV[i : i + 1], *(column[i : i + 1] for column in columns)) for i in range(40)])
     try:
         for num_threads in (1, 3):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.machine import bandwidth
-from whet.machine.bandwidth import default_buffer_bytes, never_rising, read_bandwidth
+from whet.machine.bandwidth import default_buffer_bytes, non_increasing, read_bandwidth
 from whet.machine.cache import cache_dir, last_level_bytes
 
 SIZE = 64 * 2**20
@@ -67,7 +67,7 @@ def test_more_threads_than_the_smallest_set_has_lines() -> None:
 
 @given(st.dictionaries(st.integers(1, 2**40), st.floats(1.0, 1e12), min_size=1))
 def test_never_rising(points: dict[int, float]) -> None:
-    result = never_rising(list(points.items()))
+    result = non_increasing(list(points.items()))
     assert [size for size, _ in result] == sorted(points)
     assert all(a >= b for (_, a), (_, b) in itertools.pairwise(result))
     assert all(speed == max(v for k, v in points.items() if k >= size) for size, speed in result)

@@ -10,7 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.machine import Machine, describe, description
+from whet.auditor.report import MachineFacts
+from whet.machine import Gpu, Machine, describe, description
+from whet.machine.audit_facts import machine_facts
 from whet.machine.nvidia import driver_version
 
 MACHINE = Machine(
@@ -69,8 +71,29 @@ def test_differences_name_what_differs(field: str, value: int) -> None:
     assert str(value) in line
 
 
+def test_the_list_of_gpus_changes_no_fingerprint() -> None:
+    with_gpus = replace(MACHINE, gpus=(Gpu(0, "H100", (9, 0)),))
+    assert with_gpus.facts() == MACHINE.facts()
+    assert with_gpus.fingerprint == MACHINE.fingerprint == "14bdf16319fb"  # as records of earlier versions hold it
+    assert with_gpus.computes_bfloat16("cuda") and not MACHINE.computes_bfloat16("cuda")
+    assert not replace(MACHINE, gpus=(Gpu(0, "T4", (7, 5)),)).computes_bfloat16("cuda")
+
+
+def test_the_current_gpu_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = (Gpu(0, "A100", (8, 0), 40), Gpu(1, "H100", (9, 0), 80), Gpu(2, "A100", (8, 0), 40))
+    monkeypatch.setattr(description, "torch_gpus", lambda: gpus)
+    monkeypatch.setattr(description, "driver_version", lambda: "550.54.15")
+    monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
+    machine = describe.__wrapped__()
+    assert [gpu.index for gpu in machine.gpus] == [1, 0, 2]
+    assert (machine.gpu, machine.has_cuda) == ("H100 (sm_90)", True)
+    assert machine.gpu_driver.startswith("550.54.15, ")
+    monkeypatch.setattr("whet.machine.audit_facts.describe", lambda: machine)
+    assert machine_facts() == MachineFacts(machine.cores, machine.memory_bytes, "A100", 40, 3)
+
+
 def test_no_differences_from_itself() -> None:
-    assert MACHINE.differences(asdict(MACHINE)) == []
+    assert MACHINE.differences(MACHINE.facts()) == []
     assert MACHINE.differences({**asdict(MACHINE), "isa": ["avx2"], "python": "3.13.0"}) == []
 
 

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from whet.cli.limits import limits
-from whet.machine import Limits, Machine, describe
+from whet.machine import Gpu, Limits, Link, Machine, Node, Topology, describe
 from whet.machine.measured_limits import limits as measured_limits
+from whet.machine.topology import LinkKind
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,7 @@ def test_json(capsys: pytest.CaptureFixture[str], measured: list[bool]) -> None:
     assert found["fingerprint"] == describe().fingerprint
     assert found["limits"][-1]["gemm"]["bfloat16"] == 2575e9
     assert found["machine"]["cores"] == describe().cores
+    assert found["topology"]["nodes"][0]["number"] == 0
     assert all(measured)
 
 
@@ -61,6 +63,26 @@ def test_the_function_gives_what_the_command_prints(capsys: pytest.CaptureFixtur
     limits(as_json=True, refresh=True)
     assert json.loads(capsys.readouterr().out)["limits"] == json.loads(json.dumps([asdict(each) for each in found]))
     assert measured == [True] * 2 * len(found)
+
+
+def test_more_than_a_cpu_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    limits()
+    alone = capsys.readouterr().out
+    nodes = (Node(0, (0, 1), 2**34), Node(1))
+    gpus = (Gpu(0, "H100 [SXM]", (9, 0), 80 * 2**30, numa_node=0), Gpu(1, "H100"))
+    links = (Link("GPU0", "GPU1", LinkKind.NVLINK, 18),)
+    monkeypatch.setattr("whet.cli.limits.find_topology", lambda: Topology(nodes, gpus, ("mlx5_0",), links))
+    limits()
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    for part in (
+        "2 cores, 16 GiB",
+        "no cores",
+        "H100 [SXM] (sm_90), 80 GiB, NUMA node 0",
+        "mlx5_0",
+        "1 pair of GPUs by NV18",
+    ):
+        assert part in text and part not in alone
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20, deadline=None)

@@ -71,7 +71,8 @@ def test_a_tensor_that_does_not_fit_is_a_failure_of_memory() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "message"), [("no_json", "not JSON serializable"), ("no_dict", "must return a dict, not list")]
+    ("function", "message"),
+    [("no_json", "not JSON serializable"), ("no_dict", "must return a model, a dict or nothing, not list")],
 )
 def test_a_result_that_is_no_dict_of_json_is_an_error(function: str, message: str) -> None:
     found = call(function)

@@ -290,3 +290,13 @@ def test_the_gpu_that_is_waited_for_is_the_models(monkeypatch: pytest.MonkeyPatc
     for name in ("cuda:1", "cpu"):
         clock.use_device_of(SimpleNamespace(device=torch.device(name)))
     assert seen == [torch.device("cuda:1")]
+
+
+def test_each_sample_tells_which_call_it_was(fake: FakeTime) -> None:
+    """The n-th call takes n milliseconds, so the time itself is the number; disturbed blocks leave gaps."""
+    machine = FakeMachine(fake, lambda block: block == 2)
+    found = measure_calls([fake.call("step", *range(1, 500))], budget_s=0.5, read=machine)
+    assert found.cause == ""
+    assert [round(seconds * 1e3) - 1 for seconds in found.samples_s] == list(found.numbers)
+    gaps = [b - a for a, b in zip(found.numbers, found.numbers[1:], strict=False) if b - a > 1]
+    assert len(gaps) == 1

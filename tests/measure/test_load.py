@@ -110,6 +110,24 @@ def test_a_process_outside_the_measurement_is_seen_and_one_of_its_own_is_not() -
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's counters")
+def test_a_process_that_is_started_between_readings_is_the_measurements_own() -> None:
+    """As the workers that a loader starts anew for each pass; each is counted once, also after its end."""
+    read = Meter()
+    before = read()
+    burn = "import sys, time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdin is not None
+        child.stdout.readline()
+        alive = read()
+        child.stdin.close()
+        child.wait()
+    after = read()
+    assert alive.own_s - before.own_s > 0.28
+    assert after.own_s - alive.own_s < 0.2
+    assert after.own_s - before.own_s > 0.28
+    assert child.pid not in read._own
+
+
 def test_run_delay_is_that_of_all_threads() -> None:
     def by_hand() -> float:
         tasks = Path("/proc/self/task").iterdir()

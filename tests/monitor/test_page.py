@@ -95,20 +95,59 @@ def test_charts_have_axes_units_and_values(page: Page, server: PageServer, run: 
     for _ in range(30):
         feed(run, gpu=True)
     page.goto(server.url)
-    page.locator("path.curve").first.wait_for(state="attached")
+    page.locator(".plot canvas").first.wait_for()
     titles = page.locator("#charts h3:visible").all_inner_texts()
     assert titles[:3] == ["Step latency ms", "Where the step's time goes %", "Samples per second"]
     assert {"GPU %", "GPU memory GiB", "CUDA fragmentation %"} <= set(titles)
     chart = page.locator(".chart", has_text="Memory").first
-    ticks = chart.locator("text.tick").all_text_contents()
-    assert ticks[0] == "0"
-    assert any(text.endswith(" s") for text in ticks)
-    area = chart.locator("svg.plot")
+    assert labels(chart, 1)[0] == "0"
+    assert all(text.endswith(" s") for text in labels(chart, 0))
+    area = chart.locator(".plot")
     area.hover()
     assert "this run 3.00 GiB" in chart.locator(".tip").inner_text()
     assert "this run 3.00 GiB" in (area.get_attribute("aria-label") or "")
     shares = page.locator(".chart", has_text="Where the step").locator(".legend b").all_inner_texts()
     assert shares == ["40 %", "20 %", "30 %", "10 %"]
+
+
+def labels(chart: Any, axis: int) -> list[str]:
+    """What stands at an axis of a chart: 0 the time, 1 the values."""
+    found: list[str] = chart.locator(".plot").evaluate("(e, axis) => e.plot.uplot.axes[axis]._values", axis)
+    return found
+
+
+# Those of the time below the chart of the CPU, once it is drawn.
+_LABELS = """([...document.querySelectorAll('.chart')].find((e) => e.textContent.includes('CPU'))
+  ?.querySelector('.plot').plot.uplot?.axes[0]._values ?? [])"""
+
+
+def test_the_canvas_shows_the_lines_and_areas(page: Page, server: PageServer, run: Run) -> None:
+    for _ in range(30):
+        feed(run)
+    page.goto(server.url)
+    page.locator(".plot canvas").first.wait_for()
+    # A step takes 20 ms throughout: one level line, at its place. 40, 20, 30 and 10 % are stacked up.
+    for title, values in (("Step latency", [20]), ("Where the step", [20, 50, 75, 95])):
+        chart = page.locator(".chart", has_text=title)
+        colours = chart.locator(".swatch").evaluate_all("all => all.map((e) => getComputedStyle(e).backgroundColor)")
+        for colour, value in zip(colours, values, strict=True):
+            assert set(chart.locator(".plot").evaluate(_COLUMN, [colour, value])) == {"at"}, (title, value)
+
+
+# Whether a colour lies at a value, within a pixel, at a third, a half and two thirds of the time that has values.
+_COLUMN = """(element, [colour, value]) => {
+  const { uplot, drawn } = element.plot;
+  const wanted = colour.match(/\\d+/g).map(Number);
+  const context = uplot.ctx;
+  const first = drawn.places[0], last = drawn.places[drawn.places.length - 1];
+  return [1 / 3, 1 / 2, 2 / 3].map((part) => {
+    const x = Math.round(uplot.valToPos(first + part * (last - first), "x", true));
+    const y = Math.round(uplot.valToPos(value, "y", true));
+    const pixels = context.getImageData(x, y - 1, 1, 3).data;
+    const near = (at) => wanted.every((level, i) => Math.abs(pixels[4 * at + i] - level) < 40);
+    return [0, 1, 2].some(near) ? "at" : `${[...pixels]}`;
+  });
+}"""
 
 
 def test_it_survives_the_end_and_a_new_run_takes_its_place(page: Page, server: PageServer, run: Run) -> None:
@@ -181,11 +220,10 @@ def test_the_whole_run_beyond_what_is_kept_in_full(page: Page, server: PageServe
     page.goto(server.url)
     page.get_by_role("button", name="whole run").click()
     chart = page.locator(".chart", has_text="CPU").first
-    chart.locator("text.tick", has_text="30 min").wait_for()
-    path = chart.locator("path.curve").first.get_attribute("d") or ""
-    assert 200 < path.count("L") < 520
+    page.wait_for_function(f"() => {_LABELS}.includes('30 min')")
+    assert 200 < chart.locator(".plot").evaluate("e => e.plot.uplot.data[0].length") < 520
     page.get_by_role("button", name="2 min").click()
-    assert chart.locator("text.tick", has_text="30 min").count() == 0
+    page.wait_for_function(f"() => {_LABELS}.length && !{_LABELS}.includes('30 min')")
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "light"), (400, "dark")])
@@ -197,7 +235,7 @@ def test_nothing_is_cut_off_and_text_can_be_read(
     with browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme) as context:
         page = context.new_page()
         page.goto(server.url)
-        page.locator("path.curve").first.wait_for(state="attached", timeout=10_000)
+        page.locator(".plot canvas").first.wait_for(timeout=10_000)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         for selector in (".tile dt", ".tile .value", ".tile .detail", ".legend b", "#status", ".windows button"):
             assert page.evaluate(_CONTRAST, selector) >= 4.5, selector
@@ -224,6 +262,6 @@ def test_the_saved_page_opens_from_a_file(page: Page, run: Run, tmp_path: Any) -
     run.end(0)
     (tmp_path / "summary.html").write_text(render(run), encoding="utf-8")
     page.goto((tmp_path / "summary.html").as_uri())
-    page.locator("path.curve").first.wait_for(state="attached")
+    page.locator(".plot canvas").first.wait_for()
     assert page.locator("#charts h3:visible").count() == 9
     assert "P50 20.0 ms" in page.locator("table").inner_text()

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from whet.monitor.process import ProcessCollector, _Tree, usable_cores
+from whet.measure.cores import allowed_cores
+from whet.monitor.process import ProcessCollector, _Tree
 
 BUSY = "import sys; sys.stdout.write('x'); sys.stdout.flush()\nwhile True: pass"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
@@ -34,7 +35,7 @@ def test_a_grandchild_counts(parent_of_a_busy_child: psutil.Process) -> None:
     before, began = child.cpu_times().user, time.monotonic()
     time.sleep(0.6)
     cells = collector.collect()
-    used = (child.cpu_times().user - before) / (time.monotonic() - began) / usable_cores()
+    used = (child.cpu_times().user - before) / (time.monotonic() - began) / len(allowed_cores())
     assert cells["cpu"].mean == pytest.approx(100 * used, rel=0.25)
     assert cells["rss_bytes"].mean == pytest.approx(parent.memory_info().rss + child.memory_info().rss, rel=0.1)
     assert collector.num_processes == 2

@@ -47,8 +47,8 @@ def test_the_cpu_time_of_the_run_and_of_the_whole_machine_are_told_apart() -> No
     summary = summarise(run)
     assert (summary.cpu, summary.machine_cpu) == pytest.approx((0.55, 0.7))
     rows = dict(figures.table(summary))
-    assert rows["CPU, this run"] == "55 % of 4 cores, at most 55 %"
-    assert rows["CPU, whole machine"] == "70 %"
+    assert rows["CPU, this run"] == "55% of 4 cores, at most 55%"
+    assert rows["CPU, whole machine"] == "70%"
 
 
 def test_the_sentence_names_what_holds_it_back() -> None:
@@ -104,7 +104,7 @@ def test_the_terminal_fits_80_columns() -> None:
     assert "exit code 3" in text.getvalue()
     assert "The figures are partial" in text.getvalue()
     assert "[bold]to[/bold]" in text.getvalue()
-    assert "40 % of the step time" in text.getvalue()
+    assert "40% of the step time" in text.getvalue()
 
 
 def test_the_page_is_whole_in_itself_and_escapes() -> None:
@@ -129,7 +129,4 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_sizes_and_times_carry_their_unit() -> None:
     assert figures.num_bytes(1536 * 2**20) == "1.50 GiB"
-    assert figures.milliseconds(0.25) == "250 µs"
-    assert figures.milliseconds(12_340) == "12.3 s"
-    assert figures.num_bytes(None) == figures.DASH
-    assert [figures.percent(x) for x in (None, 0.0, 0.004, 0.5)] == [figures.DASH, "0 %", "0.4 %", "50 %"]
+    assert figures.num_bytes(None) == "—"

@@ -87,7 +87,7 @@ def test_saved_for_backward_is_alive_until_backward() -> None:
 def test_weights_known_before_are_no_line_of_code() -> None:
     model = nn.Linear(10, 10)
     with AllocationTracker() as tracker:
-        tracker.know(model.parameters())
+        tracker.register(model.parameters())
         model(torch.ones(1, 10))
     memory = tracker.memory()
     assert memory.start_bytes == 440

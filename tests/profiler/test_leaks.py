@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from whet.profiler.allocations import AllocationTracker
 from whet.profiler.leaks import Leak, is_spread
-from whet.profiler.session import look_at
+from whet.profiler.session import inspect_memory
 
 Step = Callable[[int], Any]
 NUM_STEPS = 12
@@ -25,7 +25,7 @@ def leaks_of(steps: Iterator[None], num_steps: int = NUM_STEPS) -> tuple[Leak, .
         for _ in range(num_steps):
             next(steps)
             tracker.step()
-        return look_at(tracker)[1]
+        return inspect_memory(tracker)[1]
 
 
 class Net(nn.Module):

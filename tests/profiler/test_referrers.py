@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from whet.profiler.allocations import AllocationTracker, storage_key
-from whet.profiler.referrers import holder_of, largest, names_of, reach
+from whet.profiler.referrers import largest, live_objects, names_of, referrer_of
 
 GLOBAL: list[torch.Tensor] = []
 
@@ -22,7 +22,7 @@ def test_parameters_gradients_and_optimiser_state_are_named() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(3, 4)).sum().backward()
     optimizer.step()
-    names = names_of(reach())
+    names = names_of(live_objects())
     weight = model[0].weight
     state = optimizer.state[weight]
     keys = [weight, weight.grad, state["exp_avg"], model[1].running_mean]
@@ -42,10 +42,10 @@ def test_containers_are_named_by_their_variable() -> None:
     queue.append(b)
     GLOBAL.append(c)
     nested = {"x": [d]}
-    assert holder_of(a) == "the dict 'Keeper.seen'"
-    assert holder_of(b) == "the deque 'queue' (in test_containers_are_named_by_their_variable)"
-    assert holder_of(c).endswith("test_referrers.GLOBAL'")
-    assert "nested" in holder_of(d)
+    assert referrer_of(a) == "the dict 'Keeper.seen'"
+    assert referrer_of(b) == "the deque 'queue' (in test_containers_are_named_by_their_variable)"
+    assert referrer_of(c).endswith("test_referrers.GLOBAL'")
+    assert "nested" in referrer_of(d)
     assert nested
     GLOBAL.clear()
 
@@ -56,13 +56,13 @@ def test_frozen_containers_are_found() -> None:
     keeper.seen[1] = a
     keeper.seen[2] = b
     gc.freeze()
-    assert storage_key(a) in reach().tensors
+    assert storage_key(a) in live_objects().tensors
     gc.freeze()
-    assert holder_of(b) == "the dict 'Keeper.seen'"
+    assert referrer_of(b) == "the dict 'Keeper.seen'"
 
 
 def test_what_python_does_not_see_has_no_holder() -> None:
-    assert holder_of(torch.ones(2)) == ""
+    assert referrer_of(torch.ones(2)) == ""
 
 
 def test_the_largest_first_each_kind_once() -> None:

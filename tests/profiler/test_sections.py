@@ -65,7 +65,7 @@ def test_memory_grown_and_peak_by_section() -> None:
         memory.held = 100
         with sections.section("inner"):
             memory.held = 700
-            sections.saw_bytes(700)
+            sections.note_bytes(700)
             memory.held = 150
     memory.held = 0
     with sections.section("outer"):

@@ -7,9 +7,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from whet.bounds import Bound
 from whet.measure.source_location import Line
 from whet.profiler.allocations import Allocation, LineUse, TensorMemory
-from whet.profiler.figures import percent, signed
 from whet.profiler.leaks import Leak
 from whet.profiler.operators import OperatorCost, Operators
 from whet.profiler.referrers import LiveTensor
@@ -33,14 +33,14 @@ def full(gpu: bool = True) -> Report:
     gpu_s = 0.5 if gpu else None
     allocation = Allocation(4 * 10**9, (1024, 1024, 1024), "float32", "cuda", LINE, 3, False, 1)
     kind = "TransformerEncoderLayer"
-    layer = LayerLine(LONG, kind, 1, 0.123456, 10**12, 10**10, 123.4, "bandwidth-bound", 0.1234)
+    layer = LayerLine(LONG, kind, 1, 0.123456, 10**12, 10**10, 123.4, Bound.BANDWIDTH, 0.1234)
     operator = OperatorCost(LONG, "[1024, 1024] " * 9, 123456, 1.5, 2.5, gpu_s, gpu_s)
     points = tuple(MemoryPoint(i / 10, i * 10**6) for i in range(500))
     device = "cuda" if gpu else "cpu"
     return Report(
         name="x",
         partial=f"the model raised {LONG}: \x1b[31mred[/red]",
-        verdict=Verdict("overhead-bound", (f"Because of {LONG}.", "More."), 0.0123, (Hint("bf16", 2.0),)),
+        verdict=Verdict(Bound.OVERHEAD, (f"Because of {LONG}.", "More."), 0.0123, (Hint("bf16", 2.0),)),
         wall_s=12.5,
         num_steps=7,
         latency=Latency(1234.5, 2345.6, 3456.7, 12345, 123456.7, 31.9),
@@ -138,8 +138,3 @@ def test_where_there_are_many_sections_the_small_ones_are_left_out() -> None:
     many = [section("m", total_s=10.0), *(section("m", f"part{chr(97 + i)}", total_s=0.01) for i in range(26))]
     text = "\n".join(shown(Report(name="x", sections=tuple(many))))
     assert "and 26 sections of less than 1% of the time each" in text
-
-
-def test_growth_and_shares() -> None:
-    assert [signed(n) for n in (5, 2048, -5_000_000)] == ["0", "+2.05 kB", "−5.00 MB"]
-    assert [percent(s) for s in (0.0, 0.012, 0.5, None)] == ["0.0%", "1.2%", "50%", "—"]

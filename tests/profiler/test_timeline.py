@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whet.profiler.timeline import Fragmentation, ResidentMemory, Timeline, cuda_fragmentation, fragmentation
+from whet.measure.memory import ResidentMemory
+from whet.profiler.timeline import Fragmentation, Timeline, cuda_fragmentation, fragmentation
 
 MB = 10**6
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import whet
+from whet import charts
 
 PAGE = Path(whet.__file__).parent / "server" / "page"
+CHARTS = Path(whet.__file__).parent / "charts"
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
 POLICY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".html": "text/html"}
@@ -104,7 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "/live":
             self._send(200, json.dumps(self.server.fake.live).encode(), "application/json")
             return
-        file = PAGE / ("index.html" if path == "/" else path.removeprefix("/static/"))
+        name = "index.html" if path == "/" else path.removeprefix("/static/")
+        file = (CHARTS if name in charts.FILES else PAGE) / name
         if not file.is_file():
             self._send(404, b"", "text/plain")
             return

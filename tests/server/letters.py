@@ -18,6 +18,9 @@ class Letters:
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         return [ALPHABET.index(letter) for letter in text]
 
+    def most_bytes(self, num_tokens: int) -> int | None:
+        return None
+
     def decode(self, token_ids: Sequence[int]) -> str:
         return "".join(ALPHABET[token_id] for token_id in token_ids if token_id != EOS)
 

@@ -12,7 +12,7 @@ from naive import naive_output
 from whet.server.drafters import ModelDrafter, NgramDrafter
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
-from whet.server.speculation_controller import Payoff
+from whet.server.speculation_controller import SpeculationController
 from whet.server.speculative import Speculation
 
 PARAMS = SamplingParams(temperature=0, max_tokens=30)
@@ -85,7 +85,7 @@ class Watched(ModelDrafter):
         return is_steady
 
 
-class NowAndThen(Payoff):
+class NowAndThen(SpeculationController):
     """Drafts for two steps of five."""
 
     num_asked = 0
@@ -95,11 +95,11 @@ class NowAndThen(Payoff):
         return self.num_asked % 5 < 2
 
 
-@pytest.mark.parametrize("payoff", [None, NowAndThen()], ids=["always", "now and then"])
+@pytest.mark.parametrize("controller", [None, NowAndThen()], ids=["always", "now and then"])
 @pytest.mark.parametrize("num_blocks", [100, 16])
-def test_refused_drafts_leave_nothing_behind(num_blocks: int, payoff: Payoff | None) -> None:
+def test_refused_drafts_leave_nothing_behind(num_blocks: int, controller: SpeculationController | None) -> None:
     drafter = Watched(HashModel(vocab_size=12, seed=2), 100, num_rows=8, max_len=64, max_batch_tokens=64)
-    speculation = Speculation(drafter, 3, payoff)
+    speculation = Speculation(drafter, 3, controller)
     run = Run(make_stepper(HashModel(vocab_size=12), num_blocks=num_blocks, speculation=speculation))
     run.add(*(make_request([i, 7, 3], PARAMS) for i in range(5)))
     run.until_done()

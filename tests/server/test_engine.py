@@ -15,19 +15,22 @@ import whet
 from whet.errors import OptionError, QueueFull, RequestError, TargetError
 from whet.server.completion import Delta, join
 from whet.server.engine import Engine
+from whet.server.options import EngineOptions
 from whet.server.sampling_params import SamplingParams
 
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    with Engine(HashModel(), tokenizer=Letters(), max_num_seqs=4, max_batch_tokens=16, memory=4000) as engine:
+    with Engine(
+        HashModel(), EngineOptions(max_num_seqs=4, max_batch_tokens=16, memory=4000), tokenizer=Letters()
+    ) as engine:
         yield engine
 
 
 @pytest.fixture
 def gated() -> Iterator[tuple[Engine, GatedModel]]:
     model = GatedModel()
-    with Engine(model, max_num_seqs=1, max_waiting=1) as engine:
+    with Engine(model, EngineOptions(max_num_seqs=1, max_waiting=1)) as engine:
         yield engine, model
         model.gate.set()
 
@@ -55,7 +58,7 @@ def test_one_prompt_or_several(engine: Engine) -> None:
 
 
 def test_many_more_than_the_queue_holds() -> None:
-    with Engine(HashModel(), max_num_seqs=2, max_waiting=0) as engine:
+    with Engine(HashModel(), EngineOptions(max_num_seqs=2, max_waiting=0)) as engine:
         done = engine.generate([[i] for i in range(30)], GREEDY)
     assert [one.token_ids for one in done] == [naive_output(HashModel().logits_after, [i], GREEDY) for i in range(30)]
 
@@ -118,7 +121,7 @@ def test_asyncio_aborts() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    with Engine(HashModel(max_model_len=60_000), max_num_seqs=4, memory=4_000_000) as engine:
+    with Engine(HashModel(max_model_len=60_000), EngineOptions(max_num_seqs=4, memory=4_000_000)) as engine:
         asyncio.run(leave_in_every_way())
         assert eventually(lambda: is_idle(engine))
         assert engine.stats().request_success["abort"] == 3
@@ -130,7 +133,7 @@ def test_a_loop_that_is_closed_loses_its_requests() -> None:
         await anext(streams[0])
 
     streams: list[Any] = []
-    with Engine(HashModel(max_model_len=60_000), memory=4_000_000) as engine:
+    with Engine(HashModel(max_model_len=60_000), EngineOptions(memory=4_000_000)) as engine:
         asyncio.run(begin())
         assert eventually(lambda: is_idle(engine))
         assert engine.stats().request_success["abort"] == 1
@@ -186,11 +189,11 @@ def test_an_id_of_its_own(gated: tuple[Engine, GatedModel]) -> None:
     [
         ([[]], GREEDY, "the prompt is empty"),
         ("", GREEDY, "the prompt is empty"),
-        ([1, 40], GREEDY, "the prompt has the token 40; the model's are 0 to 39"),
-        ([-1], GREEDY, "the token -1"),
+        ([1, 40], GREEDY, "token 40 is none of the model's, which are 0 to 39"),
+        ([-1], GREEDY, "token -1"),
         ([1, 2.5], GREEDY, "whole numbers"),
-        ([1] * 60, GREEDY, r"60 tokens and max_tokens=12 are asked for, 72 in all; the model takes 64"),
-        ([1] * 64, SamplingParams(max_tokens=None), "the prompt has 64 tokens; with the output it may have 64"),
+        ([1] * 60, GREEDY, "the model takes 64 tokens, and this asks for 60 in the prompt and 12 to be made"),
+        ([1] * 64, SamplingParams(max_tokens=None), "the model takes 64 tokens, and this asks for 64 in the prompt"),
         ([1] * 65, SamplingParams(max_tokens=0), "the model takes 64"),
         ([1], SamplingParams(temperature=-1), "temperature=-1"),
         ([1], SamplingParams(logit_bias={40: 1.0}), "logit_bias"),
@@ -201,6 +204,15 @@ def test_requests_that_cannot_be_served(engine: Engine, prompt: Any, params: Any
     with pytest.raises(RequestError, match=said):
         engine.generate(prompt, params)
     assert is_idle(engine)
+
+
+def test_a_refusal_names_the_field_as_the_http_error_does(engine: Engine) -> None:
+    with pytest.raises(RequestError) as too_long:
+        engine.generate([1] * 60, GREEDY)
+    assert (too_long.value.param, too_long.value.code) == ("prompt", "context_length_exceeded")
+    with pytest.raises(RequestError) as unknown:
+        engine.generate([40], GREEDY)
+    assert (unknown.value.param, unknown.value.code) == ("prompt", None)
 
 
 def test_up_to_the_last_token_that_fits(engine: Engine) -> None:
@@ -271,7 +283,7 @@ def test_observers_and_stats(caplog: pytest.LogCaptureFixture) -> None:
             raise ValueError("no")
 
     told = Told()
-    with caplog.at_level(logging.CRITICAL), Engine(HashModel(), speculation="off") as engine:
+    with caplog.at_level(logging.CRITICAL), Engine(HashModel(), EngineOptions(speculation="off")) as engine:
         engine.listen(Broken())
         engine.listen(told)
         done = engine.generate([[1, 2, 3, 4, 5]] * 2 + [[9] * 5], GREEDY)
@@ -292,8 +304,9 @@ def test_a_draft_model_and_lookup_through_the_engine() -> None:
     prompts = [[i, 7, 3] for i in range(4)]
     params = SamplingParams(temperature=0, max_tokens=60)
     wanted = [naive_output(HashModel(max_model_len=100).logits_after, prompt, params) for prompt in prompts]
-    for options in ({"draft": HashModel(block_size=16, max_model_len=100)}, {"speculation": "ngram"}, {}):
-        with Engine(HashModel(max_model_len=100), **options) as engine:
+    small = HashModel(block_size=16, max_model_len=100)
+    for draft, options in ((small, {}), (None, {"speculation": "ngram"}), (None, {})):
+        with Engine(HashModel(max_model_len=100), EngineOptions(**options), draft=draft) as engine:
             assert [one.token_ids for one in engine.generate(prompts, params)] == wanted
             stats = engine.stats()
         assert stats.num_draft_tokens > 0
@@ -324,17 +337,29 @@ def test_salts_through_the_engine(engine: Engine) -> None:
     ],
 )
 def test_options_that_do_not_fit(options: dict[str, Any], said: str) -> None:
+    draft = options.pop("draft", None)
     with pytest.raises(OptionError, match=said):
-        Engine(HashModel(), **options)
+        Engine(HashModel(), EngineOptions(**options), draft=draft)
+
+
+def test_fields_of_the_options_as_keywords_go_on_working() -> None:
+    said = r"write whet.Engine\(..., whet.EngineOptions\(max_num_seqs=..., memory=...\)\)"
+    with pytest.warns(DeprecationWarning, match=said) as caught:
+        engine = Engine(HashModel(), EngineOptions(kv="int8"), max_num_seqs=2, memory=10_000)
+    assert caught[0].filename == __file__
+    with engine:
+        assert engine.options == EngineOptions(kv="int8", max_num_seqs=2, memory=10_000)
+    with pytest.raises(TypeError, match="max_seqs"):
+        Engine(HashModel(), max_seqs=2)
 
 
 def test_memory_decides_how_much_runs() -> None:
-    with Engine(HashModel(), memory=10_000) as engine:
+    with Engine(HashModel(), EngineOptions(memory=10_000)) as engine:
         assert engine._loop.stepper.scheduler.blocks.num_blocks == 10_000 // 32
-    with Engine(HashModel(), max_num_seqs=2, max_model_len=30) as engine:  # no more than can be used
+    with Engine(HashModel(), EngineOptions(max_num_seqs=2, max_model_len=30)) as engine:  # no more than can be used
         assert engine._loop.stepper.scheduler.blocks.num_blocks == 2 * 8
     draft = HashModel(block_size=8)
-    with Engine(HashModel(), memory=10_000, draft=draft) as engine:
+    with Engine(HashModel(), EngineOptions(memory=10_000), draft=draft) as engine:
         num_blocks = engine._loop.stepper.scheduler.blocks.num_blocks
         assert num_blocks == 10_000 // 64
         assert len(draft._cells) == -(-num_blocks // 2)

@@ -12,11 +12,12 @@ from naive import naive_output
 from whet.errors import EngineClosed
 from whet.server.completion import join
 from whet.server.engine import Engine
+from whet.server.options import EngineOptions
 
 
 def test_close_ends_what_runs_and_waits() -> None:
     model = GatedModel()
-    engine = Engine(model, max_num_seqs=1)
+    engine = Engine(model, EngineOptions(max_num_seqs=1))
     streams = [engine.stream([i], LONG) for i in range(3)]
     assert model.is_waiting.wait(10)
     threading.Timer(0.05, model.gate.set).start()
@@ -45,7 +46,7 @@ def test_an_engine_that_is_dropped_ends_its_thread() -> None:
 
 def test_drain() -> None:
     model = GatedModel()
-    with Engine(model, max_num_seqs=1) as engine:
+    with Engine(model, EngineOptions(max_num_seqs=1)) as engine:
         streams = [engine.stream([i], GREEDY) for i in range(3)]
         drain = threading.Thread(target=engine.drain, args=(20,))
         drain.start()
@@ -59,7 +60,7 @@ def test_drain() -> None:
 
 def test_drain_aborts_what_takes_too_long() -> None:
     model = GatedModel()
-    with Engine(model, max_num_seqs=1) as engine:
+    with Engine(model, EngineOptions(max_num_seqs=1)) as engine:
         streams = [engine.stream([i], LONG) for i in range(2)]
         threading.Timer(0.1, model.gate.set).start()
         engine.drain(0.01)
@@ -77,7 +78,7 @@ def test_a_model_that_raises(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_failure_of_the_engine_itself(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     model = GatedModel()
-    with caplog.at_level(logging.CRITICAL), Engine(model, max_num_seqs=2) as engine:
+    with caplog.at_level(logging.CRITICAL), Engine(model, EngineOptions(max_num_seqs=2)) as engine:
         streams = [engine.stream([i], LONG) for i in range(4)]
         assert model.is_waiting.wait(10)
         blocks = engine._loop.stepper.scheduler.blocks

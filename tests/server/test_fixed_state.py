@@ -10,6 +10,7 @@ from recurrent_model import BankCell, GatedCell, RecurrentModel, WithBlocks
 
 from whet.errors import OptionError
 from whet.server.engine import Engine
+from whet.server.options import EngineOptions
 from whet.server.sampling_params import SamplingParams
 
 MODELS: dict[str, Callable[[], RecurrentModel]] = {
@@ -58,7 +59,7 @@ def test_preempted_it_starts_from_its_first_token(name: str) -> None:
 
 def test_an_engine_with_one() -> None:
     model = RecurrentModel(BankCell)
-    with Engine(model, max_num_seqs=3) as engine:
+    with Engine(model, EngineOptions(max_num_seqs=3)) as engine:
         done = engine.generate(prompts(), PARAMS)
         stats = engine.stats()
     assert [one.token_ids for one in done] == [naive_output(model.logits_after, p, PARAMS) for p in prompts()]
@@ -67,8 +68,8 @@ def test_an_engine_with_one() -> None:
 
 def test_what_such_a_state_cannot_do_is_refused() -> None:
     with pytest.raises(OptionError, match="cannot go back over refused drafts"):
-        Engine(RecurrentModel(GatedCell), speculation="ngram")
+        Engine(RecurrentModel(GatedCell), EngineOptions(speculation="ngram"))
     with pytest.raises(OptionError, match="cannot go back over refused drafts"):
         Engine(RecurrentModel(GatedCell), draft=RecurrentModel(GatedCell))
     with pytest.raises(OptionError, match=r"the states of 64 sequences take 6.14 kB and .* 1.00 kB"):
-        Engine(RecurrentModel(BankCell), memory=1000)
+        Engine(RecurrentModel(BankCell), EngineOptions(memory=1000))

@@ -16,6 +16,7 @@ from whet.models.decoder.paged import PagedDecoder
 from whet.models.families import open_model
 from whet.models.step import ServedModel
 from whet.server.engine import Engine
+from whet.server.options import EngineOptions
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
 from whet.workloads import WEIGHTS
@@ -86,7 +87,9 @@ def check(model: ServedModel, theirs: Any, some: list[list[int]], draft: ServedM
         bytes_per_block += draft.bytes_per_block * model.block_size // draft.block_size
     params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     with Engine(
-        model, max_num_seqs=7, max_batch_tokens=32, max_model_len=96, memory=blocks * bytes_per_block, draft=draft
+        model,
+        EngineOptions(max_num_seqs=7, max_batch_tokens=32, max_model_len=96, memory=blocks * bytes_per_block),
+        draft=draft,
     ) as engine:
         ours = engine.generate(some, params)
         stats = engine.stats()

@@ -14,8 +14,9 @@ from hash_model import HashModel
 from torch import Tensor
 
 from whet.models.step import StepBatch
+from whet.network import bind
 from whet.server.engine import Engine
-from whet.server.http.run import HttpServer, claim
+from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
@@ -280,19 +281,37 @@ def test_figures_move(page: Page, server: FakeServer) -> None:
     assert "128 tokens" in page.locator("#chosen").inner_text()  # a quarter of what fits, for several turns
     chart = page.locator(".chart", has_text="Requests")
     assert chart.locator(".legend").inner_text().split() == ["running", "9", "waiting", "2"]
-    assert "running 9, waiting 2" in (chart.locator("svg").get_attribute("aria-label") or "")
-    assert (chart.locator("path.curve.c0").get_attribute("d") or "").count("L") >= 1  # a line from the first sample on
-    cache = page.locator(".chart", has_text="KV cache")
-    assert cache.locator("text.tick").all_text_contents()[:3] == ["0", "50", "100"]
-    half = cache.locator("line.grid").first.get_attribute("y1")
-    path = cache.locator("path.curve").get_attribute("d") or ""
-    assert float(path.split()[-1]) == float(half)  # the newest value, one half, lies on its line
-    assert float(path.split()[1].split("L")[0]) > float(half)  # and the first, a quarter, below
+    assert "running 9, waiting 2" in (chart.locator(".plot").get_attribute("aria-label") or "")
+    assert len(chart.locator(".plot").evaluate("e => e.plot.uplot.data[1]")) >= 2  # a line from the first sample on
+    cache = page.locator(".chart", has_text="KV cache").locator(".plot")
+    assert cache.evaluate("e => e.plot.uplot.axes[1]._values") == ["0", "50", "100"]
+    values = cache.evaluate("e => e.plot.uplot.data[1]")
+    assert (values[0], values[-1]) == (25, 50)
+    # The newest value lies half way up, at the right edge of what is drawn.
+    at = cache.evaluate("e => e.plot.uplot.valToPos(50, 'y') / e.plot.uplot.over.clientHeight")
+    assert at == pytest.approx(0.5, abs=0.01)
+    assert cache.evaluate(_LINE) == [True, False]
     assert "0 %" in page.locator(".chart", has_text="Shares").locator(".legend").inner_text()  # no hit of the last 100
-    chart.locator("svg").focus()
+    chart.locator(".plot").focus()
     for _ in range(30):  # a step is a second
         page.keyboard.press("ArrowLeft")
     assert "running 3" in chart.locator(".legend").inner_text()
+
+
+# Whether the canvas has the line's colour where its newest value is, and whether it has it at three quarters.
+_LINE = """element => {
+  const { uplot, drawn } = element.plot;
+  const colour = getComputedStyle(document.documentElement).getPropertyValue("--c0").trim();
+  const wanted = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
+  const x = Math.round(uplot.valToPos(drawn.places[drawn.places.length - 1], "x", true));
+  return [50, 75].map((value) => {
+    const y = Math.round(uplot.valToPos(value, "y", true));
+    const { data } = uplot.ctx.getImageData(x - 2, y - 2, 3, 5);
+    for (let at = 0; at < data.length; at += 4)
+      if (wanted.every((level, i) => Math.abs(data[at + i] - level) < 60) && data[at + 3] > 100) return true;
+    return false;
+  });
+}"""
 
 
 def test_it_survives_the_server_and_takes_up_the_next_one(page: Page, server: FakeServer) -> None:
@@ -330,7 +349,7 @@ def test_it_speaks_with_the_server_itself(page: Page) -> None:
     model = SlowModel(vocab_size=2048, max_model_len=4096, block_size=16)
     settings = Settings(served_names=("hash",), api_keys=("secret",), shutdown_timeout_s=0.5)
     with Engine(model, tokenizer=tokenizer) as engine:
-        server = HttpServer(engine, settings, claim("127.0.0.1", 0))
+        server = HttpServer(engine, settings, bind("127.0.0.1", 0))
         server.start()
         try:
             page.goto(server.url)
@@ -369,7 +388,7 @@ _FIVE = SamplingParams(temperature=0, max_tokens=5)
 def test_nothing_is_cut_off_and_text_can_be_read(page: Page, server: FakeServer) -> None:
     server.replies.extend([Reply(("word " * 300, "x" * 500)), Reply(status=400, message="no")])
     page.goto(server.url)
-    page.locator("circle.dot, path.curve").first.wait_for(state="attached")  # a dot till the second point is there
+    page.locator(".plot canvas").first.wait_for()
     page.locator("#settings summary").click()
     say(page, "hello " * 50)
     figures(page, "first after")

@@ -48,8 +48,9 @@ ANY_VALUE = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.t
     ],
 )
 def test_values_out_of_range(values: dict[str, object], said: str) -> None:
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestError, match=said) as caught:
         SamplingParams(**values).check(vocab_size=100)
+    assert caught.value.param in values
 
 
 def test_the_ends_of_the_ranges_are_in() -> None:

@@ -3,6 +3,7 @@
 import json
 import threading
 import urllib.request
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from whet.recipe import Recipe, Step
 from whet.server.engine import Engine
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
+from whet.server.options import EngineOptions
 from whet.server.serving import serve
 
 
@@ -31,7 +33,7 @@ def test_it_serves_until_it_is_asked_to_end() -> None:
         found["max_model_len"] = engine.max_model_len
         threading.Thread(target=ask, args=(server,)).start()
 
-    serve("docs-gpt", port=0, settings=Settings(served_names=("tiny",)), ready=ready, max_model_len=64)
+    serve("docs-gpt", EngineOptions(max_model_len=64), port=0, settings=Settings(served_names=("tiny",)), ready=ready)
     assert found == {"models": ["tiny"], "max_model_len": 64}
 
 
@@ -39,15 +41,15 @@ def test_a_recipe_is_followed_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch)
     asked: dict[str, object] = {}
     notes: list[str] = []
 
-    def see(directory: Path, **options: object) -> None:
-        asked.update(options)
+    def see(directory: Path, options: EngineOptions, **others: object) -> None:
+        asked.update(asdict(options))
         raise OptionError("seen")
 
     monkeypatch.setattr("whet.server.serving.Engine", see)
     steps = [Step(technique="fuse_qkv"), Step(technique="int8_weight", options={"rest": "float32"})]
     before = torch.get_num_threads()
     with pytest.raises(OptionError, match="seen"):
-        serve("docs-gpt", port=0, recipe=Recipe(steps=steps), kv="int8", note=notes.append)
+        serve("docs-gpt", EngineOptions(kv="int8"), port=0, recipe=Recipe(steps=steps), note=notes.append)
     assert (asked["dtype"], asked["weights"], asked["kv"]) == ("fp32", "int8", "int8")
     assert len(notes) == 1
     assert "fuse_qkv of the recipe is left out" in notes[0]

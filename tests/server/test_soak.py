@@ -12,6 +12,7 @@ from letters import Letters
 from whet.errors import QueueFull, RequestError
 from whet.server.completion import join
 from whet.server.engine import Engine
+from whet.server.options import EngineOptions
 from whet.server.sampling_params import SamplingParams
 
 NUM_REQUESTS = 1000
@@ -70,11 +71,13 @@ def test_a_thousand_requests() -> None:
     before = set(threading.enumerate())
     with Engine(
         HashModel(),
+        EngineOptions(
+            max_num_seqs=8,
+            max_batch_tokens=24,
+            max_waiting=20,
+            memory=32 * 28,  # 28 blocks, of which one sequence may need 16
+        ),
         tokenizer=Letters(),
-        max_num_seqs=8,
-        max_batch_tokens=24,
-        max_waiting=20,
-        memory=32 * 28,  # 28 blocks, of which one sequence may need 16
     ) as engine:
         ends = asyncio.run(everybody(engine))
         assert sum(ends.values()) == NUM_REQUESTS

@@ -13,7 +13,7 @@ from scipy import stats
 from whet.server.drafters import ModelDrafter, NgramDrafter
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
-from whet.server.speculation_controller import Payoff
+from whet.server.speculation_controller import SpeculationController
 from whet.server.speculative import Speculation, accepted
 
 VOCAB = 4
@@ -77,7 +77,7 @@ def test_the_same_seed_gives_the_same_output_in_any_company() -> None:
     assert run(params) == [run([one])[0] for one in params]
 
 
-class Now(Payoff):
+class Now(SpeculationController):
     """Drafts in the steps that it is told to."""
 
     def __init__(self, period: int, count: int) -> None:
@@ -101,14 +101,14 @@ class Now(Payoff):
 def test_a_seed_gives_the_same_output_whenever_drafts_are_made(drafting: str, values: dict[str, Any]) -> None:
     """Measured times decide when drafts are made, so they must not be seen in the output."""
 
-    def run(payoff: Now | None) -> list[list[int]]:
+    def run(controller: Now | None) -> list[list[int]]:
         speculation = None
-        if payoff is not None:
-            speculation = Speculation(drafter(seed=2) if drafting == "a model" else NgramDrafter(), 3, payoff)
+        if controller is not None:
+            speculation = Speculation(drafter(seed=2) if drafting == "a model" else NgramDrafter(), 3, controller)
         stepper = make_stepper(HashModel(vocab_size=VOCAB), speculation=speculation)
         requests = [make_request([1, 2, 1], SamplingParams(seed=i, max_tokens=30, **values)) for i in range(6)]
         found = [one.token_ids for one in outputs(stepper, requests)]
-        assert speculation is None or (speculation.num_accepted > 0) == (payoff._count > 0)
+        assert speculation is None or (speculation.num_accepted > 0) == (controller._count > 0)
         return found
 
     without = run(None)
@@ -143,8 +143,8 @@ def test_no_draft_that_could_not_be_used() -> None:
 
 def test_drafts_wait_until_they_pay() -> None:
     """With a drafter that is never right, steps with drafts bring no more tokens and take longer."""
-    payoff = Payoff()
-    speculation = Speculation(drafter(seed=1), 3, payoff)
+    controller = SpeculationController()
+    speculation = Speculation(drafter(seed=1), 3, controller)
     requests = [make_request([1, 2], SamplingParams(temperature=0, max_tokens=60))]
     drafted = 0
     for _ in range(300):
@@ -155,5 +155,5 @@ def test_drafts_wait_until_they_pay() -> None:
         requests[0].drafts = []
         speculation.observe(1, had, 1, 0.03 if had else 0.01)
     assert 4 <= drafted < 30
-    assert payoff.gain is not None
-    assert payoff.gain < 0.5
+    assert controller.gain is not None
+    assert controller.gain < 0.5

@@ -11,7 +11,7 @@ from scipy import stats
 from whet.kernels.sample import UNUSABLE
 from whet.kernels.sample import sample as sample_by_kernel
 from whet.server.sampling_params import SamplingParams
-from whet.server.torch_sampler import Truncation, draw
+from whet.server.torch_sampler import Truncation, sample_in_torch
 
 PARAMS = st.builds(
     SamplingParams,
@@ -38,7 +38,7 @@ def test_the_rule(params: list[SamplingParams], seed: int, vocab_size: int, has_
     if has_ties:
         logits = logits.round()
     numbers = torch.rand(len(params), generator=generator)
-    found = draw(logits, rule(*params), numbers).tolist()
+    found = sample_in_torch(logits, rule(*params), numbers).tolist()
     for i, one in enumerate(params):
         if one.temperature == 0:
             assert found[i] == int(logits[i].argmax())
@@ -54,7 +54,7 @@ def test_the_kernel_and_torch_agree(params: list[SamplingParams], seed: int, voc
     generator = torch.Generator().manual_seed(seed)
     logits = (torch.randn(len(params), vocab_size, generator=generator) * 8).round() / 4  # many are equal
     numbers = torch.rand(len(params), generator=generator)
-    ours, theirs = draw(logits, rule(*params), numbers), sample_by_kernel(logits, *rule(*params), numbers)
+    ours, theirs = sample_in_torch(logits, rule(*params), numbers), sample_by_kernel(logits, *rule(*params), numbers)
     for i in torch.nonzero(ours != theirs)[:, 0].tolist():  # only where the number is a hair from the edge
         assert params[i].temperature > 0
         order, probs = kept(logits[i], params[i])
@@ -66,15 +66,15 @@ def test_rows_that_are_no_numbers() -> None:
     logits = torch.zeros(4, 6)
     logits[0, 3], logits[1, 2], logits[2] = torch.nan, torch.inf, -torch.inf
     for temperature in (0.0, 1.0):
-        found = draw(logits, rule(*[SamplingParams(temperature=temperature)] * 4), torch.zeros(4))
+        found = sample_in_torch(logits, rule(*[SamplingParams(temperature=temperature)] * 4), torch.zeros(4))
         assert found.tolist() == [UNUSABLE] * 3 + [0]
 
 
 def test_a_row_does_not_depend_on_the_others() -> None:
     logits, numbers = torch.randn(6, 500), torch.rand(6)
     params = [SamplingParams(temperature=0.5 + i, top_p=0.8, top_k=10 * i) for i in range(6)]
-    together = draw(logits, rule(*params), numbers).tolist()
-    alone = [int(draw(logits[i : i + 1], rule(params[i]), numbers[i : i + 1])) for i in range(6)]
+    together = sample_in_torch(logits, rule(*params), numbers).tolist()
+    alone = [int(sample_in_torch(logits[i : i + 1], rule(params[i]), numbers[i : i + 1])) for i in range(6)]
     assert together == alone
 
 
@@ -83,7 +83,7 @@ def test_chi_square(values: dict[str, float]) -> None:
     logits = torch.randn(1, 30) * 1.5
     params, count = SamplingParams(temperature=0.8, **values), 20_000
     numbers = torch.rand(count, generator=torch.Generator().manual_seed(3))
-    found = draw(logits.expand(count, -1), rule(*[params] * count), numbers)
+    found = sample_in_torch(logits.expand(count, -1), rule(*[params] * count), numbers)
     times = np.bincount(found.numpy(), minlength=30)
     order, probs = kept(logits[0], params)
     assert times.sum() == times[order].sum()
@@ -105,6 +105,6 @@ def test_equals_transformers(values: dict[str, float]) -> None:
         theirs = made[name](value)(None, theirs)
     for one, expected in zip(logits, theirs.softmax(1), strict=True):
         params = SamplingParams(temperature=0.7, **values)
-        found = draw(one.expand(5000, -1), rule(*[params] * 5000), numbers)
+        found = sample_in_torch(one.expand(5000, -1), rule(*[params] * 5000), numbers)
         ours = torch.bincount(found, minlength=200) / 5000
         torch.testing.assert_close(ours, expected, rtol=0, atol=3e-4)

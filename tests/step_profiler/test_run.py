@@ -9,10 +9,10 @@ import torch
 from small_loops import NUM_FEATURES, parts, run, train
 from torch import nn
 
+from whet.bounds import Bound
 from whet.errors import TargetError
 from whet.step_profiler.report import StepReport
 from whet.step_profiler.run import run_training
-from whet.step_profiler.verdict import StepVerdict
 
 
 def watched(function: Callable[[], Any], num_steps: int = 8, limit_s: float = 60.0) -> StepReport:
@@ -49,7 +49,7 @@ def test_the_parts_of_a_loop_in_every_form() -> None:
         before = model.linear.weight.clone()
         report = watched(lambda form=form: form)
         assert report.num_counted == 8  # more than one epoch
-        assert report.verdict is not StepVerdict.TOO_FEW
+        assert report.verdict is not Bound.TOO_FEW_STEPS
         assert not report.is_partial
         assert not torch.equal(model.linear.weight, before)
 
@@ -97,12 +97,12 @@ def test_what_was_measured_before_an_exception_is_kept() -> None:
     assert report.is_partial
     assert report.ended_by == "OSError: the disk is full"
     assert report.num_counted >= 5
-    assert report.verdict is not StepVerdict.TOO_FEW
+    assert report.verdict is not Bound.TOO_FEW_STEPS
 
     model, optimizer, loader = parts(5)
     report = watched(lambda: (model, optimizer, loader, lambda output, target: 1 / 0))
     assert report.is_partial
-    assert report.verdict is StepVerdict.TOO_FEW
+    assert report.verdict is Bound.TOO_FEW_STEPS
     assert report.ended_by.startswith("ZeroDivisionError")
 
 
@@ -117,8 +117,8 @@ def test_a_loop_that_ends_of_itself_or_by_sys_exit_is_whole() -> None:
 
 
 def test_zero_steps_and_one() -> None:
-    assert watched(lambda: None).verdict is StepVerdict.TOO_FEW
-    assert watched(lambda: run(train(*parts(1)))).verdict is StepVerdict.TOO_FEW
+    assert watched(lambda: None).verdict is Bound.TOO_FEW_STEPS
+    assert watched(lambda: run(train(*parts(1)))).verdict is Bound.TOO_FEW_STEPS
 
 
 def test_the_time_limit_ends_a_loop_and_the_report_says_so() -> None:

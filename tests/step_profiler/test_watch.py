@@ -12,9 +12,9 @@ from small_loops import NUM_FEATURES, Sleepy, SleepyBackward, parts, run, train
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from whet.bounds import Bound
 from whet.step_profiler.phases import Phase
 from whet.step_profiler.report import StepReport
-from whet.step_profiler.verdict import StepVerdict
 from whet.step_profiler.watch import watch, watch_everything
 
 SLEEP_S = 0.005
@@ -37,13 +37,13 @@ def absent(report: StepReport, phase: Phase) -> str:
 @pytest.mark.parametrize(
     ("planted", "phase", "verdict"),
     [
-        ({"data_s": SLEEP_S}, Phase.DATA, StepVerdict.INPUT),
-        ({"forward_s": SLEEP_S}, Phase.FORWARD, StepVerdict.COMPUTE),
-        ({"step_s": SLEEP_S}, Phase.OPTIMIZER, StepVerdict.COMPUTE),
+        ({"data_s": SLEEP_S}, Phase.DATA, Bound.INPUT),
+        ({"forward_s": SLEEP_S}, Phase.FORWARD, Bound.COMPUTE),
+        ({"step_s": SLEEP_S}, Phase.OPTIMIZER, Bound.COMPUTE),
     ],
 )
 def test_a_planted_sleep_is_found_in_its_phase(
-    planted: dict[str, float], phase: Phase, verdict: StepVerdict, everything: bool
+    planted: dict[str, float], phase: Phase, verdict: Bound, everything: bool
 ) -> None:
     model, optimizer, loader = parts(25, **planted)
     if everything:
@@ -81,7 +81,7 @@ def test_a_sleep_in_a_synchronising_call_is_found_with_its_line(monkeypatch: pyt
         for loss in train(model, optimizer, steps):
             loss.item()  # the line that waits
     report = steps.report()
-    assert report.verdict is StepVerdict.SYNC
+    assert report.verdict is Bound.SYNC
     assert ms(report, Phase.SYNC) >= SLEEP_S * 1e3
     (site,) = report.sites
     assert site.call == "Tensor.item"
@@ -113,7 +113,7 @@ def test_a_sleep_in_the_loops_own_code_is_in_the_rest() -> None:
     for _ in train(model, optimizer, steps):
         time.sleep(SLEEP_S)
     report = steps.report()
-    assert report.verdict is StepVerdict.LOOP
+    assert report.verdict is Bound.LOOP
     assert ms(report, Phase.REST) >= SLEEP_S * 1e3
 
 
@@ -240,7 +240,7 @@ def test_too_few_steps_are_said_to_be_too_few(num_steps: int) -> None:
             if index == num_steps - 1:
                 break
     report = steps.report()
-    assert report.verdict is StepVerdict.TOO_FEW
+    assert report.verdict is Bound.TOO_FEW_STEPS
     assert report.bound is None
     assert report.num_steps <= num_steps
     assert str(report).startswith("not enough steps: ")
@@ -267,8 +267,8 @@ def test_a_loop_that_keeps_something_grows_and_a_clean_one_does_not(
     if trend.source != "heap":
         pytest.skip("this system's malloc cannot be asked what it holds")
     assert trend.is_growing == (keeps != "nothing")
-    assert report.verdict is (StepVerdict.MEMORY if trend.is_growing else StepVerdict.COMPUTE)
-    assert report.bound is StepVerdict.COMPUTE
+    assert report.verdict is (Bound.MEMORY_GROWING if trend.is_growing else Bound.COMPUTE)
+    assert report.bound is Bound.COMPUTE
     if keeps == "tensor":
         assert trend.slope_bytes == pytest.approx(num_bytes, rel=0.05)
         assert re.search(r"grows by 6[2-8]\.\d kB", report.evidence[0])
@@ -294,7 +294,7 @@ def test_workers_are_waited_for_and_their_settings_are_evidence() -> None:
     steps = watch(model, optimizer, loader)
     run(train(model, optimizer, steps))
     report = steps.report()
-    assert report.verdict is StepVerdict.INPUT
+    assert report.verdict is Bound.INPUT
     assert "1 worker (started anew for each epoch), prefetch_factor 2" in report.evidence[0]
     assert ms(report, Phase.DATA) >= 10
 

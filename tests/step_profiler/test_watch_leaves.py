@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import whet
+from whet.bounds import Bound
 from whet.errors import TargetError
-from whet.step_profiler.verdict import StepVerdict
 from whet.step_profiler.watch import watch, watch_everything
 
 MODULES = [torch, torch.autograd, torch.cuda, torch.distributed, torch.amp, torch.optim]
@@ -147,7 +147,7 @@ def test_an_exception_keeps_what_was_measured_and_says_so() -> None:
     assert report.ended_by == "ValueError: the disk is full"
     assert "partial" in str(report)
     assert 11 <= report.num_steps <= 13
-    assert report.verdict is not StepVerdict.TOO_FEW
+    assert report.verdict is not Bound.TOO_FEW_STEPS
     assert "step" not in vars(optimizer)
     assert vars(model).keys() == before.keys()
     assert not model._forward_hooks
@@ -186,7 +186,7 @@ def test_an_empty_loader_and_a_loop_that_does_not_train_are_no_error() -> None:
     for x, _ in steps:
         model(x)
     report = steps.report()
-    assert report.verdict is StepVerdict.TOO_FEW
+    assert report.verdict is Bound.TOO_FEW_STEPS
     assert report.num_unfinished == 0
     assert "no optimiser made a step" in report.evidence[0]
 

@@ -8,6 +8,7 @@ from small_models import SUBJECTS
 from torch import Tensor, nn
 
 from whet.errors import TargetError
+from whet.machine import Gpu
 from whet.rewriting import low_precision as half
 from whet.rewriting.graph import relative_error
 from whet.technique import Applies, Candidate, Refused
@@ -90,12 +91,16 @@ def test_refused_for_a_bfloat16_model(subject_of, machine) -> None:
     assert bf16.check(subject, machine, bf16.Options()) == Refused("the model's weights are bfloat16 already")
 
 
-@pytest.mark.parametrize(("gpu", "reason"), [("T4 (sm_75)", "T4 (sm_75) has no native bfloat16"), ("A100 (sm_80)", "")])
+@pytest.mark.parametrize(
+    ("gpu", "reason"),
+    [(Gpu(0, "T4", (7, 5)), "T4 (sm_75) has no native bfloat16"), (Gpu(0, "A100", (8, 0)), "")],
+)
 def test_refused_on_older_gpus(gpu, reason, subject_of, machine, monkeypatch) -> None:
     subject = subject_of(nn.Linear(2, 2), torch.randn(1, 2))
     monkeypatch.setattr(type(subject), "device_type", "cuda")
-    assert half.bfloat16_refusal(subject, dataclasses.replace(machine, gpu=gpu)).startswith(reason)
-    assert bool(half.bfloat16_refusal(subject, dataclasses.replace(machine, gpu=gpu))) == bool(reason)
+    refusal = half.bfloat16_refusal(subject, dataclasses.replace(machine, gpu=gpu.label, gpus=(gpu,)))
+    assert refusal.startswith(reason)
+    assert bool(refusal) == bool(reason)
 
 
 @pytest.mark.parametrize(("ratio", "applies"), [(0.002, False), (1.4, False), (1.6, True)])

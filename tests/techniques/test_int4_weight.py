@@ -12,7 +12,10 @@ from whet.artefact import MANIFEST, load
 from whet.artefact import inductor as runtimes
 from whet.errors import ArtefactError, OptionError
 from whet.files import size_bytes
-from whet.quantisation.quantised_linear import Int4Linear, quantise_groups
+from whet.kernels.linear.layout import Kind
+from whet.kernels.linear.quantise import quantise_int4
+from whet.quantisation import quantised_linear
+from whet.quantisation.quantised_linear import Int4Linear, PackedLinear
 from whet.rewriting.graph import relative_error
 from whet.technique import Candidate, Refused
 from whet.techniques.backend import inductor
@@ -23,48 +26,46 @@ def applied(subject, group_size=32, rest="float32") -> Candidate:
     return int4_weight.apply(Candidate.original(subject), int4_weight.Options(group_size=group_size, rest=rest))
 
 
-def decoded(weight, group_size):
-    levels, scale, offset = quantise_groups(weight, group_size)
-    assert levels.dtype == torch.uint8
-    assert levels.max() <= 15
-    spread = [t.double().repeat_interleave(group_size, dim=1) for t in (scale, offset)]
-    return (levels.double() - 8) * spread[0] + spread[1]
-
-
-@pytest.mark.parametrize("group_size", [32, 64, 128])
 @pytest.mark.parametrize("num_rows", [1, 3, 40])
-def test_a_layer_is_its_rounded_weights_in_float64(num_rows, group_size) -> None:
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_layer_is_its_rounded_weights_in_float64(num_rows, is_packed) -> None:
     layer = nn.Linear(256, 48)
     x = torch.randn(num_rows, 256)
-    found = Int4Linear(layer, num_rows, group_size)(x)
-    weight = decoded(layer.weight.detach(), group_size)
+    found = (PackedLinear(layer, Kind.S4) if is_packed else Int4Linear(layer, num_rows))(x)
+    weight = quantise_int4(layer.weight.detach()).dequantise().double()
     expected = x.double() @ weight.T + layer.bias.detach().double()
-    assert relative_error((found,), (expected,)) < 0.02  # the product is in bfloat16
+    assert relative_error((found,), (expected,)) < 0.02  # the product is in bfloat16, or of 8-bit activations
     assert 0.01 < relative_error((weight,), (layer.weight.detach().double(),)) < 0.15
 
 
-def test_ranges_are_chosen_for_the_least_error() -> None:
-    """No worse than covering every value, by numpy's kind of rounding, in any group."""
-    weight = torch.randn(64, 512)
-    groups = weight.unflatten(1, (-1, 64)).double()
-    low, high = groups.amin(-1, keepdim=True), groups.amax(-1, keepdim=True)
-    scale = (high - low) / 15
-    plain = ((groups - low) / scale).round() * scale + low
-    ours = decoded(weight, 64).unflatten(1, (-1, 64))
-    plain_error = (plain - groups).square().sum(-1)
-    our_error = (ours - groups).square().sum(-1)
-    assert (our_error <= plain_error * 1.05).all()  # scales in bfloat16 cost a little
-    assert our_error.mean() < 0.97 * plain_error.mean()
+@pytest.mark.parametrize("num_rows", [2, 30])
+def test_the_weights_are_the_same_in_every_way(num_rows) -> None:
+    """Rows of the unit matrix read the weights; what is left is the rounding of one product in float32."""
+    layer = nn.Linear(64, 48, bias=False)
+    wanted = quantise_int4(layer.weight.detach()).dequantise()
+    for quantised in (PackedLinear(layer, Kind.S4), Int4Linear(layer, num_rows)):
+        torch.testing.assert_close(quantised(torch.eye(64)).T, wanted, rtol=2e-7, atol=0)
 
 
-@pytest.mark.parametrize("weight", [torch.zeros(16, 64), torch.full((16, 64), 3.0)], ids=["zeros", "constant"])
-def test_groups_without_a_range(weight) -> None:
-    assert torch.allclose(decoded(weight, 32), weight.double(), rtol=1e-2, atol=1e-6)
+def test_large_layers_of_few_rows_are_whets(monkeypatch) -> None:
+    monkeypatch.setattr(quantised_linear, "_LARGE_INT4", 64 * 64)
+    monkeypatch.setattr(quantised_linear, "_suits_whet", lambda num_rows: num_rows == 1)
+    small, large = nn.Linear(64, 63), nn.Linear(64, 64)
+    ways = [type(quantised_linear.int4_linear(*given)) for given in ((small, 1), (large, 1), (large, 2))]
+    assert ways == [Int4Linear, PackedLinear, Int4Linear]
+
+
+@pytest.mark.parametrize("group_size", [64, 128])
+def test_recipes_that_name_other_groups_are_followed(subject_of, group_size) -> None:
+    subject = subject_of(nn.Linear(128, 16), torch.randn(2, 128))
+    tuned, plain = applied(subject, group_size=group_size), applied(subject)
+    assert tuned.notes == (f"int4_weight: groups are of 32 inputs; group_size={group_size} is not kept to",)
+    assert torch.equal(*(candidate.call(*subject.flat_inputs[0])[0] for candidate in (tuned, plain)))
 
 
 def test_layers_that_do_not_fit_stay_and_are_named(subject_of) -> None:
     model = nn.Sequential(nn.Linear(64, 48), nn.Linear(48, 64), nn.Linear(64, 7))
-    tuned = applied(subject_of(model, torch.randn(2, 64)), group_size=64)
+    tuned = applied(subject_of(model, torch.randn(2, 64)))
     assert [type(m) for m in tuned.module.module.model] == [Int4Linear, nn.Linear, Int4Linear]
     assert tuned.notes == ("int4_weight: 1 of the layers stay in float, as their sizes don't fit (model.1, ...)",)
 
@@ -79,7 +80,7 @@ def test_outputs_of_any_number(subject_of) -> None:
 
 def test_check(machine, subject_of) -> None:
     subject = SUBJECTS["encoder"]()
-    assert int4_weight.check(subject, machine, int4_weight.Options(group_size=128)).detail == "1 of 7 linear layers"
+    assert int4_weight.check(subject, machine, int4_weight.Options()).detail == "7 of 7 linear layers"
     with pytest.raises(OptionError, match="32, 64, 128"):
         int4_weight.check(subject, machine, int4_weight.Options(group_size=48))
     narrow = subject_of(nn.Linear(20, 20), torch.randn(2, 20))
@@ -93,7 +94,7 @@ def test_a_sixth_of_the_size_on_disk(subject_of, tmp_path, num_rows) -> None:
     model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)).eval()
     subject = subject_of(model, torch.randn(num_rows, 512))
     save_file(dict(model.state_dict()), tmp_path / "original.safetensors")
-    tuned = applied(subject, group_size=64)
+    tuned = applied(subject)
     directory = tuned.save(tmp_path / "artefact")
     assert size_bytes(directory) < size_bytes(tmp_path / "original.safetensors") / 6
     torch.testing.assert_close(load(directory).run(*subject.flat_inputs[0]), tuned.call(*subject.flat_inputs[0]))
@@ -122,7 +123,7 @@ def test_packed_weights_are_found_inside_autocast(subject_of, tmp_path) -> None:
 def test_compiled_it_stays_in_4_bits(subject_of, tmp_path) -> None:
     model = nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024)).eval()
     subject = subject_of(model, torch.randn(64, 1024))
-    tuned = applied(subject, group_size=64)
+    tuned = applied(subject)
     compiled = inductor.apply(tuned, inductor.Options())
     batch = subject.flat_inputs[0]
     assert relative_error(compiled.call(*batch), tuned.call(*batch)) < 0.02

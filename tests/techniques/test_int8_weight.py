@@ -1,18 +1,27 @@
 """Weights in int8: numerics against float64, sizes on disk, and models that use their layers in odd ways."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from small_models import SUBJECTS
 from torch import nn
 
 from whet.artefact import inductor as runtimes
 from whet.artefact import load
+from whet.artefact.operators import libraries_of
 from whet.errors import TargetError
 from whet.files import size_bytes
-from whet.quantisation.quantised_linear import FEW_ROWS, Int8Embedding, Int8Linear, quantise_rows
+from whet.kernels import dispatch
+from whet.kernels.build import Isa, Library
+from whet.kernels.linear.layout import Kind
+from whet.kernels.linear.quantise import quantise_int8
+from whet.quantisation import quantised_linear
+from whet.quantisation.quantised_linear import FEW_ROWS, Int8Embedding, Int8Linear, PackedLinear
 from whet.rewriting.graph import relative_error
 from whet.technique import Applies, Candidate
 from whet.techniques.backend import inductor
@@ -25,28 +34,83 @@ def applied(subject, options=PLAIN) -> Candidate:
     return int8_weight.apply(Candidate.original(subject), options)
 
 
+@pytest.fixture
+def whets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers of few rows use whet's operator, on any processor and without a compiler."""
+    monkeypatch.setattr(quantised_linear, "_suits_whet", lambda num_rows: num_rows <= FEW_ROWS)
+
+
+@pytest.fixture
+def torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No layer does."""
+    monkeypatch.setattr(quantised_linear, "_suits_whet", lambda num_rows: False)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(1, 64), (2, 4, 16), (3, 5, 7, 64), (200, 33), (64,), (1, 3), (8, 40)], ids=str)
-def test_a_layer_is_its_rounded_weights_in_float64(shape, bias) -> None:
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_layer_is_its_rounded_weights_in_float64(shape, bias, is_packed) -> None:
     layer = nn.Linear(shape[-1], 24, bias=bias)
     x = torch.randn(shape)
     num_rows = x.numel() // shape[-1]
-    quantised = Int8Linear(layer, num_rows)
-    assert quantised.has_few_rows == (num_rows <= FEW_ROWS and shape[-1] % 16 == 0)
-    levels, scale = quantise_rows(layer.weight.detach())
-    weight = levels.double() * scale.double()[:, None]
+    quantised = PackedLinear(layer, Kind.S8) if is_packed else Int8Linear(layer, num_rows)
+    if not is_packed:
+        assert quantised.has_few_rows == (num_rows <= FEW_ROWS and shape[-1] % 16 == 0)
+    weight = quantise_int8(layer.weight.detach()).dequantise().double()
     expected = x.double() @ weight.T + (0 if layer.bias is None else layer.bias.detach().double())
     found = quantised(x)
     assert (found.dtype, found.shape) == (torch.float32, expected.shape)
-    assert relative_error((found,), (expected,)) < 0.02  # the product is in bfloat16
+    assert relative_error((found,), (expected,)) < 0.02  # the product is in bfloat16, or of 8-bit activations
     assert relative_error((weight,), (layer.weight.detach().double(),)) < 1 / 127 * 0.51
+
+
+@pytest.mark.parametrize("num_rows", [2, 30])
+def test_the_weights_are_the_same_in_every_way(num_rows) -> None:
+    """Rows of the unit matrix read the weights; what is left is the rounding of one product in float32."""
+    layer = nn.Linear(32, 48, bias=False)
+    wanted = quantise_int8(layer.weight.detach()).dequantise()
+    for quantised in (PackedLinear(layer, Kind.S8), Int8Linear(layer, num_rows)):
+        torch.testing.assert_close(quantised(torch.eye(32)).T, wanted, rtol=2e-7, atol=0)
 
 
 def test_inputs_out_of_order() -> None:
     layer = nn.Linear(16, 8)
     x = torch.randn(1, 16, 4).mT
-    for num_rows in (4, 99):
-        assert relative_error((Int8Linear(layer, num_rows)(x),), (layer(x),)) < 0.02
+    for quantised in (Int8Linear(layer, 4), Int8Linear(layer, 99), PackedLinear(layer, Kind.S8)):
+        assert relative_error((quantised(x),), (layer(x),)) < 0.02
+
+
+def test_few_rows_are_whets_where_its_kernels_were_measured(monkeypatch) -> None:
+    layer = nn.Linear(64, 64)
+    for isa, wanted in ((Isa.AVX512, PackedLinear), (Isa.AVX2, Int8Linear), (None, Int8Linear)):
+        found = None if isa is None else Library(None, isa)  # type: ignore[arg-type]
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatch, "kernels", lambda found=found: found)
+            chosen = [quantised_linear._suits_whet(num_rows) for num_rows in (1, FEW_ROWS, FEW_ROWS + 1)]
+        assert chosen == [wanted is PackedLinear, wanted is PackedLinear, False]
+    with monkeypatch.context() as patch:
+        patch.setattr(quantised_linear, "_suits_whet", lambda num_rows: True)
+        assert type(quantised_linear.int8_linear(layer, 1)) is PackedLinear
+
+
+def test_an_artefact_with_whets_operator_loads_with_nothing_named(whets, subject_of, tmp_path) -> None:
+    """In a fresh process, with the kernels and without a compiler: the same values."""
+    model = nn.Sequential(nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 10)).eval()
+    subject = subject_of(model, torch.randn(3, 96))
+    tuned = applied(subject)
+    assert [type(m) for m in tuned.module.module.model] == [PackedLinear, nn.ReLU, PackedLinear]
+    directory = tuned.save(tmp_path / "artefact")
+    assert libraries_of(load(directory).manifest.operators) == []
+    (expected,) = tuned.call(*subject.flat_inputs[0])
+    save_file({"x": subject.flat_inputs[0][0]}, tmp_path / "x")
+    code = (
+        "import sys, torch, whet; from safetensors.torch import load_file, save_file\n"
+        "y = whet.load(sys.argv[1]).run(load_file(sys.argv[2])['x'])[0]; save_file({'y': y}, sys.argv[3])"
+    )
+    for kernels in ("", "off"):
+        command = [sys.executable, "-W", "ignore", "-c", code, directory, tmp_path / "x", tmp_path / "y"]
+        subprocess.run(command, env={**os.environ, "WHET_KERNELS": kernels}, check=True)
+        torch.testing.assert_close(load_file(tmp_path / "y")["y"], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_traced_where_torch_predicts_other_strides(subject_of, tmp_path) -> None:
@@ -67,9 +131,9 @@ def test_traced_where_torch_predicts_other_strides(subject_of, tmp_path) -> None
 
 
 def test_rows_of_nothing_but_zeros() -> None:
-    levels, scale = quantise_rows(torch.zeros(4, 8))
-    assert not levels.any()
-    assert torch.isfinite(scale.float()).all()
+    weights = quantise_int8(torch.zeros(4, 8))
+    assert not weights.values_NK.any()
+    assert torch.isfinite(weights.scale_N).all()
 
 
 def test_an_embedding_rounds_each_row_by_its_own_scale() -> None:
@@ -100,7 +164,7 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("rest", ["float32", "bfloat16"])
-def test_shared_layers_are_replaced_under_every_name(subject_of, rest) -> None:
+def test_shared_layers_are_replaced_under_every_name(torchs, subject_of, rest) -> None:
     subject = subject_of(Tied(), torch.randint(0, 50, (2, 9)))
     tuned = applied(subject, int8_weight.Options(rest=rest))
     assert not [m for m in tuned.module.modules() if isinstance(m, nn.Linear | nn.Embedding)]
@@ -117,7 +181,7 @@ def test_layers_whose_weights_are_used_without_a_call(subject_of) -> None:
     assert relative_error(tuned.call(*subject.flat_inputs[0]), subject.outputs[0]) < 0.05
 
 
-def test_layers_that_the_candidate_keeps_stay(subject_of) -> None:
+def test_layers_that_the_candidate_keeps_stay(torchs, subject_of) -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
     candidate = replace(Candidate.original(subject_of(model, torch.randn(2, 16))), kept=frozenset({"model.1"}))
     tuned = int8_weight.apply(candidate, PLAIN)
@@ -137,8 +201,9 @@ def test_check_counts_linear_layers(machine, subject_of) -> None:
     assert int8_weight.check(convolution, machine, PLAIN).reason == "the model has no linear layer"
 
 
-@pytest.mark.parametrize("num_rows", [1, 64])
-def test_a_quarter_of_the_size_on_disk(subject_of, tmp_path, num_rows) -> None:
+@pytest.mark.parametrize(("num_rows", "way"), [(1, "torchs"), (1, "whets"), (64, "whets")])
+def test_a_quarter_of_the_size_on_disk(request, subject_of, tmp_path, num_rows, way) -> None:
+    request.getfixturevalue(way)
     model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)).eval()
     subject = subject_of(model, torch.randn(num_rows, 512))
     save_file(dict(model.state_dict()), tmp_path / "original.safetensors")
@@ -149,12 +214,14 @@ def test_a_quarter_of_the_size_on_disk(subject_of, tmp_path, num_rows) -> None:
 
 
 @pytest.mark.skipif(bool(runtimes.missing_tools(at_load=False)), reason="no C++ compiler")
-def test_compiled_it_stays_in_int8(subject_of, tmp_path) -> None:
+@pytest.mark.parametrize("most_rows", [4, 64])
+def test_compiled_it_stays_in_int8(whets, subject_of, tmp_path, most_rows) -> None:
     """The compiler folds what it can compute beforehand; unpacked weights must not be stored."""
     model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024)).eval()
-    subject = subject_of(model, torch.randn(1, 1024), torch.randn(64, 1024))
+    subject = subject_of(model, torch.randn(1, 1024), torch.randn(most_rows, 1024))
     compiled = inductor.apply(applied(subject), inductor.Options())
     for batch, expected in zip(subject.flat_inputs, subject.outputs, strict=True):
         assert relative_error(compiled.call(*batch), expected) < 0.05
-    num_bytes = size_bytes(compiled.save(tmp_path / "artefact"))
-    assert num_bytes < 2 * 1024**2 + 1.5 * 1024**2  # the weights, and a library around them
+    directory = compiled.save(tmp_path / "artefact")
+    assert size_bytes(directory) < 2 * 1024**2 + 1.5 * 1024**2  # the weights, and a library around them
+    assert relative_error(load(directory).run(*subject.flat_inputs[0]), subject.outputs[0]) < 0.05

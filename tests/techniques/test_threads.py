@@ -23,7 +23,7 @@ def test_choices_are_descending_and_end_with_one() -> None:
 
 def test_choices_keep_within_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads.psutil, "cpu_count", lambda logical: 32)
-    monkeypatch.setattr(threads.os, "sched_getaffinity", lambda pid: set(range(64)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     assert threads._choices() == (32, 16, 1)
     monkeypatch.setattr(threads, "cpu_quota", lambda: 4)
     assert threads._choices() == (4, 2, 1)

@@ -8,13 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from whet.trace_profiler.account import Entry
-from whet.trace_profiler.figures import percent, time
+from whet.bounds import Bound
+from whet.trace_profiler.account import TimeCategory
 from whet.trace_profiler.gpu import Use, short_name
 from whet.trace_profiler.operators import call_tree
 from whet.trace_profiler.report import TraceReport, analyse
 from whet.trace_profiler.trace import NONE, Kind, Trace, read_trace
-from whet.trace_profiler.verdict import TraceBound
 
 US = 1000
 MAIN, AUTOGRAD = 1, 2  # threads
@@ -56,7 +55,7 @@ def report(tmp_path: Path, events: list[dict[str, Any]]) -> TraceReport:
     return analyse(traced(tmp_path, events))
 
 
-def shares(found: TraceReport) -> dict[Entry, float]:
+def shares(found: TraceReport) -> dict[TimeCategory, float]:
     return {share.entry: share.time_ns / US for share in found.account}
 
 
@@ -79,7 +78,8 @@ def test_busy_idle_and_overlap_by_hand(tmp_path: Path) -> None:
     assert (gpu.compute_ns, gpu.communication_ns, gpu.copy_ns) == (300 * US, 350 * US, 150 * US)
     assert (gpu.communication_hidden_ns, gpu.copy_hidden_ns) == (50 * US, 0)
     assert shares(found) == {
-        Entry.KERNELS: 300, Entry.COMMUNICATION: 300, Entry.COPIES: 100, Entry.LAUNCHING: 300
+        TimeCategory.KERNELS: 300, TimeCategory.COMMUNICATION: 300, TimeCategory.COPIES: 100,
+        TimeCategory.LAUNCHING: 300,
     }  # fmt: skip
 
 
@@ -251,20 +251,20 @@ GLOO = [op("aten::mm", 0, 200), note("gloo:all_reduce", 100, 850, 5)]
 @pytest.mark.parametrize(
     ("parts", "bound", "share"),
     [
-        (BUSY, TraceBound.GPU, 0.97),
-        (SMALL, TraceBound.LAUNCH, 50 * (19 - 2) / 1000),
-        (LOADING, TraceBound.INPUT, 0.79),  # the last kernel of the step before ends with it
-        (NCCL, TraceBound.COMMUNICATION, 0.67),
-        (COPYING, TraceBound.COPY, 0.9),
-        (PYTHON, TraceBound.HOST, 0.925),  # before the operator, and after the kernel
-        (STALL, TraceBound.STALL, 0.8),
-        (OPERATORS, TraceBound.CPU, 0.8),
-        (LOADING_ON_CPU, TraceBound.INPUT, 0.6),
-        (GLOO, TraceBound.COMMUNICATION, 0.75),
+        (BUSY, Bound.GPU, 0.97),
+        (SMALL, Bound.LAUNCH, 50 * (19 - 2) / 1000),
+        (LOADING, Bound.INPUT, 0.79),  # the last kernel of the step before ends with it
+        (NCCL, Bound.COMMUNICATION, 0.67),
+        (COPYING, Bound.COPY, 0.9),
+        (PYTHON, Bound.HOST, 0.925),  # before the operator, and after the kernel
+        (STALL, Bound.STALL, 0.8),
+        (OPERATORS, Bound.CPU, 0.8),
+        (LOADING_ON_CPU, Bound.INPUT, 0.6),
+        (GLOO, Bound.COMMUNICATION, 0.75),
     ],
-    ids=lambda value: str(value) if isinstance(value, TraceBound) else "",
+    ids=lambda value: str(value) if isinstance(value, Bound) else "",
 )
-def test_verdicts(tmp_path: Path, parts: list[dict[str, Any]], bound: TraceBound, share: float) -> None:
+def test_verdicts(tmp_path: Path, parts: list[dict[str, Any]], bound: Bound, share: float) -> None:
     found = report(tmp_path, loop(5, parts)).verdict
     assert found.bound is bound
     assert found.share == pytest.approx(share, abs=0.02)
@@ -275,7 +275,7 @@ def test_verdicts(tmp_path: Path, parts: list[dict[str, Any]], bound: TraceBound
 def test_launches_without_gpu_times_have_no_verdict(tmp_path: Path) -> None:
     counted = event("cuda_profiler_range", "gemm", 0, 900)
     found = report(tmp_path, [op("aten::mm", 0, 100), launch(10, 20, 1), counted])
-    assert found.verdict.bound is TraceBound.UNKNOWN
+    assert found.verdict.bound is Bound.UNKNOWN
     assert any("counter ranges" in text for text in found.notes)
 
 
@@ -308,19 +308,6 @@ def test_notes_say_what_makes_figures_doubtful(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_short_names(whole: str, short: str) -> None:
     assert short_name(whole) == short
-
-
-@pytest.mark.parametrize(
-    ("time_ns", "text"),
-    [(0, "0 µs"), (1, "0.00100 µs"), (999, "0.999 µs"), (12_345, "12.3 µs"), (999_600, "1.00 ms"), (12.3e9, "12.3 s"),
-     (4.2e12, "4,200 s"), (-1500, "−1.50 µs")],
-)  # fmt: skip
-def test_times_in_words(time_ns: float, text: str) -> None:
-    assert time(time_ns) == text
-
-
-def test_shares_in_words() -> None:
-    assert [percent(x) for x in (0, 0.0004, 0.042, 0.0996, 0.5, 1)] == ["0%", "<0.1%", "4.2%", "10%", "50%", "100%"]
 
 
 times = st.tuples(st.integers(0, 60), st.integers(0, 20))

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from whet.bounds import Bound
 from whet.trace_profiler.changes import Change, compare_traces
 from whet.trace_profiler.gpu import Use
 from whet.trace_profiler.report import TraceReport, analyse, analyse_file
 from whet.trace_profiler.steps import window_of
 from whet.trace_profiler.trace import read_trace
-from whet.trace_profiler.verdict import TraceBound
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data" / "torch_traces"
 SAMPLED, MI250, CPU = "sampled_rank-0", "mi250_minitoy_train_ROCm6_2_kineto", "cpu_only.pt.trace"
@@ -138,7 +138,7 @@ def test_a_v100_rank_of_128() -> None:
 
 def test_an_mi250() -> None:
     found = report_of(MI250)
-    assert found.verdict.bound is TraceBound.LAUNCH
+    assert found.verdict.bound is Bound.LAUNCH
     assert found.launches is not None and found.launches.runtime[0].name == "hipLaunchKernel"
     assert any("warm-up" in note for note in found.notes)  # one launch took 6.5 ms
     assert [step.is_cut for step in found.steps] == [False, True]
@@ -147,7 +147,7 @@ def test_an_mi250() -> None:
 
 def test_a_cpu() -> None:
     found = report_of(CPU)
-    assert found.devices == () and found.verdict.bound is TraceBound.COMMUNICATION
+    assert found.devices == () and found.verdict.bound is Bound.COMMUNICATION
     (step,) = [e for e in events_of(CPU) if e["name"].startswith("ProfilerStep#")]
     gloo = painted([e for e in events_of(CPU) if e["name"].startswith("gloo:")], step["ts"], found.window_ns)
     assert found.verdict.share == pytest.approx(gloo.mean(), abs=1e-4)
@@ -155,7 +155,7 @@ def test_a_cpu() -> None:
 
 def test_cupti_ranges_hold_no_times() -> None:
     found = report_of(CUPTI)
-    assert found.verdict.bound is TraceBound.UNKNOWN
+    assert found.verdict.bound is Bound.UNKNOWN
     assert any("77 kernels are CUPTI counter ranges" in note for note in found.notes)
 
 

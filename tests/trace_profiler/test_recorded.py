@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from whet.bounds import Bound
 from whet.trace_profiler.report import TraceReport, analyse_file
-from whet.trace_profiler.verdict import TraceBound
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -74,7 +74,7 @@ def test_steps_and_data_waits(recorded: profile, tmp_path: Path) -> None:
 def test_a_cpu_has_no_gpu_figures(recorded: profile, tmp_path: Path) -> None:
     found = read_back(recorded, tmp_path / "trace.json")
     assert found.devices == () and found.kernels == () and found.launches is None
-    assert found.verdict.bound in (TraceBound.CPU, TraceBound.INPUT, TraceBound.HOST)
+    assert found.verdict.bound in (Bound.CPU, Bound.INPUT, Bound.HOST)
     assert 0 < found.cpu_busy_ns < found.window_ns
     assert len(found.threads) == 1
 

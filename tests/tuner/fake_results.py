@@ -4,14 +4,13 @@ import random
 from typing import Any
 
 from whet.recipe import Step
+from whet.tuner.records import Agreement, TrialRecord
 from whet.tuner.result import (
-    Agreement,
     Diagnosed,
     LayerRow,
     Point,
     RefusedTechnique,
     Result,
-    TrialRecord,
     UntriedTechnique,
 )
 
@@ -49,10 +48,8 @@ OPENVINO8 = Step(technique="openvino", options={"precision": "int8", "preset": "
 ONNX = Step(technique="onnxruntime", options={"precision": "int8", "per_channel": True})
 
 
-def gain() -> Result:
-    """An image classifier, eight times faster, with everything a report can show."""
-    rng = random.Random(1)
-    trials = [
+def _trials_of_a_gain(rng: random.Random) -> list[TrialRecord]:
+    return [
         _done(0, [COMPILE], rng, latency=44.1, predicted=1.9, drop=0.0, size=94_100_000, share=0.17),
         _done(1, [OPENVINO8], rng, latency=6.02, predicted=9.7, drop=0.0008, size=24_700_000, share=0.31),
         _done(2, [ONNX], rng, latency=9.4, predicted=9.7, drop=0.0021, size=24_300_000, share=0.2),
@@ -74,6 +71,12 @@ def gain() -> Result:
             share=0.11, status="rejected", reason="accuracy drops by 31.0%, more than the 1.0% allowed",
         ),
     ]  # fmt: skip
+
+
+def gain() -> Result:
+    """An image classifier, eight times faster, with everything a report can show."""
+    rng = random.Random(1)
+    trials = _trials_of_a_gain(rng)
     baseline = _point([], rng, 56.1, 1.0, size=102_400_000, peak=612_000_000, quality=0.9817, share=0.12)
     compile_only = _point(
         [COMPILE], rng, 44.3, 56.1 / 44.3, size=94_100_000, peak=704_000_000, quality=0.9817, share=0.15
@@ -198,8 +201,7 @@ def agreement_only() -> Result:
         ),
         TrialRecord(number=2, steps=[BF16, AOT], status="running", predicted=5.4),
     ]
-    for trial in trials:
-        trial.quality = trial.agreement.cosine if trial.agreement else None
+    trials = [t.model_copy(update={"quality": t.agreement.cosine if t.agreement else None}) for t in trials]
     baseline = _point([], rng, 164.0, 1.0, size=438_000_000, peak=1_450_000_000)
     best = _point([weight, AOT], rng, 150.6, 1.09, size=111_000_000, peak=940_000_000, quality=far.cosine)
     best.agreement = far

@@ -11,10 +11,11 @@ from whet.cli import main
 from whet.errors import RecipeError, RecipeRefused
 from whet.recipe import Step
 from whet.tuner.apply import Applied
-from whet.tuner.trial import architecture, replay
+from whet.tuner.recipe_replay import Replayed, ReplayRequest, replay_recipe
+from whet.tuner.target_examination import architecture
 from whet.workloads import resolve
 
-BF16 = [{"technique": "bf16", "options": {}}]
+BF16 = (Step(technique="bf16"),)
 MODELS = """
 import torch
 from whet import Quality, Workload
@@ -46,18 +47,21 @@ def models(tmp_path: Path) -> str:
     return str(tmp_path / "models.py")
 
 
-def replayed(models: str, function: str, out: Path, **options: Any) -> dict[str, Any]:
-    return replay(f"{models}:{function}", BF16, str(out), model=architecture(resolve(f"{models}:build")), **options)
+def replayed(models: str, function: str, out: Path, **options: Any) -> Replayed:
+    model = architecture(resolve(f"{models}:build"))
+    return replay_recipe(
+        ReplayRequest(target=f"{models}:{function}", steps=BF16, directory=out, model=model, **options)
+    )
 
 
 def test_the_model_of_the_recipe_takes_it(models: str, tmp_path: Path) -> None:
     found = replayed(models, "build", tmp_path / "out", max_drop=0.01)
-    assert found["doubts"] == []
-    assert (found["drop"], found["change"]["num_samples"]) == (0.0, 64)
+    assert found.doubts == ()
+    assert found.change is not None and (found.drop, found.change.num_samples) == (0.0, 64)
 
 
 def test_more_training_does_not_make_another_model(models: str, tmp_path: Path) -> None:
-    assert replayed(models, "retrained", tmp_path / "out", max_drop=0.01)["doubts"] == []
+    assert replayed(models, "retrained", tmp_path / "out", max_drop=0.01).doubts == ()
 
 
 def test_another_models_recipe_is_refused(models: str, tmp_path: Path) -> None:
@@ -65,16 +69,16 @@ def test_another_models_recipe_is_refused(models: str, tmp_path: Path) -> None:
         replayed(models, "wider", tmp_path / "out", max_drop=0.01)
     assert not (tmp_path / "out").exists()
     forced = replayed(models, "wider", tmp_path / "out", max_drop=0.01, force=True)
-    assert "made for another model" in forced["doubts"][0]
+    assert "made for another model" in forced.doubts[0]
 
 
 def test_a_quality_that_falls_beyond_what_the_recipe_allows_is_refused(models: str, tmp_path: Path) -> None:
     with pytest.raises(RecipeRefused, match=r"not applied: nearness drops by 100\.0%, more than the 1\.0% allowed"):
         replayed(models, "strict", tmp_path / "out", max_drop=0.01)
     forced = replayed(models, "strict", tmp_path / "again", max_drop=0.01, force=True)
-    assert "nearness drops by 100.0%" in forced["doubts"][0]
+    assert "nearness drops by 100.0%" in forced.doubts[0]
     unknown = replayed(models, "strict", tmp_path / "unknown")
-    assert unknown["doubts"] == [], "a recipe without evidence allows any drop"
+    assert unknown.doubts == (), "a recipe without evidence allows any drop"
 
 
 def test_the_command_exits_with_3(

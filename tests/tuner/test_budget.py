@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import fake_bench
+import fake_search
 import pytest
-from fake_bench import FakeRunner, bench, offers
+from fake_search import FakeRunner, context, techniques
 
 from whet.artefact.runtime import MANIFEST
 from whet.errors import OptionError
@@ -18,9 +18,11 @@ from whet.measure.isolate import Failure, FailureKind, Function, Outcome
 from whet.tuner.budget import Budget, BudgetEnded, needed_for, run_within
 from whet.tuner.facts import TargetFacts
 from whet.tuner.goal import Goal
+from whet.tuner.known_target import INPUTS, OUTPUTS
 from whet.tuner.outlook import Costs, Outlook, going_on
-from whet.tuner.result import Result, TrialRecord
-from whet.tuner.search import search
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import Result
+from whet.tuner.search import SearchTime, search
 from whet.tuner.study import Study, default_storage
 from whet.tuner.tuning import Listener, tune
 from whet.tuner.verdict import out_of_reach
@@ -41,7 +43,7 @@ class SlowRunner:
     """Processes that take the time written here, and are ended at their limit. trial_s: by technique, else "any"."""
 
     clock: Clock
-    look_s: float = 8.0
+    examination_s: float = 8.0
     trial_s: dict[str, float] = field(default_factory=lambda: {"any": 10.0})
     original_s: float = 3.0
     variant_s: float = 3.0
@@ -50,40 +52,43 @@ class SlowRunner:
     inner: FakeRunner = field(default_factory=FakeRunner)
     limits: list[tuple[str, float]] = field(default_factory=list)
 
-    def __call__(self, function: Function, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
-        seconds, value = self._answer(function, arguments)
+    def __call__(self, function: Function, request: Any, directory: Path, time_limit_s: float) -> Outcome:
+        seconds, value = self._answer(function, request)
         self.limits.append((function.__name__, time_limit_s))
         self.clock.now += min(seconds, time_limit_s)
         if seconds > time_limit_s:
             return Outcome(None, Failure(FailureKind.TIMEOUT, "took longer than its limit"), time_limit_s, 0)
+        if function.__name__ == "examine_target":
+            (request.directory / INPUTS).touch()
+            (request.directory / OUTPUTS).touch()
         if function.__name__ == "save_original":
-            Path(arguments["directory"]).mkdir(parents=True)
-        if function.__name__ == "attempt":
-            answered = self.inner(function, arguments, directory, time_limit_s)
-            (Path(arguments["directory"]) / MANIFEST).write_text("{}")
+            request.directory.mkdir(parents=True)
+        if function.__name__ == "run_trial":
+            answered = self.inner(function, request, directory, time_limit_s)
+            (request.directory / MANIFEST).write_text("{}")
             return answered
         return Outcome(value, None, seconds, 0)
 
-    def _answer(self, function: Function, arguments: dict[str, Any]) -> tuple[float, dict[str, Any]]:
-        if function.__name__ == "look":
-            return self.look_s, facts(self.look_s, exclude=arguments["exclude"]).model_dump(mode="json")
-        if function.__name__ == "attempt":
-            names = [step["technique"] for step in arguments["steps"]]
+    def _answer(self, function: Function, request: Any) -> tuple[float, dict[str, Any]]:
+        if function.__name__ == "examine_target":
+            return self.examination_s, facts(self.examination_s, exclude=request.exclude).model_dump(mode="json")
+        if function.__name__ == "run_trial":
+            names = [step.technique for step in request.steps]
             return max(self.trial_s.get(name, self.trial_s["any"]) for name in names), {}
         if function.__name__ == "save_original":
             return self.save_s, {"libraries": []}
         if function.__name__ == "reload":
             return self.reload_s, {}
-        assert function.__name__ == "measure_finalist"
-        latency_ms = 10.0 if arguments["directory"] is None else 2.0
+        assert function.__name__ == "measure_variant"
+        latency_ms = 10.0 if request.directory is None else 2.0
         run = {"seconds": latency_ms / 1e3, "p90_s": latency_ms / 1e3, "num_calls": 5, "peak_bytes": 10**8}
         run |= {"live_tensor_bytes": 10**6}
-        return self.original_s if arguments["directory"] is None else self.variant_s, run
+        return self.original_s if request.directory is None else self.variant_s, run
 
 
 def facts(examined_s: float = 8.0, call_s: float = 0.01, exclude: Sequence[str] = ()) -> TargetFacts:
-    kept = [offer for offer in offers() if offer.technique not in exclude]
-    return fake_bench.facts(call_s, 4, name="slow", examined_s=examined_s, offers=kept)
+    kept = [entry for entry in techniques() if entry.technique not in exclude]
+    return fake_search.facts(call_s, 4, name="slow", examined_s=examined_s, applicable=kept)
 
 
 class Ear(Listener):
@@ -128,7 +133,7 @@ def some_times(seed: int) -> dict[str, float]:
     """How long each part may take: from well within the budget to far beyond it."""
     draw = random.Random(seed)
     longest = {
-        "look_s": 25.0,
+        "examination_s": 25.0,
         "trial_s": 400.0,
         "compile_s": 400.0,
         "original_s": 200.0,
@@ -148,7 +153,7 @@ def test_no_search_outlives_its_budget(tmp_path: Path, budget_s: float, seed: in
     try:
         result, ear, took_s = tuned(runner, out, budget_s)
     except OptionError as error:
-        assert times["look_s"] > 1.25 * budget_s
+        assert times["examination_s"] > 1.25 * budget_s
         assert "give a larger --budget" in str(error)
         took_s = runner.clock.now - 100.0
         assert not out.exists()
@@ -181,7 +186,7 @@ def test_twenty_seconds_prove_nothing_and_say_so(tmp_path: Path) -> None:
     assert not ear.outlooks[0].has_verdict
     assert "no finals, so nothing can be proved. A verdict takes a budget of about 70 s." in ear.outlooks[0].sentence
     assert result.needed_s == 60.0  # the trial was quicker than expected
-    assert result.best.steps == []
+    assert result.best.steps == ()
 
 
 def test_what_the_budget_stopped_is_tried_again_when_the_search_goes_on(tmp_path: Path) -> None:
@@ -212,7 +217,7 @@ def test_the_most_promising_goes_before_torch_compile_where_hardly_anything_fits
 
 
 def test_an_examination_longer_than_the_budget_is_an_error(tmp_path: Path) -> None:
-    runner = SlowRunner(Clock(), look_s=100.0)
+    runner = SlowRunner(Clock(), examination_s=100.0)
     with pytest.raises(OptionError, match="longer than a budget of 20 s; give a larger --budget"):
         tuned(runner, tmp_path / "out", 20)
     assert runner.clock.now - 100 <= allowed(20)
@@ -227,7 +232,7 @@ def test_an_original_that_no_process_could_measure_has_its_latency_from_the_scre
 
 def test_a_search_of_which_the_plan_ends_early_takes_only_what_it_needs(tmp_path: Path) -> None:
     """A budget is a limit, never a wait."""
-    exclude = [offer.technique for offer in offers() if offer.technique not in ("bf16", "fuse_qkv")]
+    exclude = [entry.technique for entry in techniques() if entry.technique not in ("bf16", "fuse_qkv")]
     result, _, took_s = tuned(SlowRunner(Clock()), tmp_path / "out", 100 * MINUTE, exclude=exclude)
     assert result.verdict == "gain"
     assert took_s < 4 * MINUTE
@@ -237,9 +242,9 @@ def test_a_trial_that_is_not_expected_to_end_in_time_is_not_begun(tmp_path: Path
     study = Study.open(default_storage(tmp_path), "test")
     clock = Clock()
     runner = SlowRunner(clock, trial_s={"any": 10.0})
-    workbench = bench(tmp_path, runner)  # type: ignore[arg-type]
+    limit = SearchTime(clock() + 35, clock() + 60, clock=clock)
     with clocked(runner):
-        records = search(workbench, study, Goal(), deadline=clock() + 35, stop_at=clock() + 60, clock=clock)
+        records = search(context(tmp_path, runner), study, Goal(), limit)  # type: ignore[arg-type]
     assert [r.status for r in records] == ["done", "done", "rejected"]
 
 

@@ -1,7 +1,5 @@
 import math
 
-import pytest
-
 from whet.tuner import figures
 from whet.tuner.result import Agreement
 
@@ -24,24 +22,9 @@ def test_ratios_and_intervals() -> None:
     assert figures.interval(None) == "—"
 
 
-@pytest.mark.parametrize(
-    ("fraction", "text"),
-    [
-        (0, "0%"), (0.00001, "<0.01%"), (-0.00001, "≈0%"), (0.0042, "0.42%"), (0.0182, "1.8%"), (0.31, "31%"),
-        (-0.002, "−0.20%"), (None, "—"), (math.inf, "∞"),
-    ],
-)  # fmt: skip
-def test_percent(fraction: float | None, text: str) -> None:
-    assert figures.percent(fraction) == text
-
-
 def test_agreement_is_never_rounded_up_to_perfect() -> None:
     assert figures.cosine(0.999999) == ">0.9999"
     assert figures.cosine(1.0) == "1.0000"
     found = Agreement(relative_error=0.037, cosine=0.9993, top1=0.991)
     assert figures.agreement(found) == "cosine 0.9993, error 3.7%, top-1 99%"
     assert figures.agreement(None) == "—"
-
-
-def test_one_line_takes_out_what_steers_a_terminal() -> None:
-    assert figures.one_line("a\n  b\x1b[31m\x07c") == "a b[31mc"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import fake_bench
+import fake_search
 import pytest
 import targets
 import torch
@@ -22,10 +22,13 @@ from whet.measure.quiet import Patience
 from whet.measure.stats import noise_floor
 from whet.tuner import final_comparison, verdict
 from whet.tuner.facts import TargetFacts
-from whet.tuner.final_comparison import run_finals
-from whet.tuner.result import Point, TrialRecord
-from whet.tuner.search import Workbench, isolated
-from whet.tuner.trial import look, replay
+from whet.tuner.final_comparison import compare_finalists
+from whet.tuner.processes import isolated
+from whet.tuner.records import Timing, TrialRecord
+from whet.tuner.result import Point
+from whet.tuner.target_examination import ExaminationRequest, examine_target
+from whet.tuner.trial import TrialRequest, save_original
+from whet.tuner.trial_context import TrialContext
 
 
 def test_twenty_real_comparisons_of_a_model_with_itself_give_no_gain() -> None:
@@ -45,10 +48,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Who was measured, in order: trial 0 a little slower than the original (-1), which fails where `fails` says so."""
     asked: list[int] = []
 
-    def measure(bench: "Fails", contender: TrialRecord | None) -> Run:
-        number = -1 if contender is None else contender.number
+    def measure(context: "Fails", finalist: TrialRecord | None) -> Run:
+        number = -1 if finalist is None else finalist.number
         asked.append(number)
-        if number == -1 and bench.fails(asked.count(-1)):
+        if number == -1 and context.fails(asked.count(-1)):
             return Run(failure="lost")
         return Run(seconds={-1: 10.0, 0: 11.0, 1: 5.0}[number] + 0.01 * (len(asked) % 5))
 
@@ -57,14 +60,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def point(bench: object, contender: TrialRecord | None, runs: list[Run]) -> Point:
+def point(context: object, finalist: TrialRecord | None, runs: list[Run]) -> Point:
     times = [run.seconds for run in runs]
     return Point(latency_ms=times[0], throughput_per_s=1.0, peak_bytes=0, size_bytes=0, process_latencies_ms=times)
 
 
 @dataclass
 class Fails:
-    """The part of a workbench: whether the original's n-th process, from 1 on, fails."""
+    """The part of a context that counts here: whether the original's n-th process, from 1 on, fails."""
 
     fails: Callable[[int], bool] = lambda n: False
 
@@ -73,19 +76,19 @@ SLOWER, FASTER = (TrialRecord(number=i, steps=[], status="done") for i in (0, 1)
 
 
 def test_who_loses_three_rounds_is_judged_by_those(asked: list[int]) -> None:
-    _, points = run_finals(Fails(), [SLOWER, FASTER], deadline=0.0)  # type: ignore[arg-type]
+    _, points = compare_finalists(Fails(), [SLOWER, FASTER], deadline=0.0)  # type: ignore[arg-type]
     assert [len(p.process_latencies_ms) for p in points] == [3, 6]
     assert [p.verdict for p in points] == ["fail", "pass"]
     asked.clear()
-    run_finals(Fails(), [SLOWER], deadline=0.0)  # type: ignore[arg-type]
+    compare_finalists(Fails(), [SLOWER], deadline=0.0)  # type: ignore[arg-type]
     assert sorted(asked) == [-1, -1, -1, 0, 0, 0]
 
 
 @pytest.mark.parametrize("failing", [{1}, {1, 2}, {2, 6}, {3}, {1, 2, 3, 4, 5}])
 @pytest.mark.usefixtures("asked")
 def test_a_round_in_which_the_original_fails_is_no_pair(failing: set[int]) -> None:
-    bench = Fails(lambda n: n in failing)
-    baseline, (slower, faster) = run_finals(bench, [SLOWER, FASTER], deadline=0.0)  # type: ignore[arg-type]
+    fails = Fails(lambda n: n in failing)
+    baseline, (slower, faster) = compare_finalists(fails, [SLOWER, FASTER], deadline=0.0)  # type: ignore[arg-type]
     num_pairs = min(6, 8 - len(failing))  # of eight rounds at most, as many as make six pairs
     assert len(baseline.process_latencies_ms) == len(faster.process_latencies_ms) == num_pairs
     assert len(slower.process_latencies_ms) == 3
@@ -96,30 +99,26 @@ def test_a_round_in_which_the_original_fails_is_no_pair(failing: set[int]) -> No
 @pytest.mark.usefixtures("asked")
 def test_an_original_that_always_fails_is_an_error() -> None:
     with pytest.raises(ModelError, match="failed each time"):
-        run_finals(Fails(lambda n: True), [FASTER], deadline=0.0)  # type: ignore[arg-type]
+        compare_finalists(Fails(lambda n: True), [FASTER], deadline=0.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_twenty_real_comparisons_between_processes_give_no_gain(tmp_path: Path) -> None:
     run = isolated(None)
     target = f"{targets.HERE}:conv"
-    facts = run(look, {"target": target, "directory": str(tmp_path)}, tmp_path / "look", 120).value
+    request = ExaminationRequest(target=target, directory=tmp_path)
+    facts = run(examine_target, request, tmp_path / "examination", 120).answer(TargetFacts)
     assert facts is not None
-    bench = Workbench(target, TargetFacts.model_validate(facts), tmp_path, run)
+    trials = TrialContext(target, facts, tmp_path, run)
     # Two records of one and the same artefact: any difference between them is noise.
-    replayed = run(
-        replay,
-        {"target": target, "steps": [], "directory": str(bench.artefact(0))},
-        tmp_path / "a",
-        120,
-    )
-    assert replayed.failure is None
-    bench.artefact(1).parent.mkdir()
-    bench.artefact(1).symlink_to(bench.artefact(0))
+    saved = run(save_original, TrialRequest(known=trials.known, directory=trials.artefact(0)), tmp_path / "a", 120)
+    assert saved.failure is None
+    trials.artefact(1).parent.mkdir()
+    trials.artefact(1).symlink_to(trials.artefact(0))
     gains = 0
     for seed in range(20):  # about 40 seconds each
         records = [TrialRecord(number=i, steps=[], status="done") for i in (0, 1)]
-        _, (first, second) = run_finals(bench, records, deadline=0.0, seed=seed)
+        _, (first, second) = compare_finalists(trials, records, deadline=0.0, seed=seed)
         rounds = list(zip(first.process_latencies_ms, second.process_latencies_ms, strict=False))  # one may have lost
         a, b = zip(*rounds, strict=True)
         gains += claim_of(a, b, noise=noise_floor([first.process_latencies_ms])).verdict is Verdict.PASS
@@ -127,7 +126,7 @@ def test_twenty_real_comparisons_between_processes_give_no_gain(tmp_path: Path) 
 
 
 class Busy:
-    """Measures in place of processes: the original takes 10 ms, a contender 5; other processes disturb some of them,
+    """Measures in place of processes: the original takes 10 ms, a finalist 5; other processes disturb some of them,
     and make those ten times as slow."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, disturbed: Callable[[int], bool], spread: float = 0.01) -> None:
@@ -138,19 +137,19 @@ class Busy:
         monkeypatch.setattr(final_comparison, "_measure", self._measure)
         monkeypatch.setattr(final_comparison, "_point", point)
 
-    def _measure(self, bench: object, contender: TrialRecord | None) -> Run:
+    def _measure(self, context: object, finalist: TrialRecord | None) -> Run:
         is_disturbed = self._disturbed(self.num)
         self.num += 1
-        seconds = (10.0 if contender is None else 5.0) * math.exp(self._noise.gauss(0, self._spread))
+        seconds = (10.0 if finalist is None else 5.0) * math.exp(self._noise.gauss(0, self._spread))
         return Run(seconds=seconds * (10 if is_disturbed else 1), busy="others" if is_disturbed else "")
 
 
-def judge(contender: TrialRecord, on_busy: str = "wait", wait_s: float = 0.001) -> tuple[Point, list[Point], Patience]:
+def judge(finalist: TrialRecord, on_busy: str = "wait", wait_s: float = 0.001) -> tuple[Point, list[Point], Patience]:
     def glance(seconds: float) -> tuple[Load, str]:
         return Load(seconds, 2, foreign_s=2 * seconds), "make (2.0 cores)"
 
     patience = Patience(on_busy, wait_s, glance=glance)
-    baseline, points = run_finals(Fails(), [contender], deadline=0.0, patience=patience)  # type: ignore[arg-type]
+    baseline, points = compare_finalists(Fails(), [finalist], deadline=0.0, patience=patience)  # type: ignore[arg-type]
     return baseline, points, patience
 
 
@@ -197,13 +196,15 @@ def test_finals_that_the_screening_denies_are_no_gain(
 
     def run(function: Function, arguments: object, directory: Path, time_limit_s: float) -> Outcome:
         asked.append(function.__name__)
-        value = {"speedup": again, "speedup_ci95": [again * 0.98, again * 1.02], "busy": ""}
+        value = Timing(
+            latency_ms=1.0, baseline_latency_ms=again, speedup=again, speedup_ci95=(again * 0.98, again * 1.02)
+        ).model_dump(mode="json")
         return Outcome(value, None, 0.1, 0)
 
-    contender = TrialRecord(number=1, steps=[], status="done", speedup=30.0, speedup_ci95=(29.0, 31.0))
-    bench = Workbench("t", fake_bench.facts(), tmp_path, run)
-    baseline, (point,) = run_finals(bench, [contender], deadline=0.0)
-    assert asked == ["screen"]
+    finalist = TrialRecord(number=1, steps=[], status="done", speedup=30.0, speedup_ci95=(29.0, 31.0))
+    trials = TrialContext("t", fake_search.facts(), tmp_path, run)
+    baseline, (point,) = compare_finalists(trials, [finalist], deadline=0.0)
+    assert asked == ["screen_again"]
     assert point.verdict == word
     assert ("beside the original in one process it is 30.00x as fast" in point.doubt) == (word == "inconclusive")
     if word == "inconclusive":
@@ -213,8 +214,8 @@ def test_finals_that_the_screening_denies_are_no_gain(
 
 def test_a_screening_that_agrees_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     Busy(monkeypatch, lambda i: False)
-    contender = TrialRecord(number=1, steps=[], status="done", speedup=2.3, speedup_ci95=(2.2, 2.4))
-    _, (point,), _ = judge(contender)
+    finalist = TrialRecord(number=1, steps=[], status="done", speedup=2.3, speedup_ci95=(2.2, 2.4))
+    _, (point,), _ = judge(finalist)
     assert (point.verdict, point.doubt) == ("pass", "")
 
 
@@ -224,5 +225,5 @@ def test_too_few_quiet_rounds_are_no_verdict(monkeypatch: pytest.MonkeyPatch) ->
     baseline, points, patience = judge(FASTER)
     assert not patience.has_run_out
     assert all(len(point.process_latencies_ms) < 6 for point in points)
-    said = verdict.inconclusive(baseline, points, patience, num_contenders=1)
+    said = verdict.inconclusive(baseline, points, patience, num_finalists=1)
     assert said.startswith("No verdict: too few rounds of the finals were quiet: others: make (2.0 cores).")

@@ -155,12 +155,12 @@ def test_a_trial_tells_how_the_samples_changed() -> None:
 
     agreement = agree(subject, lambda batch: [three_wrong(batch)])
     found = judge(subject, three_wrong, agreement, 0.1)
-    assert found["status"] == "done"
-    assert found["drop"] == pytest.approx(3 / 64)
-    assert found["change"]["num_worse"] == 3
-    assert not found["change"]["is_shown"], "4.7 % measured, but up to 12.9 % are within the interval"
+    assert found.status == "done"
+    assert found.drop == pytest.approx(3 / 64)
+    assert found.change is not None and found.change.num_worse == 3
+    assert not found.change.is_shown, "4.7 % measured, but up to 12.9 % are within the interval"
     rejected = judge(subject, three_wrong, agreement, 0.01)
-    assert rejected["status"] == "rejected"
+    assert (rejected.status, rejected.rejected_for) == ("rejected", "quality")
 
 
 def test_the_sentence_of_a_gain_says_what_the_samples_show() -> None:

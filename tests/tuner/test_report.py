@@ -217,9 +217,10 @@ def test_text_from_outside_is_escaped(tmp_path: Path) -> None:
     evil = '<script>alert("x")</script><b onload=x>&\' $\\frac{1}{0$'
     result = fake_results.gain()
     result.target = result.sentence = result.quality_name = result.command = evil
-    result.trials[3].steps = [Step(technique=evil, options={evil: evil})]
-    result.trials[4].reason, result.trials[4].notes = evil, [evil]
-    result.finalists[0].steps = result.trials[3].steps
+    steps = (Step(technique=evil, options={evil: evil}),)
+    result.trials[3] = result.trials[3].model_copy(update={"steps": steps})
+    result.trials[4] = result.trials[4].model_copy(update={"reason": evil, "notes": (evil,)})
+    result.finalists[0].steps = steps
     result.refused.append(RefusedTechnique(technique=evil, reason=evil))
     result.machine = {"chip": evil}
     result.versions = {evil: evil}

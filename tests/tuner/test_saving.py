@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from fake_bench import facts
 from fake_results import gain, no_gain
+from fake_search import facts
 from rich.console import Console
 from torch import Tensor
 
@@ -22,7 +22,8 @@ from whet.tuner.reloading import ANSWERS, check_answers, write_answers
 from whet.tuner.report import render
 from whet.tuner.result import MODEL, Result
 from whet.tuner.saving import save_model, saved_original
-from whet.tuner.search import Workbench, loads_afresh
+from whet.tuner.search import reloaded
+from whet.tuner.trial_context import TrialContext
 from whet.tuner.verdict import gain as gain_sentence
 from whet.workload import Workload, examine
 
@@ -35,16 +36,16 @@ class Runner:
     def __init__(self, fails: str = "", libraries: tuple[str, ...] = ()) -> None:
         self.fails = fails
         self.libraries = libraries
-        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.calls: list[tuple[str, Any]] = []
 
-    def __call__(self, function: Function, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
+    def __call__(self, function: Function, request: Any, directory: Path, time_limit_s: float) -> Outcome:
         name = function.__name__
-        self.calls.append((name, arguments))
+        self.calls.append((name, request))
         if name == self.fails:
             return Outcome(None, Failure(FailureKind.USER, f"{name} met a wall", "TargetError"), 0.1, 0)
         if name == "save_original":
-            (Path(arguments["directory"])).mkdir(parents=True)
-            (Path(arguments["directory"]) / "weights").write_text("1")
+            request.directory.mkdir(parents=True)
+            (request.directory / "weights").write_text("1")
         return Outcome({"libraries": list(self.libraries)}, None, 0.1, 0)
 
 
@@ -61,7 +62,7 @@ def test_an_original_that_cannot_be_saved_or_loaded_is_no_model(tmp_path: Path, 
     result, out = no_gain(), tmp_path / "out"
     result.out = str(out)
     (out / MODEL).mkdir(parents=True)
-    save_model(Workbench("x", FACTS, tmp_path, Runner(fails)), result, out)
+    save_model(TrialContext("x", FACTS, tmp_path, Runner(fails)), result, out)
     assert not (out / MODEL).exists()
     assert result.unsaved.startswith("The original could not be saved, so there is no model/ to load: ")
     assert f"{fails} met a wall" in result.unsaved
@@ -80,11 +81,11 @@ def test_what_was_saved_says_which_libraries_it_is_loaded_with(tmp_path: Path) -
     out.mkdir()
     result.out = str(out)
     runner = Runner(libraries=("/somewhere/ops.so",))
-    save_model(Workbench("x", FACTS, tmp_path, runner), result, out)
+    save_model(TrialContext("x", FACTS, tmp_path, runner), result, out)
     assert (out / MODEL / "weights").is_file()
     assert (result.unsaved, result.libraries) == ("", ["/somewhere/ops.so"])
     ((_, given),) = [call for call in runner.calls if call[0] == "reload"]
-    assert (given["libraries"], given["places"]) == (["/somewhere/ops.so"], ["/places"])
+    assert (given.libraries, given.sys_path) == (("/somewhere/ops.so",), ("/places",))
     terminal, page, summary = shown(result)
     assert "libraries=['/somewhere/ops.so']" in terminal
     assert "/somewhere/ops.so" in page
@@ -93,18 +94,18 @@ def test_what_was_saved_says_which_libraries_it_is_loaded_with(tmp_path: Path) -
 
 def test_the_original_is_saved_once(tmp_path: Path) -> None:
     runner = Runner("reload")
-    bench = Workbench("x", FACTS, tmp_path, runner)
-    assert saved_original(bench) == saved_original(bench)
+    context = TrialContext("x", FACTS, tmp_path, runner)
+    assert saved_original(context) == saved_original(context)
     assert [name for name, _ in runner.calls] == ["save_original", "reload"]
 
 
 def test_a_winner_that_works_in_process_says_how_it_is_used(tmp_path: Path) -> None:
     result, out = gain(), tmp_path / "out"
     result.out = str(out)
-    steps = [Step(technique="torch_compile")]
+    steps = (Step(technique="torch_compile"),)
     result.best.steps, result.best.number = steps, 0
-    result.trials[0].steps = steps
-    save_model(Workbench("x", FACTS, tmp_path, Runner("everything")), result, out)
+    result.trials[0] = result.trials[0].model_copy(update={"steps": steps})
+    save_model(TrialContext("x", FACTS, tmp_path, Runner("everything")), result, out)
     assert not (out / MODEL).exists()
     sentence = gain_sentence(Goal(), result.baseline, result.best, None, result.quality_name)
     for text in (*shown(result)[:2], sentence, result.unsaved):
@@ -117,12 +118,10 @@ def test_a_winner_that_works_in_process_says_how_it_is_used(tmp_path: Path) -> N
 
 
 def test_a_trial_whose_artefact_does_not_load_afresh_has_failed(tmp_path: Path) -> None:
-    record = gain().trials[0]
-    record.libraries = ["/somewhere/ops.so"]
-    assert loads_afresh(Workbench("x", FACTS, tmp_path, Runner()), record)
-    assert record.status == "done"
-    assert not loads_afresh(Workbench("x", FACTS, tmp_path, Runner("reload")), record)
-    assert (record.status, record.reason) == ("failed", "a fresh process cannot use it: reload met a wall")
+    record = gain().trials[0].model_copy(update={"libraries": ("/somewhere/ops.so",)})
+    assert reloaded(TrialContext("x", FACTS, tmp_path, Runner()), record) == record
+    failed = reloaded(TrialContext("x", FACTS, tmp_path, Runner("reload")), record)
+    assert (failed.status, failed.reason) == ("failed", "a fresh process cannot use it: reload met a wall")
 
 
 def test_answers_of_another_process_are_held_against_the_first_ones(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The search on a bench of pure arithmetic: order, groups, rejection, failure, interruption, resumption."""
+"""The search with trials of pure arithmetic: order, groups, rejection, failure, interruption, resumption."""
 
 import shutil
 import sqlite3
@@ -6,13 +6,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from fake_bench import FakeRunner, bench, offers
+from fake_search import FakeRunner, applicable, context, techniques
 
 from whet.errors import StudyError
-from whet.measure.isolate import Outcome
+from whet.measure.isolate import Function, Outcome
 from whet.measure.load import Load
 from whet.measure.quiet import Patience
 from whet.recipe import Recipe, Step
@@ -20,18 +19,19 @@ from whet.technique import Applies, Refused
 from whet.tuner import space as space_of
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import compile_only, complete, next_recipe
-from whet.tuner.result import TrialRecord
-from whet.tuner.search import search
-from whet.tuner.space import Offer, Space
+from whet.tuner.records import TrialRecord
+from whet.tuner.search import SearchTime, search
+from whet.tuner.space import ApplicableTechnique, Space
 from whet.tuner.study import FILE, Study, default_storage
+from whet.tuner.trial import TrialRequest
 
-FOREVER = 1e9
+FOREVER = SearchTime(1e9, 1e9, clock=lambda: 0.0)
 
 
 def run(directory: Path, runner: FakeRunner, *, max_trials: int = 30, goal: Goal = Goal()) -> list[TrialRecord]:  # noqa: B008
     directory.mkdir(exist_ok=True)
     study = Study.open(default_storage(directory), "test")
-    return search(bench(directory, runner), study, goal, deadline=FOREVER, max_trials=max_trials, clock=lambda: 0.0)
+    return search(context(directory, runner), study, goal, FOREVER, max_trials=max_trials)
 
 
 def labels(records: list[TrialRecord]) -> list[str]:
@@ -46,18 +46,17 @@ def test_torch_compile_alone_comes_first_then_the_largest_bound(tmp_path: Path) 
 
 
 def test_where_nothing_can_be_saved_every_recipe_works_in_process(tmp_path: Path) -> None:
-    """torch.export refuses the model: only techniques that keep its code are offered, and none can ship alone."""
-    offered = [
-        Offer(technique="autocast", detail="", groups=["precision"], bounds={"autocast": 4.0}),
-        Offer(technique="torch_compile", detail="", groups=["backend"], bounds={"torch_compile": 2.0}),
-        Offer(technique="threads", detail="", groups=[], options={"num_threads": [2, 1]}, bounds={"x": 1.5}),
+    """torch.export refuses the model: only techniques that keep its code apply, and none can ship alone."""
+    found = [
+        applicable("autocast", "precision", bounds=[4.0]),
+        applicable("torch_compile", "backend", bounds=[2.0]),
+        applicable("threads", options={"num_threads": [2, 1]}, bounds=[1.5]),
     ]
-    runner = FakeRunner()
-    workbench = bench(tmp_path, runner, offers=offered)
+    trials = context(tmp_path, FakeRunner(), applicable=found)
     study = Study.open(default_storage(tmp_path), "test")
-    records = search(workbench, study, Goal(), deadline=FOREVER, max_trials=12, clock=lambda: 0.0)
+    records = search(trials, study, Goal(), FOREVER, max_trials=12)
     assert labels(records)[:2] == ["torch_compile", "autocast + torch_compile"]
-    assert compile_only(workbench.space) == Recipe(steps=[Step(technique="torch_compile")])
+    assert compile_only(trials.space) == Recipe(steps=[Step(technique="torch_compile")])
     assert len(records) > 3  # the plan's, and some of the sampler's
     assert all("torch_compile" in {step.technique for step in record.steps} for record in records)
 
@@ -65,7 +64,7 @@ def test_where_nothing_can_be_saved_every_recipe_works_in_process(tmp_path: Path
 def test_no_recipe_claims_a_group_twice_or_is_tried_twice(tmp_path: Path) -> None:
     records = run(tmp_path, FakeRunner())
     assert len(labels(records)) == len(set(labels(records)))
-    groups = {offer.technique: offer.groups for offer in offers()}
+    groups = {entry.technique: entry.groups for entry in techniques()}
     for record in records:
         claimed = [g for step in record.steps for g in groups[step.technique]]
         assert len(claimed) == len(set(claimed)), record.label
@@ -82,11 +81,9 @@ def test_quality_is_given_back_to_the_fastest_that_lost_it(tmp_path: Path) -> No
 
 def test_a_runtime_that_chooses_its_own_layers_is_asked_for_them() -> None:
     """keep_precision marks layers for those that read such marks; OpenVINO does not, and has an option of its own."""
-    keep = Offer(technique="keep_precision", detail="", groups=[], options={"layers": [2]})
+    keep = applicable("keep_precision", options={"layers": [2]})
     options = {"precision": ["int8"], "keep": [0, 4, 12]}
-    openvino = Offer(
-        technique="openvino", detail="", groups=["backend", "precision"], options=options, bounds={"openvino": 9.0}
-    )
+    openvino = applicable("openvino", "backend", "precision", options=options, bounds=[9.0])
     space = Space([keep, openvino])
     records: list[TrialRecord] = []
     for number in range(3):
@@ -146,20 +143,20 @@ def test_the_first_trial_is_begun_past_the_deadline_if_it_may_run_at_all(
     tmp_path: Path, stop_at: float, num_trials: int
 ) -> None:
     study = Study.open(default_storage(tmp_path), "test")
-    work = bench(tmp_path, FakeRunner())
-    records = search(work, study, Goal(), deadline=-1.0, stop_at=stop_at, clock=lambda: 0.0)
+    limit = SearchTime(-1.0, stop_at, clock=lambda: 0.0)
+    records = search(context(tmp_path, FakeRunner()), study, Goal(), limit)
     assert len(records) == num_trials
 
 
 def test_parameters_and_recipes_are_each_others_inverse() -> None:
-    space = Space(offers())
+    space = Space(techniques())
     recipe = complete(space, [Step(technique="int8_static"), Step(technique="inductor"), Step(technique="fuse_qkv")])
     values = space.parameters(recipe)
     assert str(space.recipe(lambda name, choices: values[name])) == str(recipe)
 
 
 def test_a_technique_that_cannot_win_alone_waits() -> None:
-    space = Space(offers())
+    space = Space(techniques())
     fast = TrialRecord(
         number=1, steps=[Step(technique="openvino")], status="done", speedup=6.0, speedup_ci95=(5.9, 6.1)
     )
@@ -183,9 +180,9 @@ def test_a_technique_that_cannot_win_alone_waits() -> None:
 @pytest.mark.parametrize(("objective", "first"), [("latency", "int8_static"), ("size", "bf16"), ("memory", "bf16")])
 def test_where_bytes_are_asked_for_the_smallest_weights_come_first(objective: str, first: str) -> None:
     found = [
-        Offer(technique="channels_last", detail="", groups=[], bounds={"channels_last": 9.0}),
-        Offer(technique="int8_static", detail="", groups=["precision"], bounds={"int8_static": 8.0}),
-        Offer(technique="bf16", detail="", groups=["precision"], bounds={"bf16": 1.5}, shrinks={"bf16": 2.0}),
+        applicable("channels_last", bounds=[9.0]),
+        applicable("int8_static", "precision", bounds=[8.0]),
+        applicable("bf16", "precision", bounds=[1.5], shrink=2.0),
     ]
     found = found[0 if objective == "size" else 1 :]
     recipe = next_recipe(Space(found), [], Goal(objective))  # type: ignore[arg-type]
@@ -194,7 +191,7 @@ def test_where_bytes_are_asked_for_the_smallest_weights_come_first(objective: st
 
 def test_the_smallest_is_built_upon_where_size_is_asked_for() -> None:
     """Though another is faster."""
-    space = Space(offers())
+    space = Space(techniques())
     fast = TrialRecord(number=0, steps=[Step(technique="fuse_qkv")], status="done", speedup=6.0, size_bytes=100)
     small = TrialRecord(number=1, steps=[Step(technique="bf16")], status="done", speedup=2.0, size_bytes=50)
     tried = [complete(space, [Step(technique="inductor", options={"engine": "jit", "freezing": False})])]
@@ -212,16 +209,14 @@ def test_the_smallest_is_built_upon_where_size_is_asked_for() -> None:
 
 def test_torch_compile_alone_is_left_out_where_it_cannot_be_loaded() -> None:
     """As with a compiler but without Python's headers: packages can be made, torch.compile alone cannot."""
-    groups = ["backend"]
-    only_packages = Offer(technique="inductor", detail="", groups=groups, options={"engine": ["package"]})
-    space = Space([only_packages])
+    space = Space([applicable("inductor", "backend", options={"engine": ["package"]})])
     assert compile_only(space) is None
     recipe = next_recipe(space, [], Goal())
     assert str(recipe) == "inductor(engine=package)"
 
 
 def test_what_was_rejected_for_its_memory_is_not_given_quality_back() -> None:
-    space = Space(offers())
+    space = Space(techniques())
     done = [
         TrialRecord(number=n, steps=list(complete(space, [Step(technique=name)])), status="failed")
         for n, name in enumerate(("openvino", "bf16", "fuse_qkv", "channels_last", "inductor"))
@@ -237,7 +232,7 @@ def test_what_was_rejected_for_its_memory_is_not_given_quality_back() -> None:
         drop=0.0,
     )
     for peak_bytes, restores in ((None, True), (2**30, False)):
-        record = lossy.model_copy(update={"peak_bytes": peak_bytes})
+        record = TrialRecord.model_validate({**lossy.model_dump(exclude={"rejected_for"}), "peak_bytes": peak_bytes})
         recipe = next_recipe(space, [*done, record], Goal())
         assert recipe is not None
         assert ("keep_precision" in {step.technique for step in recipe}) is restores
@@ -259,14 +254,14 @@ def test_a_storage_that_fails_in_mid_search_is_named(tmp_path: Path) -> None:
     study = Study.open(default_storage(tmp_path), "test")
     with sqlite3.connect(tmp_path / FILE) as connection:
         connection.execute("DROP TABLE trials")
-    for use in (study.records, lambda: study.begin(None, Space(offers()))):
+    for use in (study.records, lambda: study.begin(None, Space(techniques()))):
         with pytest.raises(StudyError, match=r"study.db cannot be used \(.*no such table"):
             use()
 
 
 def test_a_record_that_is_none_is_named(tmp_path: Path) -> None:
     study = Study.open(default_storage(tmp_path), "test")
-    number, _ = study.begin(complete(Space(offers()), [Step(technique="bf16")]), Space(offers()))
+    number, _ = study.begin(complete(Space(techniques()), [Step(technique="bf16")]), Space(techniques()))
     study._open[number].set_user_attr("record", '{"number": "no number"}')
     with pytest.raises(StudyError, match=r"cannot be used .*; remove it to start anew"):
         study.records()
@@ -295,7 +290,7 @@ def test_nothing_to_resume_is_named(tmp_path: Path) -> None:
 
 
 def test_a_trial_whose_process_is_gone_is_tried_again(tmp_path: Path) -> None:
-    space = Space(offers())
+    space = Space(techniques())
     study = Study.open(default_storage(tmp_path), "test")
     _, recipe = study.begin(complete(space, [Step(technique="fuse_qkv")]), space)
     assert labels(study.records()) == [str(recipe)], "it runs: nobody else takes it"
@@ -324,10 +319,10 @@ def test_a_trial_that_was_disturbed_is_measured_again_and_else_left_for_later(tm
     runner = FakeRunner()
     busy_calls = {0, 2, 3, 4}
 
-    def run_busily(function: str, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
+    def run_busily(function: Function, request: TrialRequest, directory: Path, time_limit_s: float) -> Outcome:
         number = len(runner.calls)
-        outcome = runner(function, arguments, directory, time_limit_s)
-        shutil.rmtree(arguments["directory"])  # the fake makes it anew
+        outcome = runner(function, request, directory, time_limit_s)
+        shutil.rmtree(request.directory)  # the fake makes it anew
         if outcome.value is not None and number in busy_calls:
             outcome.value["busy"] = "others had a core"
         return outcome
@@ -340,25 +335,39 @@ def test_a_trial_that_was_disturbed_is_measured_again_and_else_left_for_later(tm
 
     study = Study.open(default_storage(tmp_path), "test")
     patience = Patience("wait", 60.0, glance=glance, clock=lambda: 100.0 * len(looks))
-    found = search(
-        bench(tmp_path, run_busily),  # type: ignore[arg-type]
-        study,
-        Goal(),
-        deadline=FOREVER,
-        patience=patience,
-        clock=lambda: 0.0,
-    )
+    found = search(context(tmp_path, run_busily), study, Goal(), FOREVER, patience=patience)  # type: ignore[arg-type]
     # The first is measured again after a quiet look. Then the machine stays busy: three in a row end the search.
     assert [record.busy for record in found] == [""]
     assert patience.has_run_out
     assert len(runner.calls) == 5
     busy_calls.clear()
-    again = search(
-        bench(tmp_path, run_busily),  # type: ignore[arg-type]
-        Study.open(default_storage(tmp_path), "test", must_exist=True),
-        Goal(),
-        deadline=FOREVER,
-        max_trials=3,
-        clock=lambda: 0.0,
-    )
-    assert labels(again)[:2] == [labels(found)[0], str(complete(Space(offers()), runner.calls[2]))]
+    study = Study.open(default_storage(tmp_path), "test", must_exist=True)
+    again = search(context(tmp_path, run_busily), study, Goal(), FOREVER, max_trials=3)  # type: ignore[arg-type]
+    assert labels(again)[:2] == [labels(found)[0], str(complete(Space(techniques()), runner.calls[2]))]
+
+
+def test_what_earlier_studies_say_of_techniques_is_read() -> None:
+    """They held bounds and shrinks by the printed form of each step."""
+    old = {
+        "technique": "openvino", "detail": "", "groups": ["backend"], "options": {"precision": ["int8", "bf16"]},
+        "bounds": {"openvino(precision=int8)": 9.0, "openvino(precision=bf16)": 5.0},
+        "shrinks": {"openvino(precision=int8)": 4.0},
+    }  # fmt: skip
+    found = ApplicableTechnique.model_validate(old)
+    assert [(str(v.step), v.bound, v.shrink) for v in found.variants] == [
+        ("openvino(precision=int8)", 9.0, 4.0),
+        ("openvino(precision=bf16)", 5.0, 1.0),
+    ]
+    assert ApplicableTechnique.model_validate_json(found.model_dump_json()) == found
+    assert found.most == 9.0
+
+
+@pytest.mark.parametrize(
+    ("found", "cause"),
+    [({"drop": 0.2}, "quality"), ({"drop": 0.0, "peak_bytes": 2**30}, "memory"), ({"drop": None}, "outputs")],
+)
+def test_what_earlier_records_were_rejected_for_is_inferred(found: dict[str, object], cause: str) -> None:
+    record = {"number": 0, "steps": [], "status": "rejected", **found}
+    assert TrialRecord.model_validate(record).rejected_for == cause
+    assert TrialRecord.model_validate({**record, "rejected_for": "quality"}).rejected_for == "quality"
+    assert TrialRecord.model_validate({**record, "status": "done"}).rejected_for is None

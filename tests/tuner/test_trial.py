@@ -5,18 +5,21 @@ import re
 import pytest
 import targets
 import torch
-from fake_bench import offers
+from fake_search import techniques
 
 from whet.machine import Limits
 from whet.profiler import Profile, profile_sizes
 from whet.profiler.layers import LayerCost
 from whet.recipe import Step
 from whet.techniques import TABLE
-from whet.tuner import trial
-from whet.tuner.result import TrialRecord
+from whet.tuner import target_examination
+from whet.tuner.agreement import agree
+from whet.tuner.least_time import mean_least_time_s, recipe_time_s
+from whet.tuner.records import TrialRecord
 from whet.tuner.space import Space
 from whet.tuner.study import Study, default_storage
-from whet.tuner.trial import agree, digest, judge, least_time_s, mean_least_time_s, time_pair
+from whet.tuner.target_examination import ExaminationRequest, examine_target, weights_digest
+from whet.tuner.trial import judge, time_pair
 from whet.workload import Quality, Workload, examine
 
 
@@ -31,11 +34,11 @@ def test_a_variant_that_gives_no_numbers_is_rejected_and_its_record_read_again(s
     agreement = agree(subject, lambda x: [torch.full((2, 4), bad)])
     assert agreement.relative_error is None
     found = judge(subject, lambda x: x, agreement, 0.01)
-    assert (found["quality"], found["drop"]) == (None, None)
-    assert "NaN or infinity" in found["reason"]
+    assert (found.quality, found.drop, found.rejected_for) == (None, None, "outputs")
+    assert "NaN or infinity" in found.reason
     study = Study.open(default_storage(tmp_path), "test")
-    number, _ = study.begin(None, Space(offers()))
-    record = TrialRecord(number=number, steps=[], status="rejected", reason=found["reason"], agreement=agreement)
+    number, _ = study.begin(None, Space(techniques()))
+    record = TrialRecord(number=number, steps=(), agreement=agreement, **dict(found))
     study.end(record, None)
     assert Study.open(default_storage(tmp_path), "test").records() == [record]
 
@@ -64,24 +67,24 @@ def test_each_side_is_timed_on_its_own_threads(subject) -> None:
         hook.remove()
         torch.set_num_threads(before)
     assert seen == {"original": {before}, "variant": {before + 1}}
-    assert found["speedup"] > 0
-    assert found["baseline_latency_ms"] > found["latency_ms"]
+    assert found.speedup > 0
+    assert found.baseline_latency_ms > found.latency_ms
 
 
 def test_weights_stored_in_8_bits_are_not_multiplied_in_8_bits() -> None:
     layer = LayerCost("linear", "Linear", 1, 1.0, flops=10**9, weight_bytes=4, activation_bytes=4, num_operators=1)
     profile = Profile(total_s=1.0, layers=(layer,), dtype="float32")
     limits = Limits(read_bandwidth=1e12, gemm={"float32": 1e9, "bfloat16": 2e9, "int8": 8e9})
-    assert least_time_s(profile, limits, [Step(technique="int8_dynamic")]) == pytest.approx(1 / 8, rel=1e-3)
+    assert recipe_time_s(profile, limits, [Step(technique="int8_dynamic")]) == pytest.approx(1 / 8, rel=1e-3)
     for technique in ("int8_weight", "int4_weight", "bf16"):
-        assert least_time_s(profile, limits, [Step(technique=technique)]) == pytest.approx(1 / 2, rel=1e-3)
+        assert recipe_time_s(profile, limits, [Step(technique=technique)]) == pytest.approx(1 / 2, rel=1e-3)
 
 
 def test_no_product_is_held_to_a_dtype_that_is_slower_than_float32() -> None:
     layer = LayerCost("linear", "Linear", 1, 1.0, flops=10**9, weight_bytes=4, activation_bytes=4, num_operators=1)
     profile = Profile(total_s=1.0, layers=(layer,), dtype="float32")
     emulates = Limits(read_bandwidth=1e12, gemm={"float32": 1e9, "bfloat16": 1e8})
-    assert least_time_s(profile, emulates, [Step(technique="int4_weight")]) == pytest.approx(1, rel=1e-3)
+    assert recipe_time_s(profile, emulates, [Step(technique="int4_weight")]) == pytest.approx(1, rel=1e-3)
     assert TABLE["int8_weight"].predict(profile, emulates, TABLE["int8_weight"].options()) == pytest.approx(1, rel=1e-3)
 
 
@@ -99,11 +102,11 @@ def test_a_model_is_known_by_its_weights() -> None:
         return Workload(model=model.to(dtype), inputs=[x.to(dtype) for x in inputs])
 
     one, other = workload(), workload()
-    assert digest(one) == digest(other)
+    assert weights_digest(one) == weights_digest(other)
     with torch.no_grad():
         other.model.head.bias[0] += 1e-3
-    assert digest(one) != digest(other)
-    assert digest(workload(torch.bfloat16)) == digest(workload(torch.bfloat16)) != digest(one)
+    assert weights_digest(one) != weights_digest(other)
+    assert weights_digest(workload(torch.bfloat16)) == weights_digest(workload(torch.bfloat16)) != weights_digest(one)
 
 
 def test_throughput_is_of_all_batches() -> None:
@@ -122,13 +125,23 @@ def test_throughput_is_of_all_batches() -> None:
 )
 def test_where_no_graph_is_the_model_every_technique_says_so(target, reason, tmp_path, monkeypatch) -> None:
     limits = Limits(3e10, {"float32": 1e12, "bfloat16": 4e12, "float16": 1e9, "int8": 8e12})
-    monkeypatch.setattr(trial, "load_limits", lambda *args, **options: limits)
+    monkeypatch.setattr(target_examination, "load_limits", lambda *args, **options: limits)
     model, x = getattr(targets, target)()
-    monkeypatch.setattr(trial, "open_target", lambda name: Workload(model=model, inputs=[x]))
-    facts = trial.look(target, str(tmp_path))
-    assert re.search(reason, facts["no_graph"])
-    offered = {offer["technique"] for offer in facts["offers"]}
-    assert offered == ({"torch_compile", "autocast", "threads"} if target == "branching" else set())
-    reasons = {refused["technique"]: refused["reason"] for refused in facts["refused"]}
-    refused_all = TABLE.keys() - offered - {"torch_compile"}
-    assert all(reasons[name] == facts["no_graph"] for name in refused_all)
+    monkeypatch.setattr(target_examination, "open_target", lambda name: Workload(model=model, inputs=[x]))
+    facts = examine_target(ExaminationRequest(target=target, directory=tmp_path))
+    assert re.search(reason, facts.no_graph)
+    applicable = {entry.technique for entry in facts.applicable}
+    assert applicable == ({"torch_compile", "autocast", "threads"} if target == "branching" else set())
+    reasons = {entry.technique: entry.reason for entry in facts.refused}
+    refused_all = TABLE.keys() - applicable - {"torch_compile"}
+    assert all(reasons[name] == facts.no_graph for name in refused_all)
+
+
+def test_autocast_is_tried_only_where_no_graph_can_stand_for_the_model(monkeypatch, tmp_path) -> None:
+    limits = Limits(3e10, {"float32": 1e12, "bfloat16": 4e12, "float16": 1e9, "int8": 8e12})
+    monkeypatch.setattr(target_examination, "load_limits", lambda *args, **options: limits)
+    model, inputs = targets.conv()
+    monkeypatch.setattr(target_examination, "open_target", lambda name: Workload(model=model, inputs=inputs))
+    facts = examine_target(ExaminationRequest(target="conv", directory=tmp_path))
+    reasons = {entry.technique: entry.reason for entry in facts.refused}
+    assert reasons["autocast"].startswith("bf16 does the same faster")

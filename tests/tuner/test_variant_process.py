@@ -7,16 +7,19 @@ from typing import Any
 import pytest
 import targets
 import torch
-from fake_bench import facts
+from fake_search import facts
 from safetensors.torch import save_file
 
+from whet.comparison.run import Run
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome, run_isolated
 from whet.technique import Candidate
 from whet.tuner.conclusion import hold_only_the_model, is_beaten
 from whet.tuner.goal import Goal
-from whet.tuner.result import Point, TrialRecord
-from whet.tuner.search import Workbench
-from whet.tuner.variant_process import INPUTS, measure_finalist, read_inputs, write_inputs
+from whet.tuner.known_target import INPUTS, read_inputs, write_inputs
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import Point
+from whet.tuner.trial_context import TrialContext
+from whet.tuner.variant_process import VariantRequest, measure_variant
 from whet.workload import Workload, examine
 from whet.workloads.handover import PICKLED, hand_over, open_target
 
@@ -31,11 +34,14 @@ def test_the_original_and_an_artefact_are_measured_on_the_same_inputs(tmp_path: 
     for read, batch in zip(read_inputs(tmp_path / INPUTS), subject.flat_inputs, strict=True):
         assert all(map(torch.equal, read, batch))
     artefact = Candidate.original(subject).save(tmp_path / "artefact")
-    for directory in (None, str(artefact)):
-        found = measure_finalist(target, directory, str(tmp_path / INPUTS), budget_s=0.05)
-        assert 0 < found["seconds"] <= found["p90_s"]
-        assert found["num_calls"] >= 3
-        assert found["peak_bytes"] > found["live_tensor_bytes"] > 0
+    for directory in (None, artefact):
+        request = VariantRequest(
+            target=target, signature=subject.signature, directory=directory, inputs=tmp_path / INPUTS, budget_s=0.05
+        )
+        found = measure_variant(request)
+        assert found.p90_s is not None and 0 < found.seconds <= found.p90_s
+        assert found.num_calls >= 3
+        assert found.peak_bytes > found.live_tensor_bytes > 0
 
 
 def test_inputs_come_back_to_where_they_were(tmp_path: Path) -> None:
@@ -63,17 +69,18 @@ def test_a_model_in_memory_may_come_from_a_file_beside_the_script(
     monkeypatch.setitem(sys.modules, net.__name__, net)
     workload = Workload(model=net.Net(4, 4).eval(), inputs=[torch.randn(1, 4)])
     hand_over(workload, tmp_path / "workload")
-    write_inputs(examine(workload), tmp_path / INPUTS)
-    arguments = {"directory": None, "inputs": str(tmp_path / INPUTS), "budget_s": 0.01}
-    outcome = run_isolated(
-        measure_finalist,
-        {"target": f"{PICKLED}{tmp_path / 'workload'}", **arguments},
-        tmp_path / "exchange",
-        time_limit_s=100,
+    subject = examine(workload)
+    write_inputs(subject, tmp_path / INPUTS)
+    request = VariantRequest(
+        target=f"{PICKLED}{tmp_path / 'workload'}",
+        signature=subject.signature,
+        inputs=tmp_path / INPUTS,
+        budget_s=0.01,
     )
+    outcome = run_isolated(measure_variant, request, tmp_path / "exchange", time_limit_s=100)
     assert outcome.failure is None
-    assert outcome.value is not None
-    assert outcome.value["seconds"] > 0
+    found = outcome.answer(Run)
+    assert found is not None and found.seconds > 0
 
 
 @pytest.mark.parametrize(
@@ -102,7 +109,7 @@ def test_an_artefact_starts_from_as_many_threads_as_the_targets_code_leaves(
     artefact = Candidate.original(subject).save(tmp_path / "artefact")
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    measure_finalist("", str(artefact), str(tmp_path / INPUTS), budget_s=0.01, num_threads=3)
+    measure_variant(VariantRequest(directory=artefact, inputs=tmp_path / INPUTS, budget_s=0.01, num_threads=3))
     assert threads == [3]
 
 
@@ -122,11 +129,13 @@ def test_memory_is_compared_without_what_the_targets_own_code_builds(
 ) -> None:
     """Where the original can be saved, that is: its own process holds the data of its quality as well."""
 
-    def run(function: Function, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
+    def run(function: Function, request: Any, directory: Path, time_limit_s: float) -> Outcome:
         if function.__name__ == fails:
             return Outcome(None, Failure(FailureKind.CRASH, "lost"), 0.1, 0)
-        return Outcome({"peak_bytes": 300 if arguments["directory"] else 500, "libraries": []}, None, 0.1, 0)
+        if function.__name__ != "measure_variant":
+            return Outcome({}, None, 0.1, 0)
+        return Outcome({"seconds": 1.0, "peak_bytes": 300 if request.directory else 500}, None, 0.1, 0)
 
     baseline = Point(latency_ms=1.0, throughput_per_s=1.0, peak_bytes=500, size_bytes=1)
-    is_fair = hold_only_the_model(Workbench("x", facts(), tmp_path, run), baseline)
+    is_fair = hold_only_the_model(TrialContext("x", facts(), tmp_path, run), baseline)
     assert (baseline.peak_bytes, is_fair) == peaks

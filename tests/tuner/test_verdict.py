@@ -2,12 +2,13 @@
 
 import pytest
 from fake_results import no_gain as fake_no_gain
+from fake_search import applicable
 
 from whet.recipe import Step
 from whet.tuner import verdict
 from whet.tuner.goal import Goal
-from whet.tuner.result import TrialRecord
-from whet.tuner.space import Offer, Space
+from whet.tuner.records import TrialRecord
+from whet.tuner.space import Space
 
 BASELINE = fake_no_gain().baseline
 
@@ -74,7 +75,7 @@ def test_a_screened_figure_is_called_one() -> None:
     best = BASELINE.model_copy(update={"label": "best", "speedup": 3.0, "verdict": "pass"})
     record = TrialRecord(
         number=7,
-        steps=[],
+        steps=[Step(technique="inductor")],
         status="done",
         speedup=1.2,
         speedup_ci95=(1.1, 1.3),
@@ -91,15 +92,15 @@ def test_a_screened_figure_is_called_one() -> None:
 
 def test_what_applies_and_was_not_tried_is_named_with_its_reason() -> None:
     bounds = {"openvino": 9.0, "fuse_qkv": 1.3, "keep_precision": 1.0, "channels_last": 4.5}
-    offers = [Offer(technique=name, detail="", groups=[], bounds={name: bound}) for name, bound in bounds.items()]
+    space = Space([applicable(name, bounds=[bound]) for name, bound in bounds.items()])
     records = [TrialRecord(number=0, steps=[Step(technique="openvino")], status="done", speedup=4.0)]
-    found = verdict.untried(Goal(), Space(offers), records)
+    found = verdict.untried(Goal(), space, records)
     assert [entry.technique for entry in found] == ["channels_last", "fuse_qkv", "keep_precision"]
     up, beaten, restores = (entry.reason for entry in found)
     assert "the time was up" in up
     assert "1.30x at most, and 4.00x was reached" in beaten
     assert "gives quality back" in restores
-    assert {e.reason for e in verdict.untried(Goal("size"), Space(offers), records)} == {up, restores}
+    assert {e.reason for e in verdict.untried(Goal("size"), space, records)} == {up, restores}
 
 
 def test_a_gain_says_that_its_batch_is_fixed() -> None:

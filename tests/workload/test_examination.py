@@ -203,7 +203,7 @@ def test_a_quality_that_raises(error: Exception) -> None:
     def measure(predict: Predict) -> float:
         raise error
 
-    with pytest.raises(TargetError, match=f"quality 'score' raised {type(error).__name__}: .+"):
+    with pytest.raises(TargetError, match=f"quality 'score' cannot be measured: {type(error).__name__}: .+"):
         examine(workload(lambda x: x, quality=quality(measure)))
 
 

@@ -14,10 +14,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from whet.artefact.operators import Library, check_registered, load_libraries
+from whet.artefact.operators import Library, check_registered, load_libraries, load_own
 from whet.artefact.runtime import MANIFEST, Manifest, Runtime, read_manifest
 from whet.artefact.shape_guards import Guards
 from whet.errors import ArtefactError
+from whet.kernels.build import follow_torch
 from whet.signature import Signature
 
 __all__ = ["MANIFEST", "Artefact", "Manifest", "Runtime", "load", "read_manifest"]
@@ -111,6 +112,7 @@ def load(directory: str | os.PathLike[str], *, libraries: Sequence[Library] = ()
     if manifest.runtime not in _RUNTIMES:
         raise ArtefactError(f"{path} needs the runtime {manifest.runtime!r}, which this whet does not have")
     load_libraries(libraries, manifest.operators)
+    load_own(manifest.operators)
     check_registered(path, manifest.operators)
     set_threads(manifest.num_threads)
     module, name = _RUNTIMES[manifest.runtime]
@@ -119,7 +121,8 @@ def load(directory: str | os.PathLike[str], *, libraries: Sequence[Library] = ()
 
 
 def set_threads(num_threads: int | None) -> None:
-    """Set torch's thread count where a recipe says so, and say so in the log."""
+    """Set the threads of torch and of whet's kernels where a recipe says so, and say so in the log."""
     if num_threads is not None:
         torch.set_num_threads(num_threads)
+        follow_torch()
         _LOG.info("torch.set_num_threads(%d), as the recipe says", num_threads)

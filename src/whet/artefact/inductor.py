@@ -16,7 +16,7 @@ import warnings
 import weakref
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
@@ -28,7 +28,7 @@ from whet.artefact import int8_fusion
 from whet.artefact.operators import custom_operators
 from whet.artefact.program import ProgramRuntime, export, operators, packed_for, read_packing
 from whet.artefact.runtime import Manifest, Runtime
-from whet.errors import ArtefactError, InputsError, TargetError, reason
+from whet.errors import ArtefactError, InputsError, TargetError, foreign, reason
 from whet.machine.cpuinfo import instruction_sets, read_cpuinfo
 from whet.workload import Subject, is_near
 
@@ -75,21 +75,17 @@ class InductorRuntime(Runtime):
         if int8_fusion.is_quantised(program):
             int8_fusion.register()
         folder = Path(tempfile.mkdtemp(prefix="whet-inductor-"))
-        try:
+        with ExitStack() as undo, foreign(TargetError, "torch's inductor cannot compile the model"):
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
             with tempfile.TemporaryDirectory(dir=folder) as work:
                 # freezing does nothing while gradients are on
                 with torch.no_grad(), quiet(), _settings(Path(work), freezing=freezing, max_autotune=max_autotune):
                     torch._inductor.aoti_compile_and_package(program, package_path=str(Path(work) / FILE))
                 _copy_without_sources(Path(work) / FILE, folder / FILE)
             runtime = cls(folder / FILE, _isa(), packing, _gpu_of(subject), custom)
-            weakref.finalize(runtime, shutil.rmtree, folder, ignore_errors=True)
             check_is_pure(runtime, subject)
-        except Exception as error:
-            shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, TargetError):
-                raise
-            # the compiler and its many passes raise whatever they stumble over
-            raise TargetError(f"torch's inductor cannot compile the model: {reason(error)}") from error
+            undo.pop_all()
+        weakref.finalize(runtime, shutil.rmtree, folder, ignore_errors=True)
         return runtime
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -126,15 +122,16 @@ class InductorRuntime(Runtime):
             raise ArtefactError(
                 f"{path} is damaged: {broken} is not what was written; write it again with `whet apply`"
             )
-        try:
-            custom = [name for source in manifest.operators for name in source.operators]
+        custom = [name for source in manifest.operators for name in source.operators]
+
+        def remedy(error: Exception) -> str:
+            return (
+                f"{reason(error)}. It was compiled by torch {manifest.settings.get('torch')}, this is "
+                f"{torch.__version__}; apply the recipe again with `whet apply` on this machine"
+            )
+
+        with foreign(ArtefactError, f"{path} does not load here", words=remedy):
             return cls(path, isa, packing, gpu, custom)
-        except Exception as error:  # the loader raises RuntimeError, and OSError by way of dlopen
-            raise ArtefactError(
-                f"{path} does not load here: {reason(error)}. It was compiled by torch "
-                f"{manifest.settings.get('torch')}, this is {torch.__version__}; apply the recipe again with "
-                "`whet apply` on this machine"
-            ) from error
 
 
 class CompileRuntime(ProgramRuntime):

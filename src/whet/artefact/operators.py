@@ -23,7 +23,8 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
 
-from whet.errors import ArtefactError, OptionError, TargetError, reason
+from whet.errors import ArtefactError, OptionError, TargetError, foreign, named_reason
+from whet.kernels.register import origin
 
 Library = str | os.PathLike[str]
 """The path of a shared library or a Python file, or the import name of a Python module."""
@@ -34,6 +35,9 @@ _BUILT_IN = frozenset(
     "export higher_order inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn prim prims profiler quantization "
     "quantized quantized_decomposed rngprims sparse static_runtime symm_mem".split()
 )
+# whet's own operators, and the modules that register them.
+_OWN = "whet"
+_OWN_MODULES = tuple(f"whet.kernels.{name}" for name in ("linear", "gated_mlp", "paged_attention", "sample"))
 _SHARED = re.compile(r".+\.(so(\.\d+)*|dylib|dll|pyd)")
 _IMPORT_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _PLACE = re.compile(r"^debug: registered at (.+\.py):\d+", re.MULTILINE)
@@ -88,7 +92,7 @@ def libraries_of(sources: Sequence[OperatorSource]) -> list[str]:
 
     Raises TargetError where neither a module nor a library is known that registers one of the operators.
     """
-    operators = [name for source in sources for name in source.operators]
+    operators = [name for source in sources for name in source.operators if not _is_own(name)]
     providers = _providers(operators)
     if unknown := providers.get(_Provider("unknown")):
         raise TargetError(
@@ -122,7 +126,7 @@ def load_libraries(libraries: Sequence[Library], sources: Sequence[OperatorSourc
         if not isinstance(entry, str | os.PathLike) or not isinstance(name := os.fspath(entry), str):
             raise OptionError(f"libraries must hold paths and import names, not {entry!r}")
         path = Path(name).expanduser()
-        try:
+        with foreign(ArtefactError, f"libraries: {name} cannot be loaded", words=named_reason):
             if _SHARED.fullmatch(path.name):
                 if not _is_superfluous(_existing(path), sources):
                     torch.ops.load_library(str(_existing(path)))
@@ -135,12 +139,6 @@ def load_libraries(libraries: Sequence[Library], sources: Sequence[OperatorSourc
                     f"libraries: {name!r} is neither a shared library (.so) nor a Python file (.py) nor the import "
                     "name of a module"
                 )
-        except (ArtefactError, OptionError):
-            raise
-        except Exception as error:  # a module may raise anything; the dynamic linker raises OSError
-            raise ArtefactError(
-                f"libraries: {name} cannot be loaded: {type(error).__name__}: {reason(error)}"
-            ) from error
 
 
 def _is_superfluous(path: Path, sources: Sequence[OperatorSource]) -> bool:
@@ -150,6 +148,17 @@ def _is_superfluous(path: Path, sources: Sequence[OperatorSource]) -> bool:
         if torch._C._dispatch_has_kernel(qualified) and all(_mentions(path, part) for part in qualified.split("::")):
             return True
     return False
+
+
+def load_own(sources: Sequence[OperatorSource]) -> None:
+    """Register whet's own operators where an artefact needs any of them."""
+    if any(_is_own(name) for source in sources for name in source.operators):
+        for module in _OWN_MODULES:
+            importlib.import_module(module)
+
+
+def _is_own(operator: str) -> bool:
+    return operator.partition("::")[0] == _OWN
 
 
 def check_registered(directory: Path, sources: Sequence[OperatorSource]) -> None:
@@ -185,8 +194,25 @@ def _is_registered(operator: str) -> bool:
 def _providers(operators: Sequence[str]) -> dict[_Provider, list[str]]:
     found: dict[_Provider, list[str]] = {}
     for operator in operators:
-        found.setdefault(_provider(operator), []).append(operator)
+        for provider in _named(operator) or [_provider(operator)]:
+            found.setdefault(provider, []).append(operator)
     return found
+
+
+def _named(operator: str) -> list[_Provider]:
+    """What was named for an operator of whet.register_kernel: its libraries, or else the module that registered it."""
+    known = origin(operator.partition(".")[0])
+    if known is None:
+        return []
+    module, libraries = known
+    if not libraries:
+        return [_module_provider(sys.modules[module]) if module in sys.modules else _Provider("unknown")]
+    return [
+        _Provider("library" if _SHARED.fullmatch(Path(name).name) else "module", _shown(Path(name)), name)
+        if Path(name).is_absolute()
+        else _Provider("module", name, name)
+        for name in libraries
+    ]
 
 
 def _provider(operator: str) -> _Provider:

@@ -51,15 +51,13 @@ def export(module: nn.Module, subject: Subject, *, contiguous: bool = False) -> 
     if contiguous:
         arguments = tuple(x.contiguous() for x in arguments)
     shapes = subject.signature.dynamic_shapes
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            # A tensor that forward keeps and never reads; one that it reads was found when the model was examined.
-            warnings.filterwarnings("ignore", message="The tensor attribute", category=UserWarning)
-            program = torch.export.export(
-                module, arguments, dynamic_shapes=(shapes,) if shapes is not None else None, strict=False
-            )
-    except Exception as error:  # torch.export raises whatever the user's forward or its tracer does
-        raise TargetError(f"torch.export cannot trace the model: {_why(module, error)}") from error
+    traced = foreign(TargetError, "torch.export cannot trace the model", words=lambda error: _why(module, error))
+    with traced, torch.no_grad(), warnings.catch_warnings():
+        # A tensor that forward keeps and never reads; one that it reads was found when the model was examined.
+        warnings.filterwarnings("ignore", message="The tensor attribute", category=UserWarning)
+        program = torch.export.export(
+            module, arguments, dynamic_shapes=(shapes,) if shapes is not None else None, strict=False
+        )
     known = [*conditions(subject), *conditions_of(program)]
     if not _is_known(subject):  # the first graph is the one that was made from the model's code
         known += _found_by_trying(module, program, arguments, subject)

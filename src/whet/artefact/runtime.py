@@ -12,6 +12,7 @@ from torch import Tensor
 from whet.artefact.operators import OperatorSource, sources_of
 from whet.artefact.shape_guards import Guards, is_arithmetic, readable
 from whet.errors import ArtefactError, OutputError, reason
+from whet.figures import one_line
 from whet.files import write_whole
 from whet.signature import Signature
 
@@ -132,4 +133,4 @@ def _why_unsaved(directory: Path) -> str:
     except (OSError, ValueError):
         return ""
     why = result.get("unsaved") if isinstance(result, dict) else None
-    return "".join(filter(str.isprintable, " ".join(why.split()))) if isinstance(why, str) else ""
+    return one_line(why) if isinstance(why, str) else ""

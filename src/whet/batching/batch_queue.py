@@ -8,7 +8,7 @@ from whet.batching.padding import Kind, Sample
 
 
 @dataclass(slots=True, eq=False)
-class Waiting:
+class QueuedSample:
     """A sample that waits. kind: only samples of one kind share a batch."""
 
     sample: Sample
@@ -18,7 +18,7 @@ class Waiting:
     future: "Future[Any]" = field(default_factory=Future)
 
 
-class WaitingLine:
+class BatchQueue:
     """Samples in the order of their arrival.
 
     A batch is due when max_batch samples of a kind wait, or when one has waited for max_wait_s: the time counts from
@@ -28,15 +28,22 @@ class WaitingLine:
 
     def __init__(self, max_batch: int, max_wait_s: float, *, sort_by_length: bool = True) -> None:
         self._max_batch, self._max_wait_s, self._sorts = max_batch, max_wait_s, sort_by_length
-        self._kinds: dict[Kind, list[Waiting]] = {}  # none of the lists is empty
+        self._kinds: dict[Kind, list[QueuedSample]] = {}  # none of the lists is empty
+        self.num_taken = 0  # of batches that were taken and have not begun to run; who runs them counts down
 
     def __len__(self) -> int:
         return sum(map(len, self._kinds.values()))
 
-    def add(self, entry: Waiting) -> None:
+    @property
+    def num_waiting(self) -> int:
+        """The samples that have not begun to run."""
+        return len(self) + self.num_taken
+
+    def add(self, entry: QueuedSample) -> None:
+        """Put a sample into the queue."""
         self._kinds.setdefault(entry.kind, []).append(entry)
 
-    def discard(self, entry: Waiting) -> None:
+    def discard(self, entry: QueuedSample) -> None:
         """Take one back, if it still waits."""
         entries = self._kinds.get(entry.kind, [])
         if entry in entries:
@@ -45,17 +52,17 @@ class WaitingLine:
                 del self._kinds[entry.kind]
 
     def due_s(self) -> float | None:
-        """When the next batch is due; None while nothing waits. In the past where it is due already."""
+        """Return when the next batch is due, which may be in the past; None while nothing waits."""
         if not self._kinds:
             return None
         oldest_s = min(entries[0].arrived_s for entries in self._kinds.values())
         is_full = any(len(entries) >= self._max_batch for entries in self._kinds.values())
         return oldest_s if is_full else oldest_s + self._max_wait_s
 
-    def take(self, now_s: float, *, everything: bool = False) -> list[list[Waiting]]:
-        """The batches that are due, each of one kind; with `everything`, the rest too."""
-        batches: list[list[Waiting]] = []
-        left: dict[Kind, list[Waiting]] = {}
+    def take(self, now_s: float, *, everything: bool = False) -> list[list[QueuedSample]]:
+        """Remove and return the batches that are due, each of one kind; with `everything`, the rest too."""
+        batches: list[list[QueuedSample]] = []
+        left: dict[Kind, list[QueuedSample]] = {}
         for kind, entries in self._kinds.items():
             # Sorting is stable: those of one length stay in the order of their arrival.
             in_order = sorted(entries, key=lambda entry: -entry.length) if self._sorts else entries
@@ -67,4 +74,11 @@ class WaitingLine:
                 else:
                     left[kind] = sorted(batch, key=lambda entry: entry.arrived_s)
         self._kinds = left
+        self.num_taken += sum(map(len, batches))
         return batches
+
+    def clear(self) -> list[QueuedSample]:
+        """Take back and return all that wait."""
+        entries = [entry for entries in self._kinds.values() for entry in entries]
+        self._kinds = {}
+        return entries

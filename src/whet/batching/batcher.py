@@ -5,7 +5,7 @@ lengths are sorted, so that batches are of like lengths, and padded; every calle
 """
 
 import asyncio
-import threading
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +18,13 @@ import torch
 from torch import nn
 
 from whet.artefact import Artefact
-from whet.batching.batch_queue import Waiting, WaitingLine
+from whet.batching.batch_queue import BatchQueue, QueuedSample
 from whet.batching.padding import Cut, Padding, Sample, next_size, read_sample
+from whet.batching.worker import Worker
 from whet.errors import EngineClosed, InputsError, OptionError, QueueFull
 from whet.signature import Argument
 
-_LONGEST_SLEEP_S = 3600.0
+_LOG = logging.getLogger("whet")
 
 
 @dataclass(frozen=True)
@@ -47,22 +48,30 @@ class BatcherStats:
 class DynamicBatcher:
     """Runs a function over batches of single samples, in a thread of its own; a context manager.
 
-    function: a module in eval mode, a loaded artefact, or anything that takes tensors with a batch dimension in front
-    and returns tensors, tuples or dicts of them with one too. It runs without gradients, in one thread.
-    max_batch: samples in a batch. max_wait_ms: how long the first of a batch waits for others. max_waiting: samples
-    that may wait; beyond, `submit` raises QueueFull.
-    length_dim: the dimension of a sample (without the batch) in which samples may differ; None: in none.
-    cut: whether outputs have that dimension too, and are cut to the sample's length; for tuples and dicts, the places
-    or names of those that have. It has to be said as soon as lengths differ.
-    pad_value: a number for all inputs, or one for each by place or name. mask, lengths: keywords under which the
-    function is given which elements are a sample's (bool [batch, length], of the first input that has a length), and
-    the lengths (int64 [batch]). Without them the function must not mind the padding.
-    sort_by_length: longest first, in and among the batches that are formed together.
-    buckets: lengths to pad to; a longer sample is refused. batch_sizes: numbers of samples to fill batches up to.
-    example: a sample; those with other names, types or sizes are refused. Without it, they are not put into one batch.
-    An artefact says itself what it takes, so that it needs no example, nor batch_sizes where its own is fixed.
+    Args:
+        function: A module in eval mode, a loaded artefact, or anything that takes tensors with a batch dimension
+            in front and returns tensors, tuples or dicts of them with one too. It runs without gradients, in one
+            thread.
+        max_batch: The samples in a batch; 32, or the largest of batch_sizes, if not given.
+        max_wait_ms: How long the first sample of a batch waits for others.
+        max_waiting: The samples that may wait; beyond, `submit` raises QueueFull.
+        pad_value: A number for all inputs, or one for each by place or name.
+        sort_by_length: Put the longest first, in and among the batches that are formed together.
+        buckets: The lengths to pad to; a longer sample is refused.
+        batch_sizes: The numbers of samples to fill batches up to.
+        length_dim: The dimension of a sample (without the batch) in which samples may differ; None for none.
+        cut: Whether outputs have that dimension too, and are cut to the sample's length; for tuples and dicts,
+            the places or names of those that have. It has to be said as soon as lengths differ.
+        mask: The keyword under which the function is given which elements are a sample's: bool [batch, length],
+            of the first input that has a length. Without it, the function must not mind the padding.
+        lengths: The keyword under which the function is given the lengths: int64 [batch].
+        example: A sample; those with other names, types or sizes are refused. Without it, they are not put into
+            one batch. An artefact says itself what it takes: it needs no example, nor batch_sizes where its own is
+            fixed.
+        clock: The time in seconds.
 
-    Raises OptionError for options out of range or a module in training mode.
+    Raises:
+        OptionError: An option is out of its range, or the module is in training mode.
     """
 
     def __init__(
@@ -102,13 +111,11 @@ class DynamicBatcher:
         read = None if example is None else read_sample(example)
         self._example, self._example_text = None if read is None else read.kind(length_dim), str(read)
         self._first_length: int | None = None
-        self._changed = threading.Condition()
-        self._line = WaitingLine(max_batch, max_wait_ms / 1e3, sort_by_length=sort_by_length)
-        self._num_taken = 0  # out of the line, but not begun
-        self._is_closing = False
         self._totals = _Totals()
-        self._thread = threading.Thread(target=self._work, name="whet-batcher", daemon=True)
-        self._thread.start()
+        self._queue = BatchQueue(max_batch, max_wait_ms / 1e3, sort_by_length=sort_by_length)
+        self._worker = Worker("whet-batcher", self._queue, self._work, failed=_report, clock=clock)
+        self._changed = self._worker.changed  # guards the queue and the totals
+        self._worker.start()
 
     def submit(self, sample: Any) -> "Future[Any]":
         """Queue one sample: a tensor, or a tuple or dict of tensors, without a batch dimension.
@@ -119,14 +126,14 @@ class DynamicBatcher:
         """
         entry = self._entry(read_sample(sample))
         with self._changed:
-            if self._is_closing:
+            if self._worker.is_stopping:
                 raise EngineClosed("the batcher is closed")
-            if len(self._line) + self._num_taken >= self._max_waiting:
+            if self._queue.num_waiting >= self._max_waiting:
                 self._totals.num_refused += 1
                 raise QueueFull(f"{self._max_waiting} samples wait already; send this one again later")
-            due_s, entry.arrived_s = self._line.due_s(), self._clock()
-            self._line.add(entry)
-            if self._line.due_s() != due_s:  # the thread sleeps until then
+            due_s, entry.arrived_s = self._queue.due_s(), self._clock()
+            self._queue.add(entry)
+            if self._queue.due_s() != due_s:  # the thread sleeps until then
                 self._changed.notify()
         entry.future.add_done_callback(lambda future: self._ended(entry))
         return entry.future
@@ -138,18 +145,16 @@ class DynamicBatcher:
     def stats(self) -> BatcherStats:
         """What has been done until now."""
         with self._changed:
-            return self._totals.stats(len(self._line) + self._num_taken)
+            return self._totals.stats(self._queue.num_waiting)
 
     def close(self, *, drain: bool = True) -> None:
         """Take no more samples; run those that wait, or with drain=False cancel them; end the thread."""
         with self._changed:
-            self._is_closing = True
+            self._worker.stop(wait=False)
             if not drain:
-                for entry in (entry for batch in self._line.take(0.0, everything=True) for entry in batch):
+                for entry in self._queue.clear():
                     entry.future.cancel()
-            self._changed.notify()
-        if threading.current_thread() is not self._thread:  # a function may close its own batcher
-            self._thread.join()
+        self._worker.stop()
 
     def __enter__(self) -> Self:
         return self
@@ -159,13 +164,13 @@ class DynamicBatcher:
     ) -> None:
         self.close()
 
-    def _ended(self, entry: Waiting) -> None:
+    def _ended(self, entry: QueuedSample) -> None:
         if entry.future.cancelled():
             with self._changed:
-                self._line.discard(entry)
+                self._queue.discard(entry)
                 self._totals.num_cancelled += 1
 
-    def _entry(self, sample: Sample) -> Waiting:
+    def _entry(self, sample: Sample) -> QueuedSample:
         """Raises InputsError where it does not fit."""
         dim = self._padding.length_dim
         kind, length = sample.kind(dim), sample.length(dim)
@@ -175,7 +180,7 @@ class DynamicBatcher:
             raise InputsError(f"the sample is ({sample}), the example was ({self._example_text})")
         if length is not None:
             self._check_length(length)
-        return Waiting(sample, kind, length or 0, arrived_s=0.0)
+        return QueuedSample(sample, kind, length or 0, arrived_s=0.0)
 
     def _check_length(self, length: int) -> None:
         buckets = self._padding.lengths
@@ -189,26 +194,15 @@ class DynamicBatcher:
                 "the length dimension too, and are to be cut"
             )
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                batches = self._line.take(self._clock(), everything=self._is_closing)
-                while not batches:
-                    due_s = self._line.due_s()
-                    if self._is_closing and due_s is None:
-                        return
-                    wait_s = _LONGEST_SLEEP_S if due_s is None else due_s - self._clock()
-                    self._changed.wait(min(max(wait_s, 0.0), _LONGEST_SLEEP_S))
-                    batches = self._line.take(self._clock(), everything=self._is_closing)
-                self._num_taken = sum(map(len, batches))
-            for batch in batches:
-                self._run(batch)
+    def _work(self, batches: list[list[QueuedSample]]) -> None:
+        for batch in batches:
+            self._run(batch)
 
-    def _run(self, batch: list[Waiting]) -> None:
+    def _run(self, batch: list[QueuedSample]) -> None:
         """Never raises: what goes wrong goes to the futures of the batch."""
         begun = [entry for entry in batch if entry.future.set_running_or_notify_cancel()]
         with self._changed:
-            self._num_taken -= len(batch)
+            self._queue.num_taken -= len(batch)
             self._totals.begin(begun, self._clock())
         if not begun:
             return
@@ -228,6 +222,11 @@ class DynamicBatcher:
             self._totals.num_padding += padded.num_padding
         for entry, result in zip(begun, results, strict=True):
             entry.future.set_result(result)
+
+
+def _report(error: Exception) -> None:
+    """What a function raises goes to its callers: this is a fault of the batcher itself."""
+    _LOG.error("the batcher failed", exc_info=error)
 
 
 def _check(
@@ -284,7 +283,7 @@ class _Totals:
         self.num_elements = self.num_padding = 0
         self.num_failed = self.num_cancelled = self.num_refused = 0
 
-    def begin(self, begun: Sequence[Waiting], now_s: float) -> None:
+    def begin(self, begun: Sequence[QueuedSample], now_s: float) -> None:
         waits_s = [now_s - entry.arrived_s for entry in begun]
         self.wait_s += sum(waits_s)
         self.longest_wait_s = max(self.longest_wait_s, *waits_s, 0.0)

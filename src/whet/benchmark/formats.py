@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 from whet.auditor.formats.github import escaped
 from whet.benchmark.report import BenchmarkVerdict, Gate, Sweep
+from whet.figures import percent
 
 _COLUMNS = (
     "latency_ms",
@@ -46,10 +47,10 @@ def sentence(verdict: BenchmarkVerdict) -> str:
         return f"{verdict.busy}; {verdict.num_pairs} of the pairs were quiet"
     if verdict.slowdown is None or verdict.ci95 is None:
         return verdict.reason or "not measured"
-    low, high = (_percent(bound) for bound in verdict.ci95)
+    low, high = (f"{bound - 1:+.1%}" for bound in verdict.ci95)
     change = verdict.slowdown - 1
-    words = f"{abs(change):.1%} {'slower' if change >= 0 else 'faster'}".replace("%", " %")
-    text = f"{words} (95 % interval {low} to {high}, {verdict.num_pairs} pairs)"
+    words = f"{percent(abs(change), decimals=1)} {'slower' if change >= 0 else 'faster'}"
+    text = f"{words} (95% interval {low} to {high}, {verdict.num_pairs} pairs)"
     return "; ".join(part for part in (text, verdict.reason, verdict.busy) if part)
 
 
@@ -90,10 +91,6 @@ def junit_xml(gate: Gate) -> str:
         suite.set(name, str(count))
     suite.set("time", f"{gate.seconds:.3f}")
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _percent(ratio: float) -> str:
-    return f"{ratio - 1:+.1%}".replace("%", " %")
 
 
 def _printable(text: str) -> str:

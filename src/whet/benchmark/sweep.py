@@ -79,7 +79,7 @@ def bench(
     return Sweep(
         started_at=started,
         fingerprint=machine.fingerprint,
-        machine=asdict(machine),
+        machine=machine.facts(),
         versions=versions(),
         points=points,
         growth={target: _growth([p for p in points if p.target == target]) for target in targets},

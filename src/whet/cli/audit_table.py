@@ -8,7 +8,7 @@ from whet.auditor.report import FixTrial, Impact
 
 def table(impact: Impact) -> str:
     """For the terminal, within 80 columns: each fix, the phases of a step, the whole."""
-    lines = ["", f"{'fix':<42} {'faster':>7}  {'95 %':<13} kept"]
+    lines = ["", f"{'fix':<42} {'faster':>7}  {'95%':<13} kept"]
     for trial in impact.trials:
         lines += _rows(trial)
     if impact.phases:

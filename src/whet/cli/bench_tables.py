@@ -34,7 +34,7 @@ def show_growth(console: Console, sweep: Sweep) -> None:
         for growth in growths:
             interval = " (no interval: as many sizes as unknowns)"
             if growth.ci95 is not None:
-                interval = f" (95 % interval {growth.ci95[0]:.2f} to {growth.ci95[1]:.2f})"
+                interval = f" (95% interval {growth.ci95[0]:.2f} to {growth.ci95[1]:.2f})"
             console.print(
                 f"{target}: {growth.quantity} grows as {growth.against}^{growth.exponent:.2f}{interval}",
                 highlight=False,
@@ -60,12 +60,12 @@ def show_gate(console: Console, gate: Gate) -> None:
     for verdict in gate.verdicts:
         console.print(show_verdict(verdict))
     line = Text(gate.outcome.upper(), style=_STYLES[gate.outcome])
-    line.append(f": {gate.compared}, tolerance {gate.tolerance:.1%}".replace("%", " %"), style="default")
+    line.append(f": {gate.compared}, tolerance {gate.tolerance:.1%}", style="default")
     console.print(line)
 
 
 def show_verdict(verdict: BenchmarkVerdict) -> Text:
-    """PASS digits-cnn: 0.3 % slower (…)"""
+    """PASS digits-cnn: 0.3% slower (…)"""
     text = Text(f"{verdict.outcome.upper():<12} ", style=_STYLES[verdict.outcome])
     return text.append(f"{verdict.label}: {sentence(verdict)}", style="default")
 
@@ -76,7 +76,7 @@ def _cells(point: Point, with_memory: bool, with_energy: bool) -> list[str]:
         _number(point.p90_ms),
         _number(point.p99_ms),
         _number(point.throughput_per_s),
-        "-" if point.share_of_limit is None else f"{100 * point.share_of_limit:.0f} %",
+        "-" if point.share_of_limit is None else f"{point.share_of_limit:.0%}",
         _megabytes(point.peak_bytes),
     ]
     if with_memory:

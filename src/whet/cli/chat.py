@@ -9,11 +9,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from whet.cli.engine_options import DEFAULTS, DtypeOption, WeightsOption
 from whet.errors import RequestError
 from whet.figures import DASH, digits, duration
-from whet.models.options import Dtype, WeightBits
 from whet.server.conversation import Answer, Conversation, tokens_per_s
 from whet.server.conversation import chat as begin
+from whet.server.options import EngineOptions
 from whet.workloads import model_directory
 
 _FAILED = 2
@@ -25,8 +26,8 @@ Ctrl-C stops an answer; a second one leaves."""
 
 def chat(
     model: Annotated[str, typer.Argument(metavar=model_directory.METAVAR, help=model_directory.HELP)],
-    weights: Annotated[WeightBits, typer.Option(help="how the weights are kept: fewer bits, faster")] = "as-is",
-    dtype: Annotated[Dtype, typer.Option(help="number format of what stays as it is")] = "bf16",
+    weights: WeightsOption = None,
+    dtype: DtypeOption = None,
     temperature: Annotated[float, typer.Option(help="0: always the most probable token; higher: more varied")] = 0.7,
     max_tokens: Annotated[int, typer.Option(min=1, help="tokens of one answer at most")] = 512,
     seed: Annotated[
@@ -41,12 +42,12 @@ def chat(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object for each answer, at its end")] = False,
 ) -> None:
     """Talk to a model. Lines that are piped in are answered one by one."""
+    options = EngineOptions(weights=weights or DEFAULTS.weights, dtype=dtype or DEFAULTS.dtype)
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     with notes.status("loading the model"):
         opened = begin(
             model,
-            weights=weights,
-            dtype=dtype,
+            options,
             temperature=temperature,
             max_tokens=max_tokens,
             seed=seed,

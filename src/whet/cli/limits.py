@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from whet.machine import Limits, Machine, describe
+from whet.machine import Limits, Machine, Topology, describe, find_topology
 from whet.machine.measured_limits import limits as measured_limits
 
 _NAMES = {"tfloat32": "tf32", "float8_e4m3fn": "float8"}
@@ -21,17 +22,21 @@ def limits(
     """Show what this machine can do at the very best: measured once, then read from the cache."""
     console = Console(stderr=as_json)
     machine = describe()
+    topology = find_topology()
     with console.status("measuring the machine's limits, about ten seconds"):
         measured = measured_limits(refresh=refresh, machine=machine)
     if as_json:
         facts = {
             "fingerprint": machine.fingerprint,
-            "machine": asdict(machine),
+            "machine": machine.facts(),
+            "topology": asdict(topology),
             "limits": [asdict(m) for m in measured],
         }
         print(json.dumps(facts))
         return
     console.print(_facts(machine))
+    if topology.gpus or len(topology.nodes) > 1:
+        console.print(_parts(topology))
     for found in measured:
         console.print(_rates(found))
         for note in found.notes:
@@ -49,6 +54,25 @@ def _facts(machine: Machine) -> Table:
     if machine.has_cuda:
         table.add_row("gpu", f"{machine.gpu}, driver {machine.gpu_driver}")
     table.add_row("torch", machine.torch)
+    return table
+
+
+def _parts(topology: Topology) -> Table:
+    table = Table(title="topology", title_justify="left", show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for node in topology.nodes:
+        memory = f", {node.memory_bytes / 2**30:.0f} GiB" if node.memory_bytes else ""
+        cores = f"{len(node.cpus)} cores" if node.cpus else "no cores"
+        table.add_row(f"NUMA node {node.number}", f"{cores}{memory}")
+    for gpu in topology.gpus:
+        memory = f", {gpu.memory_bytes / 2**30:.0f} GiB" if gpu.memory_bytes else ""
+        near = "" if gpu.numa_node is None else f", NUMA node {gpu.numa_node}"
+        table.add_row(f"GPU {gpu.index}", escape(f"{gpu.label}{memory}{near}"))
+    if topology.nics:
+        table.add_row("network", escape(", ".join(topology.nics)))
+    if topology.links:
+        table.add_row("links", topology.summary)
     return table
 
 

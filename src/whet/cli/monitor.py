@@ -9,9 +9,9 @@ from rich.console import Console
 
 from whet.cli.units import seconds
 from whet.monitor.monitor_command import DEFAULT_PORT, monitor_command
-from whet.monitor.server import DEFAULT_HOST
 from whet.monitor.summary import Summary
 from whet.monitor.terminal import show_summary
+from whet.network import LOOPBACK
 
 
 def monitor(
@@ -24,7 +24,7 @@ def monitor(
     ] = None,
     host: Annotated[
         str, typer.Option(metavar="ADDRESS", help="of the page; 127.0.0.1: this machine alone may look")
-    ] = DEFAULT_HOST,
+    ] = LOOPBACK,
     page: Annotated[bool, typer.Option("--page/--no-page", help="serve the live page and /metrics")] = True,
     keep: Annotated[bool, typer.Option("--keep", help="serve the page after the end too, until Ctrl-C")] = False,
     interval: Annotated[str, typer.Option(metavar="DURATION", help="between samples, as 1s or 0.5s")] = "1s",

@@ -9,12 +9,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from whet.bounds import Bound
 from whet.cli.busy import INCONCLUSIVE, patience_of
 from whet.errors import WhetError
-from whet.figures import digits
-from whet.step_profiler.figures import count, percent
+from whet.figures import count, digits, percent
 from whet.step_profiler.report import PhaseTime, StepReport
-from whet.step_profiler.verdict import StepVerdict
 from whet.target_profiler.training import NUM_STEPS, profile_step
 
 _WIDTH = 100  # of a sentence
@@ -55,7 +54,7 @@ def show_steps(console: Console, report: StepReport) -> None:
     console.print()
     if report.is_partial:
         console.print(Text.assemble(("PARTIAL  ", "bold red"), report.ended_by))
-    style = "bold green" if report.verdict is StepVerdict.COMPUTE else "bold yellow"
+    style = "bold green" if report.verdict is Bound.COMPUTE else "bold yellow"
     console.print(Text(report.verdict.upper(), style))
     for sentence in (*report.evidence, report.advice):
         for line in textwrap.wrap(f"{sentence[:1].upper()}{sentence[1:]}.", min(console.width, _WIDTH) - 2):
@@ -82,7 +81,7 @@ def _phases(report: StepReport) -> Table:
         table.add_row(*_cells(phase, on_gpu))
     if report.step_ms is not None:
         gpu = ["", ""] if on_gpu else []
-        table.add_row("step", digits(report.step_ms), "100 %", *gpu, "", "", style="bold")
+        table.add_row("step", digits(report.step_ms), "100%", *gpu, "", "", style="bold")
     return table
 
 

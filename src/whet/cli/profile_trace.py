@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.errors import OptionError
-from whet.figures import num_bytes
+from whet.figures import nanoseconds as time
+from whet.figures import num_bytes, percent
 from whet.trace_profiler.changes import Change, Changed, Figure, TraceChanges
-from whet.trace_profiler.figures import percent, time
 from whet.trace_profiler.gpu import DeviceTime, DeviceUse, Use, short_name
 from whet.trace_profiler.launches import Launches
 from whet.trace_profiler.operators import OperatorTime
@@ -244,7 +244,9 @@ def _changed(entry: Changed) -> Row:
 def _value(figure: Figure, value: float | None) -> str:
     if value is None:
         return DASH
-    return {"ns": time, "share": percent, "count": _count}[figure.unit](value)
+    if figure.unit == "ns":
+        return time(value)
+    return percent(value) if figure.unit == "share" else _count(value)
 
 
 def _difference(figure: Figure) -> str:

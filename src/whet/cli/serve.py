@@ -9,49 +9,34 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from whet.cli.engine_options import (
+    DEFAULTS,
+    BatchTokensOption,
+    DtypeOption,
+    KvOption,
+    MaxLenOption,
+    MaxSeqsOption,
+    MaxWaitingOption,
+    MemoryOption,
+    SpeculationOption,
+    WeightsOption,
+)
 from whet.cli.units import num_bytes, seconds
-from whet.models.options import Dtype, KvBits, WeightBits
+from whet.network import LOOPBACK, is_loopback
 from whet.server.engine import Engine
-from whet.server.http.guard import is_loopback
-from whet.server.http.run import DEFAULT_HOST, HttpServer
+from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
-from whet.server.options import SpeculationKind
+from whet.server.options import EngineOptions
 from whet.server.serving import DEFAULT_PORT
 from whet.server.serving import serve as run
 from whet.workloads import model_directory
 
 _Model = Annotated[str, typer.Argument(metavar=model_directory.METAVAR, help=model_directory.HELP)]
-_Dtype = Annotated[
-    Dtype | None,
-    typer.Option(help="number format of keys, values and weights that stay as they are", show_default="bf16"),
-]
-_Weights = Annotated[
-    WeightBits | None, typer.Option(help="how the weights are kept: fewer bits, faster", show_default="as-is")
-]
-_Kv = Annotated[KvBits, typer.Option(help="how keys and values are kept: int8 takes half the memory of bf16")]
 _Draft = Annotated[
     str | None,
     typer.Option(metavar=model_directory.METAVAR, help="a smaller model of the same vocabulary, to guess ahead"),
 ]
-_Speculation = Annotated[
-    SpeculationKind,
-    typer.Option(help="auto: guess tokens ahead while that pays; ngram: always, from the text itself; off: never"),
-]
-_MaxSeqs = Annotated[int, typer.Option(help="requests that run at once")]
-_BatchTokens = Annotated[
-    int, typer.Option(help="tokens that one step computes at most; --max-num-batched-tokens is the same")
-]
 _BatchTokensToo = Annotated[int | None, typer.Option("--max-num-batched-tokens", hidden=True)]
-_MaxLen = Annotated[
-    int | None, typer.Option(help="tokens of a prompt and its answer together", show_default="what the model takes")
-]
-_MaxWaiting = Annotated[int, typer.Option(help="requests that may wait for a place; more are refused (429)")]
-_Memory = Annotated[
-    str | None,
-    typer.Option(
-        metavar="SIZE", help="for keys and values, as 512MB or 2GiB", show_default="a quarter of what is free"
-    ),
-]
 _Recipe = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="recipe.toml of whet tune: its precision and threads, where no option says more"),
@@ -96,19 +81,19 @@ _AsJson = Annotated[bool, typer.Option("--json", help="print address, model and 
 
 def serve(
     model: _Model,
-    dtype: _Dtype = None,
-    weights: _Weights = None,
-    kv: _Kv = "as-is",
+    dtype: DtypeOption = None,
+    weights: WeightsOption = None,
+    kv: KvOption = DEFAULTS.kv,
     draft: _Draft = None,
-    speculation: _Speculation = "auto",
-    max_num_seqs: _MaxSeqs = 64,
-    max_batch_tokens: _BatchTokens = 512,
+    speculation: SpeculationOption = DEFAULTS.speculation,
+    max_num_seqs: MaxSeqsOption = DEFAULTS.max_num_seqs,
+    max_batch_tokens: BatchTokensOption = DEFAULTS.max_batch_tokens,
     max_num_batched_tokens: _BatchTokensToo = None,
-    max_model_len: _MaxLen = None,
-    max_waiting: _MaxWaiting = 256,
-    memory: _Memory = None,
+    max_model_len: MaxLenOption = None,
+    max_waiting: MaxWaitingOption = DEFAULTS.max_waiting,
+    memory: MemoryOption = None,
     recipe: _Recipe = None,
-    host: _Host = DEFAULT_HOST,
+    host: _Host = LOOPBACK,
     port: _Port = DEFAULT_PORT,
     api_key: _Keys = None,
     served_model_name: _Names = None,
@@ -129,7 +114,7 @@ def serve(
         served_names=tuple(served_model_name or (directory.resolve().name,)),
         api_keys=tuple(api_key or ()),
         is_local=is_loopback(host),
-        shutdown_timeout_s=seconds(shutdown_timeout) if shutdown_timeout not in ("0", "0s") else 0.0,
+        shutdown_timeout_s=0.0 if shutdown_timeout in ("0", "0s") else seconds(shutdown_timeout),
         max_connections=max_connections,
         head_timeout_s=seconds(head_timeout),
         body_timeout_s=seconds(body_timeout),
@@ -137,8 +122,18 @@ def serve(
         max_body_bytes=num_bytes(max_body),
         max_pending_bytes=num_bytes(max_pending),
     )
+    options = EngineOptions(
+        kv=kv,
+        speculation=speculation,
+        max_num_seqs=max_num_seqs,
+        max_batch_tokens=max_num_batched_tokens or max_batch_tokens,
+        max_model_len=max_model_len,
+        max_waiting=max_waiting,
+        memory=None if memory is None else num_bytes(memory),
+    )
     run(
         directory,
+        options,
         settings=settings,
         host=host,
         port=port,
@@ -148,13 +143,6 @@ def serve(
         draft=draft,
         note=console.print,
         ready=lambda server, engine: _say_ready(server, engine, settings, console, as_json=as_json),
-        kv=kv,
-        speculation=speculation,
-        max_num_seqs=max_num_seqs,
-        max_batch_tokens=max_num_batched_tokens or max_batch_tokens,
-        max_model_len=max_model_len,
-        max_waiting=max_waiting,
-        memory=None if memory is None else num_bytes(memory),
     )
     console.print("whet serve: ended")
 

@@ -11,7 +11,8 @@ from rich.text import Text
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Step
 from whet.tuner import figures
-from whet.tuner.result import MODEL, Point, Result, TrialRecord
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import MODEL, Point, Result
 
 _VERDICTS = {
     "pass": ("PASS", "green"),

@@ -20,7 +20,8 @@ from whet.tuner.command import command_line
 from whet.tuner.facts import TargetFacts
 from whet.tuner.figures import one_line
 from whet.tuner.outlook import Outlook, going_on
-from whet.tuner.result import Result, TrialRecord
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import Result
 from whet.tuner.tuning import Listener
 from whet.tuner.tuning import tune as run_tune
 from whet.tuner.verdict import out_of_reach

@@ -3,7 +3,7 @@
 import contextlib
 import multiprocessing
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from whet.comparison.run import Run
 from whet.errors import MachineError
-from whet.measure.clock import no_collection, time_block, time_measurable, warm_up
+from whet.measure.clock import Block, no_collection, time_block, time_measurable, warm_up
 from whet.measure.clocks import Clocks
 from whet.measure.isolate import function_at
 from whet.measure.load import Load, meter, quiet_blocks, total
@@ -72,6 +72,7 @@ def run_alone(measurable: Measurable, budget_s: float, evidence: str | None = No
         seconds=measurement.latency_ms / 1e3,
         p90_s=measurement.p90_ms / 1e3,
         num_calls=len(measurement.samples_s),
+        calls_s=dict(zip(measurement.numbers, measurement.samples_s, strict=True)) if measurable.is_sequence else {},
         num_samples=measurable.num_samples,
         load=measurement.load,
         busy=measurement.cause,
@@ -102,22 +103,24 @@ def measure_in_turns(request: TurnRequest) -> Run:
             calls = [measurable.once] * measurable.num_kinds
             with measurable.measuring():
                 measurable.warm_up()
-                warm_up(calls, budget_s=budget_s)
+                if not measurable.is_sequence:
+                    warm_up(calls, budget_s=budget_s)
             _check_is_alone()
         if begins:
             turns.wait()
-        read, clocks, blocks_s, loads = meter(), Clocks(), list[float](), list[Load]()
+        read, clocks, blocks, loads = meter(), Clocks(), list[Block](), list[Load]()
         with no_collection(), measurable.measuring():
             while not turns.is_enough:
                 with turns.mine():
                     before = read()
-                    blocks_s.append(time_block(calls, budget_s=budget_s / NUM_BLOCKS))
+                    blocks.append(time_block(calls, budget_s=budget_s / NUM_BLOCKS))
                     loads.append(before.until(read()))
                     turns.was_quiet = quiet_blocks(loads)[-1]
                 if begins:
                     turns.wait()  # for the other side's half of the pair; nobody ends while the other one measures
         run = Run(
-            blocks_s=tuple(blocks_s),
+            blocks_s=tuple(block.seconds for block in blocks),
+            calls_s=_quiet_calls(blocks, loads) if measurable.is_sequence else {},
             loads=tuple(loads),
             load=total(loads),
             busy=clocks.cause(),
@@ -130,6 +133,18 @@ def measure_in_turns(request: TurnRequest) -> Run:
         run = _with_evidence(run, measurable, request.evidence)
         turns.end()
     return run
+
+
+def _quiet_calls(blocks: Sequence[Block], loads: Sequence[Load]) -> dict[int, float]:
+    """Return the seconds of the calls in quiet blocks by their number, from the first block on."""
+    found: dict[int, float] = {}
+    number = 0
+    for block, is_quiet in zip(blocks, quiet_blocks(loads), strict=True):
+        number += block.num_dropped
+        if is_quiet:
+            found.update(enumerate(block.samples_s, number))
+        number += len(block.samples_s)
+    return found
 
 
 def _check_is_alone() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from whet.comparison.claim import Claim, Verdict
-from whet.comparison.run import Run, Side
+from whet.comparison.run import Run, Side, on_common_calls
 from whet.comparison.schedules import Pair, Schedule
 from whet.comparison.stopping import Stop
 from whet.measure.evidence import agreement_between
@@ -73,7 +73,11 @@ class Progress:
             if run is not None and run.failure and not (side is self.pair[0] and old_may_fail):
                 self.failure, self.failed, self.is_over = run.failure, side.name, True
         if old is not None and new is not None and not old.failure and not new.failure:
-            self.pairs.append((old, new))
+            old, new = on_common_calls(old, new)
+            if new.failure:
+                self.failure, self.failed, self.is_over = new.failure, self.pair[1].name, True
+            else:
+                self.pairs.append((old, new))
 
 
 @dataclass(frozen=True)
@@ -143,12 +147,8 @@ def compare_all(
         began = limit.clock()
         num_pairs = min((len(one.counted) for one in running), default=_num_alone(alone, runs))
         is_late = num_pairs >= stop.least and began > limit.soft
-        if (
-            is_late
-            or began + longest_s > limit.hard
-            or (pairs and not running)
-            or _is_hopeless(patience, runs, originals)
-        ):
+        is_done = bool(pairs) and not running
+        if is_late or is_done or began + longest_s > limit.hard or _is_hopeless(patience, runs, originals):
             break
         is_quiet, since = True, began
         for found in schedule.round(number, [one.pair for one in running], alone, patience):

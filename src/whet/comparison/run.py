@@ -1,11 +1,15 @@
 """What one process measured of one variant, as it crosses the border between processes."""
 
+import math
+import statistics
 from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from whet.measure.evidence import Evidence
 from whet.measure.load import NO_LOAD, Load
+
+_LEAST_COMMON = 3  # calls of a sequence that both sides have to have made
 
 
 class Run(BaseModel):
@@ -16,6 +20,7 @@ class Run(BaseModel):
         p90_s: The 90th percentile of single calls.
         num_calls: Timed calls.
         num_samples: Samples that one call works on.
+        calls_s: Seconds of each quiet call by its number, where no call equals another one.
         blocks_s: Median seconds per call of each block, in order, where blocks of two variants are held side by side.
         loads: What else the machine did beside each block.
         load: What else the machine did beside all of them.
@@ -34,6 +39,7 @@ class Run(BaseModel):
     p90_s: float | None = None
     num_calls: int = 0
     num_samples: float = 1.0
+    calls_s: dict[int, float] = Field(default_factory=dict)
     blocks_s: tuple[float, ...] = ()
     loads: tuple[Load, ...] = ()
     load: Load = NO_LOAD
@@ -54,6 +60,26 @@ class Run(BaseModel):
     def counts(self) -> bool:
         """Whether the run may be half of a pair: it gave times, and nothing disturbed them."""
         return not self.failure and not self.busy
+
+
+def on_common_calls(old: Run, new: Run) -> tuple[Run, Run]:
+    """Return two runs of a sequence with the times of the calls that both of them made.
+
+    A variant that is slower makes fewer of them, and the first steps of a training may be longer than later ones. The
+    new side's time is the old side's by the median ratio of the same calls. Other runs are returned as they are.
+    """
+    if not old.calls_s or not new.calls_s:
+        return old, new
+    common = sorted(old.calls_s.keys() & new.calls_s.keys())
+    if len(common) < _LEAST_COMMON:
+        failure = f"only {len(common)} of its steps were measured on both sides; give the comparison more time"
+        return old, new.model_copy(update={"failure": failure, "calls_s": {}})
+    seconds = statistics.median(old.calls_s[number] for number in common)
+    ratio = math.exp(statistics.median(math.log(new.calls_s[n] / old.calls_s[n]) for n in common))
+    return (
+        old.model_copy(update={"seconds": seconds, "calls_s": {}}),
+        new.model_copy(update={"seconds": seconds * ratio, "calls_s": {}}),
+    )
 
 
 class Side(Protocol):

@@ -17,7 +17,7 @@ from whet.measure.load import Load, meter
 from whet.measure.memory import cuda_peak_bytes, peak_rss_bytes
 from whet.step_profiler.log import StepRecord
 from whet.step_profiler.patches import Patches, patched
-from whet.step_profiler.run import EnoughError
+from whet.step_profiler.run import LoopStoppedError
 from whet.step_profiler.watch import watch_everything
 from whet.workload.training import seed_everything
 
@@ -43,7 +43,7 @@ def run_script(script: str, arguments: Sequence[str], num_steps: int, limit_s: f
     with patched(stop.listen), watch_everything(stop, with_memory=False) as steps:
         try:
             runpy.run_path(script, run_name="__main__")
-        except EnoughError:
+        except LoopStoppedError:
             pass
         except EOFError as error:
             raise TargetError(f"{Path(script).name} asks for input; give it all it needs as arguments") from error
@@ -89,7 +89,7 @@ class _Stop:
         if is_over or time.perf_counter() - self._reading.at_s >= _BLOCK_S:
             self._end_block()
         if is_over:
-            raise EnoughError
+            raise LoopStoppedError
 
     def _is_over(self, now: float) -> bool:
         self._began = self._began or now

@@ -76,8 +76,11 @@ class Library:
     isa: Isa
 
     def set_threads(self, num_threads: int) -> None:
-        """Threads of the kernels' own pool. Not while a kernel runs."""
+        """Threads of the kernels' own pool. A call that runs meanwhile keeps those that it has."""
         self.functions.whet_set_threads(num_threads)
+
+
+_loaded: list[Library] = []
 
 
 def supported() -> tuple[Isa, ...]:
@@ -105,7 +108,14 @@ def library(isa: Isa | None = None) -> Library:
     declare(functions)
     loaded = Library(functions, wanted)
     loaded.set_threads(torch.get_num_threads())
+    _loaded.append(loaded)
     return loaded
+
+
+def follow_torch() -> None:
+    """Give the kernels that are loaded as many threads as torch has now."""
+    for loaded in _loaded:
+        loaded.set_threads(torch.get_num_threads())
 
 
 def _wanted() -> Isa:

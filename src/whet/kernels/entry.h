@@ -1,6 +1,9 @@
 // What the functions called from Python share.
 #pragma once
 
+#include <memory>
+
+#include "linear/weights.h"
 #include "pool.h"
 
 // A function that Python may call. All else is hidden, or builds for two instruction sets in one process would share
@@ -9,7 +12,31 @@
 
 namespace whet {
 
-// The one pool; made when first used, with as many threads as whet_set_threads said.
-Pool& pool();
+// The one pool; made when first used, with as many threads as whet_set_threads said. A caller keeps it while it runs
+// a region, since another thread may ask for another number of threads meanwhile.
+std::shared_ptr<Pool> pool();
+
+// What a call has to do at least: bytes that it reads and writes, and multiplications and additions.
+struct Work {
+  double num_bytes, num_ops;
+};
+
+// A small call takes one core some 30 us at the most (docs/results.md: a core reads 23 GB/s and does 240 operations a
+// nanosecond in float32), and threads that sleep take 220 us to wake (docs/log.md).
+constexpr double SMALL_BYTES = 512 * 1024, SMALL_OPS = 8e6;
+
+// The pool that a call runs on: a small one keeps to the calling thread. The results are the same, bit for bit, as no
+// kernel's depend on the number of threads.
+inline std::shared_ptr<Pool> pool_for(Work work) {
+  static thread_local const std::shared_ptr<Pool> alone = std::make_shared<Pool>(1);
+  return work.num_bytes < SMALL_BYTES && work.num_ops < SMALL_OPS ? alone : pool();
+}
+
+// A matrix times so many rows.
+inline Work work_of(const Weights& weights, int num_rows) {
+  const double num_bytes = static_cast<double>(weights.strip_bytes()) * weights.num_strips;
+  const double inputs = weights.k, outputs = static_cast<double>(weights.num_strips) * LANES;
+  return {num_bytes + sizeof(float) * num_rows * (inputs + outputs), 2 * num_rows * inputs * outputs};
+}
 
 }  // namespace whet

@@ -9,29 +9,28 @@
 namespace whet {
 namespace {
 std::mutex pool_mutex;
-std::unique_ptr<Pool> the_pool;
+std::shared_ptr<Pool> the_pool;
 int wanted_threads = 1;
 
-// A child of fork has none of the threads: it makes its own.
+// A child of fork has none of the threads: it makes its own, and leaves the parent's as they are.
 void forget_pool() {
-  the_pool.release();
+  new std::shared_ptr<Pool>(std::move(the_pool));
   new (&pool_mutex) std::mutex();
 }
 const int at_fork = pthread_atfork(nullptr, nullptr, forget_pool);
 }  // namespace
 
-Pool& pool() {
+std::shared_ptr<Pool> pool() {
   std::lock_guard<std::mutex> lock(pool_mutex);
   if (!the_pool || the_pool->size() != wanted_threads) {
     the_pool.reset();
-    the_pool = std::make_unique<Pool>(wanted_threads);
+    the_pool = std::make_shared<Pool>(wanted_threads);
   }
-  return *the_pool;
+  return the_pool;
 }
 
 }  // namespace whet
 
-// Not while a kernel runs.
 WHET_EXPORT void whet_set_threads(int num_threads) {
   std::lock_guard<std::mutex> lock(whet::pool_mutex);
   whet::wanted_threads = num_threads;

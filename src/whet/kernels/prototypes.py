@@ -34,7 +34,7 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "whet_linear": (None, (POINTER, POINTER, Int32, Int32, Int32, POINTER, POINTER, POINTER, POINTER)),
     "whet_gated_mlp_room": (SIZE, (POINTER, POINTER)),
     "whet_gated_mlp": (None, (POINTER, POINTER, POINTER, Int32, Int32, Int32, Int32, POINTER, POINTER)),
-    "whet_rms_norm": (None, (POINTER, POINTER, POINTER, Int32, Int32, FLOAT, POINTER, POINTER, POINTER, POINTER)),
+    "whet_rms_norm": (None, (POINTER, POINTER, POINTER, Int32, Int32, FLOAT, POINTER, POINTER)),
     "whet_qkv_rope": (None, (POINTER, POINTER, POINTER, POINTER, POINTER, FLOAT, POINTER, POINTER)),
     "whet_paged_attention": (ctypes.c_int, (POINTER, POINTER, FLOAT, Int32, POINTER, Int32, POINTER, POINTER)),
     "whet_sample": (None, (POINTER, Int32, Int32, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER)),

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from whet.errors import OptionError
 from whet.load_test.benchmark import Options, run
-from whet.load_test.local_server import own_server
 from whet.load_test.record import Record
 from whet.load_test.replay import Progress
 from whet.load_test.report import Report, make_directory, write_report
+from whet.load_test.server_process import started_server
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.workloads.model_directory import model_directory
 
@@ -75,7 +75,7 @@ def bench_serve(
             url = target
             if directory is not None:
                 on_stage("starting whet serve")
-                url = stack.enter_context(own_server(directory, serve_options, api_key=api_key))
+                url = stack.enter_context(started_server(directory, serve_options, api_key=api_key))
             report, records = run(url, options, api_key=api_key, on_progress=on_progress, on_stage=on_stage)
             return LoadTest(report, tuple(records))
 

@@ -1,11 +1,69 @@
-"""Which process is the server that a benchmark asks, where it runs on this machine."""
+"""The process of the server that a benchmark asks: `whet serve DIR` started for it, or one found by its address."""
 
 import contextlib
-import ipaddress
+import itertools
+import os
+import signal
 import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
 from urllib.parse import urlsplit
 
 import psutil
+
+from whet.errors import TargetError
+from whet.load_test.client import is_up
+from whet.measure.child import ending_with_parent
+from whet.network import LOOPBACK, bind, http_url, is_loopback
+
+_START_S = 600.0  # kernels may be compiled, weights read and quantised
+_STOP_S = 20.0
+_ASK_AGAIN_S = 0.1
+_TAIL_BYTES = 4000
+_NICENESS = 5
+
+WHET_SERVE = (sys.executable, "-P", "-m", "whet", "serve")
+
+
+@contextlib.contextmanager
+def started_server(
+    directory: Path,
+    options: Sequence[str] = (),
+    *,
+    api_key: str | None = None,
+    command: Sequence[str] = WHET_SERVE,
+) -> Iterator[str]:
+    """A server of a model directory; yields its address once it takes requests.
+
+    options: of `whet serve`, as typed. Raises TargetError with the server's own last line where it does not come up.
+    """
+    if not (directory / "config.json").is_file():
+        what = "holds no config.json" if directory.is_dir() else "is no directory"
+        raise TargetError(f"{directory} {what}: give a model's directory, or a server's address as http://HOST:PORT")
+    port = _free_port()
+    words = [*command, str(directory), "--host", LOOPBACK, "--port", str(port), *options]
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            # Arguments can be read by every user of the machine.
+            env=os.environ | ({} if api_key is None else {"WHET_API_KEY": api_key}),
+            start_new_session=True,  # Ctrl-C is for the benchmark, which then ends the server
+            preexec_fn=_before_start(),
+        )
+        try:
+            url = http_url(LOOPBACK, port)
+            _wait_until_up(process, url, log)
+            yield url
+        finally:
+            _end(process)
 
 
 def server_on_this_machine(url: str) -> list[int]:
@@ -24,10 +82,58 @@ def server_on_this_machine(url: str) -> list[int]:
     return []
 
 
+def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: IO[bytes]) -> None:
+    deadline = time.monotonic() + _START_S
+    while not is_up(url):
+        if process.poll() is not None:
+            raise TargetError(f"whet serve did not start: {_last_line(log)}")
+        if time.monotonic() > deadline:
+            raise TargetError(f"whet serve was not ready after {_START_S:.0f} s; its last words: {_last_line(log)}")
+        time.sleep(_ASK_AGAIN_S)
+
+
+def _last_line(log: IO[bytes]) -> str:
+    """What the server said last: its error, or what typer puts into a box."""
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+    lines = [line.strip() for line in log.read().decode(errors="replace").split("\n") if line.strip()]
+    if lines and lines[-1].startswith("╰"):
+        boxed = itertools.takewhile(lambda line: line.startswith("│"), reversed(lines[:-1]))
+        lines = [" ".join(line.strip("│ ") for line in reversed(list(boxed)))]
+    return lines[-1].removeprefix("error: ") if lines else "it said nothing"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask it to drain and leave; where it does not, take it down."""
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _before_start() -> Callable[[], None]:
+    """What the server's process does first: let the generator go before it, as if that ran on another machine; on
+    Linux, have the kernel end the server when the benchmark is killed.
+    """
+    end_with_parent = ending_with_parent(signal.SIGTERM)
+
+    def begin() -> None:
+        os.nice(_NICENESS)
+        end_with_parent()
+
+    return begin
+
+
+def _free_port() -> int:
+    with bind(LOOPBACK, 0) as bound:
+        return int(bound.getsockname()[1])
+
+
 def _is_here(host: str) -> bool:
     """Tell whether a host is this machine, by one of its own addresses."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError):  # a name that cannot be encoded is a ValueError
         addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
         own = {address.address for found in psutil.net_if_addrs().values() for address in found}
-        return any(ipaddress.ip_address(str(a)).is_loopback or a in own for a in addresses)
+        return any(is_loopback(str(a)) or a in own for a in addresses)
     return False

@@ -4,5 +4,9 @@ from whet.machine.description import Machine, describe
 from whet.machine.library_versions import versions
 from whet.machine.limits import Limits, load_limits, measure_limits
 from whet.machine.power import Energy, EnergyMeter
+from whet.machine.topology import Gpu, Link, Node, Topology, find_topology
 
-__all__ = ["Energy", "EnergyMeter", "Limits", "Machine", "describe", "load_limits", "measure_limits", "versions"]
+__all__ = [
+    "Energy", "EnergyMeter", "Gpu", "Limits", "Link", "Machine", "Node", "Topology", "describe", "find_topology",
+    "load_limits", "measure_limits", "versions",
+]  # fmt: skip

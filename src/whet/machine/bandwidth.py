@@ -69,7 +69,7 @@ def default_buffer_bytes() -> int:
     return max(_SMALLEST, min(wanted, free // 4))
 
 
-def never_rising(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+def non_increasing(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """Points by size, where each is at least as fast as any larger one: a small set can be read as fast as a large."""
     best = 0.0
     result = []
@@ -82,7 +82,7 @@ def never_rising(points: list[tuple[int, float]]) -> tuple[tuple[int, float], ..
 def _by_working_set(read: Read, size: int, num_rounds: int) -> tuple[tuple[int, float], ...]:
     """Doubling sizes, each gone through again and again."""
     powers = range(int(math.log2(max(1, size / _SMALLEST))))
-    return never_rising([(_SMALLEST << i, _speed(read, _SMALLEST << i, num_rounds)) for i in powers])
+    return non_increasing([(_SMALLEST << i, _speed(read, _SMALLEST << i, num_rounds)) for i in powers])
 
 
 def _speed(read: Read, working_set: int, num_rounds: int) -> float:

@@ -2,7 +2,7 @@
 
 import torch
 
-from whet.machine.bandwidth import never_rising
+from whet.machine.bandwidth import non_increasing
 from whet.machine.gemm import best_s
 
 _LARGEST = 4 * 2**30
@@ -24,7 +24,7 @@ def cuda_bandwidth() -> tuple[float, tuple[tuple[int, float], ...]]:
     while working_set <= min(cache_bytes, size // 4):
         points.append((working_set, max(memory, _bandwidth(working_set))))
         working_set *= 2
-    return memory, never_rising(points)
+    return memory, non_increasing(points)
 
 
 def _bandwidth(working_set: int) -> float:

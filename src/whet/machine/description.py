@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import platform
-import re
 import sys
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -15,12 +13,14 @@ import torch
 
 from whet.machine.cpuinfo import chip, instruction_sets, read_cpuinfo
 from whet.machine.nvidia import driver_version
+from whet.machine.topology import Gpu, torch_gpus
 from whet.measure.cgroup import cpu_quota, memory_limit
+from whet.measure.cores import allowed_cores
 
 BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "arm_bf16"})
 """Instruction sets that multiply bfloat16 natively. Without one of them it is emulated."""
 
-_AMPERE = 80  # sm_80, the first CUDA chips with bfloat16 in hardware
+_AMPERE = (8, 0)  # compute capability of the first CUDA chips with bfloat16 in hardware
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Machine:
     """What this computer is.
 
     isa: the instruction sets that decide which kernels run. cores and memory_bytes: what this process may use, by its
-    affinity and its container. gpu: name, or "" for none. torch_threads: intra-op threads when first described.
+    affinity and its container. gpu: the label of the current GPU, or "" for none. torch_threads: intra-op threads when
+    first described. gpus: all that torch can use, the current one first.
     """
 
     chip: str
@@ -41,18 +42,24 @@ class Machine:
     python: str
     torch: str
     torch_threads: int
+    gpus: tuple[Gpu, ...] = ()
 
     def computes_bfloat16(self, device_type: str = "cpu") -> bool:
         """Return whether a device of this kind computes bfloat16 natively."""
         if device_type != "cuda":
             return not BFLOAT16.isdisjoint(self.isa)
-        found = re.search(r"sm_(\d+)", self.gpu)
-        return found is not None and int(found.group(1)) >= _AMPERE
+        return bool(self.gpus) and (self.gpus[0].capability or (0, 0)) >= _AMPERE
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts as files hold them, by name. The GPUs are in them as `gpu`."""
+        facts = asdict(self)
+        facts.pop("gpus")
+        return facts
 
     @property
     def fingerprint(self) -> str:
         """Twelve hex digits, the same for machines on which figures can be compared. Leaves out Python's version."""
-        facts = asdict(self)
+        facts = self.facts()
         facts.pop("python")
         facts["memory_bytes"] = round(self.memory_bytes / 2**30)  # a kernel update moves it by a few MB
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
@@ -60,7 +67,7 @@ class Machine:
     def differences(self, other: dict[str, Any]) -> list[str]:
         """In words, where another machine's facts differ from these."""
         lines = []
-        for name, value in _plain(asdict(self)).items():
+        for name, value in _plain(self.facts()).items():
             theirs = _plain(other).get(name)
             if name == "memory_bytes" and isinstance(theirs, int):
                 same = round(value / 2**30) == round(theirs / 2**30)
@@ -84,18 +91,19 @@ class Machine:
 def describe() -> Machine:
     """Describe the machine this process runs on. Read once: threads set later do not change the fingerprint."""
     text = read_cpuinfo()
-    gpu, driver = _gpu()
+    gpus = _gpus()
     return Machine(
         chip=chip(text) or platform.processor() or platform.machine(),
         isa=instruction_sets(text),
         cores=_num_cores(),
         memory_bytes=min(psutil.virtual_memory().total, memory_limit() or sys.maxsize),
-        gpu=gpu,
-        gpu_driver=driver,
+        gpu=gpus[0].label if gpus else "",
+        gpu_driver=_gpu_driver() if gpus else "",
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         torch=torch.__version__,
         torch_threads=torch.get_num_threads(),
+        gpus=gpus,
     )
 
 
@@ -105,15 +113,18 @@ def _plain(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _num_cores() -> int:
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    allowed = len(allowed_cores())
     return min(allowed, cpu_quota() or allowed)
 
 
-def _gpu() -> tuple[str, str]:
-    """Name and driver of the current GPU; both empty without one."""
-    if not torch.cuda.is_available():
-        return "", ""
-    major, minor = torch.cuda.get_device_capability()
+def _gpus() -> tuple[Gpu, ...]:
+    """The GPUs that torch can use, the current one first."""
+    gpus = torch_gpus()
+    current = torch.cuda.current_device() if gpus else 0
+    return tuple(sorted(gpus, key=lambda gpu: (gpu.index != current, gpu.index)))
+
+
+def _gpu_driver() -> str:
     runtime = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"HIP {torch.version.hip}"
     driver = driver_version()
-    return f"{torch.cuda.get_device_name()} (sm_{major}{minor})", f"{driver}, {runtime}" if driver else runtime
+    return f"{driver}, {runtime}" if driver else runtime

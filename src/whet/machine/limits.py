@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from whet.errors import MachineError, OutputError
 from whet.files import write_whole
 from whet.machine import gemm
-from whet.machine.bandwidth import never_rising, read_bandwidth
+from whet.machine.bandwidth import non_increasing, read_bandwidth
 from whet.machine.cache import cache_dir
 from whet.machine.cuda import cuda_bandwidth
 from whet.machine.description import Machine
@@ -34,9 +34,9 @@ _BYTES = {
 
 _PROBE = (1024, 1024, 1024)  # one of the shapes by which limits are measured, so no product of it should be faster
 _PROBE_S = 0.03
-_MORE = 1.15  # times a record that a probe may reach
-_LESS = 0.25  # of a record that a probe on a quiet machine reaches at least: it takes no time to find its best
-_GLANCE_S = 0.25  # of watching whether the machine is quiet again
+_MAX_OF_RECORD = 1.15  # times a record that a probe may reach
+_MIN_OF_RECORD = 0.25  # of a record that a probe on a quiet machine reaches at least: it takes no time to find its best
+_QUIET_CHECK_S = 0.25  # of watching whether the machine is quiet again
 
 
 def element_bytes(dtype: str) -> float:
@@ -103,7 +103,7 @@ class Limits:
             read_bandwidth=max(self.read_bandwidth, other.read_bandwidth),
             gemm={dtype: max(m.gemm.get(dtype, 0.0) for m in (self, other)) for dtype in dtypes},
             device=self.device,
-            cached_bandwidth=never_rising(list(cached.items())),
+            cached_bandwidth=non_increasing(list(cached.items())),
             operator_s=min(self.operator_s, other.operator_s),
             notes=self.notes if other.notes else (),
             busy=self.busy if other.busy else "",
@@ -201,10 +201,10 @@ def _is_too_low(known: Limits, machine: Machine) -> bool:
         return False
     if known.busy:
         with Observed() as seen:
-            time.sleep(_GLANCE_S)
+            time.sleep(_QUIET_CHECK_S)
         if seen.load.is_quiet:
             return True
-    return _probe(machine)[0] > _MORE * known.gemm.get("float32", math.inf)
+    return _probe(machine)[0] > _MAX_OF_RECORD * known.gemm.get("float32", math.inf)
 
 
 def _is_too_high(known: Limits, machine: Machine) -> bool:
@@ -212,7 +212,7 @@ def _is_too_high(known: Limits, machine: Machine) -> bool:
     if known.device != "cpu":
         return False
     reached, is_quiet = _probe(machine)
-    return is_quiet and reached < _LESS * known.gemm.get("float32", 0.0)
+    return is_quiet and reached < _MIN_OF_RECORD * known.gemm.get("float32", 0.0)
 
 
 def _measure_cuda(machine: Machine, shapes: tuple[tuple[int, int, int], ...], budget_s: float) -> Limits:

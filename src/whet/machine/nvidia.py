@@ -1,9 +1,31 @@
-"""The NVIDIA driver's version. Both ways give the same number, so that a fingerprint does not hang on an extra."""
+"""NVIDIA's management library, and the driver's version: the same with it and without, as fingerprints hang on it."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
+
+
+@contextmanager
+def nvml() -> Iterator[Any]:
+    """NVML for the length of the block; None where nvidia-ml-py or a driver is missing."""
+    try:
+        import pynvml
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()  # type: ignore[no-untyped-call]
+    except pynvml.NVMLError:
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()  # type: ignore[no-untyped-call]
 
 
 def driver_version(kernel_module: Path = _KERNEL_MODULE) -> str:
@@ -12,21 +34,14 @@ def driver_version(kernel_module: Path = _KERNEL_MODULE) -> str:
 
 
 def _from_nvml() -> str:
-    try:
-        import pynvml
-    except ImportError:
-        return ""
-    try:
-        pynvml.nvmlInit()  # type: ignore[no-untyped-call]
-    except pynvml.NVMLError:
-        return ""
-    try:
-        version = pynvml.nvmlSystemGetDriverVersion()
+    with nvml() as library:
+        if library is None:
+            return ""
+        try:
+            version = library.nvmlSystemGetDriverVersion()
+        except library.NVMLError:
+            return ""
         return version.decode() if isinstance(version, bytes) else str(version)
-    except pynvml.NVMLError:
-        return ""
-    finally:
-        pynvml.nvmlShutdown()  # type: ignore[no-untyped-call]
 
 
 def _from_kernel_module(path: Path) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from whet.errors import reason
+from whet.errors import named_reason
 from whet.figures import MIN_SAMPLES_FOR_P99
 from whet.measure.clocks import Clocks
 from whet.measure.load import NO_LOAD, Load, Read, cause_of, meter, quiet_blocks, total
@@ -40,6 +40,7 @@ class Measurement:
         stopped_by: What a call raised, where the samples before it were kept.
         load: What the machine did beside all blocks, the disturbed ones included.
         cause: What disturbed the measurement, where too few blocks were quiet; "" for a quiet measurement.
+        numbers: Which call each sample was, the warm-up included, from 0 on.
     """
 
     samples_s: tuple[float, ...]
@@ -48,6 +49,7 @@ class Measurement:
     stopped_by: str | None = None
     load: Load = NO_LOAD
     cause: str = ""
+    numbers: tuple[int, ...] = ()
 
     @property
     def latency_ms(self) -> float:
@@ -87,6 +89,7 @@ def measure_calls(
     num_samples_per_call: float = 1,
     keeps_partial: bool = False,
     context: AbstractContextManager[object] | None = None,
+    is_warm: bool = False,
     read: Read | None = None,
 ) -> Measurement:
     """Time `calls` in turn, warm, in whole rounds, for `budget_s` quiet seconds and at least `min_calls` calls.
@@ -99,6 +102,7 @@ def measure_calls(
         keeps_partial: Where a call raises after at least one whole round was timed, keep what was timed, and say so in
             `stopped_by`. Else the exception goes on.
         context: What all calls are made in; without gradients, by default.
+        is_warm: Whether the first call is timed already, and none is made to let times settle.
         read: Where readings of the load come from: the kernel, by default.
     """
     read = read or meter()
@@ -106,7 +110,7 @@ def measure_calls(
     loads: list[Load] = []
     stopped_by = None
     with no_collection(), context or torch.no_grad():
-        warm_up(calls, budget_s=budget_s)
+        num_before = 0 if is_warm else warm_up(calls, budget_s=budget_s)
         clocks = Clocks()
         try:
             while not _is_enough(blocks, loads, budget_s, min_calls):
@@ -118,18 +122,36 @@ def measure_calls(
             del blocks[-1][len(blocks[-1]) - len(blocks[-1]) % len(calls) :]
             if not keeps_partial or not any(blocks):
                 raise
-            stopped_by = f"{type(error).__name__}: {reason(error)}"
+            stopped_by = named_reason(error)
             loads.append(NO_LOAD)
     quiet = [block for block, is_quiet in zip(blocks, quiet_blocks(loads), strict=True) if is_quiet]
     has_enough = sum(map(len, quiet)) >= min_calls and sum(map(sum, quiet)) >= _ENOUGH * budget_s
     cause = "" if has_enough or stopped_by else cause_of(loads)
     cause = cause or clocks.cause()
-    samples = itertools.chain.from_iterable(blocks if cause or stopped_by else quiet)
-    return Measurement(tuple(samples), num_samples_per_call, len(calls), stopped_by, total(loads), cause)
+    begins = itertools.accumulate(map(len, blocks), initial=num_before)
+    kept = quiet_blocks(loads) if not cause and not stopped_by else [True] * len(blocks)
+    numbered = [
+        (number, sample)
+        for begin, block, is_kept in zip(begins, blocks, kept, strict=False)
+        for number, sample in enumerate(block, begin)
+        if is_kept
+    ]
+    return Measurement(
+        samples_s=tuple(sample for _, sample in numbered),
+        numbers=tuple(number for number, _ in numbered),
+        num_samples_per_call=num_samples_per_call,
+        num_calls=len(calls),
+        stopped_by=stopped_by,
+        load=total(loads),
+        cause=cause,
+    )
 
 
 def time_measurable(measurable: Measurable, *, budget_s: float, min_calls: int = 5) -> Measurement:
-    """Warm something measurable up, and time its calls for `budget_s` quiet seconds; see measure_calls."""
+    """Warm something measurable up, and time its calls for `budget_s` quiet seconds; see measure_calls.
+
+    Of a sequence, the calls right after its own warm-up are timed, so that two variants are timed on the same ones.
+    """
     with measurable.measuring():
         measurable.warm_up()
     return measure_calls(
@@ -138,6 +160,7 @@ def time_measurable(measurable: Measurable, *, budget_s: float, min_calls: int =
         min_calls=min_calls,
         num_samples_per_call=measurable.num_samples,
         context=measurable.measuring(),
+        is_warm=measurable.is_sequence,
     )
 
 
@@ -182,7 +205,7 @@ def measure_pairs(
             taken = {}
             for which in order.sample((0, 1), 2):
                 before = read()
-                taken[which] = time_block(_window((first, second)[which], i), budget_s=block_s)
+                taken[which] = time_block(_window((first, second)[which], i), budget_s=block_s).seconds
                 loads.append(before.until(read()))
             medians.append((taken[0], taken[1]))
             if sum(_quiet_pairs(loads)) >= num_pairs:
@@ -199,10 +222,26 @@ def _quiet_pairs(loads: Sequence[Load]) -> list[bool]:
     return [a and b for a, b in zip(quiet[::2], quiet[1::2], strict=True)]
 
 
-def time_block(calls: Sequence[Call], *, budget_s: float) -> float:
-    """Median seconds per call over one short block, in whole rounds of `calls`; its first calls are thrown away."""
-    _take(calls[:1], budget_s / 5, 1)
-    return _seconds_per_call(_take(calls, budget_s, 3), len(calls))
+@dataclass(frozen=True)
+class Block:
+    """One short block of calls.
+
+    Attributes:
+        seconds: Median seconds per call; of several different calls, the mean of their medians.
+        samples_s: The times of its calls, but for the first ones.
+        num_dropped: How many calls were made before those.
+    """
+
+    seconds: float
+    samples_s: tuple[float, ...]
+    num_dropped: int
+
+
+def time_block(calls: Sequence[Call], *, budget_s: float) -> Block:
+    """Time one short block, in whole rounds of `calls`; its first calls are thrown away."""
+    num_dropped = len(_take(calls[:1], budget_s / 5, 1))
+    samples = _take(calls, budget_s, 3)
+    return Block(_seconds_per_call(samples, len(calls)), tuple(samples), num_dropped)
 
 
 def warm_up(calls: Sequence[Call], *, budget_s: float, tolerance: float = 0.05) -> int:

@@ -275,8 +275,8 @@ def _time_outside(call: Callable[[], Any], watch: _Watch) -> Effect | None:
         began, waited_s = time.perf_counter(), thread_delay_s()
         with operators:
             call()
-        seconds = time.perf_counter() - began
-        outside = seconds - operators.seconds - (thread_delay_s() - waited_s)
+        seconds = time.perf_counter() - began - (thread_delay_s() - waited_s)
+        outside = seconds - operators.seconds
         if operators.takes_graphs:
             torch._dynamo.reset()  # else the next torch.cond outside of the watching fails (torch 2.13)
             return None  # torch compiles what it is given, and nobody knows how much of the time that was

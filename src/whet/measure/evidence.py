@@ -176,10 +176,10 @@ def _losses_agreement(old: Sequence[float | None], new: Sequence[float | None]) 
     gap = abs(statistics.fmean(a - b for a, b in both)) / scale
     if gap <= LOSS_TOLERANCE:
         largest = max(abs(a - b) for a, b in both) / scale
-        means, single = f"means {100 * gap:.2g} % apart", f"single steps {100 * largest:.2g} %"
+        means, single = f"means {100 * gap:.2g}% apart", f"single steps {100 * largest:.2g}%"
         return Agreement(is_same=True, distance=gap, words=f"same loss over {len(both)} steps: {means}, {single}")
     where = next(i for i, (a, b) in enumerate(both) if abs(a - b) > LOSS_TOLERANCE * scale)
-    words = f"another loss: means {100 * gap:.2g} % apart, from step {where + 1} on"
+    words = f"another loss: means {100 * gap:.2g}% apart, from step {where + 1} on"
     return Agreement(is_same=False, distance=gap, words=words)
 
 

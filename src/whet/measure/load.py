@@ -20,6 +20,7 @@ from typing import Self
 import psutil
 
 from whet.measure.cgroup import cpu_stat_files, throttled_s
+from whet.measure.cores import allowed_cores
 
 ROOT = "WHET_MEASUREMENT"  # environment variable: the id of the process whose descendants are the measurement
 
@@ -167,8 +168,9 @@ class Meter:
 
     def __init__(self, also: Sequence[int] = ()) -> None:
         self._roots = (*roots(), *also)
-        self._allowed = _allowed_cores()
+        self._allowed = allowed_cores()
         self._own: dict[int, _Counter] = {}
+        self._children: dict[int, _Counter] = {}
         self._threads: dict[str, _Counter] = {}
         self._gone_s = 0.0  # what threads that have ended had waited
         self._stat = _Counter(_PROC / "stat")
@@ -181,6 +183,17 @@ class Meter:
         """List the measurement's processes anew. It takes milliseconds on a machine with many processes."""
         pids = {pid for root in self._roots for pid in tree_of(root)} - {os.getpid()}
         self._own = {pid: self._own.get(pid) or _Counter(_PROC / str(pid) / "stat") for pid in pids}
+        self._children = {pid: self._children.get(pid) or _children_of(pid) for pid in (os.getpid(), *pids)}
+
+    def _notice_new_processes(self) -> None:
+        """Take in what the measurement's processes have started since the last reading, such as a loader's workers."""
+        parents = list(self._children.values())
+        while parents:
+            pids = {int(pid) for parent in parents for pid in parent.now().split()} - self._own.keys()
+            for pid in pids:
+                self._own[pid] = _Counter(_PROC / str(pid) / "stat")
+                self._children[pid] = _children_of(pid)
+            parents = [self._children[pid] for pid in pids]
 
     def __call__(self) -> Reading:
         if not self._stat.exists:  # not Linux: what psutil knows
@@ -201,10 +214,17 @@ class Meter:
         )
 
     def _own_s(self) -> float:
-        """Return the CPU time of the measurement; this process's share of it comes from a clock finer than ticks."""
+        """Return the CPU time of the measurement; this process's share of it comes from a clock finer than ticks.
+
+        The time of a process that has ended is in its parent's account.
+        """
+        self._notice_new_processes()
         ended = os.times()
         here_s = time.process_time() + ended.children_user + ended.children_system
-        return here_s + sum(_process_s(counter.text()) for counter in self._own.values())
+        stats = {pid: counter.now() for pid, counter in self._own.items()}
+        for pid in [pid for pid, stat in stats.items() if not stat]:
+            del self._own[pid], self._children[pid]
+        return here_s + sum(map(_process_s, stats.values()))
 
     def _cores(self) -> tuple[float, float]:
         """Return the seconds that the allowed cores were busy, and those that were stolen from them."""
@@ -244,7 +264,7 @@ def _pretending(foreign_cores: float) -> Read:
     def read() -> Reading:
         now = time.perf_counter()
         waited_s = 0.5 * now if foreign_cores >= SOME_FOREIGN else 0.0
-        return Reading(now, len(_allowed_cores()), busy_s=foreign_cores * now, waited_s=waited_s)
+        return Reading(now, len(allowed_cores()), busy_s=foreign_cores * now, waited_s=waited_s)
 
     return read
 
@@ -269,6 +289,15 @@ class _Counter:
             with contextlib.suppress(OSError):
                 self.last = os.pread(self._file, 65536, 0).decode("ascii", errors="replace")
         return self.last
+
+    def now(self) -> str:
+        """Return what the file holds now; "" where its process has ended."""
+        if self._file is None:
+            return ""
+        try:
+            return os.pread(self._file, 65536, 0).decode("ascii", errors="replace")
+        except OSError:
+            return ""
 
     def __del__(self) -> None:
         if self._file is not None:
@@ -325,10 +354,9 @@ def tree_of(pid: int) -> list[int]:
         return []
 
 
-def _allowed_cores() -> frozenset[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return frozenset(os.sched_getaffinity(0))
-    return frozenset(range(os.cpu_count() or 1))
+def _children_of(pid: int) -> _Counter:
+    """Return the file that lists the children that a process's main thread has started."""
+    return _Counter(_PROC / str(pid) / "task" / str(pid) / "children")
 
 
 def _process_s(stat: str) -> float:

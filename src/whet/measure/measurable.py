@@ -18,6 +18,13 @@ class Measurable(Protocol):
     def num_kinds(self) -> int:
         """How many different calls `once` makes in turn: the n-th call equals the (n + num_kinds)-th. Often 1."""
 
+    @property
+    def is_sequence(self) -> bool:
+        """Whether each call differs from all others, as the steps of a training do.
+
+        Two variants are then compared on the calls that both of them made.
+        """
+
     def measuring(self) -> AbstractContextManager[object]:
         """Return the context that all calls are made in, such as one without gradients."""
 

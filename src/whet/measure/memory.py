@@ -2,14 +2,42 @@
 
 import contextlib
 import gc
+import os
 import resource
 import sys
 from pathlib import Path
 
+import psutil
 import torch
 
 _STATUS = Path("/proc/self/status")
+_STATM = Path("/proc/self/statm")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
+
+
+class ResidentMemory:
+    """Reads the resident memory of this process, in about a microsecond on Linux. Call it; close it."""
+
+    _file = -1  # where there is none, psutil reads
+
+    def __init__(self) -> None:
+        if _STATM.exists():
+            self._file = os.open(_STATM, os.O_RDONLY)
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
+        self._process = psutil.Process()
+
+    def __call__(self) -> int:
+        if self._file >= 0:
+            return int(os.pread(self._file, 64, 0).split(b" ", 2)[1]) * self._page_bytes
+        return int(self._process.memory_info().rss)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def peak_rss_bytes() -> int:

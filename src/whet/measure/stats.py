@@ -1,7 +1,7 @@
 """Is it faster? Paired ratios, their interval, a signed-rank test, and the machine's own noise.
 
 The replicate is the process: one pair is the original and the variant, each measured in a process of its own, one
-right after the other. A verdict wants three things at once: the interval beyond 1, the signed-rank test below 5 %
+right after the other. A verdict wants three things at once: the interval beyond 1, the signed-rank test below 5%
 (which takes at least six pairs), and a gain larger than what as many pairs of the *same* code would show here. Where
 the same code differs from itself by more than a quarter, nothing is called faster.
 
@@ -24,7 +24,7 @@ _MIN_RESAMPLED = 6  # resamples of fewer pairs cannot leave their range, which m
 def paired_ratio(
     original: Sequence[float], variant: Sequence[float], *, seed: int = 0
 ) -> tuple[float, tuple[float, float]]:
-    """Return how many times faster the variant is, as the geometric mean of the pairs, and the 95 % interval of that.
+    """Return how many times faster the variant is, as the geometric mean of the pairs, and the 95% interval of that.
 
     Args:
         original: Times; original[i] and variant[i] were taken side by side. Any one unit will do.
@@ -65,7 +65,7 @@ def noise_floor(groups: Sequence[Sequence[float]], *, num_pairs: int | None = No
 def ratio_noise(logs: np.ndarray) -> float:
     """Return the ratio that as many pairs of equal variants could show by chance, from the scatter of their log ratios.
 
-    It is the half-width of Student's 95 % interval of the mean. Raises ValueError for fewer than two pairs.
+    It is the half-width of Student's 95% interval of the mean. Raises ValueError for fewer than two pairs.
     """
     if len(logs) < 2:
         raise ValueError("two pairs at the least")
@@ -74,7 +74,7 @@ def ratio_noise(logs: np.ndarray) -> float:
 
 
 def mean_interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of at least two values, as `compare` has it of log ratios."""
+    """Return the 95% interval of the mean of at least two values, as `compare` has it of log ratios."""
     return _interval(np.asarray(values, dtype=float), seed)
 
 

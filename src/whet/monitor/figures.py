@@ -1,7 +1,7 @@
 """A summary's figures as people read them: three digits with their unit, and a dash for what was not measured."""
 
 from whet import figures
-from whet.figures import DASH, digits
+from whet.figures import DASH, digits, milliseconds, percent
 from whet.monitor import metrics
 from whet.monitor.summary import Gpu, Summary
 
@@ -80,11 +80,6 @@ def _gpu_rows(gpu: Gpu) -> list[tuple[str, str]]:
     return rows
 
 
-def milliseconds(value: float | None) -> str:
-    """In s, ms or µs."""
-    return figures.duration(None if value is None else value / 1e3)
-
-
 def num_bytes(value: float | None) -> str:
     """In GiB, MiB or KiB."""
     return figures.in_unit(value, _BYTES)
@@ -92,12 +87,6 @@ def num_bytes(value: float | None) -> str:
 
 def rate(value: float | None) -> str:
     return DASH if value is None else f"{digits(value)} per second"
-
-
-def percent(fraction: float | None) -> str:
-    if fraction is None:
-        return DASH
-    return f"{100 * fraction:.0f} %" if fraction >= 0.0995 or not fraction else f"{100 * fraction:.1f} %"
 
 
 def duration(seconds: float) -> str:

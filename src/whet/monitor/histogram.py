@@ -1,6 +1,6 @@
-"""Percentiles of any number of times in a fixed amount of memory: buckets that grow by 2 %.
+"""Percentiles of any number of times in a fixed amount of memory: buckets that grow by 2%.
 
-A percentile is right to within 1 %, whatever the distribution; count, sum, smallest and largest are exact.
+A percentile is right to within 1%, whatever the distribution; count, sum, smallest and largest are exact.
 Source: the relative-error buckets of DDSketch (Masson, Rim and Lee, VLDB 2019), with fixed ends.
 """
 
@@ -48,7 +48,7 @@ class LatencyHistogram:
         self.longest_s = max(self.longest_s, other.longest_s)
 
     def percentile_s(self, percent: float) -> float | None:
-        """In seconds, within 1 %; None where nothing was counted."""
+        """In seconds, within 1%; None where nothing was counted."""
         if not self.count:
             return None
         rank, seen = percent / 100 * (self.count - 1), 0

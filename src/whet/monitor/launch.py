@@ -41,7 +41,7 @@ class Launch:
         self._signals = _SignalsToChild()  # before there is a child: one that we leave behind would go on unwatched
         try:
             self._child = subprocess.Popen(words, env=environment(self._receiver.path))
-            self._signals.hand_to(self._child)
+            self._signals.forward_to(self._child)
         except OSError as error:
             self._signals.restore()
             self._receiver.finish(timeout_s=0)
@@ -135,9 +135,9 @@ class _SignalsToChild:
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
         self._early: list[int] = []
-        self._before = {number: signal.signal(number, self._hand_on) for number in _SIGNALS}
+        self._before = {number: signal.signal(number, self._forward) for number in _SIGNALS}
 
-    def hand_to(self, child: "subprocess.Popen[bytes]") -> None:
+    def forward_to(self, child: "subprocess.Popen[bytes]") -> None:
         self._child = child
         while self._early:
             self._send(child, self._early.pop(0))
@@ -147,7 +147,7 @@ class _SignalsToChild:
         for number, former in self._before.items():
             signal.signal(number, former)
 
-    def _hand_on(self, number: int, frame: FrameType | None) -> None:
+    def _forward(self, number: int, frame: FrameType | None) -> None:
         if self._child is None:
             self._early.append(number)
         elif number != signal.SIGINT or not in_foreground():

@@ -65,7 +65,7 @@ CHARTS = (
     Chart("Tokens per second", "/s", (Line(TOKENS, "tokens"),)),
     Chart("Steps per second", "/s", (Line(STEPS, "steps"),)),
     Chart("CPU", "%", (Line(CPU, "this run"), Line(MACHINE_CPU, "whole machine")),
-          "100 % is every core: of those this run may use, and of the machine.", top=100),
+          "100% is every core: of those this run may use, and of the machine.", top=100),
     Chart("Memory", "B", (Line(RSS, "this run"), Line(MACHINE_MEMORY, "whole machine")),
           "Resident memory of the process and all it started; a page that several of them share counts in each."),
     Chart("GPU", "%", (Line(GPU, "GPU"),), "Share of the time in which a kernel ran.", top=100),

@@ -18,17 +18,19 @@ from rich.console import Console
 
 from whet.errors import OptionError
 from whet.files import usable_directory, write_whole
+from whet.measure.cores import allowed_cores
 from whet.monitor import metrics
 from whet.monitor.allocator import AllocatorCollector
 from whet.monitor.gpu import GpuCollector
-from whet.monitor.process import ProcessCollector, usable_cores
+from whet.monitor.process import ProcessCollector
 from whet.monitor.run import Facts, Run
 from whet.monitor.sampler import Sampler
-from whet.monitor.server import DEFAULT_HOST, PageServer
+from whet.monitor.server import PageServer
 from whet.monitor.steps import Step, StepCounter, phases_of
 from whet.monitor.summary import Summary, summarise
 from whet.monitor.summary_page import render
 from whet.monitor.terminal import show_summary
+from whet.network import LOOPBACK
 
 if TYPE_CHECKING:
     from whet.monitor.torch_loop import OnStep, TorchLoop
@@ -62,7 +64,7 @@ class Monitor:
         name: str | None = None,
         *,
         port: int | None = None,
-        host: str = DEFAULT_HOST,
+        host: str = LOOPBACK,
         interval_s: float = 1.0,
         out: str | Path | None = None,
         show: bool = True,
@@ -79,7 +81,7 @@ class Monitor:
         self._counter = StepCounter()
         collectors = (ProcessCollector(os.getpid()), self._gpu, AllocatorCollector())
         self._sampler = Sampler(self.run, collectors, self._counter.take)
-        self._waiting = _Waiting()
+        self._waiting = _WaitTimer()
         self._step_began = time.perf_counter()
         self._owner = os.getpid()
         self._is_open = True
@@ -159,12 +161,12 @@ class Monitor:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.close("" if error is None else _said(error))
+        self.close("" if error is None else _error_text(error))
 
     def _close_at_exit(self) -> None:
         # What the interpreter has just printed a traceback of; a prompt survives its errors, and they end nothing.
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
-        self.close("" if error is None else _said(error))
+        self.close("" if error is None else _error_text(error))
 
     def _torch_stepped(self, step: Step, num_samples: int | None, num_tokens: int | None) -> None:
         """A step as torch shows it: counted, or only its phases where the loop says itself where its steps end."""
@@ -187,7 +189,7 @@ class Monitor:
             self._step_began = time.perf_counter()
 
 
-class _Waiting(contextlib.AbstractContextManager[None]):
+class _WaitTimer(contextlib.AbstractContextManager[None]):
     """Time spent within, since it was last taken."""
 
     def __init__(self) -> None:
@@ -212,7 +214,7 @@ def _with_wait(phases_s: dict[str, float], wait_s: float, latency_s: float) -> d
     return known | {metrics.DATA_WAIT: min(wait_s, max(0.0, latency_s - sum(known.values())))}
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
@@ -237,7 +239,7 @@ def facts(name: str, command: list[str], pid: int, interval_s: float) -> Facts:
         pid=pid,
         host=platform.node(),
         interval_s=interval_s,
-        num_cores=usable_cores(),
+        num_cores=len(allowed_cores()),
         memory_bytes=psutil.virtual_memory().total,
     )
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from whet.errors import OptionError
 from whet.monitor.launch import Launch
 from whet.monitor.monitor import MIN_INTERVAL_S, make_directory, write_summary
-from whet.monitor.server import DEFAULT_HOST
 from whet.monitor.summary import Summary, summarise
+from whet.network import LOOPBACK
 
 DEFAULT_PORT = 8765
 
@@ -17,7 +17,7 @@ def monitor_command(
     command: Sequence[str],
     *,
     port: int | None = None,
-    host: str = DEFAULT_HOST,
+    host: str = LOOPBACK,
     page: bool = True,
     keep: bool = False,
     interval_s: float = 1.0,

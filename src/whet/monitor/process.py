@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 
+from whet.measure.cores import allowed_cores
 from whet.monitor import metrics
 from whet.monitor.series import Cell
 
@@ -38,7 +39,7 @@ class ProcessCollector:
         if rss:
             cells[metrics.RSS] = Cell.of(rss)
             if elapsed_s > 0:
-                share = 100 * used_s / (elapsed_s * usable_cores())
+                share = 100 * used_s / (elapsed_s * len(allowed_cores()))
                 cells[metrics.CPU] = Cell.of(min(share, 100.0), elapsed_s)
         return cells
 
@@ -92,11 +93,6 @@ class _Tree:
                 children = psutil.Process(self._pid).children(recursive=True)
                 self._pids = [self._pid, *(child.pid for child in children)]
         return self._pids
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _children(pid: int) -> list[int]:

@@ -116,10 +116,10 @@ class Receiver:
     def _accept(self, selector: selectors.BaseSelector) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listening.accept()
-            selector.register(connection, selectors.EVENT_READ, _Connection(connection, self._hear, self._leave))
+            selector.register(connection, selectors.EVENT_READ, _Connection(connection, self._handle, self._disconnect))
             self._num_open += 1
 
-    def _hear(self, line: bytes) -> int | None:
+    def _handle(self, line: bytes) -> int | None:
         """One message. Returns the sender's process id, or None where it made no sense."""
         try:
             message = Message.model_validate_json(line)
@@ -147,7 +147,7 @@ class Receiver:
             self._run.note("ranks", f"{together} processes train: steps and phases are of the first, samples of all")
         return message.pid
 
-    def _leave(self, pid: int) -> None:
+    def _disconnect(self, pid: int) -> None:
         with self._lock:
             if pid in self._sources:
                 self._sources[pid].is_open = False
@@ -163,11 +163,11 @@ class _Connection:
     """Lines from one process."""
 
     def __init__(
-        self, connection: socket.socket, hear: Callable[[bytes], int | None], leave: Callable[[int], None]
+        self, connection: socket.socket, handle: Callable[[bytes], int | None], disconnect: Callable[[int], None]
     ) -> None:
         self._connection = connection
-        self._hear = hear
-        self._leave = leave
+        self._handle = handle
+        self._disconnect = disconnect
         self._pid: int | None = None
         self._buffer = b""
 
@@ -179,10 +179,10 @@ class _Connection:
             return False
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
-            self._pid = self._hear(line) or self._pid
+            self._pid = self._handle(line) or self._pid
         return bool(data) and len(self._buffer) < MAX_LINE_BYTES
 
     def close(self) -> None:
         self._connection.close()
         if self._pid is not None:
-            self._leave(self._pid)
+            self._disconnect(self._pid)

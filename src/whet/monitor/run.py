@@ -69,7 +69,7 @@ class Run:
             if steps.num_steps:
                 self._last_step_s = row.ended_s
             self._unavailable = dict(unavailable)
-        self._tell()
+        self._notify()
 
     def name_gpus(self, names: Mapping[int, str]) -> None:
         """What the GPUs are called, by number."""
@@ -88,7 +88,7 @@ class Run:
                 return
             self._ended_s = time.monotonic() - self._began
             self._ending = Ending(exit_code, message)
-        self._tell()
+        self._notify()
 
     @property
     def ending(self) -> Ending | None:
@@ -179,7 +179,7 @@ class Run:
             "ended": None if self._ending is None else vars(self._ending),
         }
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:

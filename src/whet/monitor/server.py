@@ -2,32 +2,29 @@
 
 import asyncio
 import contextlib
-import errno
-import ipaddress
 import json
-import socket
 import threading
 import time
 from importlib.resources import files
 from typing import Any
-from urllib.parse import urlsplit
 
-from whet.errors import MissingExtra, OptionError
+from whet import charts
+from whet.errors import MissingExtra
 from whet.monitor import metrics
 from whet.monitor.exporter import Exporter
 from whet.monitor.run import Run
 from whet.monitor.summary import summarise
 from whet.monitor.summary_page import render
-
-DEFAULT_HOST = "127.0.0.1"
+from whet.network import LOOPBACK, bind, http_url, is_loopback, listen, names_loopback
 
 _WAIT_S = 15.0  # a page asks again after that, so that either side notices when the other has gone
 _START_S = 10.0
+_BACKLOG = 64
 _TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
-_STATIC = ("style.css", "format.js", "chart.js", "charts.js", "tiles.js", "live.js")
+_STATIC = ("style.css", "format.js", "chart.js", "charts.js", "tiles.js", "live.js", *charts.FILES)
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
-_NEVER_STALE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
-_OF_THE_PAGE = {**_NEVER_STALE, "Content-Security-Policy": _POLICY}
+_NO_CACHE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+_PAGE_HEADERS = {**_NO_CACHE, "Content-Security-Policy": _POLICY}
 
 
 class PageServer:
@@ -36,17 +33,18 @@ class PageServer:
     Raises MissingExtra without fastapi and uvicorn, OptionError where the address cannot be had.
     """
 
-    def __init__(self, run: Run, host: str = DEFAULT_HOST, port: int = 0) -> None:
-        self._waiting = _Waiting(run)
-        app = _app(run, self._waiting, loopback=_is_loopback(host))
+    def __init__(self, run: Run, host: str = LOOPBACK, port: int = 0) -> None:
+        self._waiting = _PageWaiters(run)
+        app = _app(run, self._waiting, loopback=is_loopback(host))
         self._server = _uvicorn(app)
         self._socket = bind(host, port)
+        listen(self._socket, _BACKLOG)
         self.host, self.port = host, int(self._socket.getsockname()[1])
         self._thread = threading.Thread(target=self._serve, name="whet-monitor-page", daemon=True)
 
     @property
     def url(self) -> str:
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return http_url(self.host, self.port)
 
     def start(self) -> None:
         """Returns once the page can be asked for."""
@@ -60,7 +58,7 @@ class PageServer:
         if self._thread.ident is None:
             self._socket.close()
             return
-        self._waiting.let_pages_hear()
+        self._waiting.notify_pages()
         self._waiting.stop()
         self._server.end()
         self._thread.join(timeout=_START_S)
@@ -70,7 +68,7 @@ class PageServer:
         self._server.run(sockets=[self._socket])
 
 
-class _Waiting:
+class _PageWaiters:
     """Requests that wait for news, and whether the page has heard of the end."""
 
     def __init__(self, run: Run) -> None:
@@ -79,8 +77,8 @@ class _Waiting:
         self._events: set[asyncio.Event] = set()
         self._asked = -float("inf")
         self._is_stopped = False
-        self._heard = threading.Event()
-        run.listen(self._tell)
+        self._notified = threading.Event()
+        run.listen(self._notify)
 
     async def news(self, after: int) -> None:
         """Wait until there is a row beyond `after`, or the run has ended."""
@@ -96,19 +94,19 @@ class _Waiting:
             self._events.discard(event)
             self._asked = time.monotonic()
         if self._run.ending is not None:
-            self._heard.set()
+            self._notified.set()
 
-    def let_pages_hear(self) -> None:
+    def notify_pages(self) -> None:
         """Wait a moment for a page that is between two questions; not at all where none is open."""
         if self._run.ending is not None and (self._events or time.monotonic() - self._asked < 2.0):
-            self._heard.wait(timeout=1.5)
+            self._notified.wait(timeout=1.5)
 
     def stop(self) -> None:
         """Let nobody wait any longer: the server ends."""
         self._is_stopped = True
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped
                 self._loop.call_soon_threadsafe(self._wake)
@@ -116,26 +114,6 @@ class _Waiting:
     def _wake(self) -> None:
         for event in self._events:
             event.set()
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises OptionError where the address is in use or none of this machine's."""
-    if not 0 <= port <= 65535:
-        raise OptionError(f"port {port} is none: write 0 for any free one, or 1 to 65535")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-        listening.listen(64)
-    except OSError as error:
-        listening.close()
-        if error.errno == errno.EADDRINUSE:
-            raise OptionError(
-                f"port {port} of {host} is in use; name another one, or 0 for any that is free"
-            ) from error
-        raise OptionError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
-    return listening
 
 
 def _uvicorn(app: Any) -> Any:
@@ -174,7 +152,7 @@ def _uvicorn(app: Any) -> Any:
     return Server(config)
 
 
-def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
+def _app(run: Run, waiting: _PageWaiters, *, loopback: bool) -> Any:
     try:
         from fastapi import Depends, FastAPI, HTTPException, Request, Response
     except ImportError as error:
@@ -182,15 +160,15 @@ def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
     exporter = Exporter(run)
 
     def check_host(request: Request) -> None:
-        # A foreign site can point a name of its own at 127.0.0.1 and read what a browser gets from there.
-        if loopback and not _is_loopback(urlsplit(f"//{request.headers.get('host', '')}").hostname or ""):
+        if loopback and not names_loopback(request.headers.get("host", "")):
             raise HTTPException(421, "this page answers to localhost only")
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(check_host)])
 
     async def static(name: str) -> Response:
-        content = (files("whet.monitor") / "page" / name).read_bytes()
-        return Response(content, media_type=_TYPES[name.rpartition(".")[2]], headers=_OF_THE_PAGE)
+        folder = files("whet.charts") if name in charts.FILES else files("whet.monitor") / "page"
+        content = (folder / name).read_bytes()
+        return Response(content, media_type=_TYPES[name.rpartition(".")[2]], headers=_PAGE_HEADERS)
 
     @app.get("/")
     async def page() -> Response:
@@ -204,10 +182,10 @@ def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
 
     def data(value: object) -> Response:
         # Not FastAPI's own encoder: it looks at every number in Python, on the watched process's time.
-        return Response(json.dumps(value), media_type="application/json", headers=_NEVER_STALE)
+        return Response(json.dumps(value), media_type="application/json", headers=_NO_CACHE)
 
     @app.get("/api/charts")
-    async def charts() -> Response:
+    async def what_charts() -> Response:
         return data(metrics.charts())
 
     @app.get("/api/update")
@@ -222,11 +200,11 @@ def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
 
     @app.get("/summary.json")
     async def summary() -> Response:
-        return Response(summarise(run).to_json(), media_type="application/json", headers=_NEVER_STALE)
+        return Response(summarise(run).to_json(), media_type="application/json", headers=_NO_CACHE)
 
     @app.get("/summary.html")
     async def summary_page() -> Response:
-        return Response(render(run), media_type="text/html", headers=_NEVER_STALE)
+        return Response(render(run), media_type="text/html", headers=_NO_CACHE)
 
     @app.get("/metrics")
     async def scrape(request: Request) -> Response:
@@ -234,11 +212,3 @@ def _app(run: Run, waiting: _Waiting, *, loopback: bool) -> Any:
         return Response(content, headers={"Content-Type": content_type})
 
     return app
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False

@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, dataclass, field
 
+from whet.bounds import BOUND_SHARE
 from whet.figures import MIN_SAMPLES_FOR_P99
 from whet.monitor import metrics
 from whet.monitor.histogram import LatencyHistogram
@@ -10,7 +11,6 @@ from whet.monitor.run import Run
 from whet.monitor.series import Cell
 
 FORMAT = 1
-INPUT_BOUND = 0.25  # share of the step's time in waiting for data from which on the sentence says so first
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,6 @@ def _sentence(num_steps: int, latency: Latency | None, shares: dict[str, float])
     wait = shares.get(metrics.DATA_WAIT)
     if wait is None:
         return f"{steps}."
-    if wait >= INPUT_BOUND:
+    if wait >= BOUND_SHARE:
         return f"Input-bound: {wait:.0%} of the step time went into waiting for data. {steps}."
     return f"{steps}; {wait:.1%} of the step time went into waiting for data."

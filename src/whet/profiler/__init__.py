@@ -1,6 +1,7 @@
 """Where a model's time goes, layer by layer, and what bounds it."""
 
-from whet.profiler.diagnosis import Bound, Diagnosis, attainable_s, diagnose, layer_bound, least_time_s, speedup_bound
+from whet.bounds import Bound
+from whet.profiler.diagnosis import Diagnosis, attainable_s, diagnose, layer_bound, least_time_s, speedup_bound
 from whet.profiler.layers import LayerCost, Profile, profile_layers, profile_sizes
 
 __all__ = [

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from whet.measure.source_location import BEFORE, Line, user_line
 
-_NEW_PEAK = 1.01  # times the last one whose holders were noted
+_NEW_PEAK = 1.01  # times the last one whose lines were noted
 _MOST_POINTS = 2000
 
 # What comes from Python or numpy data: the storage is new, though an operator seems to have been given it.
@@ -70,7 +70,7 @@ class TensorMemory:
 
 
 @dataclass
-class _Held:
+class _Storage:
     """One storage while it lives. The weak reference must live as long."""
 
     num_bytes: int
@@ -84,20 +84,20 @@ class _Held:
 
 
 @dataclass
-class _Use:
+class _LineTotal:
     num_bytes: int = 0
     num_tensors: int = 0
 
 
 @dataclass
-class _Track:
+class _Totals:
     """Running totals."""
 
     held_bytes: int = 0
     peak_bytes: int = 0
-    noted_bytes: int = -1  # the peak whose holders are in `noted`
+    noted_bytes: int = -1  # the peak whose lines are in `noted`
     step_peak_bytes: int = 0
-    uses: dict[Line, _Use] = field(default_factory=dict)
+    uses: dict[Line, _LineTotal] = field(default_factory=dict)
     noted: dict[Line, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -109,8 +109,8 @@ class AllocationTracker(TorchDispatchMode):
 
     def __init__(self, *, changed: Callable[[int], None] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._held: dict[int, _Held] = {}
-        self._track = _Track()
+        self._held: dict[int, _Storage] = {}
+        self._track = _Totals()
         self.changed = changed
         self._step = 0
         self._step_bytes: list[int] = []
@@ -129,10 +129,10 @@ class AllocationTracker(TorchDispatchMode):
     def num_steps(self) -> int:
         return self._step
 
-    def know(self, tensors: Iterable[Tensor]) -> None:
+    def register(self, tensors: Iterable[Tensor]) -> None:
         """Storages that are there before anything runs: they count, and are nobody's allocation."""
         for tensor in tensors:
-            self._see(tensor, BEFORE, is_outside=True)
+            self._add_storage(tensor, BEFORE, is_outside=True)
         self._start_bytes = self._track.held_bytes
 
     def step(self) -> None:
@@ -173,16 +173,16 @@ class AllocationTracker(TorchDispatchMode):
         for tensor in given:  # before the call, which may free or resize them
             if storage_key(tensor) not in self._held:
                 line = line or user_line(sys._getframe(1))
-                self._see(tensor, line, is_outside=not lifts)
+                self._add_storage(tensor, line, is_outside=not lifts)
         output = func(*args, **kwargs)
         for tensor in _tensors((output,)):
             key = storage_key(tensor)
             if key not in self._held:
                 line = line or user_line(sys._getframe(1))
-                self._see(tensor, line, is_outside=False)
+                self._add_storage(tensor, line, is_outside=False)
         return output
 
-    def _see(self, tensor: Tensor, line: Line, *, is_outside: bool) -> None:
+    def _add_storage(self, tensor: Tensor, line: Line, *, is_outside: bool) -> None:
         """Watch a tensor's storage from now until it is freed."""
         try:
             storage = tensor.untyped_storage()
@@ -193,19 +193,19 @@ class AllocationTracker(TorchDispatchMode):
         key = int(storage._cdata)
         if key in self._held or not num_bytes or device == "meta":
             return
-        held = _Held(num_bytes, tuple(tensor.shape), tensor.dtype, device, line, self._step, is_outside)
-        held.reference = weakref.ref(storage, lambda _, key=key: self._freed(key))  # type: ignore[misc]
+        held = _Storage(num_bytes, tuple(tensor.shape), tensor.dtype, device, line, self._step, is_outside)
+        held.reference = weakref.ref(storage, lambda _, key=key: self._remove_storage(key))  # type: ignore[misc]
         self._held[key] = held
         track = self._track
-        use = track.uses.setdefault(line, _Use())
+        use = track.uses.setdefault(line, _LineTotal())
         use.num_bytes += num_bytes
         use.num_tensors += 1
         track.held_bytes += num_bytes
-        self._note()
+        self._note_peak()
         if self.changed is not None:
             self.changed(track.held_bytes)
 
-    def _freed(self, key: int) -> None:
+    def _remove_storage(self, key: int) -> None:
         held = self._held.pop(key, None)
         if held is None:
             return
@@ -214,8 +214,8 @@ class AllocationTracker(TorchDispatchMode):
         use.num_tensors -= 1
         self._track.held_bytes -= held.num_bytes
 
-    def _note(self) -> None:
-        """Peaks, with their holders where a peak stands out from the last, and a point of the timeline."""
+    def _note_peak(self) -> None:
+        """Note a peak, with the lines that hold it where it stands out from the last, and a point of the timeline."""
         track = self._track
         held = track.held_bytes
         track.step_peak_bytes = max(track.step_peak_bytes, held)

@@ -7,8 +7,9 @@ costs to call an operator, and caches, from which small models read their weight
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
+from whet.bounds import ROOFLINE, Bound
+from whet.figures import percent
 from whet.machine import Limits
 from whet.profiler.layers import LayerCost, Profile
 
@@ -16,17 +17,12 @@ _FAR = 4.0  # times what is attainable
 _CALL = 20.0  # times the smallest operator: what one with real tensors costs to call, memory and threads included
 
 
-class Bound(StrEnum):
-    COMPUTE = "compute-bound"
-    BANDWIDTH = "bandwidth-bound"
-    OVERHEAD = "overhead-bound"
-
-
 @dataclass(frozen=True)
 class Diagnosis:
     """What a model's time goes into.
 
-    bound: what most of it is spent on. shares: of the time, per Bound. share_of_limit: attainable / measured.
+    bound: what most of it is spent on. shares: of the time, for each of ROOFLINE. share_of_limit: attainable over
+    measured time.
     """
 
     bound: Bound
@@ -37,14 +33,14 @@ class Diagnosis:
 
 def diagnose(profile: Profile, limits: Limits) -> Diagnosis:
     """Say which layers are held back by what, and how far they are from the limit."""
-    groups: dict[Bound, list[LayerCost]] = {bound: [] for bound in Bound}
+    groups: dict[Bound, list[LayerCost]] = {bound: [] for bound in ROOFLINE}
     for layer in profile.layers:
         groups[layer_bound(layer, limits, dtype=profile.dtype)].append(layer)
     times = {bound: sum(layer.time_s for layer in layers) for bound, layers in groups.items()}
     measured_s = sum(times.values())
     shares = {bound: time_s / measured_s if measured_s else 0.0 for bound, time_s in times.items()}
     least_s = least_time_s(profile, limits)
-    ranked = sorted(Bound, key=lambda bound: -shares[bound])
+    ranked = sorted(ROOFLINE, key=lambda bound: -shares[bound])
     phrases = [
         _phrase(bound, shares[bound], groups[bound], limits, profile.dtype)
         for bound in ranked
@@ -72,9 +68,20 @@ def layer_bound(layer: LayerCost, limits: Limits, *, dtype: str = "float32") -> 
     return Bound.COMPUTE if compute_s >= memory_s else Bound.BANDWIDTH
 
 
-def least_time_s(profile: Profile, limits: Limits) -> float:
-    """What the layers would take if each ran at the machine's limit, in the dtype of its weights."""
-    return sum(attainable_s(layer, limits, dtype=profile.dtype) for layer in profile.layers)
+def least_time_s(
+    profile: Profile,
+    limits: Limits,
+    *,
+    dtype: str | None = None,
+    weight_scale: float = 1.0,
+    activation_scale: float = 1.0,
+) -> float:
+    """What the layers would take if each ran at the machine's limit, in `dtype` or else in that of its weights.
+
+    The scales are those of `attainable_s`.
+    """
+    scales = {"weight_scale": weight_scale, "activation_scale": activation_scale}
+    return sum(attainable_s(layer, limits, dtype=dtype or profile.dtype, **scales) for layer in profile.layers)
 
 
 def attainable_s(
@@ -150,14 +157,14 @@ def _phrase(bound: Bound, share: float, layers: Sequence[LayerCost], limits: Lim
     for layer in layers:
         by_kind[layer.kind] += layer.time_s  # type: ignore[assignment]  # a Counter sums floats as well
     kinds = [kind for kind, kind_s in by_kind.most_common(3) if kind_s >= 0.1 * time_s]
-    where = f"{share:.0%}".replace("%", " %") + f" of the time is in {bound} layers ({', '.join(kinds)}), "
+    where = f"{percent(share, decimals=0)} of the time is in {bound} layers ({', '.join(kinds)}), "
     if bound is Bound.OVERHEAD:
         return where + "where calling operators costs more than their work"
     if bound is Bound.COMPUTE:
         reached = sum(_compute_s(layer, limits, dtype) for layer in layers) / time_s
-        return where + f"which run at {min(1.0, reached) * 100:.0f} % of the {dtype} limit"
+        return where + f"which run at {percent(min(1.0, reached), decimals=0)} of the {dtype} limit"
     reached = sum(_memory_s(layer, limits) for layer in layers) / time_s
-    return where + f"which read at {min(1.0, reached) * 100:.0f} % of what memory gives"
+    return where + f"which read at {percent(min(1.0, reached), decimals=0)} of what memory gives"
 
 
 def _sentence(phrases: list[str]) -> str:

@@ -44,7 +44,7 @@ class Leak:
 
 
 @dataclass(frozen=True)
-class Survivors:
+class SurvivingAllocations:
     """What one line left alive, from the steps that are looked at: all but the first and the last."""
 
     line: Line
@@ -56,7 +56,7 @@ class Survivors:
         return sum(a.num_bytes for a in self.allocations)
 
 
-def survivors_of(alive: Sequence[Allocation], num_steps: int) -> list[Survivors]:
+def surviving_allocations(alive: Sequence[Allocation], num_steps: int) -> list[SurvivingAllocations]:
     """The lines whose allocations survive from steps all along a run of `num_steps` steps; most bytes first.
 
     alive: what lives at the end of it. None with fewer than five steps: nothing could be told.
@@ -71,7 +71,7 @@ def survivors_of(alive: Sequence[Allocation], num_steps: int) -> list[Survivors]
     for line, allocations in by_line.items():
         steps = frozenset(a.step for a in allocations)
         if is_spread(steps, num_steps):
-            found.append(Survivors(line, tuple(allocations), steps))
+            found.append(SurvivingAllocations(line, tuple(allocations), steps))
     return sorted(found, key=lambda s: -s.num_bytes)
 
 
@@ -87,25 +87,25 @@ def is_spread(steps: frozenset[int], num_steps: int) -> bool:
     return len([step for step in steps if step in window]) >= enough and len(parts) == 3
 
 
-def is_worth_a_word(survivors: Survivors, num_steps: int, *, keeps_graph: bool) -> bool:
+def is_significant(surviving: SurvivingAllocations, num_steps: int, *, keeps_graph: bool) -> bool:
     """A few bytes a step are a log, unless each keeps the graph that it comes from."""
-    return keeps_graph or survivors.num_bytes / max(1, num_steps - 2) >= _LEAST_BYTES
+    return keeps_graph or surviving.num_bytes / max(1, num_steps - 2) >= _LEAST_BYTES
 
 
-def leak_of(survivors: Survivors, num_steps: int, *, held_by: str = "", keeps_graph: bool = False) -> Leak:
+def leak_of(surviving: SurvivingAllocations, num_steps: int, *, held_by: str = "", keeps_graph: bool = False) -> Leak:
     """As it is reported, with its most frequent shape."""
     shapes: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
-    for a in survivors.allocations:
+    for a in surviving.allocations:
         shapes[a.dtype, a.shape] += 1
     dtype, shape = max(shapes, key=lambda s: shapes[s])
     looked_at = num_steps - 2
     return Leak(
-        line=survivors.line,
+        line=surviving.line,
         what=f"{dtype}{list(shape)}" + (" and others" if len(shapes) > 1 else ""),
-        bytes_per_step=survivors.num_bytes / looked_at,
-        num_kept=len(survivors.allocations),
-        kept_bytes=survivors.num_bytes,
-        steps=len(survivors.steps),
+        bytes_per_step=surviving.num_bytes / looked_at,
+        num_kept=len(surviving.allocations),
+        kept_bytes=surviving.num_bytes,
+        steps=len(surviving.steps),
         num_steps=looked_at,
         held_by=held_by,
         keeps_graph=keeps_graph,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from whet.profiler.allocations import Allocation, storage_key
 
 _CONTAINERS = (list, tuple, set, dict, deque)
-_NO_HOLDERS = (types.FrameType, types.ModuleType, types.FunctionType, types.GeneratorType, type)
+_NOT_REFERRERS = (types.FrameType, types.ModuleType, types.FunctionType, types.GeneratorType, type)
 _MOST_LEVELS = 4
 _MOST_REFERRERS = 200
 
@@ -30,7 +30,7 @@ class LiveTensor:
 
 
 @dataclass
-class Reach:
+class LiveObjects:
     """What Python can reach: tensors by their storage, and the modules and optimisers that name them."""
 
     tensors: dict[int, list[Tensor]] = field(default_factory=dict)
@@ -38,14 +38,14 @@ class Reach:
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
 
 
-def reach() -> Reach:
+def live_objects() -> LiveObjects:
     """Everything the garbage collector knows. By type, not isinstance: that would run the code of proxies.
 
     What a program has frozen (gc.freeze) is thawed, for the collector does not show it, be it the very list that
     grows. It is not frozen again: then whatever else lives now would never be collected.
     """
     gc.unfreeze()
-    found = Reach()
+    found = LiveObjects()
     for thing in gc.get_objects():
         kind = type(thing)
         if issubclass(kind, Tensor):
@@ -70,13 +70,13 @@ def largest(alive: Sequence[Allocation], names: dict[int, str], count: int = 10)
     return tuple(LiveTensor(found[0], names.get(found[0].key, ""), len(found)) for found in kinds.values())
 
 
-def names_of(reached: Reach) -> dict[int, str]:
+def names_of(objects: LiveObjects) -> dict[int, str]:
     """Storage -> its name: parameters, buffers and gradients by the outermost module that holds them, then
     optimiser state."""
     names: dict[int, str] = {}
     whose: dict[int, str] = {}
-    inner = {id(child) for module in reached.modules for child in module.modules() if child is not module}
-    for module in sorted(reached.modules, key=lambda m: id(m) in inner):  # roots first
+    inner = {id(child) for module in objects.modules for child in module.modules() if child is not module}
+    for module in sorted(objects.modules, key=lambda m: id(m) in inner):  # roots first
         for path, tensor in (*module.named_parameters(), *module.named_buffers()):
             key = storage_key(tensor)
             if key is None:
@@ -86,7 +86,7 @@ def names_of(reached: Reach) -> dict[int, str]:
             gradient = storage_key(tensor.grad) if tensor.is_leaf and tensor.grad is not None else None
             if gradient is not None:
                 names.setdefault(gradient, f"gradient of {name}")
-    for optimizer in reached.optimizers:
+    for optimizer in objects.optimizers:
         for parameter, state in optimizer.state.items():
             for entry, value in state.items() if isinstance(state, dict) else ():
                 key = storage_key(value) if isinstance(value, Tensor) else None
@@ -96,7 +96,7 @@ def names_of(reached: Reach) -> dict[int, str]:
     return names
 
 
-def holder_of(tensor: Tensor, *, ignore: Iterable[object] = ()) -> str:
+def referrer_of(tensor: Tensor, *, ignore: Iterable[object] = ()) -> str:
     """The container that keeps a tensor alive and the variable that names it, as "the list 'losses' (in train)".
 
     "" where Python sees none: autograd or a C++ object holds it. ignore: containers of whoever asks. What is frozen
@@ -119,11 +119,11 @@ def holder_of(tensor: Tensor, *, ignore: Iterable[object] = ()) -> str:
 
 def _container(thing: object, hidden: set[int]) -> Any:
     """What holds an object: the longest container, as what grows is looked for; else an object with attributes."""
-    found = [r for r in gc.get_referrers(thing) if id(r) not in hidden and not isinstance(r, _NO_HOLDERS)]
-    containers = [holder for holder in found if isinstance(holder, _CONTAINERS)]
+    found = [r for r in gc.get_referrers(thing) if id(r) not in hidden and not isinstance(r, _NOT_REFERRERS)]
+    containers = [referrer for referrer in found if isinstance(referrer, _CONTAINERS)]
     if containers:
         return max(containers, key=len)
-    return next((holder for holder in found if hasattr(holder, "__dict__")), None)
+    return next((referrer for referrer in found if hasattr(referrer, "__dict__")), None)
 
 
 def _variable(thing: object) -> str:
@@ -136,7 +136,7 @@ def _variable(thing: object) -> str:
     for referrer in gc.get_referrers(thing)[:_MOST_REFERRERS]:
         if type(referrer) is dict:
             name, owner = _name_in(referrer, thing), _owner(referrer)
-        elif hasattr(referrer, "__dict__") and not isinstance(referrer, _NO_HOLDERS):
+        elif hasattr(referrer, "__dict__") and not isinstance(referrer, _NOT_REFERRERS):
             name, owner = _name_in(vars(referrer), thing), type(referrer).__name__  # attributes need not be in a dict
         else:
             continue

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import TypeAdapter
 
+from whet.bounds import Bound
 from whet.measure.source_location import Line
 from whet.profiler.allocations import TensorMemory
 from whet.profiler.leaks import Leak
@@ -38,7 +39,7 @@ class LayerLine:
     flops: int
     num_bytes: int
     intensity: float | None
-    bound: str
+    bound: Bound
     share_of_limit: float | None
 
 

@@ -57,7 +57,7 @@ class _Stack:
         self.depth = self.beyond = 0
 
 
-class _Lane(threading.local):
+class _ThreadStack(threading.local):
     """The stack of the thread that looks at it."""
 
     def __init__(self, stacks: list[_Stack]) -> None:
@@ -141,7 +141,7 @@ class Sections:
         self._nvtx = nvtx
         self._pending: list[tuple[_Node, Any, Any]] = []
         self._stacks: list[_Stack] = []
-        self._lane = _Lane(self._stacks)
+        self._lane = _ThreadStack(self._stacks)
         self._entries: dict[str, SectionEntry] = {}
         self._plain = not (cuda or nvtx)
 
@@ -201,7 +201,7 @@ class Sections:
             if most > node.peak_bytes:
                 node.peak_bytes = most
 
-    def saw_bytes(self, held_bytes: int) -> None:
+    def note_bytes(self, held_bytes: int) -> None:
         """Somebody else has seen so much memory held now: it counts for every section that runs."""
         for stack in list(self._stacks):
             node = stack.top

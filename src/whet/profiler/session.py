@@ -16,14 +16,14 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from whet.errors import OptionError, OutputError, reason
+from whet.errors import OptionError, OutputError, named_reason
 from whet.files import write_whole
 from whet.machine import Limits, describe
 from whet.profiler import chrome
 from whet.profiler.allocations import AllocationTracker, TensorMemory
-from whet.profiler.leaks import LEAST_STEPS, Leak, is_worth_a_word, leak_of, survivors_of
+from whet.profiler.leaks import LEAST_STEPS, Leak, is_significant, leak_of, surviving_allocations
 from whet.profiler.operators import Operators, operators_of, start_tracer, stop_tracer
-from whet.profiler.referrers import LiveTensor, holder_of, largest, names_of, reach
+from whet.profiler.referrers import LiveTensor, largest, live_objects, names_of, referrer_of
 from whet.profiler.report import Report, as_json
 from whet.profiler.sections import SectionEntry, Sections, Timer
 from whet.profiler.show import show_report
@@ -90,8 +90,8 @@ class Session:
         self._wants_operators = operators
         self._cuda = torch.cuda.is_initialized() if device is None else device == "cuda"
         self._timers: dict[str, Timer] = {}
-        self._tracker = AllocationTracker(changed=self._saw) if memory else None
-        self._timeline = Timeline("cuda" if self._cuda else "cpu", seen=None if memory else self._saw)
+        self._tracker = AllocationTracker(changed=self._note_bytes) if memory else None
+        self._timeline = Timeline("cuda" if self._cuda else "cpu", seen=None if memory else self._note_bytes)
         self._sections = self._new_sections()
         self._tracer: torch.profiler.profile | None = None
         self._traced_from_s = self._traced_s = 0.0
@@ -129,7 +129,7 @@ class Session:
         self._stop_tracing()
         if self._tracker is not None:
             self._tracker.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
-        partial = "" if error is None else f"the block raised {type(error).__name__}: {reason(error)}"
+        partial = "" if error is None else f"the block raised {named_reason(error)}"
         self._report = self._found(took.wall_s, took.cpu_s, min(took.wall_s, took.thread_s), partial)
 
     def _found(self, wall_s: float, cpu_s: float, thread_s: float, partial: str) -> Report:
@@ -139,7 +139,7 @@ class Session:
         leaks: tuple[Leak, ...] | None = None
         if self._tracker is not None:
             tensors = self._tracker.memory()
-            live, leaks = look_at(self._tracker)
+            live, leaks = inspect_memory(self._tracker)
         memory = self._timeline.stop()
         fragmentation = cuda_fragmentation() if self._cuda else None
         if self._cuda and self._tracker is not None:
@@ -249,8 +249,8 @@ class Session:
         read = torch.cuda.memory_allocated if self._cuda else self._timeline.read_rss
         return Sections(depth=depth, read_bytes=read, cuda=self._cuda, nvtx=uses_nvtx)
 
-    def _saw(self, held_bytes: int) -> None:
-        self._sections.saw_bytes(held_bytes)
+    def _note_bytes(self, held_bytes: int) -> None:
+        self._sections.note_bytes(held_bytes)
 
     def _start_tracing(self) -> None:
         began = _Times.now()
@@ -291,7 +291,7 @@ class Session:
         return tuple(notes)
 
 
-def look_at(
+def inspect_memory(
     tracker: AllocationTracker, named: Mapping[int, str] = MappingProxyType({})
 ) -> tuple[tuple[LiveTensor, ...], tuple[Leak, ...] | None]:
     """The largest storages that are alive, and what leaks, with who holds it: first what holds a graph, as it holds
@@ -300,27 +300,27 @@ def look_at(
     named: storages whose names the caller knows, by their key.
     """
     alive = tracker.alive()
-    reached = reach()
-    live = largest(alive, {**names_of(reached), **named})
+    objects = live_objects()
+    live = largest(alive, {**names_of(objects), **named})
     if tracker.num_steps < LEAST_STEPS:
         return live, None
     leaks = []
-    for survivors in survivors_of(alive, tracker.num_steps):
-        tensors = [t for a in survivors.allocations for t in reached.tensors.get(a.key, [])]
-        held_by = _holder(tensors, ignore=[tensors, *reached.tensors.values()])
+    for surviving in surviving_allocations(alive, tracker.num_steps):
+        tensors = [t for a in surviving.allocations for t in objects.tensors.get(a.key, [])]
+        held_by = _referrer(tensors, ignore=[tensors, *objects.tensors.values()])
         keeps_graph = bool(held_by) and any(tensor.grad_fn is not None for tensor in tensors)
-        if not is_worth_a_word(survivors, tracker.num_steps, keeps_graph=keeps_graph):
+        if not is_significant(surviving, tracker.num_steps, keeps_graph=keeps_graph):
             continue
-        leaks.append(leak_of(survivors, tracker.num_steps, held_by=held_by, keeps_graph=keeps_graph))
+        leaks.append(leak_of(surviving, tracker.num_steps, held_by=held_by, keeps_graph=keeps_graph))
     return live, tuple(sorted(leaks, key=lambda leak: (not leak.keeps_graph, not leak.held_by, -leak.kept_bytes)))
 
 
-def _holder(tensors: Sequence[Tensor], ignore: Sequence[object]) -> str:
+def _referrer(tensors: Sequence[Tensor], ignore: Sequence[object]) -> str:
     """Who holds them: one line may allocate what a list keeps and what autograd saves, so one of each shape is asked
     for."""
     asked = {tuple(tensor.shape): tensor for tensor in reversed(tensors)}
     mine = [*ignore, asked]
-    return next((held_by for tensor in asked.values() if (held_by := holder_of(tensor, ignore=mine))), "")
+    return next((held_by for tensor in asked.values() if (held_by := referrer_of(tensor, ignore=mine))), "")
 
 
 def nsight_commands(program: str, *, marked: bool = False) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from rich import box
@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from whet.figures import DASH, digits, duration, num_bytes, operations
-from whet.profiler.figures import percent, signed
+from whet.figures import DASH, bytes_change, digits, duration, num_bytes, one_line, operations, percent
 from whet.profiler.report import LayerLine, Report
 from whet.profiler.sections import SectionCost
 
@@ -22,7 +21,6 @@ _LAYER_FIGURES = 58  # columns that a layer's row needs beside its name
 _SHARE = 7
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 60
-_SHORT = {"compute-bound": "compute", "bandwidth-bound": "bandwidth", "overhead-bound": "overhead"}
 
 
 def show_report(console: Console, report: Report, *, rows: int = 12) -> None:
@@ -44,7 +42,7 @@ def show_report(console: Console, report: Report, *, rows: int = 12) -> None:
 
 def _show_verdict(console: Console, report: Report) -> None:
     if report.partial:
-        console.print(Text.assemble(("PARTIAL  ", "bold red"), _plain(report.partial)))
+        console.print(Text.assemble(("PARTIAL  ", "bold red"), one_line(report.partial)))
     if report.busy:
         console.print(Text(f"The machine was busy: {report.busy}. Times may be too long.", "yellow"))
         if report.verdict is None and not report.partial:
@@ -55,7 +53,7 @@ def _show_verdict(console: Console, report: Report) -> None:
             head.append(f", at {percent(report.verdict.share_of_limit)} of the machine's limit")
         console.print(head)
         for sentence in report.verdict.sentences:
-            console.print(Text(_plain(sentence)))
+            console.print(Text(one_line(sentence)))
     latency = report.latency
     if latency is not None:
         p99 = "" if latency.p99_ms is None else f", P99 {duration(latency.p99_ms / 1e3)}"
@@ -83,14 +81,14 @@ def _show_sections(console: Console, report: Report) -> None:
     least_s = _LEAST_SHARE * _outermost_s(report.sections) if len(folded) > _MANY_SECTIONS else 0.0
     shown = [section for section in folded if section.total_s >= least_s]
     for section in shown:
-        name = Text("  " * (section.depth - 1) + _plain(section.name), overflow="ellipsis", no_wrap=True)
+        name = Text("  " * (section.depth - 1) + one_line(section.name), overflow="ellipsis", no_wrap=True)
         if section.thread:
-            name.append(f" ({_plain(section.thread)})", "dim")
+            name.append(f" ({one_line(section.thread)})", "dim")
         gpu = [duration(section.gpu_s)] if has_gpu else []
         busy = percent(min(1.0, section.cpu_s / section.total_s)) if section.total_s else DASH
         table.add_row(
             name, f"{section.calls:,}", duration(section.total_s), duration(section.self_s), busy, *gpu,
-            signed(section.grown_bytes), num_bytes(section.peak_bytes or None),
+            bytes_change(section.grown_bytes), num_bytes(section.peak_bytes or None),
         )  # fmt: skip
     _print(console, "sections", table)
     if len(shown) < len(folded):
@@ -142,7 +140,7 @@ def _show_timers(console: Console, report: Report) -> None:
     for timer in report.timers:
         p99 = None if timer.p99_ms is None else timer.p99_ms / 1e3
         table.add_row(
-            Text(_plain(timer.name)), f"{timer.calls:,}", duration(timer.total_s), duration(timer.median_ms / 1e3),
+            Text(one_line(timer.name)), f"{timer.calls:,}", duration(timer.total_s), duration(timer.median_ms / 1e3),
             duration(timer.p90_ms / 1e3), duration(p99),
         )  # fmt: skip
     _print(console, "timers", table)
@@ -171,7 +169,7 @@ def _show_layers(console: Console, report: Report, rows: int) -> None:
     if report.call_s:
         console.print(
             f"all layers  {duration(report.layers_s)} of {duration(report.call_s)} for a call with its layers timed "
-            f"({report.layers_s / report.call_s * 100:.0f} %); {operations(report.total_flops or None)}",
+            f"({percent(report.layers_s / report.call_s)}); {operations(report.total_flops or None)}",
             highlight=False,
         )
 
@@ -179,14 +177,14 @@ def _show_layers(console: Console, report: Report, rows: int) -> None:
 def _layer_cells(layer: LayerLine, share: float | None, name_width: int) -> list[Text]:
     name = layer.name or "(the model itself)"
     return [
-        Text(_tail(_plain(name), name_width)),
-        Text(_plain(layer.kind), no_wrap=True, overflow="ellipsis"),
+        Text(_tail(one_line(name), name_width)),
+        Text(one_line(layer.kind), no_wrap=True, overflow="ellipsis"),
         Text(duration(layer.time_s)),
         *([] if share is None else [Text(percent(share))]),
         Text(operations(layer.flops or None, short=True)),
         Text(num_bytes(layer.num_bytes or None)),
         Text(digits(layer.intensity)),
-        Text(_SHORT.get(layer.bound, layer.bound)),
+        Text(layer.bound.removesuffix("-bound")),
         Text(percent(layer.share_of_limit)),
     ]
 
@@ -201,8 +199,8 @@ def _show_operators(console: Console, report: Report, rows: int) -> None:
     for cost in operators.costs[:rows]:
         gpu = [duration(cost.device_self_s)] if has_gpu else []
         table.add_row(
-            Text(_plain(cost.name), overflow="ellipsis", no_wrap=True),
-            Text(_by(_plain(cost.shapes)), overflow="ellipsis", no_wrap=True),
+            Text(one_line(cost.name), overflow="ellipsis", no_wrap=True),
+            Text(_by(one_line(cost.shapes)), overflow="ellipsis", no_wrap=True),
             f"{cost.calls:,}", duration(cost.self_s), duration(cost.total_s), *gpu, percent(operators.share(cost)),
         )  # fmt: skip
     _print(console, f"slowest operators, {duration(operators.traced_s)} traced", table)
@@ -248,9 +246,9 @@ def _show_largest(console: Console, report: Report) -> None:
         for live in report.largest[:8]:
             found = live.allocation
             first = "first used at " if found.is_outside and found.line.number else ""
-            where = Text(_plain(live.name), "bold") if live.name else Text()
+            where = Text(one_line(live.name), "bold") if live.name else Text()
             if not (live.name and found.is_outside):
-                where.append(("\n" if live.name else "") + first + _plain(str(found.line)))
+                where.append(("\n" if live.name else "") + first + one_line(str(found.line)))
             times = f" ×{live.count}" if live.count > 1 else ""
             table.add_row(num_bytes(found.num_bytes), f"{found.dtype}{list(found.shape)}{times}", where)
         _print(console, "largest tensors alive", table)
@@ -258,7 +256,7 @@ def _show_largest(console: Console, report: Report) -> None:
         table = _table([], ["size", "tensors"])
         table.add_column("line", ratio=1, overflow="fold")
         for use in tensors.peak_lines[:5]:
-            table.add_row(num_bytes(use.num_bytes), f"{use.num_tensors:,}", Text(_plain(str(use.line))))
+            table.add_row(num_bytes(use.num_bytes), f"{use.num_tensors:,}", Text(one_line(str(use.line))))
         _print(console, "at the peak, by the line that allocated", table)
 
 
@@ -268,10 +266,10 @@ def _show_leaks(console: Console, report: Report) -> None:
     step = "call" if report.latency else "step"
     for leak in report.leaks:
         console.print(
-            Text.assemble((f"GROWS {num_bytes(leak.bytes_per_step)} a {step}  ", "bold red"), _plain(leak.sentence))
+            Text.assemble((f"GROWS {num_bytes(leak.bytes_per_step)} a {step}  ", "bold red"), one_line(leak.sentence))
         )
         if leak.line.text:
-            console.print(Text(f"    {_plain(leak.line.text)}", "dim"))
+            console.print(Text(f"    {one_line(leak.line.text)}", "dim"))
     if not report.leaks:
         console.print(f"growth  none: no line left tensors behind in {report.num_steps} {step}s", highlight=False)
 
@@ -305,17 +303,6 @@ def _sparkline(values: Sequence[int], seconds: float, width: int) -> str:
 
 def _outermost_s(sections: Sequence[SectionCost]) -> float:
     return sum(section.total_s for section in sections if section.depth == 1)
-
-
-def _plain(text: str) -> str:
-    """On one line, without what would steer a terminal."""
-    return "".join(_printable(text))
-
-
-def _printable(text: str) -> Iterator[str]:
-    for character in " ".join(text.split()):
-        if character.isprintable():
-            yield character
 
 
 def _by(shapes: str) -> str:

@@ -3,41 +3,18 @@
 Resident memory on CPUs; on CUDA also what the allocator has given out and what it has reserved.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
-from whet.measure.memory import peak_rss_bytes, reset_peak_rss
+from whet.measure.memory import ResidentMemory, peak_rss_bytes, reset_peak_rss
 
-_STATM = Path("/proc/self/statm")
 _INTERVAL_S = 0.005
 _MOST_POINTS = 2000
-
-
-class ResidentMemory:
-    """Reads the resident memory of this process, in about a microsecond on Linux. Call it; close it."""
-
-    def __init__(self) -> None:
-        self._file = os.open(_STATM, os.O_RDONLY) if _STATM.exists() else -1
-        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
-        self._process = psutil.Process()
-
-    def __call__(self) -> int:
-        if self._file >= 0:
-            return int(os.pread(self._file, 64, 0).split(b" ", 2)[1]) * self._page_bytes
-        return int(self._process.memory_info().rss)
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = -1  # from here on by psutil
 
 
 @dataclass(frozen=True)

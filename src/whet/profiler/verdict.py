@@ -3,18 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from whet.figures import digits, duration, num_bytes
+from whet.bounds import ADVICE, Bound
+from whet.figures import digits, duration, num_bytes, percent
 from whet.machine import Limits
-from whet.profiler.diagnosis import Bound, diagnose, least_time_s
+from whet.profiler.diagnosis import diagnose, least_time_s
 from whet.profiler.layers import Profile
 from whet.profiler.leaks import Leak
 from whet.profiler.operators import Operators
 from whet.profiler.sections import SectionCost
-
-WAITING = "waiting"
-ONE_CORE = "one core busy"
-MEMORY_GROWING = "memory-growing"
-UNKNOWN = "not known"
 
 _BUSY = 0.6  # of the time the thread computes: less, and it waits
 _LEAST_S = 1e-3  # clocks of threads cannot tell what a shorter block does
@@ -23,17 +19,6 @@ _PYTHON = 0.4  # of the traced time outside of operators
 _IDLE_GPU = 0.6  # of the time its kernels run: less, and the host is too slow to feed it
 _WORTH = 1.05  # the least speedup that a technique must promise to be named
 _MOST_NAMED = 5
-
-# What addresses a bound, for code that whet cannot try techniques on.
-_ADVICE = {
-    Bound.COMPUTE: "smaller dtypes (bf16, int8) and less arithmetic; `whet tune` tries them on a model",
-    Bound.BANDWIDTH: "smaller dtypes, fusion (torch.compile) and larger batches",
-    Bound.OVERHEAD: "fewer and larger operators: torch.compile, larger batches, less Python around each operator; "
-    "on a GPU also CUDA graphs",
-    WAITING: "the waiting itself: load data in worker processes, prefetch it, and keep it in memory",
-    ONE_CORE: "work that runs in one thread: vectorise Python loops, use larger operators, load data in workers",
-    MEMORY_GROWING: "the lines named below: keep numbers (x.item()) or detached tensors, and bound caches",
-}
 
 
 @dataclass(frozen=True)
@@ -46,10 +31,10 @@ class Hint:
 
 @dataclass(frozen=True)
 class Verdict:
-    """bound: what holds it back, one of Bound's values or of this module's. share_of_limit: attainable / measured,
-    None where it is not known. sentences: the evidence, then what addresses it."""
+    """What holds a program back. share_of_limit: attainable / measured, None where it is not known. sentences: the
+    evidence, then what to do about it."""
 
-    bound: str
+    bound: Bound
     sentences: tuple[str, ...]
     share_of_limit: float | None = None
     hints: tuple[Hint, ...] = ()
@@ -83,7 +68,7 @@ def model_verdict(profile: Profile, limits: Limits, *, hints: Sequence[Hint] = (
             sentences.append(f"`whet tune {target}` tries them.")
     elif hints:
         sentences.append("No technique that whet knows promises a gain here.")
-    return Verdict(str(diagnosis.bound), tuple(sentences), diagnosis.share_of_limit, tuple(useful))
+    return Verdict(diagnosis.bound, tuple(sentences), diagnosis.share_of_limit, tuple(useful))
 
 
 @dataclass(frozen=True)
@@ -110,54 +95,54 @@ class BlockFacts:
 def block_verdict(facts: BlockFacts, limits: Limits | None = None) -> Verdict:
     """For any block of code: from what the cores did, what the tracer saw, and what memory did."""
     if facts.wall_s < _LEAST_S:
-        return Verdict(UNKNOWN, (f"{duration(facts.wall_s)} is too short to tell what bounds it.",))
+        return Verdict(Bound.UNKNOWN, (f"{duration(facts.wall_s)} is too short to tell what bounds it.",))
     busy = facts.cpu_s / facts.wall_s
     bound, why = _block_bound(facts, busy)
-    sentences = [why, *_main_section(facts, waits=bound == WAITING)]
+    sentences = [why, *_main_section(facts, waits=bound is Bound.WAITING)]
     share = None
     operators = facts.operators
     if limits is not None and operators is not None and operators.flops and operators.traced_s:
         share = min(1.0, operators.flops / operators.traced_s / limits.peak(facts.dtype))
         sentences.append(
-            f"Its matrix products and convolutions run at {share * 100:.0f} % of what this machine reaches in "
+            f"Its matrix products and convolutions run at {percent(share)} of what this machine reaches in "
             f"{facts.dtype}."
         )
-    if facts.leaks and bound != MEMORY_GROWING:
+    if facts.leaks and bound is not Bound.MEMORY_GROWING:
         sentences.append(growth_sentence(facts.leaks))
-    if bound in _ADVICE:
-        sentences.append(f"What addresses it: {_ADVICE[bound]}.")
-    return Verdict(str(bound), tuple(sentences), share)
+    if bound in ADVICE:
+        sentences.append(f"{_capital(ADVICE[bound])}.")
+    return Verdict(bound, tuple(sentences), share)
 
 
-def _block_bound(facts: BlockFacts, busy: float) -> tuple[str, str]:
+def _block_bound(facts: BlockFacts, busy: float) -> tuple[Bound, str]:
     operators = facts.operators
     if facts.leaks and max(leak.bytes_per_step for leak in facts.leaks) >= 1024:
-        return MEMORY_GROWING, growth_sentence(facts.leaks)
+        return Bound.MEMORY_GROWING, growth_sentence(facts.leaks)
     if operators is not None and operators.device_s is not None and operators.traced_s:
         share = operators.device_s / operators.traced_s
         if share < _IDLE_GPU:
             return (
                 Bound.OVERHEAD,
-                f"The GPU works {share * 100:.0f} % of the time, and waits for the host for the rest.",
+                f"The GPU works {percent(share)} of the time, and waits for the host for the rest.",
             )
-        return Bound.COMPUTE, f"The GPU works {min(1.0, share) * 100:.0f} % of the time."
+        return Bound.COMPUTE, f"The GPU works {percent(min(1.0, share))} of the time."
     waited = 1 - facts.thread_s / facts.wall_s
     if 1 - waited < _BUSY:
-        return WAITING, (
-            f"The thread that runs it waited for {waited * 100:.0f} % of the time: for data, disk, network, locks, "
+        return Bound.WAITING, (
+            f"The thread that runs it waited for {percent(waited)} of the time: for data, disk, network, locks, "
             "sleep, or its turn on a busy machine."
         )
     if facts.on_gpu:
-        return UNKNOWN, "How busy the GPU was is not known: whet.profile(operators=True) tells."
+        return Bound.UNKNOWN, "How busy the GPU was is not known: whet.profile(operators=True) tells."
     if operators is not None and operators.traced_s and not facts.memory_watched:
         outside = 1 - operators.inside_s / operators.traced_s - waited
         if outside >= _PYTHON:
             return (
                 Bound.OVERHEAD,
-                f"{outside * 100:.0f} % of the time is spent computing in no operator: it is Python's.",
+                f"{percent(outside)} of the time is spent computing in no operator: it is Python's.",
             )
     of_cores = f"The process kept {busy:.2f} of the {facts.cores} cores busy that it may use."
-    return ONE_CORE if busy <= _ABOUT_ONE and facts.cores > 1 else Bound.COMPUTE, of_cores
+    return Bound.ONE_CORE if busy <= _ABOUT_ONE and facts.cores > 1 else Bound.COMPUTE, of_cores
 
 
 def _main_section(facts: BlockFacts, *, waits: bool) -> list[str]:
@@ -168,11 +153,9 @@ def _main_section(facts: BlockFacts, *, waits: bool) -> list[str]:
     where = f"section '{' / '.join(main.path)}'"
     if waits:
         waited_s = max(1e-12, facts.wall_s - facts.thread_s)
-        return [f"{min(1.0, main.waited_s / waited_s) * 100:.0f} % of the waiting is in {where}."]
-    idle = (
-        f", which waits for {main.waited_s / main.self_s * 100:.0f} % of it" if main.waited_s > main.self_s / 2 else ""
-    )
-    return [f"Most time, {main.self_s / facts.wall_s * 100:.0f} %, goes into {where} itself{idle}."]
+        return [f"{percent(min(1.0, main.waited_s / waited_s))} of the waiting is in {where}."]
+    idle = f", which waits for {percent(main.waited_s / main.self_s)} of it" if main.waited_s > main.self_s / 2 else ""
+    return [f"Most time, {percent(main.self_s / facts.wall_s)}, goes into {where} itself{idle}."]
 
 
 def growth_sentence(leaks: Sequence[Leak], step: str = "step") -> str:

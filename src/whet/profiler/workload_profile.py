@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from whet.errors import ModelError, WhetError, is_out_of_memory, reason
+from whet.errors import ModelError, WhetError, is_out_of_memory, named_reason, reason
+from whet.figures import percent
 from whet.machine import Limits
 from whet.measure.clock import Measurement, measure_calls, synchronize, use_device_of
 from whet.measure.quiet import undisturbed
@@ -22,10 +23,10 @@ from whet.profiler.allocations import AllocationTracker, storage_key
 from whet.profiler.diagnosis import attainable_s, layer_bound
 from whet.profiler.layers import Profile, profile_layers
 from whet.profiler.operators import operators_of, start_tracer, stop_tracer
-from whet.profiler.referrers import Reach, names_of
+from whet.profiler.referrers import LiveObjects, names_of
 from whet.profiler.report import Latency, LayerLine, Report
 from whet.profiler.sections import SectionCost, Sections
-from whet.profiler.session import look_at, nsight_commands
+from whet.profiler.session import inspect_memory, nsight_commands
 from whet.profiler.spans import watched
 from whet.profiler.timeline import Timeline, cuda_fragmentation
 from whet.profiler.verdict import Hint, growth_sentence, model_verdict
@@ -93,7 +94,7 @@ def profile_workload(
     run.calls = [_call(workload.model, batch) for batch in workload.inputs]
     passes: tuple[tuple[str, Callable[[_Run], None]], ...] = (
         ("timed", _time),
-        ("taken apart by layers", _take_apart),
+        ("taken apart by layers", _profile_layers),
         ("watched by modules", _watch_modules),
         ("traced", _trace),
         ("watched for memory", _watch_memory),
@@ -106,7 +107,7 @@ def profile_workload(
             except WhetError:
                 raise
             except Exception as error:  # noqa: BLE001 - the model's own, on a later call
-                said = f"{type(error).__name__}: {reason(error)}"
+                said = named_reason(error)
                 _keep(run, partial=f"while it was being {name}, the model raised {said}")
             if run.report.partial:
                 break
@@ -180,7 +181,7 @@ def _time(run: _Run) -> None:
         stopped = measured.stopped_by or ""
         _keep(run, busy=measured.cause)
     except Exception as error:  # noqa: BLE001 - it raised while it was being warmed up
-        stopped = f"{type(error).__name__}: {reason(error)}"
+        stopped = named_reason(error)
         if samples:
             measured = Measurement(tuple(samples), run.workload.samples_per_batch)
     cores = (time.process_time() - cpu_s) / (time.perf_counter() - wall_s)
@@ -198,7 +199,7 @@ def _latency(measured: Measurement | None, cores: float) -> Latency | None:
     )
 
 
-def _take_apart(run: _Run) -> None:
+def _profile_layers(run: _Run) -> None:
     """Layer by layer, against the machine's limits; and the verdict."""
     output = run.calls[0]()
     signature = read_signature(run.workload.inputs, output)
@@ -216,7 +217,7 @@ def _take_apart(run: _Run) -> None:
     sum_s = sum(layer.time_s for layer in profile.layers)
     if profile.total_s and abs(sum_s / profile.total_s - 1) > _FAR_OFF:
         notes.append(
-            f"the layers' times add up to {sum_s / profile.total_s * 100:.0f} % of the whole call: calls so short, "
+            f"the layers' times add up to {percent(sum_s / profile.total_s)} of the whole call: calls so short, "
             "or a machine so busy, that watching the layers disturbs them"
         )
     _keep(
@@ -245,7 +246,7 @@ def _layer_line(profile: Profile, limits: Limits, i: int) -> LayerLine:
         flops=layer.flops,
         num_bytes=num_bytes,
         intensity=layer.flops / num_bytes if num_bytes else None,
-        bound=str(layer_bound(layer, limits, dtype=profile.dtype)),
+        bound=layer_bound(layer, limits, dtype=profile.dtype),
         share_of_limit=min(1.0, least_s / layer.time_s) if layer.time_s and least_s else None,
     )
 
@@ -282,16 +283,16 @@ def _watch_memory(run: _Run) -> None:
     """Every tensor: who allocated the largest, what the peak held, and what each call leaves behind."""
     tracker = AllocationTracker()
     sections = Sections(depth=run.depth, read_bytes=lambda: tracker.held_bytes, read_again_ns=0)
-    tracker.changed = sections.saw_bytes
+    tracker.changed = sections.note_bytes
     inputs = [tensor for batch in run.workload.inputs for tensor in tensors_of(batch)]
-    tracker.know((*run.model.parameters(), *run.model.buffers(), *inputs))
-    named = names_of(Reach(modules=[run.model]))  # by this model, not by one that was exported from it
+    tracker.register((*run.model.parameters(), *run.model.buffers(), *inputs))
+    named = names_of(LiveObjects(modules=[run.model]))  # by this model, not by one that was exported from it
     named |= {key: "inputs" for tensor in inputs if (key := storage_key(tensor)) is not None}
     with _watching(run.workload, run.calls[0], sections) as call, tracker:
         for _ in _repeated(_MEMORY_CALLS, least=6):
             call()
             tracker.step()
-    live, leaks = look_at(tracker, named)
+    live, leaks = inspect_memory(tracker, named)
     _keep(
         run,
         tensors=tracker.memory(),

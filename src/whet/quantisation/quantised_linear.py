@@ -1,9 +1,12 @@
-"""Linear layers and embeddings that hold their weights in 8 or 4 bits and compute in floating point.
+"""Linear layers and embeddings that hold their weights in 8 or 4 bits.
 
-Plain modules with integer buffers: torch.export, compilers and files need to know nothing about them.
+The weights are those of an engine, to the bit: whet.kernels.linear.quantise rounds both. Three ways multiply with them:
 
-Few rows (a token at a time, batch 1): torch's own kernels read the integers and multiply. Many rows: the weights are
-unpacked at each call and the product is the library's, which torch's kernels would be far slower than.
+    PackedLinear             whet's own operator, which rounds activations to int8 a row
+    Int8Linear, Int4Linear   few rows: torch's own kernels, in floating point
+                             many rows: the weights are unpacked at each call, and the product is the library's
+
+All are plain modules with integer buffers: torch.export, compilers and files need to know nothing about them.
 
 Shape suffixes: R rows, K inputs, N outputs, G groups of inputs, V vocabulary, D width.
 """
@@ -14,6 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from whet.kernels import dispatch
+from whet.kernels.build import Isa
+from whet.kernels.linear import linear_int4, linear_int8, pack_weights
+from whet.kernels.linear.layout import Kind
+from whet.kernels.linear.quantise import GROUP_SIZE, quantise_int4, quantise_int8
 from whet.machine import describe
 from whet.quantisation import quantisable
 from whet.rewriting.graph import Traced, trace
@@ -23,6 +31,11 @@ from whet.technique import Candidate
 # 4 rows 0.39 : 1.3, 16 rows 2.4 : 2.6, 128 rows 12.7 : 2.0.
 FEW_ROWS = 8
 
+# docs/results/operators.json, us, whet's operator against torch's kernel. int8, a layer's four matrices and the head: 1
+# row 342 : 418 and 964 : 1158, 4 rows 371 : 639 and 1129 : 1747. int4, 1 and 4 rows: 31 : 25 and 60 : 45 with 1 million
+# weights, 70 : 62 and 111 : 110 with 2.9, 115 : 120 and 187 : 244 with 5.8, 670 : 750 and 976 : 1259 with 32.8.
+_LARGE_INT4 = 4 * 2**20
+
 # torch's int8 kernel reads beyond the end of rows that are no multiple of this, and may end the process (torch 2.13);
 # its 4-bit kernel refuses numbers of outputs that are none.
 _KERNEL_WIDTH = 16
@@ -30,87 +43,132 @@ _KERNEL_WIDTH = 16
 Replace = Callable[[nn.Linear, int], nn.Module | None]
 
 
+def int8_linear(linear: nn.Linear, num_rows: int) -> nn.Module:
+    """The layer with int8 weights, in the way that is fastest for so many rows."""
+    return PackedLinear(linear, Kind.S8) if _suits_whet(num_rows) else Int8Linear(linear, num_rows)
+
+
+def int4_linear(linear: nn.Linear, num_rows: int) -> nn.Module:
+    """The same with int4 weights; the layer's inputs are a multiple of GROUP_SIZE."""
+    if _suits_whet(num_rows) and linear.weight.numel() >= _LARGE_INT4:
+        return PackedLinear(linear, Kind.S4)
+    return Int4Linear(linear, num_rows)
+
+
+def _suits_whet(num_rows: int) -> bool:
+    """Whether whet's operator is worth trying: on the build that was measured, for few rows.
+
+    With many rows the operators beside it are so large that torch's own threads compute them, and then spin on the
+    cores that whet's need (docs/log.md: a quarter of a call, beside another runtime).
+    """
+    if num_rows > FEW_ROWS:
+        return False
+    library = dispatch.kernels()
+    return library is not None and library.isa is Isa.AVX512
+
+
+class PackedLinear(nn.Module):
+    """x @ weight.T + bias by whet::linear_int8 or whet::linear_int4, which needs no compiler to load: see there."""
+
+    packed: Tensor  # uint8, as whet.kernels.linear.layout says
+    scale: Tensor  # float32 [N padded]
+    bias: Tensor | None  # float32 [N padded]
+
+    def __init__(self, linear: nn.Linear, kind: Kind) -> None:
+        super().__init__()
+        weights = pack_weights(linear.weight.detach(), kind, None if linear.bias is None else linear.bias.detach())
+        self.register_buffer("packed", weights.data.clone())  # without the rest of its large pages
+        self.register_buffer("scale", weights.scale)
+        self.register_buffer("bias", weights.bias)
+        self.num_outputs = weights.num_outputs
+        self.operator = {Kind.S8: linear_int8, Kind.S4: linear_int4}[kind]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.operator(x, self.packed, self.scale, self.bias, self.num_outputs)
+
+
 class Int8Linear(nn.Module):
     """x @ weight.T + bias with int8 weights, one scale per output."""
 
     weight: Tensor  # int8 [N, K]
-    scale: Tensor  # bfloat16 [N]
+    scale: Tensor  # float32 [N]
     bias: Tensor | None
 
     def __init__(self, linear: nn.Linear, num_rows: int) -> None:
         super().__init__()
-        weight_NK, scale_N = quantise_rows(linear.weight.detach())
-        self.register_buffer("weight", weight_NK)
-        self.register_buffer("scale", scale_N)
+        weights = quantise_int8(linear.weight.detach())
+        self.register_buffer("weight", weights.values_NK)
+        self.register_buffer("scale", weights.scale_N)
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
         self.has_few_rows = num_rows <= FEW_ROWS and linear.in_features % _KERNEL_WIDTH == 0
         self.dtype = product_dtype(self.has_few_rows)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.has_few_rows:
-            y_RN = torch.ops.aten._weight_int8pack_mm(_few_rows(x, self.dtype), self.weight, self.scale)
+            ones_N = torch.ones_like(self.scale, dtype=self.dtype)  # bfloat16 would round the scales
+            y_RN = torch.ops.aten._weight_int8pack_mm(_few_rows(x, self.dtype), self.weight, ones_N)
         else:
-            y_RN = F.linear(_rows(x, self.dtype), self.weight.to(self.dtype)) * self.scale
-        return _finish(y_RN, x, self.bias)
+            y_RN = F.linear(_rows(x, self.dtype), self.weight.to(self.dtype))
+        return _finish(y_RN * self.scale, x, self.bias)
 
 
 class Int4Linear(nn.Module):
-    """x @ weight.T + bias with 4-bit weights, a scale and an offset per output and group of inputs.
+    """x @ weight.T + bias with 4-bit weights, a whole number 1..15 per output and group, and a scale per output.
 
     Few rows: the weights lie as torch's kernel for this chip wants them, and only for it (`packed_for`). Many rows: a
     byte holds a column of a group's first half (low bits) and one of its second half (high bits).
     """
 
     packed: Tensor  # uint8, N * K / 2 bytes
-    scale_offset: Tensor  # [G, N, 2], with few rows
-    scale: Tensor  # [N, G, 1], with many
-    offset: Tensor  # the same
+    scale: Tensor  # float32 [N]
+    ratio_offset: Tensor  # [G, N, 2], with few rows; torch's kernel wants offsets, which are zeros
+    ratio: Tensor  # uint8 [N, G, 1], with many
     bias: Tensor | None
 
-    def __init__(self, linear: nn.Linear, num_rows: int, group_size: int) -> None:
+    def __init__(self, linear: nn.Linear, num_rows: int) -> None:
         super().__init__()
-        levels_NK, scale_NG, offset_NG = quantise_groups(linear.weight.detach(), group_size)
-        self.group_size = group_size
+        weights = quantise_int4(linear.weight.detach())
+        levels_NK, ratio_NG = (weights.values_NK + 8).to(torch.uint8), weights.ratio_NG
         self.has_few_rows = num_rows <= FEW_ROWS and linear.out_features % _KERNEL_WIDTH == 0
         self.dtype = product_dtype(self.has_few_rows)
+        self.register_buffer("scale", weights.scale_N)
         if self.has_few_rows:
             self.register_buffer("packed", torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels_NK.int(), 1))
-            scale_offset_GN2 = torch.stack([scale_NG, offset_NG], dim=-1).transpose(0, 1).contiguous()
-            self.register_buffer("scale_offset", scale_offset_GN2.to(self.dtype))
+            ratio_offset_GN2 = torch.stack([ratio_NG, torch.zeros_like(ratio_NG)], dim=-1).transpose(0, 1)
+            self.register_buffer("ratio_offset", ratio_offset_GN2.to(self.dtype).contiguous())
         else:
-            first, second = levels_NK.unflatten(1, (-1, 2, group_size // 2)).unbind(2)
+            first, second = levels_NK.unflatten(1, (-1, 2, GROUP_SIZE // 2)).unbind(2)
             self.register_buffer("packed", (first | (second << 4)).contiguous())
-            self.register_buffer("scale", scale_NG.to(self.dtype)[..., None])
-            self.register_buffer("offset", offset_NG.to(self.dtype)[..., None])
+            self.register_buffer("ratio", ratio_NG[..., None].contiguous())
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
         if self.has_few_rows:
             y_RN = torch.ops.aten._weight_int4pack_mm_for_cpu(
-                _few_rows(x, self.dtype), self.packed, self.group_size, self.scale_offset
+                _few_rows(x, self.dtype), self.packed, GROUP_SIZE, self.ratio_offset
             )
         else:
-            first, second = _rows(x, self.dtype).unflatten(1, (-1, 2, self.group_size // 2)).unbind(2)
+            first, second = _rows(x, self.dtype).unflatten(1, (-1, 2, GROUP_SIZE // 2)).unbind(2)
             y_RN = F.linear(first.flatten(1), self._unpack(self.packed & 15))
             y_RN = y_RN + F.linear(second.flatten(1), self._unpack(self.packed >> 4))
-        return _finish(y_RN, x, self.bias)
+        return _finish(y_RN * self.scale, x, self.bias)
 
     def _unpack(self, levels: Tensor) -> Tensor:
-        """Half of the weights: levels of [N, G, group_size / 2] -> values of [N, K / 2]."""
-        return ((levels.to(self.dtype) - 8) * self.scale + self.offset).flatten(1)
+        """Half of the weights but for their scales: levels of [N, G, GROUP_SIZE / 2] -> values of [N, K / 2]."""
+        return ((levels.to(self.dtype) - 8) * self.ratio.to(self.dtype)).flatten(1)
 
 
 class Int8Embedding(nn.Module):
     """Rows of a table with int8 entries, one scale per row."""
 
     weight: Tensor  # int8 [V, D]
-    scale: Tensor  # bfloat16 [V]
+    scale: Tensor  # float32 [V]
 
     def __init__(self, embedding: nn.Embedding) -> None:
         super().__init__()
-        weight_VD, scale_V = quantise_rows(embedding.weight.detach())
-        self.register_buffer("weight", weight_VD)
-        self.register_buffer("scale", scale_V)
+        weights = quantise_int8(embedding.weight.detach())
+        self.register_buffer("weight", weights.values_NK)
+        self.register_buffer("scale", weights.scale_N)
         self.dtype = embedding.weight.dtype
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -195,41 +253,6 @@ def _distinct(candidate: Candidate) -> Iterator[tuple[Tensor, ...]]:
 def product_dtype(has_few_rows: bool) -> torch.dtype:
     """torch's integer kernels are written for bfloat16; other products are fast in it only where the chip has it."""
     return torch.bfloat16 if has_few_rows or describe().computes_bfloat16() else torch.float32
-
-
-def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(int8 levels, scale in bfloat16 per row): weight is about levels * scale[:, None]."""
-    scale = (weight.abs().amax(dim=1) / 127).clamp(min=torch.finfo(torch.bfloat16).tiny).to(torch.bfloat16)
-    levels = (weight / scale.float()[:, None]).round().clamp(-128, 127).to(torch.int8)
-    return levels, scale
-
-
-def quantise_groups(weight_NK: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(levels 0..15 as uint8 [N, K], scale [N, G], offset [N, G]): weight is about (level - 8) * scale + offset.
-
-    Of a few ranges, from all of a group's values to three quarters of it, the one with the least squared error.
-    """
-    weight_NGK = weight_NK.unflatten(1, (-1, group_size))
-    low, high = weight_NGK.amin(dim=-1), weight_NGK.amax(dim=-1)
-    best: tuple[Tensor, ...] | None = None
-    for share in (1.0, 0.95, 0.9, 0.85, 0.8, 0.75):
-        # rounded first, as they are stored, so that the levels make up for it
-        scale = ((high - low) * share / 15).clamp(min=1e-8).to(torch.bfloat16).float()
-        offset = ((high + low) / 2 + scale / 2).to(torch.bfloat16).float()
-        levels = ((weight_NGK - offset[..., None]) / scale[..., None] + 8).round().clamp(0, 15)
-        error = ((levels - 8) * scale[..., None] + offset[..., None] - weight_NGK).square().sum(dim=-1)
-        if best is None:
-            best = (error, levels, scale, offset)
-        else:
-            better = error < best[0]
-            found = (error, levels, scale, offset)
-            best = tuple(
-                torch.where(better[..., None] if new.dim() == 3 else better, new, old)
-                for new, old in zip(found, best, strict=True)
-            )
-    assert best is not None
-    _, levels, scale, offset = best
-    return levels.to(torch.uint8).flatten(1), scale, offset
 
 
 def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:

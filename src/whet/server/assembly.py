@@ -9,7 +9,7 @@ from whet.server.drafters import Drafter, ModelDrafter, NgramDrafter
 from whet.server.options import EngineOptions
 from whet.server.scheduler import Scheduler
 from whet.server.sizing import Sizes, sizes
-from whet.server.speculation_controller import Payoff
+from whet.server.speculation_controller import SpeculationController
 from whet.server.speculative import Speculation
 from whet.server.stepper import Stepper
 
@@ -50,7 +50,9 @@ def assemble(models: Models, options: EngineOptions, max_model_len: int) -> Step
     )
     model.allocate(room.num_blocks, room.num_states)
     drafter = _drafter(model, draft if is_drafting else None, room, options, max_model_len)
-    speculation = Speculation(drafter, options.num_draft_tokens, Payoff()) if drafter is not None else None
+    speculation = (
+        Speculation(drafter, options.num_draft_tokens, SpeculationController()) if drafter is not None else None
+    )
     return Stepper(model, scheduler, speculation)
 
 

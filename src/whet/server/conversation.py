@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from types import TracebackType
 
 from whet.errors import OptionError, RequestError
-from whet.models.options import Dtype, WeightBits
 from whet.server.engine import Engine
+from whet.server.options import EngineOptions
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
 from whet.workloads.model_directory import model_directory
@@ -17,9 +17,8 @@ from whet.workloads.model_directory import model_directory
 
 def chat(
     model: str | os.PathLike[str],
+    options: EngineOptions | None = None,
     *,
-    weights: WeightBits = "as-is",
-    dtype: Dtype = "bf16",
     temperature: float = 0.7,
     max_tokens: int = 512,
     seed: int | None = None,
@@ -30,8 +29,7 @@ def chat(
 
     Args:
         model: A Hugging Face model directory, or a built-in model.
-        weights: How the weights are kept: fewer bits are faster.
-        dtype: The number format of what stays as it is.
+        options: How the model is loaded: fewer bits are faster.
         temperature: 0 takes the most probable token always; higher is more varied.
         max_tokens: Tokens of one answer at most.
         seed: The same seed gives the same answers.
@@ -52,7 +50,7 @@ def chat(
     params.check(vocab_size=1)  # what is wrong with them is wrong for any model: say so before one is loaded
     directory = model_directory(os.fspath(model))
     tokenizer = Tokenizer(directory)
-    engine = Engine(directory, tokenizer=tokenizer, weights=weights, dtype=dtype)
+    engine = Engine(directory, options, tokenizer=tokenizer)
     return Conversation(engine, tokenizer, params, system, complete)
 
 

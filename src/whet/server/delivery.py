@@ -1,30 +1,25 @@
 """How deltas get from the engine's thread to whoever reads them, in another thread or in asyncio."""
 
 import asyncio
+import logging
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from whet.server.completion import Delta
 
 Abort = Callable[[str], None]
+OnDelta = Callable[[Delta], None]
+
+_LOG = logging.getLogger("whet")
 
 
-class DeltaStream(Iterator[Delta]):
-    """The deltas of one request, in a plain loop. Closing it, or dropping it half-read, aborts the request."""
+class _Stream:
+    """The deltas of one request, on their way to one reader. Dropping it half-read aborts the request."""
 
     def __init__(self, abort: Abort) -> None:
         self.request_id = ""
         self._abort = abort
-        self._deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
         self._is_done = False
-        self.put = self._deltas.put
-
-    def __next__(self) -> Delta:
-        if self._is_done:
-            raise StopIteration
-        delta = self._deltas.get()
-        self._is_done = delta.finish_reason is not None
-        return delta
 
     def close(self) -> None:
         """Stop reading; the request ends where it is."""
@@ -32,66 +27,85 @@ class DeltaStream(Iterator[Delta]):
             self._is_done = True
             self._abort(self.request_id)
 
+    def _seen(self, delta: Delta) -> Delta:
+        self._is_done = delta.finish_reason is not None
+        return delta
+
     def __del__(self) -> None:
         self.close()
 
 
-class AsyncStream(AsyncIterator[Delta]):
+class DeltaStream(_Stream, Iterator[Delta]):
+    """The deltas of one request, in a plain loop. Closing it, or dropping it half-read, aborts the request."""
+
+    def __init__(self, abort: Abort) -> None:
+        super().__init__(abort)
+        self._deltas: queue.SimpleQueue[Delta] = queue.SimpleQueue()
+        self.put = self._deltas.put
+
+    def __next__(self) -> Delta:
+        if self._is_done:
+            raise StopIteration
+        return self._seen(self._deltas.get())
+
+
+class AsyncStream(_Stream, AsyncIterator[Delta]):
     """The deltas of one request, in `async for`. Closing it, or dropping it half-read, aborts the request."""
 
     def __init__(self, abort: Abort) -> None:
-        self.request_id = ""
-        self._abort = abort
+        super().__init__(abort)
         self._deltas: asyncio.Queue[Delta] = asyncio.Queue()
-        self._is_done = False
         self.put = self._deltas.put_nowait
 
     async def __anext__(self) -> Delta:
         if self._is_done:
             raise StopAsyncIteration
-        delta = await self._deltas.get()
-        self._is_done = delta.finish_reason is not None
-        return delta
+        return self._seen(await self._deltas.get())
 
     async def aclose(self) -> None:
         """Stop reading; the request ends where it is."""
-        self._close()
-
-    def _close(self) -> None:
-        if not self._is_done and self.request_id:
-            self._is_done = True
-            self._abort(self.request_id)
-
-    def __del__(self) -> None:
-        self._close()
+        self.close()
 
 
-class Post:
-    """Deltas on their way to asyncio loops: collected during a step, one call into each loop at its end."""
+class AsyncBridge:
+    """Brings deltas from the engine's thread to asyncio loops, with one wake-up of each loop for each step."""
 
-    def __init__(self) -> None:
-        self._bags: dict[asyncio.AbstractEventLoop, list[tuple[Callable[[Delta], None], Delta]]] = {}
+    def __init__(self, abort: Abort) -> None:
+        """Make a bridge.
 
-    def sink(self, loop: asyncio.AbstractEventLoop, put: Callable[[Delta], None]) -> Callable[[Delta], None]:
-        """What the engine calls for a request whose reader lives in that loop."""
+        Args:
+            abort: Ends a request whose reader fails or whose loop is closed. It may be called from any thread.
+        """
+        self._abort = abort
+        self._waiting: dict[asyncio.AbstractEventLoop, list[tuple[OnDelta, Delta]]] = {}
+
+    def to_loop(self, loop: asyncio.AbstractEventLoop, on_delta: OnDelta) -> OnDelta:
+        """Return what the engine calls in place of `on_delta`, which is then called in the loop."""
 
         def collect(delta: Delta) -> None:
-            self._bags.setdefault(loop, []).append((put, delta))
+            self._waiting.setdefault(loop, []).append((on_delta, delta))
 
         return collect
 
-    def deliver(self) -> list[str]:
-        """Hand over what was collected. Returns the requests whose loop is closed: nobody reads them any more."""
-        bags, self._bags = self._bags, {}
-        lost = []
-        for loop, bag in bags.items():
+    def deliver(self) -> None:
+        """Hand over what was collected since the last time. On the engine's thread, as the collecting."""
+        waiting, self._waiting = self._waiting, {}
+        for loop, deltas in waiting.items():
             try:
-                loop.call_soon_threadsafe(_put_all, bag)
-            except RuntimeError:  # the loop is closed
-                lost += [delta.request_id for _, delta in bag]
-        return lost
+                loop.call_soon_threadsafe(self._give, deltas)
+            except RuntimeError:  # the loop is closed: nobody reads them any more
+                for _, delta in deltas:
+                    self._abort(delta.request_id)
+
+    def _give(self, deltas: list[tuple[OnDelta, Delta]]) -> None:
+        for on_delta, delta in deltas:
+            give(on_delta, delta, self._abort)
 
 
-def _put_all(bag: list[tuple[Callable[[Delta], None], Delta]]) -> None:
-    for put, delta in bag:
-        put(delta)
+def give(on_delta: OnDelta, delta: Delta, abort: Abort) -> None:
+    """Hand a delta to its reader. One that fails loses its own request only."""
+    try:
+        on_delta(delta)
+    except Exception:  # noqa: BLE001 - it is the caller's code
+        _LOG.exception("request %s is aborted: its reader failed", delta.request_id)
+        abort(delta.request_id)

@@ -3,22 +3,24 @@
 import asyncio
 import secrets
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import cast, overload
+from typing import Any, cast, overload
 
 from whet.errors import OptionError, RequestError
 from whet.models.families import open_model
-from whet.models.options import Dtype, KvBits, WeightBits
 from whet.models.step import ServedModel
 from whet.server.admission import Admission, Prompt
 from whet.server.assembly import Models, assemble
 from whet.server.completion import Completion, Delta, join
 from whet.server.delivery import AsyncStream, DeltaStream
 from whet.server.loop import EngineLoop, Reservation
-from whet.server.options import EngineOptions, SpeculationKind
+from whet.server.options import EngineOptions
 from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
 from whet.server.sizing import explaining_lack_of_memory
@@ -35,10 +37,6 @@ class Engine:
         with whet.Engine("path/to/model") as engine:
             print(engine.generate("The three rules are", whet.SamplingParams(max_tokens=64)).text)
 
-    model: a Hugging Face directory, or a ServedModel; tokenizer: that of the directory, if it has one; without any,
-    prompts are lists of token ids and there is no text. draft: a smaller model of the same vocabulary. The other
-    options are those of whet.models.families.open_model and whet.server.options.EngineOptions.
-
     Raises TargetError where a model cannot be had, OptionError where an option does not fit, or the memory is too
     little for one sequence of max_model_len tokens.
     """
@@ -47,50 +45,42 @@ class Engine:
     def __init__(
         self,
         model: Path | str | ServedModel,
+        options: EngineOptions | None = None,
         *,
         tokenizer: Tokenizer | None = None,
-        dtype: Dtype = "bf16",
-        weights: WeightBits = "as-is",
-        kv: KvBits = "as-is",
         draft: Path | str | ServedModel | None = None,
-        speculation: SpeculationKind = "auto",
-        num_draft_tokens: int = 4,
-        max_num_seqs: int = 64,
-        max_batch_tokens: int = 512,
-        max_step_ms: float = 100.0,
-        max_model_len: int | None = None,
-        memory: int | None = None,
-        prefix_caching: bool = True,
-        max_waiting: int = 256,
+        **fields: Any,
     ) -> None:
-        options = EngineOptions(
-            speculation=speculation,
-            num_draft_tokens=num_draft_tokens,
-            max_num_seqs=max_num_seqs,
-            max_batch_tokens=max_batch_tokens,
-            max_step_ms=max_step_ms,
-            memory=memory,
-            prefix_caching=prefix_caching,
-            max_waiting=max_waiting,
-        )
+        """Load the model and start the thread.
+
+        Args:
+            model: A Hugging Face directory, or a ServedModel, which is taken as it is.
+            options: How the model is loaded and what a step may hold.
+            tokenizer: That of the directory, if not given and it has one. Without any, prompts are lists of token ids
+                and there is no text.
+            draft: A smaller model of the same vocabulary.
+            **fields: Fields of EngineOptions, as they were given before there was `options`. They are deprecated.
+        """
+        options = _with_fields(options or EngineOptions(), fields)
         self.name = type(model).__name__
         identity = f"{self.name} {secrets.token_hex(8)}"
+        load = partial(open_model, dtype=options.dtype, weights=options.weights, kv=options.kv)
         if isinstance(model, (str, Path)):
             directory = Path(model)
             self.name = directory.resolve().name
-            identity = f"{directory.resolve()} {dtype} {weights} {kv}"
+            identity = f"{directory.resolve()} {options.dtype} {options.weights} {options.kv}"
             if tokenizer is None and (directory / TOKENIZER_FILE).exists():
                 tokenizer = Tokenizer(directory)
-            model = open_model(directory, dtype=dtype, weights=weights, kv=kv, max_model_len=max_model_len)
+            model = load(directory, max_model_len=options.max_model_len)
         if isinstance(draft, (str, Path)):
-            draft = open_model(draft, dtype=dtype, weights=weights, kv=kv)
+            draft = load(draft)
         if tokenizer is not None:
             tokenizer.check_fits(model.vocab_size)
         self.model, self.tokenizer, self.options = model, tokenizer, options
-        self.max_model_len = _checked_len(max_model_len, model)
+        self.max_model_len = _checked_len(options.max_model_len, model)
         self._admission = Admission(tokenizer, model.vocab_size, self.max_model_len)
         stepper = assemble(Models(model, draft, identity), options, self.max_model_len)
-        self._loop = EngineLoop(stepper, capacity=max_num_seqs + max_waiting)
+        self._loop = EngineLoop(stepper, capacity=options.max_num_seqs + options.max_waiting)
         self._finalizer = weakref.finalize(self, self._loop.close)  # also when the interpreter ends
 
     @overload  # a str is a sequence of them too, and is one prompt
@@ -158,13 +148,14 @@ class Engine:
         request_id: str | None = None,
         cache_salt: str = "",
         reservation: Reservation | None = None,
+        asyncio_loop: asyncio.AbstractEventLoop | None = None,
     ) -> str:
-        """Queue a request; `on_delta` gets its pieces on the engine's thread and must be quick. Returns its id.
+        """Queue a request; `on_delta` gets its pieces, and must be quick. Returns its id.
 
-        Raises as `stream_async`.
+        It is called in the asyncio loop, or on the engine's thread where none is given. Raises as `stream_async`.
         """
         request = self._admission.request(prompt_ids, params, request_id, cache_salt)
-        self._loop.submit(request, on_delta, reservation)
+        self._loop.submit(request, on_delta, reservation, asyncio_loop=asyncio_loop)
         return request.id
 
     def abort(self, request_id: str) -> None:
@@ -183,7 +174,7 @@ class Engine:
         """What the engine has done and is doing, from any thread."""
         loop, stepper = self._loop, self._loop.stepper
         scheduler, speculation = stepper.scheduler, stepper.speculation
-        payoff = speculation.payoff if speculation is not None else None
+        controller = speculation.controller if speculation is not None else None
         return Stats(
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting) + loop.num_inbox,
@@ -198,8 +189,8 @@ class Engine:
             request_success=dict(loop.meter.ended),
             tokens_per_s=loop.meter.tokens_per_s(time.monotonic()),
             num_steps=loop.meter.num_steps,
-            speculation="off" if speculation is None else "on" if payoff is None or payoff.is_on else "paused",
-            speculation_gain=payoff.gain if payoff is not None else None,
+            speculation="off" if speculation is None else "on" if controller is None or controller.is_on else "paused",
+            speculation_gain=controller.gain if controller is not None else None,
         )
 
     @property
@@ -232,7 +223,7 @@ class Engine:
 
     def _async_stream(self, request: Request, reservation: Reservation | None = None) -> AsyncStream:
         stream = AsyncStream(self.abort)
-        self._loop.submit(request, self._loop.post.sink(asyncio.get_running_loop(), stream.put), reservation)
+        self._loop.submit(request, stream.put, reservation, asyncio_loop=asyncio.get_running_loop())
         stream.request_id = request.id
         return stream
 
@@ -248,6 +239,17 @@ class Engine:
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
     """Whether it is one prompt: a text, or token ids."""
     return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence)))
+
+
+def _with_fields(options: EngineOptions, fields: dict[str, Any]) -> EngineOptions:
+    """Return the options with fields that were given as keywords of Engine, which is deprecated."""
+    if not fields:
+        return options
+    given = ", ".join(f"{name}=..." for name in fields)
+    options = replace(options, **fields)  # raises TypeError for a name that is none of them
+    message = f"whet.Engine(..., {given}) is deprecated: write whet.Engine(..., whet.EngineOptions({given}))"
+    warnings.warn(message, DeprecationWarning, stacklevel=4)  # the caller of the decorated Engine
+    return options
 
 
 def _checked_len(max_model_len: int | None, model: ServedModel) -> int:

@@ -1,15 +1,16 @@
 """The engine's thread: takes requests in, runs steps, hands deltas out, until it is closed."""
 
+import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
+from whet.batching.worker import Worker
 from whet.errors import EngineClosed, QueueFull, RequestError, reason
 from whet.server.completion import Delta
-from whet.server.delivery import Post
+from whet.server.delivery import AsyncBridge, OnDelta, give
 from whet.server.request import Request
 from whet.server.stats import Meter
 from whet.server.stepper import Progress, Stepper
@@ -17,13 +18,39 @@ from whet.server.stepper import Progress, Stepper
 _LOG = logging.getLogger("whet")
 _ABORT_S = 10.0  # a step may last as long before aborted requests are seen to be gone
 
-OnDelta = Callable[[Delta], None]
-
 
 @dataclass(slots=True)
 class _Entry:
     request: Request
     on_delta: OnDelta
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What was asked of the engine's thread since its last step."""
+
+    entries: list[_Entry]
+    aborts: set[str]
+    is_last: bool
+
+
+class _Inbox:
+    """Requests to begin and to abort. There is always work to do while the scheduler has some."""
+
+    def __init__(self, has_work: Callable[[], bool]) -> None:
+        self.entries: list[_Entry] = []
+        self.aborts: set[str] = set()
+        self._has_work = has_work
+
+    def due_s(self) -> float | None:
+        """See Inbox."""
+        return 0.0 if self.entries or self.aborts or self._has_work() else None
+
+    def take(self, now_s: float, *, everything: bool = False) -> _Asked:
+        """See Inbox."""
+        asked = _Asked(self.entries, self.aborts, is_last=everything)
+        self.entries, self.aborts = [], set()
+        return asked
 
 
 class Reservation:
@@ -53,28 +80,26 @@ class EngineLoop:
     def __init__(self, stepper: Stepper, capacity: int) -> None:
         self.stepper = stepper
         self.meter = Meter()
-        self.post = Post()
         self.capacity = capacity
-        self._changed = threading.Condition()  # guards all below, but for the entries, which are the thread's
-        self._inbox: list[_Entry] = []
-        self._aborts: set[str] = set()
+        self._inbox = _Inbox(lambda: stepper.scheduler.has_work)
+        self._worker = Worker("whet-engine", self._inbox, self._work, failed=self._start_afresh, clock=time.monotonic)
+        self._changed = self._worker.changed  # guards all below, but for the entries, which are the thread's
         self._unfinished: set[str] = set()  # the requests' ids
         self._num_reserved = 0
         self._is_draining = False
-        self._is_closing = False
         self._entries: dict[str, _Entry] = {}
-        self._thread = threading.Thread(target=self._run, name="whet-engine", daemon=True)
-        self._thread.start()
+        self._bridge = AsyncBridge(self.abort)
+        self._worker.start()
 
     @property
     def num_inbox(self) -> int:
         """Requests that came since the last step began."""
-        return len(self._inbox)
+        return len(self._inbox.entries)
 
     @property
     def is_open(self) -> bool:
         """Whether requests are taken."""
-        return not (self._is_draining or self._is_closing)
+        return not (self._is_draining or self._worker.is_stopping)
 
     def reserve(self) -> Reservation:
         """A place for a request that is still to be made. Raises QueueFull, EngineClosed."""
@@ -89,12 +114,30 @@ class EngineLoop:
             self._use(reservation)
 
     def submit(
-        self, request: Request, on_delta: OnDelta, reservation: Reservation | None = None, *, is_limited: bool = True
+        self,
+        request: Request,
+        on_delta: OnDelta,
+        reservation: Reservation | None = None,
+        *,
+        asyncio_loop: asyncio.AbstractEventLoop | None = None,
+        is_limited: bool = True,
     ) -> None:
-        """Queue a request. on_delta is called on the engine's thread, and must be quick.
+        """Queue a request.
 
-        Raises EngineClosed; QueueFull where it is limited and comes without a reservation.
+        Args:
+            request: What to run.
+            on_delta: Is called with each piece of the output, and must be quick.
+            reservation: The place in the queue that the request takes, if one was reserved.
+            asyncio_loop: Where on_delta is called; None: on the engine's thread.
+            is_limited: Refuse the request if too many wait and it comes without a reservation.
+
+        Raises:
+            EngineClosed: No more requests are taken.
+            QueueFull: Too many wait.
+            RequestError: There is a request of this id.
         """
+        if asyncio_loop is not None:
+            on_delta = self._bridge.to_loop(asyncio_loop, on_delta)
         with self._changed:
             self._check_open()
             if request.id in self._unfinished:
@@ -106,13 +149,13 @@ class EngineLoop:
                     self._check_room()
                 request.arrival_s = time.monotonic()
             self._unfinished.add(request.id)
-            self._inbox.append(_Entry(request, on_delta))
+            self._inbox.entries.append(_Entry(request, on_delta))
             self._changed.notify_all()
 
     def abort(self, request_id: str) -> None:
         """End a request soon. One that has ended, or never was, is none of its business."""
         with self._changed:
-            self._aborts.add(request_id)
+            self._inbox.aborts.add(request_id)
             self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> None:
@@ -120,17 +163,13 @@ class EngineLoop:
         with self._changed:
             self._is_draining = True
             if not self._changed.wait_for(lambda: not self._unfinished, timeout_s):
-                self._aborts.update(self._unfinished)
+                self._inbox.aborts.update(self._unfinished)
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not self._unfinished, _ABORT_S)
 
     def close(self) -> None:
         """Abort all requests and end the thread."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._worker.stop()
 
     def _check_open(self) -> None:
         if not self.is_open:
@@ -147,31 +186,18 @@ class EngineLoop:
         self._num_reserved -= was_open
         return was_open
 
-    def _run(self) -> None:
-        is_closing = False
-        while not is_closing:
-            with self._changed:
-                self._changed.wait_for(self._has_work)
-                inbox, self._inbox = self._inbox, []
-                aborts, self._aborts = self._aborts, set()
-                is_closing = self._is_closing
-            for entry in inbox:
-                self._entries[entry.request.id] = entry
-                self.stepper.scheduler.add(entry.request)
-            if is_closing:
-                aborts = set(self._entries)
-            try:
-                found = [self._entries[request_id] for request_id in aborts if request_id in self._entries]
-                self._hand_out([self.stepper.abort(entry.request) for entry in found])
-                if not is_closing and self.stepper.scheduler.has_work:
-                    news = self.stepper.step()
-                    self.meter.stepped(time.monotonic(), sum(len(one.delta.token_ids) for one in news))
-                    self._hand_out(news)
-            except Exception as error:  # noqa: BLE001 - no request may wait for ever, whatever is wrong in here
-                self._start_afresh(error)
-
-    def _has_work(self) -> bool:
-        return bool(self._inbox or self._aborts or self._is_closing or self.stepper.scheduler.has_work)
+    def _work(self, asked: _Asked) -> None:
+        """Take in what was asked, and run a step. The last time, abort everything instead."""
+        for entry in asked.entries:
+            self._entries[entry.request.id] = entry
+            self.stepper.scheduler.add(entry.request)
+        aborts = set(self._entries) if asked.is_last else asked.aborts
+        found = [self._entries[request_id] for request_id in aborts if request_id in self._entries]
+        self._hand_out([self.stepper.abort(entry.request) for entry in found])
+        if not asked.is_last and self.stepper.scheduler.has_work:
+            news = self.stepper.step()
+            self.meter.stepped(time.monotonic(), sum(len(one.delta.token_ids) for one in news))
+            self._hand_out(news)
 
     def _hand_out(self, news: list[Progress]) -> None:
         ended = []
@@ -182,7 +208,7 @@ class EngineLoop:
             if delta.finish_reason is not None:
                 ended.append(request.id)
                 self.meter.finished(delta.e2e_s, delta.queue_s, delta.finish_reason)
-            self._give(self._entries[request.id], delta)
+            give(self._entries[request.id].on_delta, delta, self.abort)
         self._pass_on(ended)
 
     def _time_tokens(self, request: Request, delta: Delta) -> None:
@@ -193,17 +219,9 @@ class EngineLoop:
         else:
             self.meter.inter_token(now - before, len(delta.token_ids))
 
-    def _give(self, entry: _Entry, delta: Delta) -> None:
-        try:
-            entry.on_delta(delta)
-        except Exception:  # noqa: BLE001 - a reader that fails loses its own request only
-            _LOG.exception("request %s is aborted: its reader failed", delta.request_id)
-            self.abort(delta.request_id)
-
     def _pass_on(self, ended: list[str]) -> None:
         """Send what readers in asyncio get, and strike off what has ended."""
-        for request_id in self.post.deliver():
-            self.abort(request_id)
+        self._bridge.deliver()
         if ended:
             for request_id in ended:
                 del self._entries[request_id]
@@ -218,5 +236,5 @@ class EngineLoop:
         self.stepper.scheduler.reset()
         for request_id, entry in self._entries.items():
             self.meter.ended["error"] += 1
-            self._give(entry, Delta(request_id, finish_reason="error", error=message))
+            give(entry.on_delta, Delta(request_id, finish_reason="error", error=message), self.abort)
         self._pass_on(list(self._entries))

@@ -4,18 +4,32 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from whet.errors import OptionError
+from whet.models.options import ServingOptions
 
 SpeculationKind = Literal["auto", "off", "ngram"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """max_num_seqs: sequences in a step. max_batch_tokens: tokens in a step. max_step_ms: what a step with a prompt in
-    it may take while outputs wait for it. memory: bytes for the sequences' state; None: a quarter of what is free.
-    max_waiting: requests beyond max_num_seqs that may wait. speculation: "auto" drafts with the draft model, or without
-    one from the text itself, as long as that pays; "ngram" always from the text.
+class EngineOptions(ServingOptions):
+    """Options of whet.Engine.
 
-    Raises OptionError for a value out of its range.
+    Attributes:
+        dtype: The number format of keys, values and of weights that stay as they are: "bf16" or "fp32".
+        weights: How the weights are kept: "as-is", "int8" or "int4".
+        kv: How keys and values are kept: "as-is" or "int8".
+        max_model_len: The tokens that a prompt and its output may have together; what the model takes, if not given.
+        speculation: "auto" drafts with the draft model, or without one from the text itself, as long as that pays;
+            "ngram" always from the text; "off" never.
+        num_draft_tokens: The tokens that are drafted at a time.
+        max_num_seqs: The sequences in a step.
+        max_batch_tokens: The tokens in a step.
+        max_step_ms: What a step with a prompt in it may take while outputs wait for it.
+        memory: The bytes for the sequences' state; a quarter of what is free, if not given.
+        prefix_caching: Keep what was computed of prompts for others that begin alike.
+        max_waiting: The requests beyond max_num_seqs that may wait.
+
+    Raises:
+        OptionError: A value is out of its range.
     """
 
     speculation: SpeculationKind = "auto"

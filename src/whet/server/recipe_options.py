@@ -1,4 +1,8 @@
-"""What a recipe says about how to serve: precision and threads. The engine has its own way of all the rest."""
+"""What a recipe says about how to serve: precision and threads. The engine has its own way of all the rest.
+
+Weights in int8 and int4 are the ones that the technique makes; whet.kernels.linear.quantise rounds both. The groups of
+an int4 step are always of 32 inputs, whatever an older recipe says.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

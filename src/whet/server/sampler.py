@@ -21,7 +21,7 @@ from whet.kernels.sample import UNUSABLE
 from whet.server import randomness
 from whet.server.penalties import Penalties
 from whet.server.request import Request
-from whet.server.torch_sampler import Truncation, draw
+from whet.server.torch_sampler import Truncation, sample_in_torch
 
 __all__ = ["UNUSABLE", "Row", "Sampler", "sample"]
 
@@ -91,7 +91,7 @@ def _choose(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> NDArray[n
     """
     library = kernels_for(logits_RV)
     if library is None:
-        return draw(logits_RV, rule, uniform_R).numpy()
+        return sample_in_torch(logits_RV, rule, uniform_R).numpy()
     logits_RV = logits_RV.contiguous()
     ids_R = np.empty(len(logits_RV), np.int64)
     columns = [pointer(column) for column in (*rule, uniform_R)]

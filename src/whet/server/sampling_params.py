@@ -85,38 +85,42 @@ class SamplingParams:
         if self.max_tokens is not None:
             _whole("max_tokens", self.max_tokens, 0)
             if self.min_tokens > self.max_tokens:
-                raise RequestError(f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}")
+                message = f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}"
+                raise RequestError(message, param="min_tokens")
         strings = _several("stop", self.stop)
         if len(strings) > MAX_STOP_STRINGS or not all(isinstance(s, str) and s for s in strings):
-            raise RequestError(f"stop: up to {MAX_STOP_STRINGS} strings that are not empty")
+            raise RequestError(f"stop: up to {MAX_STOP_STRINGS} strings that are not empty", param="stop")
         for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if count is not None:
                 _whole(name, count, 0, min(MAX_LOGPROBS, vocab_size))
         for token_id in _several("stop_token_ids", self.stop_token_ids):
-            _whole("stop_token_ids: a token", token_id, 0, vocab_size - 1)
+            _whole("stop_token_ids", token_id, 0, vocab_size - 1, what=": a token")
         if not isinstance(self.logit_bias, Mapping):
-            raise RequestError(f"logit_bias={self.logit_bias!r}: it maps tokens to numbers")
+            message = f"logit_bias={self.logit_bias!r}: it maps tokens to numbers"
+            raise RequestError(message, param="logit_bias")
         for token_id, bias in self.logit_bias.items():
-            _whole("logit_bias: a token", token_id, 0, vocab_size - 1)
-            _number(f"logit_bias of {token_id}", bias, -_MAX_BIAS, _MAX_BIAS)
+            _whole("logit_bias", token_id, 0, vocab_size - 1, what=": a token")
+            _number("logit_bias", bias, -_MAX_BIAS, _MAX_BIAS, what=f" of {token_id}")
 
 
 def _several(name: str, values: Sequence[Any]) -> Sequence[Any]:
     if isinstance(values, (tuple, list)):
         return values
-    raise RequestError(f"{name}={values!r}: it is a tuple or a list")
+    raise RequestError(f"{name}={values!r}: it is a tuple or a list", param=name)
 
 
-def _number(name: str, value: float, low: float, high: float, *, open_below: bool = False) -> None:
+def _number(name: str, value: float, low: float, high: float, *, open_below: bool = False, what: str = "") -> None:
+    """Raise RequestError unless it is a number of the range. what: of the field `name`, as the message goes on."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if is_number and math.isfinite(value) and low <= value <= high and not (open_below and value == low):
         return
     wanted = f"a number from {low:g}{' (not itself)' if open_below else ''} to {high:g}"
-    raise RequestError(f"{name}={value!r}: it is {wanted}")
+    raise RequestError(f"{name}{what}={value!r}: it is {wanted}", param=name)
 
 
-def _whole(name: str, value: int, low: int, high: int | None = None) -> None:
+def _whole(name: str, value: int, low: int, high: int | None = None, *, what: str = "") -> None:
+    """Raise RequestError unless it is a whole number of the range. what: as for `_number`."""
     if isinstance(value, int) and not isinstance(value, bool) and low <= value and (high is None or value <= high):
         return
     wanted = f"of at least {low}" if high is None else f"from {low} to {high}"
-    raise RequestError(f"{name}={value!r}: it is a whole number {wanted}")
+    raise RequestError(f"{name}{what}={value!r}: it is a whole number {wanted}", param=name)

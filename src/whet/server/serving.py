@@ -5,17 +5,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict, Unpack
 
 import torch
 
-from whet.models.options import Dtype, KvBits, WeightBits
+from whet.models.options import Dtype, WeightBits
+from whet.network import LOOPBACK, bind, is_loopback
 from whet.recipe import Recipe
 from whet.server.engine import Engine
-from whet.server.http.guard import is_loopback
-from whet.server.http.run import DEFAULT_HOST, HttpServer, claim
+from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
-from whet.server.options import SpeculationKind
+from whet.server.options import EngineOptions
 from whet.server.recipe_options import RecipeOptions, from_recipe
 from whet.server.text import Tokenizer
 from whet.workloads.model_directory import model_directory
@@ -23,26 +22,12 @@ from whet.workloads.model_directory import model_directory
 DEFAULT_PORT = 8000
 
 
-class EngineKeywords(TypedDict, total=False):
-    """Options that go to whet.Engine as they are."""
-
-    kv: KvBits
-    speculation: SpeculationKind
-    num_draft_tokens: int
-    max_num_seqs: int
-    max_batch_tokens: int
-    max_step_ms: float
-    max_model_len: int | None
-    memory: int | None
-    prefix_caching: bool
-    max_waiting: int
-
-
 def serve(
     model: str | os.PathLike[str],
+    options: EngineOptions | None = None,
     *,
     settings: Settings | None = None,
-    host: str = DEFAULT_HOST,
+    host: str = LOOPBACK,
     port: int = DEFAULT_PORT,
     recipe: str | os.PathLike[str] | Recipe | None = None,
     dtype: Dtype | None = None,
@@ -50,7 +35,6 @@ def serve(
     draft: str | os.PathLike[str] | None = None,
     note: Callable[[str], None] = lambda line: None,
     ready: Callable[[HttpServer, Engine], None] = lambda server, engine: None,
-    **options: Unpack[EngineKeywords],
 ) -> None:
     """Serve a language model over HTTP as OpenAI does, until SIGTERM, Ctrl-C or the server's `begin_end`.
 
@@ -58,18 +42,17 @@ def serve(
 
     Args:
         model: A Hugging Face model directory, or a built-in model.
+        options: Of the engine.
         settings: How the server answers; by default for everyone who can connect, under the directory's name.
         host: The address to listen on: 127.0.0.1 for this machine alone.
         port: To listen on; 0 for any that is free.
-        recipe: Of `whet tune`: its precision and threads hold where no option says more. Threads hold for the whole
+        recipe: Of `whet tune`: its precision and threads take the place of the options'. Threads hold for the whole
             process from then on.
-        dtype: The number format of keys, values and weights that stay as they are; bf16, if neither it nor a recipe
-            is given.
-        weights: How the weights are kept; "as-is", if neither it nor a recipe is given.
+        dtype: In the place of the options' and the recipe's.
+        weights: In the place of the options' and the recipe's.
         draft: A smaller model of the same vocabulary, to guess ahead.
         note: Is given a sentence for each step of the recipe that is not followed.
         ready: Is given the server and its engine once requests are taken. It may not block.
-        options: Of whet.Engine.
 
     Raises:
         TargetError: A model cannot be had.
@@ -81,19 +64,15 @@ def serve(
     settings = settings or Settings(served_names=(directory.resolve().name,))
     settings = replace(settings, is_local=is_loopback(host))
     found = RecipeOptions() if recipe is None else _followed(recipe, note)
-    # The port is claimed before the model is loaded, and opens when the model is there.
-    with (
-        claim(host, port) as claimed,
-        Engine(
-            directory,
-            tokenizer=Tokenizer(directory),
-            dtype=dtype or found.dtype or "bf16",
-            weights=weights or found.weights or "as-is",
-            draft=smaller,
-            **options,
-        ) as engine,
-    ):
-        server = HttpServer(engine, settings, claimed)
+    options = options or EngineOptions()
+    options = replace(
+        options,
+        dtype=dtype or found.dtype or options.dtype,
+        weights=weights or found.weights or options.weights,
+    )
+    # The port is taken before the model is loaded, and opens when the model is there.
+    with bind(host, port) as bound, Engine(directory, options, tokenizer=Tokenizer(directory), draft=smaller) as engine:
+        server = HttpServer(engine, settings, bound)
         before_s = sys.getswitchinterval()
         try:
             server.run(lambda: ready(server, engine))

@@ -80,7 +80,7 @@ class _Group:
             self._pause = _Phase.PAUSE.value
 
 
-class Payoff:
+class SpeculationController:
     """Says for each step whether to draft. Told the time of each step that only continues outputs."""
 
     def __init__(self) -> None:

@@ -12,14 +12,16 @@ from collections.abc import Sequence
 
 from whet.server.drafters import Drafter
 from whet.server.request import Request
-from whet.server.speculation_controller import Payoff
+from whet.server.speculation_controller import SpeculationController
 
 
 class Speculation:
-    """Proposes drafts for running requests, as long as that pays. payoff None: always."""
+    """Proposes drafts for running requests, as long as that pays. controller None: always."""
 
-    def __init__(self, drafter: Drafter, num_draft_tokens: int, payoff: Payoff | None = None) -> None:
-        self.payoff = payoff
+    def __init__(
+        self, drafter: Drafter, num_draft_tokens: int, controller: SpeculationController | None = None
+    ) -> None:
+        self.controller = controller
         self.num_drafted = 0
         self.num_accepted = 0
         self.drafter = drafter
@@ -29,7 +31,7 @@ class Speculation:
     def propose(self, running: Sequence[Request]) -> None:
         """Give drafts to the requests whose next step makes a new token. Never more than they may still have."""
         ready = [request for request in running if request.num_computed == len(request.token_ids) - 1]
-        if not ready or (self.payoff is not None and not self.payoff.wants_drafts(len(ready))):
+        if not ready or (self.controller is not None and not self.controller.wants_drafts(len(ready))):
             return
         limits = [request.max_len - len(request.token_ids) - 1 for request in ready]
         wanted = [(r, min(limit, self._num_draft_tokens)) for r, limit in zip(ready, limits, strict=True) if limit > 0]
@@ -43,8 +45,8 @@ class Speculation:
 
     def observe(self, num_seqs: int, had_drafts: bool, num_tokens: int, seconds: float) -> None:
         """A step that only continued outputs: its new tokens, its time with that of drafting."""
-        if self.payoff is not None and self._is_steady:
-            self.payoff.observe(num_seqs, had_drafts, num_tokens, seconds)
+        if self.controller is not None and self._is_steady:
+            self.controller.observe(num_seqs, had_drafts, num_tokens, seconds)
         self._is_steady = True
 
 

@@ -1,4 +1,4 @@
-"""Drawing tokens from logits in torch, by the rule of whet.kernels.sample.
+"""Sampling tokens from logits in torch, by the rule of whet.kernels.sample.
 
 In short: of the tokens in order of their logits remain those with at least min_p times the largest probability; of them
 the first top_k; of them the first whose probabilities, renormalised, reach top_p. This stands in where the kernel
@@ -27,7 +27,7 @@ class Truncation(NamedTuple):
     min_p: Tensor
 
 
-def draw(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> Tensor:
+def sample_in_torch(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> Tensor:
     """A token for each row: int64 [R], or UNUSABLE. uniform_R: float32 of [0, 1)."""
     ids_R = logits_RV.argmax(dim=1)  # of equal ones the first
     is_usable_R = logits_RV.gather(1, ids_R[:, None])[:, 0].isfinite()  # a NaN is the largest

@@ -5,7 +5,7 @@ as long as what was freed before is used again. Elsewhere the resident set. On a
 
 Batches of unequal size and a late garbage collection make single steps meaningless, so the run is cut into blocks and
 only the least of each block counts. Growth is claimed where the mean rise from block to block lies above zero with its
-95 % interval (Student's t): one jump, however large, is not enough, a leak in the second half of the run is.
+95% interval (Student's t): one jump, however large, is not enough, a leak in the second half of the run is.
 """
 
 import ctypes
@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import psutil
 import scipy
 import torch
+
+from whet.measure.memory import ResidentMemory
 
 _MOST_POINTS = 512
 # Looking at memory may take one part in so many of the run's time: mallinfo2 goes through all that is free, which takes
@@ -36,7 +37,7 @@ _LEAST_RISE = {"heap": 2**15, "cuda": 2**15, "resident": 2**22}  # bytes over th
 class Growth:
     """How what is held changes from step to step.
 
-    source: heap, cuda or resident. slope_bytes: a step, with its 95 % interval. rise_bytes: from the first block to the
+    source: heap, cuda or resident. slope_bytes: a step, with its 95% interval. rise_bytes: from the first block to the
     last. first_step, last_step: what was looked at, after the warm-up.
     """
 
@@ -119,7 +120,7 @@ def growth(source: str, points: Sequence[tuple[int, int]]) -> Growth | None:
 def memory_series(device: str) -> list[MemorySeries]:
     """What can be watched here: the heap of the process or its resident set, and the GPU's allocator."""
     heap = heap_reader()
-    series = [MemorySeries("heap", heap) if heap is not None else MemorySeries("resident", _resident_reader())]
+    series = [MemorySeries("heap", heap) if heap is not None else MemorySeries("resident", ResidentMemory())]
     if device == "cuda":
         series.append(MemorySeries("cuda", _cuda_bytes))
     return series
@@ -150,11 +151,6 @@ class _Mallinfo2(ctypes.Structure):
             *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
         )
     )
-
-
-def _resident_reader() -> Callable[[], int]:
-    process = psutil.Process()
-    return lambda: int(process.memory_info().rss)
 
 
 def _cuda_bytes() -> int:

@@ -292,7 +292,7 @@ def _scaler_step(call: Call, log: StepLog, optimizers: frozenset[int] | None) ->
 
 def wait_for(log: StepLog, call: Call, argument: Any) -> Any:
     """call(argument), as the loop's wait for a batch; the epoch's end, where it raises StopIteration."""
-    _leave_what_raised(log.clock)
+    _end_phase_on_error(log.clock)
     if not log.clock.accepts(_DATA):
         return call(argument)
     return _waited(log, call, argument)
@@ -311,7 +311,7 @@ def _waited(log: StepLog, call: Call, argument: Any) -> Any:
         log.clock.leave()
 
 
-def _leave_what_raised(clock: PhaseClock) -> None:
+def _end_phase_on_error(clock: PhaseClock) -> None:
     """An optimiser's step may have raised, of which its hooks were not told."""
     if clock.top == _OPTIMIZER and clock.is_mine():
         clock.unwind()
@@ -320,7 +320,7 @@ def _leave_what_raised(clock: PhaseClock) -> None:
 def _loader_next(call: Call, log: StepLog) -> Call:
     @functools.wraps(call)
     def next_batch(self: Any) -> Any:
-        _leave_what_raised(log.clock)
+        _end_phase_on_error(log.clock)
         if not log.clock.accepts(_DATA):
             return call(self)
         batch = _waited(log, call, self)

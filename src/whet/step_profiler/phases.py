@@ -54,7 +54,7 @@ class Marks(Protocol):
     def mark(self, ran: int) -> None: ...
 
 
-class Taken(NamedTuple):
+class PhaseTotals(NamedTuple):
     """What was counted since a reset. ns and calls: by Phase. loss_ns: of REST, between forward and backward."""
 
     start_ns: int
@@ -156,7 +156,7 @@ class PhaseClock:
         while self.top != _REST:
             self.leave()
 
-    def take(self) -> Taken:
+    def take(self) -> PhaseTotals:
         """What was counted so far. The clock runs on; `reset` starts it anew."""
         now = self._now()
         ran = now - self._last
@@ -166,4 +166,4 @@ class PhaseClock:
             self._pending_ns += ran
         if self.marks is not None:
             self.marks.mark(self.top)
-        return Taken(self._start, tuple(self._ns), tuple(self._calls), self._loss_ns)
+        return PhaseTotals(self._start, tuple(self._ns), tuple(self._calls), self._loss_ns)

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from whet.figures import MIN_SAMPLES_FOR_P99, digits
+from whet.bounds import Bound
+from whet.figures import MIN_SAMPLES_FOR_P99, count, digits, percent
 from whet.measure.source_location import UNKNOWN
 from whet.measure.stats import percentile
-from whet.step_profiler.figures import count, percent
 from whet.step_profiler.growth import Growth, growth
 from whet.step_profiler.log import NUM_WARM_UP, StepLog, StepRecord
 from whet.step_profiler.phases import Phase
-from whet.step_profiler.verdict import LEAST_STEPS, Facts, StepVerdict, advice, cut, judge
+from whet.step_profiler.verdict import LEAST_STEPS, Facts, advice, judge, split_steps
 
 ORDER = (Phase.DATA, Phase.TRANSFER, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.SYNC, Phase.REST)
 _WIDTH = 78
@@ -61,8 +61,8 @@ class StepReport:
     figures. loss_ms: of the rest, between forward and backward. ended_by: what cut the run short, "" where nothing did.
     """
 
-    verdict: StepVerdict
-    bound: StepVerdict | None
+    verdict: Bound
+    bound: Bound | None
     evidence: tuple[str, ...]
     advice: str
     num_steps: int
@@ -119,7 +119,7 @@ class StepReport:
         lines.append(f"{'phase':<17}{'ms a step':>10}{'share':>8}{'calls':>8}{'  on the GPU, ms' if on_gpu else ''}")
         lines += [_row(phase, on_gpu) for phase in self.phases]
         if self.step_ms is not None:
-            lines.append(f"{'step':<17}{digits(self.step_ms):>10}{'100 %':>8}")
+            lines.append(f"{'step':<17}{digits(self.step_ms):>10}{'100%':>8}")
         return "\n".join(lines)
 
 
@@ -136,9 +136,9 @@ def summarize(log: StepLog) -> StepReport:
     sites = _sites(log, max(1, num_counted))
     facts = Facts(log.loader_facts, lambda phase: _site_in_words(sites, phase), trends, bool(device))
     if enough:
-        verdict, bound, evidence = judge(cut(device or records), facts)
+        verdict, bound, evidence = judge(split_steps(device or records), facts)
     else:
-        verdict, bound, evidence = StepVerdict.TOO_FEW, None, [_too_few(log)]
+        verdict, bound, evidence = Bound.TOO_FEW_STEPS, None, [_too_few(log)]
     seconds = [record.seconds for record in records]
     return StepReport(
         verdict=verdict,

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from whet.errors import TargetError, WhetError, type_name
 from whet.step_profiler.log import NUM_WARM_UP, StepRecord
 from whet.step_profiler.report import StepReport
-from whet.step_profiler.watch import Everything, Watch, watch, watch_everything
+from whet.step_profiler.watch import GlobalWatch, Watch, watch, watch_everything
 from whet.workload.training import OutputLoss, Trainer, TrainingWorkload
 
 _RETURNS = "run its training loop, or return (model, optimizer, loader, loss) or a function that makes one step"
@@ -31,7 +31,7 @@ Describe = Callable[[BaseException], str]
 Note = Callable[[StepReport], None]
 
 
-class EnoughError(BaseException):
+class LoopStoppedError(BaseException):
     """Ends the user's loop from within; no `except Exception` of theirs is to hold it up."""
 
 
@@ -51,7 +51,7 @@ def run_training(
     with watch_everything(stop) as everything, _noting(everything, note):
         try:
             returned = function()
-        except EnoughError:
+        except LoopStoppedError:
             pass
         except WhetError:
             raise
@@ -60,7 +60,7 @@ def run_training(
     training = None if error or everything.num_steps else _training(returned)
     if training is None:
         return _reported(everything, stop, error, describe)
-    steps: Watch | Everything
+    steps: Watch | GlobalWatch
     if isinstance(training, TrainingWorkload):
         error, steps = _run_loop(training, stop, note)
     else:
@@ -83,10 +83,10 @@ class _Stop:
         if time.monotonic() > self._ends:
             self.remark = f"stopped after {self._limit_s:.0f} s"
         if self.remark or record.number + 1 >= self.num_steps:
-            raise EnoughError
+            raise LoopStoppedError
 
 
-def _reported(steps: Watch | Everything, stop: _Stop, error: BaseException | None, describe: Describe) -> StepReport:
+def _reported(steps: Watch | GlobalWatch, stop: _Stop, error: BaseException | None, describe: Describe) -> StepReport:
     report = steps.report()
     if stop.remark:
         report = dataclasses.replace(report, remarks=(*report.remarks, stop.remark))
@@ -103,7 +103,7 @@ def _run_loop(training: TrainingWorkload, stop: _Stop, note: Note) -> tuple[Base
     steps = watch(timed, trainer.optimizer, training.batches, on_step=stop)
     device = next((p.device for p in training.model.parameters()), torch.device("cpu"))
     try:
-        with steps, _noting(steps, note), contextlib.suppress(EnoughError):
+        with steps, _noting(steps, note), contextlib.suppress(LoopStoppedError):
             while _run_epoch(training, trainer, steps, device):
                 pass
             raise TargetError("the loader gives no batches (one that is an iterator can be gone through only once)")
@@ -122,12 +122,12 @@ def _run_epoch(training: TrainingWorkload, trainer: Trainer, steps: Watch, devic
     return num_batches
 
 
-def _run_steps(step: Callable[[], Any], stop: _Stop, note: Note) -> tuple[BaseException | None, Everything]:
+def _run_steps(step: Callable[[], Any], stop: _Stop, note: Note) -> tuple[BaseException | None, GlobalWatch]:
     with watch_everything(stop) as everything, _noting(everything, note):
         try:
             for _ in range(2 * stop.num_steps):  # one that does not train ends as well
                 step()
-        except EnoughError:
+        except LoopStoppedError:
             pass
         except Exception as error:  # noqa: BLE001 - whatever a loop raises is its result
             return error, everything
@@ -173,7 +173,7 @@ def _moved(batch: Any, device: torch.device) -> Any:
 
 
 @contextmanager
-def _noting(steps: Watch | Everything, note: Note) -> Iterator[None]:
+def _noting(steps: Watch | GlobalWatch, note: Note) -> Iterator[None]:
     """Hand over what is known every few seconds, for when this process ends before its time."""
     ended = threading.Event()
 

@@ -8,43 +8,30 @@ A loop whose memory grows is said to be so before anything else: it ends by runn
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
-from whet.figures import digits, num_bytes
-from whet.step_profiler.figures import percent
+from whet.bounds import ADVICE, BOUND_SHARE, Bound
+from whet.figures import digits, num_bytes, percent
 from whet.step_profiler.growth import Growth
 from whet.step_profiler.log import StepRecord
 from whet.step_profiler.phases import Phase
 
 LEAST_STEPS = 3  # after the warm-up
-_BOUND_SHARE = 0.25  # without it, the step would be a third faster
 _BOUND_LEAST = 0.15  # the interval's lower end, lest one slow step decides
 _WORTH_SAYING = 0.10
 _RESAMPLES = 1000
 _HEAPS = {"heap": "the process's heap", "cuda": "GPU memory", "resident": "the process's resident memory"}
 
 
-class StepVerdict(StrEnum):
-    """What holds a training loop back."""
-
-    INPUT = "input-bound"
-    COMPUTE = "compute-bound"
-    SYNC = "sync-bound"
-    LOOP = "loop-bound"  # the loop's own Python code, in none of the phases
-    MEMORY = "memory-growing"
-    TOO_FEW = "not enough steps"
-
-
 @dataclass(frozen=True)
 class Part:
     """One of the four that a step is cut into.
 
-    share: of all steps together, with its 95 % interval. ms: a step, on average. typical_share: the median step's.
+    share: of all steps together, with its 95% interval. ms: a step, on average. typical_share: the median step's.
     """
 
-    bound: StepVerdict
+    bound: Bound
     share: float
     ci95: tuple[float, float]
     ms: float
@@ -61,16 +48,16 @@ class Facts:
     on_gpu: bool
 
 
-def cut(records: Sequence[StepRecord]) -> tuple[Part, ...]:
+def split_steps(records: Sequence[StepRecord]) -> tuple[Part, ...]:
     """The four parts of these steps, by the GPU's clock where they have one. The interval is a bootstrap over steps."""
     ns = np.array([record.device_ns or record.ns for record in records], dtype=float)
     loss = np.array([record.loss_ns if record.device_ns is None else 0 for record in records], dtype=float)
     whole = ns.sum(axis=1)
     groups = {
-        StepVerdict.INPUT: ns[:, Phase.DATA] + ns[:, Phase.TRANSFER],
-        StepVerdict.COMPUTE: ns[:, Phase.FORWARD] + ns[:, Phase.BACKWARD] + ns[:, Phase.OPTIMIZER] + loss,
-        StepVerdict.SYNC: ns[:, Phase.SYNC],
-        StepVerdict.LOOP: ns[:, Phase.REST] - loss,
+        Bound.INPUT: ns[:, Phase.DATA] + ns[:, Phase.TRANSFER],
+        Bound.COMPUTE: ns[:, Phase.FORWARD] + ns[:, Phase.BACKWARD] + ns[:, Phase.OPTIMIZER] + loss,
+        Bound.SYNC: ns[:, Phase.SYNC],
+        Bound.LOOP: ns[:, Phase.REST] - loss,
     }
     drawn = np.random.default_rng(0).integers(0, len(records), (_RESAMPLES, len(records)))
     wholes = whole[drawn].sum(axis=1)
@@ -83,12 +70,12 @@ def cut(records: Sequence[StepRecord]) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def judge(parts: Sequence[Part], facts: Facts) -> tuple[StepVerdict, StepVerdict, list[str]]:
+def judge(parts: Sequence[Part], facts: Facts) -> tuple[Bound, Bound, list[str]]:
     """The verdict, what bounds the time, and the evidence, the most important first."""
     by_bound = {part.bound: part for part in parts}
-    others = [part for part in parts if part.bound is not StepVerdict.COMPUTE]
-    sure = [part for part in others if part.share >= _BOUND_SHARE and part.ci95[0] >= _BOUND_LEAST]
-    bound = max(sure, key=lambda part: part.share).bound if sure else StepVerdict.COMPUTE
+    others = [part for part in parts if part.bound is not Bound.COMPUTE]
+    sure = [part for part in others if part.share >= BOUND_SHARE and part.ci95[0] >= _BOUND_LEAST]
+    bound = max(sure, key=lambda part: part.share).bound if sure else Bound.COMPUTE
     growing = [trend for trend in facts.growth if trend.is_growing]
     evidence = [_grows(trend) for trend in growing]
     whole_ms = sum(part.ms for part in parts)
@@ -97,40 +84,32 @@ def judge(parts: Sequence[Part], facts: Facts) -> tuple[StepVerdict, StepVerdict
     evidence += [_evidence(part, whole_ms, facts) for part in sorted(lesser, key=lambda part: -part.share)]
     if not growing:
         evidence += [_steady(trend) for trend in facts.growth]
-    return (StepVerdict.MEMORY if growing else bound), bound, evidence
+    return (Bound.MEMORY_GROWING if growing else bound), bound, evidence
 
 
-def advice(verdict: StepVerdict, facts: Facts) -> str:
-    """What to do first, in a sentence."""
-    if verdict is StepVerdict.INPUT and "num_workers is 0" in facts.loader:
+def advice(verdict: Bound, facts: Facts) -> str:
+    """What to do first, in a sentence: more to the point than ADVICE where the loop allows it."""
+    if verdict is Bound.INPUT and "num_workers is 0" in facts.loader:
         return "let workers load: DataLoader(..., num_workers=2, persistent_workers=True), more where cores are free"
-    return _ADVICE[verdict]
-
-
-_ADVICE = {
-    StepVerdict.INPUT: "load faster: more workers, less work for each sample, data decoded once and kept",
-    StepVerdict.COMPUTE: "the loop is sound; to make the model itself faster, see what `whet profile` says of it",
-    StepVerdict.SYNC: "read values less often: keep losses as tensors, and call item() once in many steps",
-    StepVerdict.LOOP: "profile the loop's own code: logging, metrics, checkpoints, work that could be done once",
-    StepVerdict.MEMORY: "look for what is kept of each step: losses with their graphs (keep loss.item()), outputs",
-    StepVerdict.TOO_FEW: "let the loop run for longer",
-}
+    if verdict is Bound.COMPUTE:
+        return "the loop is sound; to make the model itself faster, see what `whet profile` says of it"
+    return ADVICE[verdict]
 
 
 def _evidence(part: Part, whole_ms: float, facts: Facts) -> str:
     low, high = part.ci95
-    took = f"{percent(part.share)} of each step (95 %: {low * 100:.0f}–{high * 100:.0f} %)"
+    took = f"{percent(part.share)} of each step (95%: {low * 100:.0f}–{percent(high, decimals=0)})"
     took += f", {digits(part.ms)} of {digits(whole_ms)} ms,"
-    if part.bound is StepVerdict.COMPUTE:
+    if part.bound is Bound.COMPUTE:
         return f"{took} is forward, loss, backward and optimiser"
     if part.typical_share < part.share / 2:
         took = f"{took} mostly in a few slow steps ({percent(part.typical_share)} of a median step),"
     faster = f"without it a step could be up to {1 / max(1e-9, 1 - part.share):.1f}x faster"
-    if part.bound is StepVerdict.INPUT:
+    if part.bound is Bound.INPUT:
         known = "; ".join(filter(None, (facts.loader, facts.site(Phase.TRANSFER))))
         waits = "the GPU waits for data" if facts.on_gpu else "is waiting for data"
         return f"{took} {waits}; {faster}" + (f" ({known})" if known else "")
-    if part.bound is StepVerdict.SYNC:
+    if part.bound is Bound.SYNC:
         where = facts.site(Phase.SYNC)
         return f"{took} is spent in calls that wait for a result{': ' + where if where else ''}; {faster}"
     return f"{took} is the loop's own code, in none of the phases; {faster}"
@@ -141,7 +120,7 @@ def _grows(trend: Growth) -> str:
     steps = 1e9 / trend.slope_bytes
     return (
         f"{_HEAPS[trend.source]} grows by {num_bytes(trend.slope_bytes)} a step "
-        f"(95 %: {num_bytes(low)}–{num_bytes(high)}), "
+        f"(95%: {num_bytes(low)}–{num_bytes(high)}), "
         f"{num_bytes(trend.rise_bytes)} from step {trend.first_step} to {trend.last_step}: "
         f"a gigabyte every {steps:,.0f} steps"
     )
@@ -152,6 +131,6 @@ def _steady(trend: Growth) -> str:
     grows = "hardly grows" if low > 0 else "does not grow"
     return (
         f"{_HEAPS[trend.source]} {grows}: {num_bytes(trend.slope_bytes)} a step "
-        f"(95 %: {num_bytes(low)} to {num_bytes(high)}) "
+        f"(95%: {num_bytes(low)} to {num_bytes(high)}) "
         f"from step {trend.first_step} to {trend.last_step}"
     )

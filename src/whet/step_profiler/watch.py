@@ -164,7 +164,7 @@ def watch(
 @contextmanager
 def watch_everything(
     on_step: OnStep | None = None, *, on_batch: Callable[[object], None] | None = None, with_memory: bool = True
-) -> Iterator["Everything"]:
+) -> Iterator["GlobalWatch"]:
     """Watch every training loop of this process, whatever runs it, without being told its model or loader.
 
     Steps are known from any optimiser's step, data wait from any DataLoader, forward from the outermost module that is
@@ -180,20 +180,20 @@ def watch_everything(
         stack.enter_context(_on(log))
 
         def install(patches: Patches) -> None:
-            hook_all_optimizers(patches, log, install_the_rest)
+            hook_all_optimizers(patches, log, install_patches)
 
-        def install_the_rest() -> None:
+        def install_patches() -> None:
             stack.enter_context(patched(lambda patches: _patch_all(patches, log)))
 
         stack.enter_context(patched(install))
         try:
-            yield Everything(log)
+            yield GlobalWatch(log)
         except BaseException as error:
             log.finish(_ended_by(error))
             raise
 
 
-class Everything:
+class GlobalWatch:
     """What `watch_everything` sees: the same records and the same report as `Watch`."""
 
     def __init__(self, log: StepLog) -> None:

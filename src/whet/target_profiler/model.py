@@ -22,7 +22,7 @@ from whet.profiler.session import PROFILE
 from whet.profiler.verdict import Hint
 from whet.profiler.workload_profile import device_of, profile_workload, run_for_nsight
 from whet.target_profiler.profiled_process import Seen, note, profiled
-from whet.tuner.space import offers_for
+from whet.tuner.space import applicable_techniques
 from whet.workload import Workload, examine
 from whet.workloads import resolve
 
@@ -128,8 +128,8 @@ def look(target: str, directory: str, depth: int | None) -> dict[str, Any]:
 
 def advise(workload: Workload, profile: Profile, limits: Limits) -> list[Hint]:
     """Return the techniques that apply, each with the most that any of its variants could gain."""
-    offers, _ = offers_for(examine(workload, with_quality=False), describe(), limits, profile)
-    return [Hint(offer.technique, max(offer.bounds.values(), default=1.0)) for offer in offers]
+    applicable, _ = applicable_techniques(examine(workload, with_quality=False), describe(), limits, profile)
+    return [Hint(entry.technique, entry.most) for entry in applicable]
 
 
 def _seen(target: str, folder: Path, depth: int, limit_s: float, ended_early: Callable[[Report], None]) -> Seen[Report]:

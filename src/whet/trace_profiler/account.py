@@ -18,7 +18,7 @@ _LATENCY_NS = 50_000  # from a launch to its kernel, where nothing else holds it
 _COLLECTIVE = r"(?:gloo|mpi|ucc|xccl|ccl):"  # annotations of collectives that run on the CPU
 
 
-class Entry(StrEnum):
+class TimeCategory(StrEnum):
     """What a moment of the window went into."""
 
     KERNELS = "GPU computes"
@@ -36,7 +36,7 @@ class Entry(StrEnum):
 class Share:
     """One entry of the account."""
 
-    entry: Entry
+    entry: TimeCategory
     time_ns: int
     share: float  # of the window
 
@@ -49,7 +49,7 @@ def account(trace: Trace, window: Intervals, used: DeviceIntervals | None) -> tu
     return tuple(sorted(shares, key=lambda share: -share.time_ns))
 
 
-def _of_device(trace: Trace, window: Intervals, used: DeviceIntervals) -> dict[Entry, Intervals]:
+def _of_device(trace: Trace, window: Intervals, used: DeviceIntervals) -> dict[TimeCategory, Intervals]:
     gaps = window - used.busy
     arriving, stalled = _launched(trace, used.device, gaps)
     waited = gaps - arriving - stalled  # for the CPU
@@ -59,14 +59,14 @@ def _of_device(trace: Trace, window: Intervals, used: DeviceIntervals) -> dict[E
     data = waited & data_waits(trace)
     launching = (waited & union(calls.start_ns, calls.end_ns)) - data
     return {
-        Entry.KERNELS: used.compute,
-        Entry.COMMUNICATION: used.communication - used.compute,
-        Entry.COPIES: used.copy - used.compute - used.communication,
-        Entry.ARRIVING: arriving,
-        Entry.STALLED: stalled,
-        Entry.DATA: data,
-        Entry.LAUNCHING: launching,
-        Entry.OUTSIDE: waited - data - launching,
+        TimeCategory.KERNELS: used.compute,
+        TimeCategory.COMMUNICATION: used.communication - used.compute,
+        TimeCategory.COPIES: used.copy - used.compute - used.communication,
+        TimeCategory.ARRIVING: arriving,
+        TimeCategory.STALLED: stalled,
+        TimeCategory.DATA: data,
+        TimeCategory.LAUNCHING: launching,
+        TimeCategory.OUTSIDE: waited - data - launching,
     }
 
 
@@ -93,15 +93,15 @@ def _launched(trace: Trace, device: str, gaps: Intervals) -> tuple[Intervals, In
     return union(begun_ns[short], ends_ns[short]), union(begun_ns[~short], ends_ns[~short])
 
 
-def _of_cpu(trace: Trace, window: Intervals) -> dict[Entry, Intervals]:
+def _of_cpu(trace: Trace, window: Intervals) -> dict[TimeCategory, Intervals]:
     calls = trace.events.of(Kind.OPERATOR, Kind.RUNTIME)
     collectives = trace.named(trace.events.of(Kind.ANNOTATION, Kind.OPERATOR), _COLLECTIVE)
     data = data_waits(trace) & window
     operators = (union(calls.start_ns, calls.end_ns) & window) - data
     communication = (union(collectives.start_ns, collectives.end_ns) & window) - data - operators
     return {
-        Entry.OPERATORS: operators,
-        Entry.DATA: data,
-        Entry.COMMUNICATION: communication,
-        Entry.OUTSIDE: window - operators - data - communication,
+        TimeCategory.OPERATORS: operators,
+        TimeCategory.DATA: data,
+        TimeCategory.COMMUNICATION: communication,
+        TimeCategory.OUTSIDE: window - operators - data - communication,
     }

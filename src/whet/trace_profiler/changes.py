@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from whet.trace_profiler.figures import percent, time
+from whet.figures import nanoseconds, percent
 from whet.trace_profiler.gpu import DeviceTime
 from whet.trace_profiler.operators import OperatorTime
 from whet.trace_profiler.report import FORMAT, TraceReport
@@ -75,7 +75,7 @@ class TraceChanges:
 def compare_traces(before: TraceReport, after: TraceReport) -> TraceChanges:
     """What changed from one trace to the other.
 
-    Two recordings say nothing about noise: a difference of 5 % can be chance, and only larger ones are called changes.
+    Two recordings say nothing about noise: a difference of 5% can be chance, and only larger ones are called changes.
     """
     num_before, num_after = len(before.whole_steps()), len(after.whole_steps())
     per_step = bool(num_before and num_after)
@@ -183,11 +183,11 @@ def _sentence(
     what = "a step takes" if per_step else "the recorded time is"
     difference = after_ns / before_ns - 1 if before_ns else 0.0
     if abs(difference) < _SAME:
-        text = f"{what} about the same: {time(before_ns)} before, {time(after_ns)} after"
+        text = f"{what} about the same: {nanoseconds(before_ns)} before, {nanoseconds(after_ns)} after"
     else:
         word = "longer" if difference > 0 else "shorter"
         much = f"{percent(abs(difference))} {word}" if difference < 1 else f"{after_ns / before_ns:.3g}x as long"
-        text = f"{what} {much}: {time(before_ns)} before, {time(after_ns)} after"
+        text = f"{what} {much}: {nanoseconds(before_ns)} before, {nanoseconds(after_ns)} after"
     if before.verdict.bound is not after.verdict.bound:
         text += f"; it was {before.verdict.bound} and is {after.verdict.bound}"
     else:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.errors import TraceError, reason
+from whet.figures import one_line
 
 _CHUNK = 1 << 20  # bytes read at once
 _LONGEST_VALUE = 64 << 20  # characters; one event of a real trace has a few thousand
@@ -213,5 +214,5 @@ def _gzip_fault(error: Exception) -> str:
 
 def _short(text: str, length: int = 80) -> str:
     """Text from a file on one line, without what would steer a terminal."""
-    plain = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    plain = one_line(text)
     return plain if len(plain) <= length else f"{plain[: length - 1]}…"

@@ -80,7 +80,7 @@ class DeviceIntervals:
 
 def use_of(trace: Trace, events: Events) -> npt.NDArray[np.int8]:
     """For each event on a device, the position of its use in Use."""
-    is_communication = trace.names_that(_COMMUNICATION)[events.name]
+    is_communication = trace.names_matching(_COMMUNICATION)[events.name]
     return np.where(events.kind != Kind.KERNEL, 2, np.where(is_communication, 1, 0)).astype(np.int8)
 
 

@@ -72,7 +72,7 @@ def launches(trace: Trace) -> Launches | None:
     runtime, kernels = trace.events.of(Kind.RUNTIME), trace.events.of(Kind.KERNEL)
     call_of = launch_of(kernels, runtime)
     matched = call_of != NONE
-    is_launch = trace.names_that(_LAUNCH)[runtime.name]
+    is_launch = trace.names_matching(_LAUNCH)[runtime.name]
     is_launch[call_of[matched]] = True
     calls, waits = runtime[is_launch], waiting(trace)
     if not len(calls) and not len(kernels) and not len(waits):

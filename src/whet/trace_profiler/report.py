@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from whet.figures import nanoseconds, percent
 from whet.trace_profiler.account import Share, account
-from whet.trace_profiler.figures import percent, time
 from whet.trace_profiler.gpu import DeviceTime, DeviceUse, device_intervals, device_times, device_use, total_of
 from whet.trace_profiler.intervals import Intervals, union
 from whet.trace_profiler.launches import Launches, launches, waiting
@@ -136,7 +136,7 @@ def _notes(trace: Trace, found: Launches | None, devices: Sequence[DeviceUse], s
         )
     overhead = trace.events.of(Kind.OVERHEAD)
     if len(overhead):
-        notes.append(f"the profiler itself took {time(union(overhead.start_ns, overhead.end_ns).length_ns)}")
+        notes.append(f"the profiler itself took {nanoseconds(union(overhead.start_ns, overhead.end_ns).length_ns)}")
     if found is not None:
         notes += _launch_notes(trace, found)
     if len(devices) > 1:
@@ -151,8 +151,8 @@ def _launch_notes(trace: Trace, found: Launches) -> list[str]:
     longest_ns = found.call_longest_ns or 0
     if found.num_calls > 1 and longest_ns > 0.5 * found.call_total_ns and longest_ns > 1_000_000:
         notes.append(
-            f"one launch took {time(longest_ns)} of the {time(found.call_total_ns)} that all took, as a first call "
-            "does that loads code: record after a warm-up"
+            f"one launch took {nanoseconds(longest_ns)} of the {nanoseconds(found.call_total_ns)} that all took, "
+            "as a first call does that loads code: record after a warm-up"
         )
     unmatched = found.num_kernels - found.num_matched
     if unmatched and found.num_calls:

@@ -130,14 +130,14 @@ class Trace:
     def name_of(self, index: int) -> str:
         return self.names[index]
 
-    def names_that(self, pattern: str) -> npt.NDArray[np.bool_]:
+    def names_matching(self, pattern: str) -> npt.NDArray[np.bool_]:
         """For each name, whether it matches a regular expression from its start."""
         compiled = re.compile(pattern)
         return np.array([compiled.match(name) is not None for name in self.names], bool)
 
     def named(self, events: Events, pattern: str) -> Events:
         """The events whose name matches a regular expression from its start."""
-        return events[self.names_that(pattern)[events.name]] if len(events) else events
+        return events[self.names_matching(pattern)[events.name]] if len(events) else events
 
     def steps(self) -> Events:
         """The profiler's steps (ProfilerStep#N), in order of time; not those of processes that ran no operator."""

@@ -3,68 +3,39 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
-from whet.trace_profiler.account import Entry, Share
-from whet.trace_profiler.figures import percent, time
+from whet.bounds import ADVICE, Bound
+from whet.figures import nanoseconds, percent
+from whet.trace_profiler.account import Share, TimeCategory
 from whet.trace_profiler.gpu import DeviceTime, DeviceUse, Use, short_name
 from whet.trace_profiler.launches import Launches
 from whet.trace_profiler.operators import OperatorTime
 
 _WORTH_SAYING = 0.15  # of the window
-
-
-class TraceBound(StrEnum):
-    """What a program waits for most of the time."""
-
-    GPU = "GPU-bound"
-    LAUNCH = "launch-bound"
-    INPUT = "input-bound"
-    COMMUNICATION = "communication-bound"
-    COPY = "copy-bound"
-    HOST = "host-bound"
-    STALL = "stalled"
-    CPU = "CPU-bound"
-    UNKNOWN = "not known"
+_RECORD_AGAIN = "record again with ProfilerActivity.CUDA and without the CUPTI range profiler"
 
 
 _BOUND_OF = {
-    Entry.KERNELS: TraceBound.GPU,
-    Entry.COMMUNICATION: TraceBound.COMMUNICATION,
-    Entry.COPIES: TraceBound.COPY,
-    Entry.DATA: TraceBound.INPUT,
-    Entry.LAUNCHING: TraceBound.LAUNCH,
-    Entry.ARRIVING: TraceBound.LAUNCH,
-    Entry.STALLED: TraceBound.STALL,
-    Entry.OUTSIDE: TraceBound.HOST,
-    Entry.OPERATORS: TraceBound.CPU,
+    TimeCategory.KERNELS: Bound.GPU,
+    TimeCategory.COMMUNICATION: Bound.COMMUNICATION,
+    TimeCategory.COPIES: Bound.COPY,
+    TimeCategory.DATA: Bound.INPUT,
+    TimeCategory.LAUNCHING: Bound.LAUNCH,
+    TimeCategory.ARRIVING: Bound.LAUNCH,
+    TimeCategory.STALLED: Bound.STALL,
+    TimeCategory.OUTSIDE: Bound.HOST,
+    TimeCategory.OPERATORS: Bound.CPU,
 }
 
 _PHRASES = {
-    TraceBound.GPU: "the GPU computes",
-    TraceBound.LAUNCH: "the GPU waits for the CPU to call operators and launch kernels",
-    TraceBound.INPUT: "the program waits for its next batch",
-    TraceBound.COMMUNICATION: "communication runs and nothing hides it",
-    TraceBound.COPY: "only copies run",
-    TraceBound.HOST: "no operator runs: Python, other code or another process takes the time",
-    TraceBound.STALL: "the GPU idles though work is launched: it waits for an event or a stream, or was not recorded",
-    TraceBound.CPU: "the CPU runs operators",
-    TraceBound.UNKNOWN: "",
-}
-
-_ADVICE = {
-    TraceBound.GPU: "make the slowest kernels faster or fewer: a lower precision, fusion (torch.compile), layouts",
-    TraceBound.LAUNCH: "launch less from Python: torch.compile, CUDA graphs (mode='reduce-overhead'), larger batches, "
-    "foreach or fused optimisers, fewer synchronisations (.item(), .cpu())",
-    TraceBound.INPUT: "load ahead: more DataLoader workers, pin_memory, prefetching, cheaper transforms",
-    TraceBound.COMMUNICATION: "hide or shrink communication: overlap it with the backward pass, larger buckets, "
-    "gradient accumulation, a lower precision on the wire; see that no rank is late: collectives wait for the last",
-    TraceBound.COPY: "copy less: keep data on the GPU, pin memory and copy with non_blocking=True beside compute",
-    TraceBound.HOST: "find what runs between the operators: record with with_stack=True, or use a sampling profiler",
-    TraceBound.STALL: "look at the timeline for what the streams wait for: events, host callbacks, other ranks; where "
-    "only a part of the trace was kept, look at the whole",
-    TraceBound.CPU: "make the slowest operators faster or fewer: a lower precision, fusion (torch.compile), threads",
-    TraceBound.UNKNOWN: "record again with ProfilerActivity.CUDA and without the CUPTI range profiler",
+    Bound.GPU: "the GPU computes",
+    Bound.LAUNCH: "the GPU waits for the CPU to call operators and launch kernels",
+    Bound.INPUT: "the program waits for its next batch",
+    Bound.COMMUNICATION: "communication runs and nothing hides it",
+    Bound.COPY: "only copies run",
+    Bound.HOST: "no operator runs: Python, other code or another process takes the time",
+    Bound.STALL: "the GPU idles though work is launched: it waits for an event or a stream, or was not recorded",
+    Bound.CPU: "the CPU runs operators",
 }
 
 
@@ -72,7 +43,7 @@ _ADVICE = {
 class Verdict:
     """What bounds the program. share: of the window that goes into it. sentence: the evidence. advice: what helps."""
 
-    bound: TraceBound
+    bound: Bound
     share: float
     sentence: str
     advice: str
@@ -92,13 +63,13 @@ def judge(
             f"the trace holds {launches.num_calls:,} launches of kernels but not when these ran, "
             "so what bounds it cannot be told."
         )
-        return Verdict(TraceBound.UNKNOWN, 0.0, sentence, _ADVICE[TraceBound.UNKNOWN])
-    sums: dict[TraceBound, int] = defaultdict(int)
+        return Verdict(Bound.UNKNOWN, 0.0, sentence, _RECORD_AGAIN)
+    sums: dict[Bound, int] = defaultdict(int)
     for share in shares:
         sums[_BOUND_OF[share.entry]] += share.time_ns
     ranked = sorted(sums, key=lambda bound: -sums[bound])
     bound = ranked[0]
-    phrases = [f"for {percent(sums[bound] / window_ns)} of {time(window_ns)} {_PHRASES[bound]}"]
+    phrases = [f"for {percent(sums[bound] / window_ns)} of {nanoseconds(window_ns)} {_PHRASES[bound]}"]
     phrases += [
         f"for {percent(sums[other] / window_ns)} {_PHRASES[other].partition(':')[0]}"
         for other in ranked[1:]
@@ -106,29 +77,30 @@ def judge(
     ]
     evidence = _evidence(bound, gpu, launches, device_times, operators)
     sentence = "; ".join(phrases) + "." + (f" {evidence}" if evidence else "")
-    return Verdict(bound, sums[bound] / window_ns, sentence, _ADVICE[bound])
+    return Verdict(bound, sums[bound] / window_ns, sentence, ADVICE[bound])
 
 
 def _evidence(
-    bound: TraceBound,
+    bound: Bound,
     gpu: DeviceUse | None,
     launches: Launches | None,
     device_times: Sequence[DeviceTime],
     operators: Sequence[OperatorTime],
 ) -> str:
     """One more sentence that points at what to look at first."""
-    if bound is TraceBound.LAUNCH and launches is not None and launches.num_calls > 1:
-        text = f"{launches.num_calls:,} launches take {time(launches.call_median_ns or 0)} of CPU time each (median)"
+    if bound is Bound.LAUNCH and launches is not None and launches.num_calls > 1:
+        median = nanoseconds(launches.call_median_ns or 0)
+        text = f"{launches.num_calls:,} launches take {median} of CPU time each (median)"
         if launches.num_short:
             text += f"; {launches.num_short:,} of {launches.num_matched:,} kernels run shorter than their launch takes"
         return f"{text}."
-    if bound in (TraceBound.GPU, TraceBound.COPY, TraceBound.COMMUNICATION) and gpu is not None:
-        use = {TraceBound.GPU: Use.COMPUTE, TraceBound.COPY: Use.COPY}.get(bound, Use.COMMUNICATION)
+    if bound in (Bound.GPU, Bound.COPY, Bound.COMMUNICATION) and gpu is not None:
+        use = {Bound.GPU: Use.COMPUTE, Bound.COPY: Use.COPY}.get(bound, Use.COMMUNICATION)
         of_use = [found for found in device_times if found.use is use]
         total_ns = sum(found.total_ns for found in of_use)
         share = percent(of_use[0].total_ns / total_ns) if total_ns else "0%"
         return f"The slowest, {_cut(short_name(of_use[0].name))}, takes {share} of that over {of_use[0].calls:,} runs."
-    if bound is TraceBound.CPU and operators:
+    if bound is Bound.CPU and operators:
         total_ns = sum(found.self_ns for found in operators)
         share = percent(operators[0].self_ns / total_ns) if total_ns else "0%"
         return f"The slowest, {_cut(operators[0].name)}, takes {share} of the operators' time."

@@ -8,7 +8,7 @@ from torch import Tensor
 from whet.errors import TargetError
 from whet.measure.closeness import Sums
 from whet.signature import argument_of
-from whet.tuner.result import Agreement
+from whet.tuner.records import Agreement
 from whet.workload import Subject
 
 

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from whet.artefact import MANIFEST, Artefact, load
@@ -19,14 +19,15 @@ from whet.files import replace_directory, writable_parent
 from whet.machine import describe
 from whet.recipe import Recipe, Step
 from whet.signature import Batch
+from whet.tuner.budget import Runner
 from whet.tuner.build import build, in_order, is_in_process, options_of, refusals
 from whet.tuner.in_process import as_artefact
+from whet.tuner.known_target import INPUTS
+from whet.tuner.processes import isolated
+from whet.tuner.recipe_replay import Replayed, ReplayRequest, doubt_about_model, refuse, replay_recipe
+from whet.tuner.records import Agreement, QualityChange
 from whet.tuner.reloading import reload_refusal
-from whet.tuner.result import Agreement, QualityChange
-from whet.tuner.search import isolated
-from whet.tuner.trial import doubt_about_model, refuse, replay
 from whet.tuner.tuning import workload_of
-from whet.tuner.variant_process import INPUTS
 from whet.workload import Workload, examine
 from whet.workloads import resolve
 
@@ -48,11 +49,13 @@ class Applied(BaseModel):
         max_drop: That the recipe allows, if it says.
     """
 
+    model_config = ConfigDict(frozen=True)
+
     out: str
-    steps: list[Step]
-    dropped: list[tuple[Step, str]] = Field(default_factory=list)
-    differences: list[str] = Field(default_factory=list)
-    doubts: list[str] = Field(default_factory=list)
+    steps: tuple[Step, ...]
+    dropped: tuple[tuple[Step, str], ...] = ()
+    differences: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
     size_bytes: int
     original_bytes: int
     quality_name: str
@@ -62,8 +65,8 @@ class Applied(BaseModel):
     change: QualityChange | None = None
     max_drop: float | None = None
     agreement: Agreement
-    libraries: list[str] = Field(default_factory=list)  # what whet.load has to be given with `out`
-    notes: list[str] = Field(default_factory=list)
+    libraries: tuple[str, ...] = ()  # what whet.load has to be given with `out`
+    notes: tuple[str, ...] = ()
 
 
 def apply(
@@ -166,38 +169,53 @@ def apply_recipe(
         raise OutputError(f"{directory} exists already; choose another --out")
     parent = None if directory is None else writable_parent(directory)
     with tempfile.TemporaryDirectory(prefix=".whet-", dir=parent) as scratch:
-        arguments = {
-            "target": target,
-            "steps": [step.model_dump() for step in plan],
-            "directory": f"{scratch}/artefact",
-            "machine": dict(plan.machine) if plan.fingerprint else None,
-            "model": plan.model,
-            "max_drop": None if plan.evidence is None else plan.evidence.max_drop,
-            "force": force,
-        }
+        artefact = Path(scratch) / "artefact"
         run = isolated(describe().most_bytes)
-        outcome = run(replay, arguments, Path(scratch), _LIMIT_S)
-        if outcome.failure is not None:
-            raise outcome.failure.as_error()
-        assert outcome.value is not None
-        value = outcome.value
-        if not (Path(scratch) / "artefact" / MANIFEST).is_file():
-            return Applied.model_validate({**value, "out": ""})
+        found = _replayed(run, plan, target, artefact, force=force)
+        if not (artefact / MANIFEST).is_file():
+            return _applied(found, None, plan)
         if directory is None:
             raise OptionError("what holds of the recipe here can be saved: give --out, a new directory for it")
         if why := reload_refusal(
             run,
-            Path(scratch) / "artefact",
-            inputs=Path(scratch) / INPUTS,
-            libraries=value["libraries"],
-            places=value.pop("places"),
-            num_threads=value.pop("num_threads"),
+            artefact,
+            inputs=artefact.parent / INPUTS,
+            libraries=found.libraries,
+            sys_path=found.sys_path,
+            num_threads=found.num_threads,
         ):
             raise ArtefactError(f"what the recipe makes of this model cannot be saved: {why}")
         try:
             directory.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"{directory} cannot be made: {error.strerror}; choose another --out") from error
-        replace_directory(Path(scratch) / "artefact", directory)
-    allowed = None if plan.evidence is None else plan.evidence.max_drop
-    return Applied.model_validate({**value, "out": str(directory), "max_drop": allowed})
+        replace_directory(artefact, directory)
+    return _applied(found, directory, plan)
+
+
+def _replayed(run: Runner, plan: Recipe, target: str, artefact: Path, *, force: bool) -> Replayed:
+    """Apply a recipe in a process of its own, which saves the result. Raises the error that it met."""
+    request = ReplayRequest(
+        target=target,
+        steps=plan.steps,
+        directory=artefact,
+        machine=dict(plan.machine) if plan.fingerprint else None,
+        model=plan.model,
+        max_drop=None if plan.evidence is None else plan.evidence.max_drop,
+        force=force,
+    )
+    outcome = run(replay_recipe, request, artefact.parent, _LIMIT_S)
+    if outcome.failure is not None:
+        raise outcome.failure.as_error()
+    found = outcome.answer(Replayed)
+    assert found is not None
+    return found
+
+
+def _applied(found: Replayed, directory: Path | None, plan: Recipe) -> Applied:
+    """Return what came of applying a recipe. directory: the artefact; None where nothing is saved."""
+    return Applied(
+        **{name: value for name, value in found if name in Applied.model_fields},
+        out="" if directory is None else str(directory),
+        max_drop=None if plan.evidence is None else plan.evidence.max_drop,
+    )

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel
 from torch import Tensor
 
 from whet.artefact import Artefact, load
@@ -22,24 +21,13 @@ from whet.measure.closeness import finite_entries
 from whet.recipe import Step
 from whet.signature import output_tensors, read_output
 from whet.tuner.build import build
+from whet.tuner.known_target import BatchDimension
 from whet.workload import Subject, samples_of
 
 _TOLERANCE = 1e-3  # of a usual value: what another batch size may change by another order of sums
 _REFUSES_ONE = "a batch of 1 is refused: the model takes another path there"
 _BROKEN = 0.5  # of a usual value: an error beyond it at the tuned size is no rounding, and hides errors at other sizes
 _MARGIN = 5.0  # an error beyond this many times that at the tuned size is more than rounding
-
-
-class BatchDimension(BaseModel):
-    """What is known of a target's batch dimension.
-
-    size: of the inputs. freed: the inputs, by position, whose first dimension was set free though it never varied.
-    reason: why it is fixed, or "".
-    """
-
-    size: int = 1
-    freed: tuple[int, ...] = ()
-    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from whet.measure.isolate import Failure, FailureKind, Function, Outcome
+from whet.measure.isolate import Arguments, Failure, FailureKind, Function, Outcome
 
 _OVERRUN = 1.25  # times the budget, plus _GRACE_S: the longest a search may take in all
 _GRACE_S = 10.0
 _WRITING_S = 5.0  # of the grace: to end processes, and to write the report and the result
 
 
-Runner = Callable[[Function, dict[str, Any], Path, float], Outcome]
+Runner = Callable[[Function, Arguments, Path, float], Outcome]
 """Calls a function with arguments in a process of its own: its files go into a directory, it has so many seconds."""
 
 
@@ -53,14 +52,14 @@ class Budget:
     def bounded(self, run: Runner) -> Runner:
         """A runner whose processes end, at the latest, when `left_at_most_s` is 0."""
 
-        def within(function: Function, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
+        def within(function: Function, arguments: Arguments, directory: Path, time_limit_s: float) -> Outcome:
             return run_within(run, function, arguments, directory, limit_s=time_limit_s, left_s=self.left_at_most_s)
 
         return within
 
 
 def run_within(
-    run: Runner, function: Function, arguments: dict[str, Any], directory: Path, *, limit_s: float, left_s: float
+    run: Runner, function: Function, arguments: Arguments, directory: Path, *, limit_s: float, left_s: float
 ) -> Outcome:
     """Run a process for at most `limit_s` seconds, and for no more than the `left_s` that the budget still allows.
 

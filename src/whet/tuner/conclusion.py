@@ -12,15 +12,17 @@ from whet.tuner.budget import Budget
 from whet.tuner.build import is_in_process
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.outlook import MIN_ROUNDS, ROUNDS, Costs, Outlook
-from whet.tuner.result import Point, Result, TrialRecord, Word
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import Point, Result, Word
 from whet.tuner.saving import saved_original
-from whet.tuner.search import Workbench, loads_afresh, try_recipe
+from whet.tuner.search import reloaded, try_recipe
+from whet.tuner.trial_context import TrialContext
 
 _BEATEN = 0.9  # a trial whose whole screening interval lies below this speedup is slower, whatever the process
 
 
 def conclude(
-    bench: Workbench,
+    context: TrialContext,
     goal: Goal,
     records: list[TrialRecord],
     budget: Budget,
@@ -29,22 +31,22 @@ def conclude(
     patience: Patience,
 ) -> Result:
     """Measure the best trials against the original in the finals, and return the verdict with all that was found."""
-    facts = bench.facts
+    facts = context.facts
     best_first = ranked(goal, records)
     costs = Costs.estimate(facts, records)
-    contenders = _contenders(bench, goal, best_first, budget, costs)
-    baseline, points = _compared(bench, contenders, records, budget, report, patience)
-    is_fair = goal.objective != "memory" or hold_only_the_model(bench, baseline)
-    compile_only = _compile_only(bench, records, points)
+    finalists = _finalists(context, goal, best_first, budget, costs)
+    baseline, points = _compared(context, finalists, records, budget, report, patience)
+    is_fair = goal.objective != "memory" or hold_only_the_model(context, baseline)
+    compile_only = _compile_only(context, records, points)
     best = verdict.choose(goal, baseline, points)
     beaten = best_first[0] if best_first and is_beaten(goal, best_first[0]) else None
     is_short = budget.left_at_most_s < costs.trial_s + costs.finals_s(1, MIN_ROUNDS)
     needed_s = None
-    unknown = verdict.inconclusive(baseline, points, patience, len(contenders))
+    unknown = verdict.inconclusive(baseline, points, patience, len(finalists))
     word, sentence = _verdict(goal, baseline, best, points, records, beaten, unknown, facts.no_graph)
     if word == "gain":
         sentence = verdict.gain(goal, baseline, best, compile_only, facts.quality_name, is_fair=is_fair)
-    elif word == "no-gain" and is_short and verdict.is_open(goal, bench.space, records, points, beaten):
+    elif word == "no-gain" and is_short and verdict.is_open(goal, context.space, records, points, beaten):
         word, needed_s = "inconclusive", costs.needed_s(outlook.spent_s)
         sentence = verdict.out_of_time(records, next(iter(best_first), None), needed_s)
     is_disturbed = (word == "inconclusive" and needed_s is None) or patience.goes_on
@@ -65,11 +67,11 @@ def conclude(
         best=best,
         finalists=points,
         trials=records,
-        refused=facts.refused,
-        untried=verdict.untried(goal, bench.space, records),
+        refused=list(facts.refused),
+        untried=verdict.untried(goal, context.space, records),
         pareto=verdict.pareto(records),
         diagnosis=facts.diagnosis,
-        machine=asdict(facts.machine),
+        machine=facts.machine.facts(),
         fingerprint=facts.fingerprint,
         limits=asdict(facts.limits),
         versions=versions(),
@@ -77,21 +79,21 @@ def conclude(
 
 
 def _compared(
-    bench: Workbench,
-    contenders: list[TrialRecord],
+    context: TrialContext,
+    finalists: list[TrialRecord],
     records: list[TrialRecord],
     budget: Budget,
     report: Callable[[int, int], None],
     patience: Patience,
 ) -> tuple[Point, list[Point]]:
-    """Measure the contenders and the original in the final comparison, within what is left of the budget."""
+    """Measure the finalists and the original in the final comparison, within what is left of the budget."""
     now = budget.clock()
-    return final_comparison.run_finals(
-        bench,
-        contenders,
+    return final_comparison.compare_finalists(
+        context,
+        finalists,
         deadline=now + budget.left_s,
         stop_at=now + budget.left_at_most_s,
-        unmeasured=verdict.screened_original(bench.facts, records),
+        unmeasured=verdict.screened_original(context.facts, records),
         patience=patience,
         report=report,
         clock=budget.clock,
@@ -117,18 +119,18 @@ def _verdict(
     return word, verdict.no_gain(goal, baseline, records, points, beaten, no_graph)
 
 
-def _compile_only(bench: Workbench, records: Sequence[TrialRecord], points: Sequence[Point]) -> Point | None:
+def _compile_only(context: TrialContext, records: Sequence[TrialRecord], points: Sequence[Point]) -> Point | None:
     """Return torch.compile alone as the finals or else its trial measured it; None where neither did."""
-    reference = plan.compile_only(bench.space)
+    reference = plan.compile_only(context.space)
     if reference is None:
         return None
-    measured = next((point for point in points if point.label == str(reference)), None)
-    screened = next((record for record in records if record.label == str(reference)), None)
-    return measured or (verdict.point_of(screened, bench.facts.num_samples) if screened else None)
+    measured = next((point for point in points if point.steps == reference.key), None)
+    screened = next((record for record in records if record.key == reference.key), None)
+    return measured or (verdict.point_of(screened, context.facts.num_samples) if screened else None)
 
 
-def _contenders(
-    bench: Workbench, goal: Goal, best_first: list[TrialRecord], budget: Budget, costs: Costs
+def _finalists(
+    context: TrialContext, goal: Goal, best_first: list[TrialRecord], budget: Budget, costs: Costs
 ) -> list[TrialRecord]:
     """Return the trials for the finals: the best two, one where time is short, or none where not even that one fits.
 
@@ -139,7 +141,7 @@ def _contenders(
     for record in [r for r in best_first if not is_beaten(goal, r)][:3]:
         if len(chosen) == 2:
             break
-        is_built = is_in_process(record.steps) or (bench.artefact(record.number) / MANIFEST).is_file()
+        is_built = is_in_process(record.steps) or (context.artefact(record.number) / MANIFEST).is_file()
         build_s = 0.0 if is_built else costs.trial_s
         if costs.finals_s(1, MIN_ROUNDS) + build_s > budget.left_at_most_s:
             break
@@ -147,10 +149,10 @@ def _contenders(
             break
         if not is_built:
             left_s = budget.left_at_most_s - costs.finals_s(1, MIN_ROUNDS)
-            again = try_recipe(bench, goal, record.number, Recipe(steps=record.steps), bench.space, left_s)
+            again = try_recipe(context, goal, record.number, Recipe(steps=record.steps), context.space, left_s)
             if again.status != "done":
                 continue
-        if not loads_afresh(bench, record):
+        if reloaded(context, record).status != "done":
             continue
         chosen.append(record)
     return chosen
@@ -161,14 +163,14 @@ def is_beaten(goal: Goal, record: TrialRecord) -> bool:
     return goal.asks_for_speed and record.speedup_ci95 is not None and record.speedup_ci95[1] < _BEATEN
 
 
-def hold_only_the_model(bench: Workbench, baseline: Point) -> bool:
+def hold_only_the_model(context: TrialContext, baseline: Point) -> bool:
     """Take from the original's peak memory what its own code builds beside the model, such as a quality's data.
 
     No variant's process builds that. Returns whether it could be done.
     """
-    saved = saved_original(bench)
+    saved = saved_original(context)
     peak_bytes = (
-        None if saved.directory is None else final_comparison.peak_bytes_of(bench, saved.directory, saved.libraries)
+        None if saved.directory is None else final_comparison.peak_bytes_of(context, saved.directory, saved.libraries)
     )
     baseline.peak_bytes = min(baseline.peak_bytes, peak_bytes or baseline.peak_bytes)
     return peak_bytes is not None

@@ -6,15 +6,15 @@ from whet.comparison.claim import Claim
 from whet.measure.quiet import Patience
 from whet.measure.stats import MAX_NOISE
 from whet.tuner.outlook import TIMING_S
-from whet.tuner.result import TrialRecord
-from whet.tuner.search import Workbench
-from whet.tuner.trial import screen
+from whet.tuner.records import Timing, TrialRecord
+from whet.tuner.trial import TrialRequest, screen_again
+from whet.tuner.trial_context import TrialContext
 
 _LIMIT_S = 180.0
 _SHARED = 1.25  # what sharing a process, its caches and its threads may do to a ratio at the most
 
 
-def doubt_about(bench: Workbench, contender: TrialRecord, claim: Claim, patience: Patience) -> str:
+def doubt_about(context: TrialContext, finalist: TrialRecord, claim: Claim, patience: Patience) -> str:
     """Return why a comparison cannot be believed, as a clause for people; "" where nothing speaks against it.
 
     Where the screening showed another ratio than the finals, the screening is measured once more before it counts.
@@ -24,24 +24,20 @@ def doubt_about(bench: Workbench, contender: TrialRecord, claim: Claim, patience
             f"runs of the original differ from each other by up to {claim.noise - 1:.0%}, "
             f"more than the {MAX_NOISE - 1:.0%} up to which a verdict is given"
         )
-    if contender.speedup is None or contender.speedup_ci95 is None:
+    if finalist.speedup is None or finalist.speedup_ci95 is None:
         return ""
-    if _agree(contender.speedup, contender.speedup_ci95, claim):
+    if _agree(finalist.speedup, finalist.speedup_ci95, claim):
         return ""
-    arguments = {
-        "target": bench.target,
-        "signature": bench.facts.signature_json,
-        "steps": [step.model_dump() for step in contender.steps],
-        "directory": str(bench.artefact(contender.number)),
-        "timing_s": TIMING_S,
-    }
-    outcome = patience.measure(
-        lambda: bench.run(screen, arguments, bench.directory / "screen", _LIMIT_S),
-        lambda found: str(found.value["busy"]) if found.value else "",
+    request = TrialRequest(
+        known=context.known, steps=finalist.steps, directory=context.artefact(finalist.number), timing_s=TIMING_S
     )
-    if outcome.value is not None and _agree(outcome.value["speedup"], outcome.value["speedup_ci95"], claim):
+    again = patience.measure(
+        lambda: context.run(screen_again, request, context.directory / "screen", _LIMIT_S).answer(Timing),
+        lambda found: found.busy if found else "",
+    )
+    if again is not None and _agree(again.speedup, again.speedup_ci95, claim):
         return ""
-    screened = contender.speedup if outcome.value is None else outcome.value["speedup"]
+    screened = finalist.speedup if again is None else again.speedup
     return (
         f"beside the original in one process it is {screened:.2f}x as fast, in processes of its own {claim.ratio:.2f}x"
     )

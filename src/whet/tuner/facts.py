@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.signature import Signature
-from whet.tuner.batch import BatchDimension
+from whet.tuner.known_target import BatchDimension
 from whet.tuner.result import Diagnosed, RefusedTechnique
-from whet.tuner.space import Offer
+from whet.tuner.space import ApplicableTechnique
 
 
 class KnownFacts(BaseModel):
@@ -18,7 +18,7 @@ class KnownFacts(BaseModel):
     Attributes:
         fingerprint: Of the machine.
         machine: The machine; None in studies of earlier versions.
-        offers: The techniques that apply, with their options.
+        applicable: The techniques that apply, with their options.
         refused: The techniques that do not, with reasons.
         score: The original's quality; None without one.
         signature: The tensors that go in and come out.
@@ -30,12 +30,12 @@ class KnownFacts(BaseModel):
 
     fingerprint: str
     machine: Machine | None = None
-    offers: list[Offer]
-    refused: list[RefusedTechnique]
+    applicable: tuple[ApplicableTechnique, ...] = Field(validation_alias=AliasChoices("applicable", "offers"))
+    refused: tuple[RefusedTechnique, ...]
     score: float | None = None
     signature: Signature
     weights: str = ""
-    exclude: list[str] = Field(default_factory=list)
+    exclude: tuple[str, ...] = ()
 
 
 class TargetFacts(KnownFacts):
@@ -49,6 +49,10 @@ class TargetFacts(KnownFacts):
         limits_s: Seconds to measure the machine's limits.
         batch: Which of the inputs' sizes are a batch that may be free.
         sample_scores: The score of each sample, where the quality gives them.
+        effects: What forward does that a graph would leave out, in words.
+        shared: Places of the outputs that share memory with an input, a weight or another output.
+        depends_on_grad_mode: Whether the outputs differ while gradients are on.
+        content: A digest of the parameters and of all batches.
         quality_name: What people call the quality.
         higher_is_better: Whether a higher score is a better one.
         model: A digest of the names, shapes and dtypes of the weights.
@@ -69,7 +73,11 @@ class TargetFacts(KnownFacts):
     examined_s: float
     limits_s: float = 0.0
     batch: BatchDimension = BatchDimension()
-    sample_scores: list[float] = Field(default_factory=list)
+    sample_scores: tuple[float, ...] = ()
+    effects: tuple[str, ...] = ()
+    shared: tuple[int, ...] = ()
+    depends_on_grad_mode: bool = False
+    content: str = ""
     quality_name: str
     higher_is_better: bool = True
     model: str = ""
@@ -77,17 +85,11 @@ class TargetFacts(KnownFacts):
     original_bytes: int
     no_graph: str = ""
     limits: Limits
-    profiles: list[tuple[Profile, int]]
+    profiles: tuple[tuple[Profile, int], ...]
     diagnosis: Diagnosed
     num_threads: int
     busy: str = ""
-    sys_path: list[str] = Field(default_factory=list)
-
-    @property
-    def signature_json(self) -> dict[str, Any]:
-        """The signature as child processes take it."""
-        found: dict[str, Any] = self.model_dump(mode="json", include={"signature"})["signature"]
-        return found
+    sys_path: tuple[str, ...] = ()
 
     def kept(self) -> dict[str, Any]:
         """Return what a study keeps, as JSON."""

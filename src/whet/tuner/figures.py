@@ -6,17 +6,13 @@ What was not measured is a dash, never a zero.
 import math
 from collections.abc import Sequence
 
-from whet import figures
 from whet.comparison.claim import Claim, claim_of
-from whet.figures import DASH, digits, num_bytes, operations
-from whet.tuner.result import Agreement, Point, QualityChange, Result
+from whet.figures import DASH, digits, num_bytes, one_line, operations, percent
+from whet.figures import milliseconds as duration
+from whet.tuner.records import Agreement, QualityChange
+from whet.tuner.result import Point, Result
 
-__all__ = ["DASH", "digits", "num_bytes", "operations"]
-
-
-def duration(milliseconds: float | None, like: float | None = None) -> str:
-    """A time in s, ms or µs; in the unit that fits `like`, so that a column keeps one unit."""
-    return figures.duration(*(None if ms is None else ms / 1e3 for ms in (milliseconds, like)))
+__all__ = ["DASH", "digits", "duration", "num_bytes", "one_line", "operations", "percent"]
 
 
 def from_to(before: str, after: str) -> str:
@@ -35,20 +31,6 @@ def interval(ci95: Sequence[float] | None) -> str:
     if ci95 is None or not all(math.isfinite(end) for end in ci95):
         return DASH
     return "–".join(map(_hundredths, ci95))
-
-
-def percent(fraction: float | None) -> str:
-    """A share: 42%, 4.2%, 0.42%."""
-    if fraction is None or math.isnan(fraction):
-        return DASH
-    if math.isinf(fraction):
-        return "∞" if fraction > 0 else "−∞"
-    value = abs(fraction) * 100
-    sign = "−" if fraction < 0 else ""
-    if value and value < 0.005:
-        return "≈0%" if sign else "<0.01%"
-    decimals = 2 if value < 1 else 1 if value < 10 else 0
-    return f"{sign}{value:.{decimals}f}%" if value else "0%"
 
 
 def change(found: QualityChange | None, max_drop: float) -> str:
@@ -103,11 +85,6 @@ def p_value(value: float | None) -> str:
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
-def one_line(text: str) -> str:
-    """A message from outside on one line, without what would steer a terminal."""
-    return "".join(c for c in " ".join(text.split()) if c.isprintable())
-
-
 def has_metric(result: Result) -> bool:
     """Whether the workload has a quality metric; without one, agreement with the original's outputs stands for it."""
     return result.baseline.quality is not None
@@ -131,16 +108,16 @@ def over_compile_only(result: Result) -> Claim | None:
 
 def final_points(result: Result) -> list[Point]:
     """The original, then everything that was measured beside it, fastest first; last what was only screened."""
-    points = {point.label: point for point in result.finalists if point.steps}
+    points = {point.steps: point for point in result.finalists if point.steps}
     if result.compile_only is not None:
-        points.setdefault(result.compile_only.label, result.compile_only)
+        points.setdefault(result.compile_only.steps, result.compile_only)
     if result.best.steps:
-        points.setdefault(result.best.label, result.best)
+        points.setdefault(result.best.steps, result.best)
     return [result.baseline, *sorted(points.values(), key=lambda p: (p.verdict == "screened", -p.speedup))]
 
 
 def is_compile_only(result: Result, point: Point) -> bool:
-    return result.compile_only is not None and point.label == result.compile_only.label
+    return result.compile_only is not None and point.steps == result.compile_only.steps
 
 
 def _hundredths(value: float) -> str:

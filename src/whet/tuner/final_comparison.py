@@ -24,8 +24,9 @@ from whet.measure.stats import noise_floor
 from whet.tuner.budget import BudgetEnded
 from whet.tuner.doubt import doubt_about
 from whet.tuner.outlook import MIN_ROUNDS, ROUNDS, RUN_S
-from whet.tuner.result import Point, TrialRecord
-from whet.tuner.search import Workbench
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import Point
+from whet.tuner.trial_context import TrialContext
 
 _LOG = logging.getLogger("whet")
 
@@ -36,15 +37,15 @@ _ORIGINAL = "original"
 
 
 @dataclass(frozen=True)
-class Finalist:
-    """One variant as a side of the finals: the original (no record), or what a trial saved.
+class _Side:
+    """One variant as a side of the comparison: the original (no record), or what a trial saved.
 
     Attributes:
-        bench: Where the search works.
+        context: Where the search works.
         record: The trial; None for the original.
     """
 
-    bench: Workbench
+    context: TrialContext
     record: TrialRecord | None
 
     @property
@@ -54,12 +55,12 @@ class Finalist:
 
     def run(self) -> Run:
         """Measure the variant once, in a fresh process."""
-        return _measure(self.bench, self.record)
+        return _measure(self.context, self.record)
 
 
-def run_finals(
-    bench: Workbench,
-    contenders: Sequence[TrialRecord],
+def compare_finalists(
+    context: TrialContext,
+    finalists: Sequence[TrialRecord],
     *,
     deadline: float,
     stop_at: float = math.inf,
@@ -70,16 +71,16 @@ def run_finals(
     report: Callable[[int, int], None] = lambda done, of: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Point, list[Point]]:
-    """Measure the original and each contender in interleaved rounds.
+    """Measure the original and each finalist in interleaved rounds.
 
-    A contender whose process fails is left out of the rest and has no point; a round in which the original's fails is
-    no pair. A contender that loses each of its first three pairs is judged by those; where none is left, the finals are
+    A finalist whose process fails is left out of the rest and has no point; a round in which the original's fails is
+    no pair. A finalist that loses each of its first three pairs is judged by those; where none is left, the finals are
     over. A process that was disturbed on a busy machine is measured again as long as `patience` lasts; where it has run
     out, the finals end, and disturbed processes are in no pair.
 
     Args:
-        bench: Where the search works.
-        contenders: The trials to measure. Without any, the original is measured in three rounds.
+        context: Where the search works.
+        finalists: The trials to measure. Without any, the original is measured in three rounds.
         deadline: No round is begun after this time, as `clock` tells, once there are six pairs; of the original alone,
             once there is one.
         stop_at: No round is begun that would not end by then, and one in which the time runs out does not count.
@@ -91,15 +92,15 @@ def run_finals(
         clock: Tells the time, in seconds.
 
     Returns:
-        The original's point and the contenders', each judged against the original.
+        The original's point and the finalists', each judged against the original.
 
     Raises:
         ModelError: The original fails each time.
     """
     patience = patience or Patience()
-    original = Finalist(bench, None)
-    stop = Fixed(rounds, MIN_ROUNDS) if contenders else Fixed(_ROUNDS_ALONE, 1)
-    pairs = [(original, Finalist(bench, contender)) for contender in contenders]
+    original = _Side(context, None)
+    stop = Fixed(rounds, MIN_ROUNDS) if finalists else Fixed(_ROUNDS_ALONE, 1)
+    pairs = [(original, _Side(context, finalist)) for finalist in finalists]
     found = compare_all(
         pairs,
         schedule=Rounds(seed),
@@ -114,21 +115,21 @@ def run_finals(
     is_out_of_time = not runs or clock() + found.longest_s >= stop_at
     if unmeasured is not None and is_out_of_time and all(run.failure for run in runs):
         return unmeasured, []
-    return _judged(bench, contenders, found, patience)
+    return _judged(context, finalists, found, patience)
 
 
 def _judged(
-    bench: Workbench, contenders: Sequence[TrialRecord], found: Comparison, patience: Patience
+    context: TrialContext, finalists: Sequence[TrialRecord], found: Comparison, patience: Patience
 ) -> tuple[Point, list[Point]]:
-    """Return the original's point, and that of each contender with its verdict."""
+    """Return the original's point, and that of each finalist with its verdict."""
     ended = [run for run in found.runs.get(_ORIGINAL, ()) if not run.failure]
     original = [run for run in ended if run.counts] or ended
     if not original:
         raise ModelError("the original failed each time it was measured; the log above says how")
-    baseline = _point(bench, None, original)
+    baseline = _point(context, None, original)
     baseline.noise = noise_floor([[run.seconds for run in original]])
-    judged = zip(contenders, found.claims, strict=True)
-    points = [_contender_point(bench, c, claim, patience) for c, claim in judged if _is_judged(claim)]
+    judged = zip(finalists, found.claims, strict=True)
+    points = [_finalist_point(context, c, claim, patience) for c, claim in judged if _is_judged(claim)]
     return baseline, points
 
 
@@ -136,13 +137,13 @@ def _is_judged(claim: Claim) -> bool:
     return not claim.failure and claim.num_pairs >= _MIN_PAIRS
 
 
-def _contender_point(bench: Workbench, contender: TrialRecord, claim: Claim, patience: Patience) -> Point:
-    """Return a contender's point with its verdict, and the doubt about it where there is one."""
+def _finalist_point(context: TrialContext, finalist: TrialRecord, claim: Claim, patience: Patience) -> Point:
+    """Return a finalist's point with its verdict, and the doubt about it where there is one."""
     assert claim.ratio is not None and claim.ci95 is not None
-    point = _point(bench, contender, [new for _, new in claim.pairs])
+    point = _point(context, finalist, [new for _, new in claim.pairs])
     point.speedup, point.speedup_ci95 = claim.ratio, claim.ci95
     point.p_value, point.noise, point.verdict = claim.p_value, claim.noise, str(claim.verdict)
-    if claim.ci95[0] > 1 and (doubt := doubt_about(bench, contender, claim, patience)):
+    if claim.ci95[0] > 1 and (doubt := doubt_about(context, finalist, claim, patience)):
         point.verdict, point.doubt = str(Verdict.INCONCLUSIVE), doubt
     return point
 
@@ -151,38 +152,39 @@ def is_gain(point: Point) -> bool:
     return point.verdict == Verdict.PASS
 
 
-def _measure(bench: Workbench, contender: TrialRecord | None) -> Run:
-    name = _ORIGINAL if contender is None else f"trial-{contender.number}"
-    return _run(name, bench.measure(contender, bench.directory / "finals" / name, RUN_S, _LIMIT_S))
+def _measure(context: TrialContext, finalist: TrialRecord | None) -> Run:
+    name = _ORIGINAL if finalist is None else f"trial-{finalist.number}"
+    return _run(name, context.measure(finalist, context.directory / "finals" / name, RUN_S, _LIMIT_S))
 
 
-def peak_bytes_of(bench: Workbench, saved: Path, libraries: Sequence[str] = ()) -> int | None:
+def peak_bytes_of(context: TrialContext, saved: Path, libraries: Sequence[str] = ()) -> int | None:
     """Return the peak memory of serving the original from an artefact, the most of three processes; None on failure."""
-    folder = bench.directory / "finals" / "saved-original"
-    outcomes = [bench.measure_artefact(saved, libraries, folder, RUN_S, _LIMIT_S) for _ in range(3)]
+    folder = context.directory / "finals" / "saved-original"
+    outcomes = [context.measure_artefact(saved, libraries, folder, RUN_S, _LIMIT_S) for _ in range(3)]
     runs = [_run("the saved original", outcome) for outcome in outcomes]
     return None if any(run.failure for run in runs) else max(run.peak_bytes for run in runs)
 
 
 def _run(name: str, outcome: Outcome) -> Run:
     """Return what a process gave. A failure is logged, unless the time was up."""
-    if outcome.value is not None:
-        return Run.model_validate(outcome.value)
+    run = outcome.answer(Run)
+    if run is not None:
+        return run
     message = outcome.failure.message if outcome.failure else "no result"
     if not isinstance(outcome.failure, BudgetEnded):
         _LOG.warning("%s failed in the finals: %s", name, message)
     return Run(failure=message)
 
 
-def _point(bench: Workbench, contender: TrialRecord | None, runs: Sequence[Run]) -> Point:
+def _point(context: TrialContext, finalist: TrialRecord | None, runs: Sequence[Run]) -> Point:
     latency = statistics.median(run.latency_ms for run in runs)
-    facts = bench.facts
-    steps = [] if contender is None else contender.steps
-    size = facts.original_bytes if contender is None else contender.size_bytes or 0
+    facts = context.facts
+    steps = () if finalist is None else finalist.steps
+    size = facts.original_bytes if finalist is None else finalist.size_bytes or 0
     return Point(
         steps=steps,
-        label=_ORIGINAL if contender is None else contender.label,
-        number=None if contender is None else contender.number,
+        label=_ORIGINAL if finalist is None else finalist.label,
+        number=None if finalist is None else finalist.number,
         latency_ms=latency,
         p90_ms=statistics.median(1e3 * run.p90_s for run in runs if run.p90_s is not None),
         throughput_per_s=facts.num_samples * 1e3 / latency,
@@ -190,11 +192,11 @@ def _point(bench: Workbench, contender: TrialRecord | None, runs: Sequence[Run])
         live_tensor_bytes=max(run.live_tensor_bytes for run in runs),
         cuda_peak_bytes=max((run.cuda_peak_bytes for run in runs if run.cuda_peak_bytes), default=None),
         size_bytes=size,
-        quality=facts.score if contender is None else contender.quality,
-        change=None if contender is None else contender.change,
-        agreement=None if contender is None else contender.agreement,
-        share_of_limit=bench.share_of_limit(steps, latency),
+        quality=facts.score if finalist is None else finalist.quality,
+        change=None if finalist is None else finalist.change,
+        agreement=None if finalist is None else finalist.agreement,
+        share_of_limit=context.share_of_limit(steps, latency),
         process_latencies_ms=[run.latency_ms for run in runs],
         load=asdict(total(run.load for run in runs)),
-        fixed_batch=None if contender is None else contender.fixed_batch,
+        fixed_batch=None if finalist is None else finalist.fixed_batch,
     )

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from whet.errors import OptionError
-from whet.tuner.result import Objective, TrialRecord
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import Objective
 
 
 @dataclass(frozen=True)

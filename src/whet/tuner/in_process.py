@@ -1,18 +1,15 @@
 """Recipes that cannot be saved: each process applies them anew to the target and runs them in place."""
 
-from dataclasses import replace
-from typing import Any
-
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from whet.artefact import Artefact, Manifest, set_threads
+from whet.comparison.run import Run
 from whet.recipe import Step
 from whet.signature import Signature
 from whet.technique import Candidate
 from whet.tuner.build import build
+from whet.tuner.known_target import KnownTarget
 from whet.tuner.variant_process import time_alone
-from whet.workload import examine
-from whet.workloads.handover import open_target
 
 ADVICE = (
     "torch.compile makes it anew from the model's own code in each process, so there is no model/ to load: in Python, "
@@ -20,7 +17,6 @@ ADVICE = (
 )
 """What to do with a winner that cannot be saved."""
 
-_STEPS = TypeAdapter(list[Step])
 _SIGNATURE = TypeAdapter(Signature)
 
 
@@ -37,15 +33,27 @@ def as_artefact(candidate: Candidate) -> Artefact:
     return Artefact(candidate.runtime, manifest)
 
 
-def measure_rebuilt(
-    target: str, steps: list[dict[str, Any]], signature: dict[str, Any], budget_s: float
-) -> dict[str, Any]:
-    """Apply a recipe to a target in this process, and time what comes of it alone, as `measure_finalist` does.
+class RebuildRequest(BaseModel):
+    """What a process is asked to rebuild and to time.
+
+    Attributes:
+        known: The target.
+        steps: The recipe.
+        budget_s: Seconds of timing.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    known: KnownTarget
+    steps: tuple[Step, ...]
+    budget_s: float
+
+
+def measure_rebuilt(request: RebuildRequest) -> Run:
+    """Apply a recipe to a target in this process, and time what comes of it alone, as `measure_variant` does.
 
     The memory measured holds the compiler: a process that serves such a variant holds it too.
     """
-    workload = open_target(target)
-    subject = examine(workload, with_quality=False)
-    subject = replace(subject, signature=_SIGNATURE.validate_python(signature))
-    artefact = as_artefact(build(subject, _STEPS.validate_python(steps)))
-    return time_alone(artefact.run, subject.flat_inputs, budget_s)
+    subject = request.known.open()
+    artefact = as_artefact(build(subject, request.steps))
+    return time_alone(artefact.run, subject.flat_inputs, request.budget_s)

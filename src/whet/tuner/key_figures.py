@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from whet.tuner import figures
 from whet.tuner.figures import DASH
-from whet.tuner.result import Point, Result, TrialRecord
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import Point, Result
 
 _SPEED = "Speedup over the original"
 
@@ -140,4 +141,4 @@ def _said(point: Point) -> str:
 
 def record_of(result: Result, point: Point) -> TrialRecord | None:
     """The trial that a point comes from."""
-    return next((t for t in result.trials if t.label == point.label and t.status == "done"), None)
+    return next((t for t in result.trials if t.steps == point.steps and t.status == "done"), None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from whet.tuner.budget import Budget, needed_for
 from whet.tuner.facts import TargetFacts
-from whet.tuner.result import TrialRecord
+from whet.tuner.records import TrialRecord
 
 ROUNDS = 8  # of the finals
 MIN_ROUNDS = 6  # with fewer pairs, the signed-rank test cannot reach 5 %
@@ -76,12 +76,12 @@ class Outlook:
     def of(cls, budget: Budget, facts: TargetFacts, records: Sequence[TrialRecord] = ()) -> "Outlook":
         """Divide what is left of the budget. records: the trials of the search that this one goes on with."""
         costs = Costs.estimate(facts, records)
-        has_contender = any(record.status == "done" for record in records)
-        build_s = costs.trial_s if has_contender else 0.0  # an earlier search's artefact is made again
+        has_finalist = any(record.status == "done" for record in records)
+        build_s = costs.trial_s if has_finalist else 0.0  # an earlier search's artefact is made again
         kept_s = min(_FINALS_SHARE * budget.seconds, costs.finals_s(2))
         stop_s = budget.left_at_most_s - costs.finals_s(1, MIN_ROUNDS) - build_s
         search_s = min(budget.left_s - kept_s, stop_s)
-        has_verdict = stop_s >= (0 if has_contender else costs.trial_s)
+        has_verdict = stop_s >= (0 if has_finalist else costs.trial_s)
         if not has_verdict:
             stop_s = budget.left_at_most_s - costs.original_s
             search_s = min(budget.left_s, stop_s)

@@ -16,10 +16,10 @@ from whet.technique import PRECISION
 from whet.techniques import TABLE
 from whet.tuner.build import in_order
 from whet.tuner.goal import Goal, ranked
-from whet.tuner.result import TrialRecord
+from whet.tuner.records import TrialRecord
 from whet.tuner.space import Space
 
-COMPILE_ONLY = Recipe(steps=[Step(technique="inductor", options={"engine": "jit", "freezing": False})])
+COMPILE_ONLY = Recipe(steps=(Step(technique="inductor", options={"engine": "jit", "freezing": False}),))
 """torch.compile(model) as its users call it."""
 
 
@@ -30,20 +30,21 @@ def next_recipe(
 
     with_reference: whether torch.compile alone comes first. Without it, the most promising technique does.
     """
-    tried = {record.label for record in records}
+    tried = {record.key for record in records}
     for steps in _plan(space, records, goal, with_reference):
         recipe = complete(space, steps)
-        if str(recipe) not in tried:
+        if recipe.key not in tried:
             return recipe
     return None
 
 
 def complete(space: Space, steps: Sequence[Step]) -> Recipe:
-    """A recipe with every option spelled out and every step in its place, so that equal recipes have equal texts."""
+    """A recipe with every option spelled out and every step in its place, so that equal recipes are equal values."""
     full = [
-        Step(technique=s.technique, options={**space.offers[s.technique].default.options, **s.options}) for s in steps
+        Step(technique=s.technique, options={**space.techniques[s.technique].default.options, **s.options})
+        for s in steps
     ]
-    return Recipe(steps=in_order(full))
+    return Recipe(steps=tuple(in_order(full)))
 
 
 def compile_only(space: Space) -> Recipe | None:
@@ -51,7 +52,7 @@ def compile_only(space: Space) -> Recipe | None:
     if space.in_process is not None:
         return complete(space, [space.in_process])
     (step,) = COMPILE_ONLY.steps
-    options = space.offers[step.technique].options if step.technique in space.offers else {}
+    options = space.techniques[step.technique].options if step.technique in space.techniques else {}
     applies = all(value in options.get(name, ()) for name, value in step.options.items())
     return complete(space, [step]) if applies else None
 
@@ -74,24 +75,24 @@ def _plan(space: Space, records: Sequence[TrialRecord], goal: Goal, with_referen
 
 def _singles(space: Space) -> Iterator[list[Step]]:
     """Each technique alone; an option called `precision` makes each of its values a technique of its own."""
-    for offer in space.offers.values():
-        if restores_quality(offer.technique):
+    for entry in space.techniques.values():
+        if restores_quality(entry.technique):
             continue  # alone it changes nothing
-        first = [offer.default] + [
-            s for s in offer.variants() if s.options.get(PRECISION) != offer.default.options.get(PRECISION)
+        first = [entry.default] + [
+            s for s in entry.steps if s.options.get(PRECISION) != entry.default.options.get(PRECISION)
         ]
         for step in first:
             yield [step, *_needs(space, step)]
     for precision in space.precisions:
-        step = space.offers[precision].default
+        step = space.techniques[precision].default
         for backend in space.backends:
-            pair = [step, space.offers[backend].default]
+            pair = [step, space.techniques[backend].default]
             if space.compatible([step], pair[1]) and not _needs(space, step):
                 yield pair
 
 
 def _needs(space: Space, step: Step) -> list[Step]:
-    """The first offered technique of each group that a technique cannot do without.
+    """The first technique that applies of each group that a technique cannot do without.
 
     Where torch.export refuses the model, nothing can be saved: every recipe needs a backend that works in process.
     """
@@ -99,29 +100,24 @@ def _needs(space: Space, step: Step) -> list[Step]:
     if space.in_process is not None and space.compatible([step], space.in_process):
         needed.append(space.in_process)
     for group in TABLE[step.technique].needs:
-        for offer in space.offers.values():
-            if group in offer.groups and space.compatible([step], offer.default):
-                needed.append(offer.default)
+        for entry in space.techniques.values():
+            if group in entry.groups and space.compatible([step], entry.default):
+                needed.append(entry.default)
                 break
     return needed
 
 
 def _combinations(space: Space, records: Sequence[TrialRecord], goal: Goal) -> Iterator[list[Step]]:
     best = next(iter(ranked(goal, records)), None)
-    lossy = next(iter(ranked(goal, [r for r in records if _lost_quality(r)], status="rejected")), None)
+    lossy = next(iter(ranked(goal, [r for r in records if r.rejected_for == "quality"], status="rejected")), None)
     if lossy is not None and (best is None or _is_better(goal, lossy, best)):
         yield from _less_lossy(space, lossy.steps)
     if best is None:
         return
-    additions = [o for o in space.offers.values() if not restores_quality(o.technique)]
-    for offer in sorted(additions, key=lambda o: -o.bound(o.default)):
-        if space.compatible(best.steps, offer.default):
-            yield [*best.steps, offer.default]
-
-
-def _lost_quality(record: TrialRecord) -> bool:
-    """Whether that is why a trial was rejected: its memory is measured only once its quality is accepted."""
-    return record.drop is not None and record.peak_bytes is None
+    additions = [t for t in space.techniques.values() if not restores_quality(t.technique)]
+    for entry in sorted(additions, key=lambda t: -t.bound(t.default)):
+        if space.compatible(best.steps, entry.default):
+            yield [*best.steps, entry.default]
 
 
 def _is_better(goal: Goal, a: TrialRecord, b: TrialRecord) -> bool:
@@ -133,8 +129,8 @@ def _less_lossy(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
     """A recipe that loses quality, with its most sensitive layers left in floating point: by a technique that marks
     them where a step reads such marks, by the step's own option `keep` where it has one."""
     if any(TABLE[step.technique].reads_kept for step in steps):
-        for offer in [o for o in space.offers.values() if restores_quality(o.technique)]:
-            yield from ([*steps, step] for step in offer.variants() if space.compatible(steps, step))
+        for entry in [t for t in space.techniques.values() if restores_quality(t.technique)]:
+            yield from ([*steps, step] for step in entry.steps if space.compatible(steps, step))
     yield from _options(space, steps, "keep")
 
 
@@ -146,7 +142,7 @@ def restores_quality(technique: str) -> bool:
 def _options(space: Space, steps: Sequence[Step], only: str = "") -> Iterator[list[Step]]:
     """The recipe with one option changed; of those called `only`, if given."""
     for i, step in enumerate(steps):
-        for name, values in space.offers[step.technique].options.items():
+        for name, values in space.techniques[step.technique].options.items():
             for value in values:
                 if value != step.options.get(name) and only in ("", name):
                     yield [

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from whet.bounds import Bound
 from whet.errors import MissingExtra
 from whet.tuner import figures
-from whet.tuner.result import LayerRow, Result, TrialRecord
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import LayerRow, Result
 
 _STYLE = {
     "font.size": 10,
@@ -36,7 +38,7 @@ _NAMES = ("ink", "muted", "rule", "paper", "accent", "good", "warn", "bad", "com
 INK, MUTED, RULE, PAPER, ACCENT, GOOD, WARN, BAD, COMPUTE, BANDWIDTH, OVERHEAD = _COLOURS = [
     f"#0a00{i:02x}" for i in range(1, len(_NAMES) + 1)
 ]
-_BOUNDS = {"compute-bound": (COMPUTE, "o"), "bandwidth-bound": (BANDWIDTH, "s"), "overhead-bound": (OVERHEAD, "^")}
+_BOUNDS = {Bound.COMPUTE: (COMPUTE, "o"), Bound.BANDWIDTH: (BANDWIDTH, "s"), Bound.OVERHEAD: (OVERHEAD, "^")}
 _DTYPES = {"float64": "fp64", "float32": "fp32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
 
 Axes = Any
@@ -244,7 +246,7 @@ def _trial_points(axes: Axes, result: Result, placed: Sequence[tuple[TrialRecord
 
 
 def _group(result: Result, trial: TrialRecord) -> str:
-    if result.best.steps and trial.label == result.best.label:
+    if result.best.steps and trial.steps == result.best.steps:
         return "winner"
     if trial.status == "rejected":
         return "rejected"

@@ -4,7 +4,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from whet.errors import OptionError, OutputError, StudyError
@@ -15,9 +14,9 @@ from whet.measure.memory import bare_process
 from whet.recipe import FILE as RECIPE
 from whet.tuner.facts import KnownFacts, TargetFacts
 from whet.tuner.goal import Goal
+from whet.tuner.known_target import INPUTS, OUTPUTS
 from whet.tuner.study import FILE as STUDY
 from whet.tuner.study import Study, default_storage
-from whet.tuner.variant_process import INPUTS
 
 WORK = "trials"
 _ENOUGH_BYTES = 2**30  # with so much allowed, torch alone surely fits
@@ -88,7 +87,7 @@ def open_study(
             "the model's weights are not those that this search was begun with; start anew with another --out. A "
             "function that draws weights at random must fix the seed"
         )
-    elif there := {offer.technique for offer in known.offers}.intersection(exclude):
+    elif there := {entry.technique for entry in known.applicable}.intersection(exclude):
         raise StudyError(
             f"this search was begun with {', '.join(sorted(there))} to be tried; leave --exclude out, or start anew "
             "with another --out"
@@ -98,17 +97,17 @@ def open_study(
 
 def _differences(known: KnownFacts, facts: TargetFacts) -> str:
     """Say what differs between the machine that a search was begun on and this one."""
-    found = facts.machine.differences(asdict(known.machine)) if known.machine is not None else []
+    found = facts.machine.differences(known.machine.facts()) if known.machine is not None else []
     return "; ".join(found) or f"fingerprint {known.fingerprint}, here {facts.fingerprint}"
 
 
-def move_in(scratch: Path, directory: Path) -> Path:
-    """The work directory inside the output directory, with what the first look wrote."""
+def prepare_work_directory(scratch: Path, directory: Path) -> Path:
+    """Make the work directory inside the output directory, and return it, with what the examination wrote."""
     work = directory / WORK
     try:
         work.mkdir(parents=True, exist_ok=True)
-        for path in scratch.glob("*.safetensors"):
-            shutil.copy(path, work / path.name)
+        for name in (INPUTS, OUTPUTS):
+            shutil.copy(scratch / name, work / name)
     except OSError as error:
         raise OutputError(f"{directory} cannot be written: {error.strerror}") from error
     return work

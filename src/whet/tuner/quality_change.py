@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from whet.measure.stats import mean_interval
-from whet.tuner.result import QualityChange
+from whet.tuner.records import QualityChange
 
 _Z = 1.959963984540054  # of a 95 % interval
 _FEW = 6  # samples that differ: with fewer, their spread says nothing about the samples that were not drawn

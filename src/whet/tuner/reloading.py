@@ -6,16 +6,17 @@ operators, and what the target's process had on `sys.path`, and nothing else of 
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from whet.errors import ArtefactError
 from whet.measure.closeness import distance_between
 from whet.tuner.budget import Runner
-from whet.tuner.variant_process import load_with, read_inputs
+from whet.tuner.known_target import read_inputs
+from whet.tuner.variant_process import load_with
 
 ANSWERS = "answers.safetensors"
 LIMIT_S = 180.0
@@ -30,27 +31,38 @@ def write_answers(run: Callable[..., Sequence[Tensor]], batch: Sequence[Tensor],
     save_file(answers, path)
 
 
-def reload(
-    directory: str, inputs: str, answers: str, libraries: Sequence[str], places: Sequence[str], num_threads: int | None
-) -> dict[str, Any]:
-    """Load an artefact in this process and hold its answers against those it gave where it was made.
+class ReloadRequest(BaseModel):
+    """What a fresh process is asked to load.
 
-    Args:
+    Attributes:
         directory: The artefact.
         inputs: The file of flat inputs; the first batch is run.
         answers: What `write_answers` wrote for that batch.
-        libraries: What registers its custom operators.
-        places: Directories to be searched for modules after those of this process.
-        num_threads: What torch's number of threads is to be set to; None leaves it.
+        libraries: What registers the artefact's custom operators.
+        sys_path: Directories to be searched for modules after those of this process.
+        num_threads: What PyTorch's number of threads is to be set to; None leaves it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    directory: Path
+    inputs: Path
+    answers: Path
+    libraries: tuple[str, ...] = ()
+    sys_path: tuple[str, ...] = ()
+    num_threads: int | None = None
+
+
+def reload(request: ReloadRequest) -> None:
+    """Load an artefact in this process and hold its answers against those it gave where it was made.
 
     Raises:
         ArtefactError: It does not load, or it answers differently.
     """
-    if num_threads is not None:
-        torch.set_num_threads(num_threads)
-    artefact = load_with(directory, libraries, places)
-    check_answers(artefact.run, read_inputs(Path(inputs))[0], Path(answers))
-    return {}
+    if request.num_threads is not None:
+        torch.set_num_threads(request.num_threads)
+    artefact = load_with(request.directory, request.libraries, request.sys_path)
+    check_answers(artefact.run, read_inputs(request.inputs)[0], request.answers)
 
 
 def _plain(tensor: Tensor) -> Tensor:
@@ -80,7 +92,7 @@ def reload_refusal(
     *,
     inputs: Path,
     libraries: Sequence[str],
-    places: Sequence[str],
+    sys_path: Sequence[str],
     num_threads: int | None,
     limit_s: float = LIMIT_S,
 ) -> str:
@@ -88,13 +100,13 @@ def reload_refusal(
 
     The answers of its maker lie beside the artefact's directory.
     """
-    arguments = {
-        "directory": str(artefact),
-        "inputs": str(inputs),
-        "answers": str(artefact.parent / ANSWERS),
-        "libraries": list(libraries),
-        "places": list(places),
-        "num_threads": num_threads,
-    }
-    failure = run(reload, arguments, artefact.parent / "reload", limit_s).failure
+    request = ReloadRequest(
+        directory=artefact,
+        inputs=inputs,
+        answers=artefact.parent / ANSWERS,
+        libraries=tuple(libraries),
+        sys_path=tuple(sys_path),
+        num_threads=num_threads,
+    )
+    failure = run(reload, request, artefact.parent / "reload", limit_s).failure
     return "" if failure is None else f"a fresh process cannot use it: {failure.message}"

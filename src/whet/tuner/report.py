@@ -23,7 +23,8 @@ from whet.recipe import Recipe
 from whet.tuner import figures, plots
 from whet.tuner.figures import DASH
 from whet.tuner.key_figures import key_figures, record_of
-from whet.tuner.result import MODEL, Point, Result, TrialRecord
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import MODEL, Point, Result
 from whet.tuner.verdict import noise_in_words
 
 _HERE = Path(__file__).parent
@@ -68,8 +69,8 @@ def render(result: Result, toml: str) -> str:
         quality_title=_quality_title(result),
         points=points,
         num_processes=len(result.baseline.process_latencies_ms),
-        compile_label=result.compile_only.label if result.compile_only else None,
-        finalist_labels={point.label for point in result.finalists},
+        compile_steps=result.compile_only.steps if result.compile_only else None,
+        finalist_steps={point.steps for point in result.finalists},
         winner_notes=_notes_of_best(result),
         shares=_shares(result),
         layers=layers,
@@ -112,11 +113,12 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     named = (
-        figures.cosine, figures.digits, figures.duration, figures.interval, figures.measured,
+        figures.cosine, figures.digits, figures.interval, figures.measured,
         figures.num_bytes, figures.operations, figures.p_value, figures.percent, figures.ratio, figures.score,
         figures.most_drop,
     )  # fmt: skip
     environment.filters |= {function.__name__: function for function in named}
+    environment.filters["duration"] = figures.duration
     environment.filters["kind"] = lambda bound: bound.removesuffix("-bound")
     return environment
 
@@ -137,7 +139,7 @@ def _quality_title(result: Result) -> str:
 
 def _notes_of_best(result: Result) -> list[str]:
     record = record_of(result, result.best) if result.best.steps else None
-    return record.notes if record else []
+    return list(record.notes) if record else []
 
 
 def _shares(result: Result) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from whet.artefact import load
 from whet.errors import ArtefactError
 from whet.recipe import Recipe, Step
+from whet.tuner.records import Agreement, QualityChange, TrialRecord
 
 FILE = "result.json"
 MODEL = "model"  # the tuned model's directory inside the output directory
@@ -15,77 +16,6 @@ MODEL = "model"  # the tuned model's directory inside the output directory
 Objective = Literal["latency", "throughput", "memory", "size"]
 Word = Literal["gain", "no-gain", "inconclusive", "failed"]
 """inconclusive: the machine was too busy or the time too short to tell. failed: nothing could be measured."""
-
-
-class Agreement(BaseModel):
-    """How closely a variant's outputs agree with the original's on the calibration batches; the worst output counts.
-
-    relative_error: norm of the difference over norm of the original; None where the variant's outputs hold NaN or
-    infinity where the original's do not, or the other way round. Places where both hold the same are left out.
-    distance: what may not exceed `max_drop` where a workload has no quality: half the squared error over the squared
-    spread of the original's values, which for values around zero is 1 - cosine, and tells an offset or a scale as well;
-    of whole numbers, the share that differs. cosine: of all values as one vector.
-    top1: share of rows whose largest entry is at the same place; None where no output has rows of two or more floats.
-    """
-
-    relative_error: float | None
-    distance: float | None = None
-    cosine: float
-    top1: float | None = None
-
-
-class QualityChange(BaseModel):
-    """How a variant's score differs from the original's on the same samples, as fractions of the original's score.
-
-    drop: exact, on these samples. ci95: the 95 % interval of the drop on samples like these. num_worse, num_better:
-    samples whose score fell or rose. is_shown: whether the whole interval lies within the drop that is allowed.
-    needed_samples: about how many would show that, if they differ as often as these; None where none would.
-    """
-
-    drop: float
-    ci95: tuple[float, float]
-    num_samples: int
-    num_worse: int
-    num_better: int
-    is_shown: bool
-    needed_samples: int | None = None
-
-
-class TrialRecord(BaseModel):
-    """One trial.
-
-    Attributes:
-        speedup: Original over variant, in interleaved blocks of one process: a screening figure.
-        busy: What disturbed the timing, where the machine was busy; the figures are then worth little.
-    """
-
-    number: int
-    steps: list[Step]
-    status: Literal["done", "rejected", "failed", "refused", "running", "stopped"]  # stopped: the budget was used up
-    reason: str = ""  # why rejected, failed, refused or stopped
-    predicted: float | None = None  # the most it could gain, said before it was measured
-    speedup: float | None = None
-    speedup_ci95: tuple[float, float] | None = None
-    latency_ms: float | None = None
-    baseline_latency_ms: float | None = None
-    quality: float | None = None
-    drop: float | None = None  # fraction of the original's quality; negative is better; None without finite outputs
-    change: QualityChange | None = None  # of the quality, where it is scored sample by sample
-    agreement: Agreement | None = None
-    peak_bytes: int | None = None
-    size_bytes: int | None = None
-    share_of_limit: float | None = None
-    build_s: float | None = None  # conversion, calibration, compilation and saving
-    seconds: float = 0.0  # all of the trial
-    libraries: list[str] = Field(default_factory=list)  # what whet.load needs for the artefact's custom operators
-    fixed_batch: int | None = None  # the only batch size that was saved; None where any size can be called
-    notes: list[str] = Field(default_factory=list)
-    fingerprint: str = ""
-    busy: str = ""
-
-    @property
-    def label(self) -> str:
-        return str(Recipe(steps=self.steps))
 
 
 class Point(BaseModel):
@@ -97,7 +27,7 @@ class Point(BaseModel):
     call; another runtime's weights are not among them. cuda_peak_bytes: the allocator's peak, None without a GPU.
     """
 
-    steps: list[Step] = Field(default_factory=list)
+    steps: tuple[Step, ...] = ()
     label: str = "original"
     number: int | None = None
     latency_ms: float

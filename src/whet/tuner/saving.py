@@ -3,15 +3,15 @@
 import shutil
 from pathlib import Path
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from whet.files import replace_directory
 from whet.tuner.build import is_in_process
 from whet.tuner.in_process import ADVICE
-from whet.tuner.reloading import reload_refusal
+from whet.tuner.records import Built
 from whet.tuner.result import MODEL, Result
-from whet.tuner.search import Workbench
-from whet.tuner.trial import save_original
+from whet.tuner.trial import TrialRequest, save_original
+from whet.tuner.trial_context import TrialContext
 
 _RECORD = "saved.json"
 
@@ -25,63 +25,54 @@ class Saved(BaseModel):
         reason: Why there is none.
     """
 
+    model_config = ConfigDict(frozen=True)
+
     directory: Path | None = None
-    libraries: list[str] = []
+    libraries: tuple[str, ...] = ()
     reason: str = ""
 
 
-def save_model(bench: Workbench, result: Result, directory: Path) -> None:
+def save_model(context: TrialContext, result: Result, directory: Path) -> None:
     """Put the model into the output directory and its libraries into the result, or the reason why there is none."""
-    saved = saved_winner(bench, result) if result.verdict == "gain" else saved_original(bench)
-    result.libraries, result.unsaved = saved.libraries, saved.reason
+    saved = saved_winner(context, result) if result.verdict == "gain" else saved_original(context)
+    result.libraries, result.unsaved = list(saved.libraries), saved.reason
     if saved.directory is not None:
         replace_directory(saved.directory, directory / MODEL)
     else:
         shutil.rmtree(directory / MODEL, ignore_errors=True)  # of an earlier search
 
 
-def saved_winner(bench: Workbench, result: Result) -> Saved:
-    """The artefact of the best trial, which a fresh process loaded and ran before the finals did so again."""
+def saved_winner(context: TrialContext, result: Result) -> Saved:
+    """The artefact of the best trial, which a fresh process loaded and ran before the final comparison did so again."""
     record = next(r for r in result.trials if r.number == result.best.number)
     if is_in_process(record.steps):
         return Saved(reason=f"{record.label} cannot be saved: {ADVICE}.")
-    return Saved(directory=bench.artefact(record.number), libraries=record.libraries)
+    return Saved(directory=context.artefact(record.number), libraries=record.libraries)
 
 
-def saved_original(bench: Workbench) -> Saved:
+def saved_original(context: TrialContext) -> Saved:
     """Save the original as an artefact, so that what was tuned can be loaded whatever the verdict.
 
     It is tried once; a second call returns what came of it.
     """
-    folder = bench.directory / "original"
+    folder = context.directory / "original"
     if (folder / _RECORD).is_file():
         return Saved.model_validate_json((folder / _RECORD).read_text(encoding="utf-8"))
-    found = _try_original(bench, folder / "artefact")
+    found = _try_original(context, folder / "artefact")
     if found.directory is None:
-        found.reason = f"The original could not be saved, so there is no {MODEL}/ to load: {found.reason}"
+        reason = f"The original could not be saved, so there is no {MODEL}/ to load: {found.reason}"
+        found = Saved(reason=reason)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _RECORD).write_text(found.model_dump_json(), encoding="utf-8")
     return found
 
 
-def _try_original(bench: Workbench, artefact: Path) -> Saved:
+def _try_original(context: TrialContext, artefact: Path) -> Saved:
     shutil.rmtree(artefact, ignore_errors=True)
-    arguments = {
-        "target": bench.target,
-        "signature": bench.facts.signature_json,
-        "directory": str(artefact),
-        "batch": bench.facts.batch.model_dump(),
-    }
-    outcome = bench.run(save_original, arguments, artefact.parent, bench.trial_limit_s)
-    if outcome.value is None:
+    request = TrialRequest(known=context.known, directory=artefact)
+    outcome = context.run(save_original, request, artefact.parent, context.trial_limit_s)
+    built = outcome.answer(Built)
+    if built is None:
         return Saved(reason=outcome.failure.message if outcome.failure else "its process gave no result")
-    libraries = outcome.value["libraries"]
-    why = reload_refusal(
-        bench.run,
-        artefact,
-        inputs=bench.inputs,
-        libraries=libraries,
-        places=bench.facts.sys_path,
-        num_threads=bench.facts.num_threads,
-    )
-    return Saved(reason=why) if why else Saved(directory=artefact, libraries=libraries)
+    why = context.reload_refusal(artefact, built.libraries)
+    return Saved(reason=why) if why else Saved(directory=artefact, libraries=built.libraries)

@@ -1,14 +1,14 @@
 """What there is to choose from: the techniques that apply here, with their options and their bounds.
 
-An Offer is small and plain (JSON), made once by a child process that has the model, and kept in the study, so that
-the parent never builds the model and every machine that shares a search chooses from the same space.
+An ApplicableTechnique is small and plain (JSON). A child process that has the model makes it once, and the study keeps
+it. So the parent never builds the model, and every machine that shares a search chooses from the same space.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from whet.artefact import program
 from whet.machine import Limits, Machine
@@ -25,63 +25,129 @@ NONE = "none"
 Suggest = Callable[[str, Sequence[Any]], Any]
 
 
-class Offer(BaseModel):
-    """A technique that applies. bounds: the most each variant could gain, by the step's text; shrinks: how many times
-    fewer bytes its weights take than float32's."""
+class Variant(BaseModel):
+    """A technique with one choice of options.
+
+    Attributes:
+        step: The technique with its options.
+        bound: The most it could gain, as a ratio of times.
+        shrink: How many times fewer bytes its weights take than float32's.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    step: Step
+    bound: float = 1.0
+    shrink: float = 1.0
+
+
+class ApplicableTechnique(BaseModel):
+    """A technique that applies.
+
+    Attributes:
+        technique: Its name.
+        detail: What it would do here, in words.
+        groups: What it chooses; two techniques of one group exclude each other.
+        options: The values of each option that hold here, the default first.
+        variants: The default, then each option changed alone.
+    """
+
+    model_config = ConfigDict(frozen=True)
 
     technique: str
     detail: str
-    groups: list[str]
-    options: dict[str, list[bool | int | float | str]] = {}
-    bounds: dict[str, float] = {}
-    shrinks: dict[str, float] = {}
+    groups: tuple[str, ...]
+    options: dict[str, tuple[bool | int | float | str, ...]] = {}
+    variants: tuple[Variant, ...]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_variants(cls, data: Any) -> Any:
+        """Studies of earlier versions hold bounds and shrinks by the printed form of a step."""
+        if not isinstance(data, Mapping) or "variants" in data:
+            return data
+        bounds, shrinks = data.get("bounds", {}), data.get("shrinks", {})
+        most = max(bounds.values(), default=1.0)
+        steps = steps_of(data["technique"], data.get("options", {}))
+        variants = [Variant(step=s, bound=bounds.get(str(s), most), shrink=shrinks.get(str(s), 1.0)) for s in steps]
+        kept = {name: value for name, value in data.items() if name not in ("bounds", "shrinks")}
+        return {**kept, "variants": variants}
 
     @property
     def default(self) -> Step:
-        return Step(technique=self.technique, options={name: values[0] for name, values in self.options.items()})
+        """The step with every option at its default."""
+        return self.variants[0].step
 
-    def variants(self) -> Iterator[Step]:
-        """The default first, then each option moved alone."""
-        yield self.default
-        for name, values in self.options.items():
-            for value in values[1:]:
-                yield Step(technique=self.technique, options={**self.default.options, name: value})
+    @property
+    def steps(self) -> list[Step]:
+        """The default, then each option changed alone."""
+        return [variant.step for variant in self.variants]
+
+    @property
+    def most(self) -> float:
+        """The most that any variant could gain."""
+        return max(variant.bound for variant in self.variants)
 
     def bound(self, step: Step) -> float:
-        return self.bounds.get(str(step), max(self.bounds.values(), default=1.0))
+        """The most a step could gain; of options that were changed together, the most that any variant could."""
+        return next((variant.bound for variant in self.variants if variant.step == step), self.most)
+
+    def shrink(self, step: Step) -> float:
+        """How many times fewer bytes the weights take by a step; 1.0 where several options were changed together."""
+        return next((variant.shrink for variant in self.variants if variant.step == step), 1.0)
 
 
-def offers_for(
+def steps_of(technique: str, options: Mapping[str, Sequence[Any]]) -> list[Step]:
+    """Return a technique with its default options (the first of each), then with each option changed alone."""
+    defaults = {name: values[0] for name, values in options.items()}
+    changed = [{**defaults, name: value} for name, values in options.items() for value in values[1:]]
+    return [Step(technique=technique, options=chosen) for chosen in [defaults, *changed]]
+
+
+def applicable_techniques(
     subject: Subject, machine: Machine, limits: Limits, profile: Profile, *, exclude: Sequence[str] = ()
-) -> tuple[list[Offer], list[RefusedTechnique]]:
+) -> tuple[list[ApplicableTechnique], list[RefusedTechnique]]:
     """Ask every technique of the table whether it applies, with which options, and what it could gain at most."""
-    offers = []
+    applicable: list[ApplicableTechnique] = []
     refused = [RefusedTechnique(technique=name, reason=reason) for name, reason in FOLLOWING.items()]
     for name, technique in TABLE.items():
         if name in exclude:
             refused.append(RefusedTechnique(technique=name, reason="left out by --exclude"))
             continue
-        if why := graph_refusal(technique, subject):
+        if why := graph_refusal(technique, subject) or _superseded(technique, subject):
             refused.append(RefusedTechnique(technique=name, reason=why))
             continue
         options, detail, reason = _options_that_apply(technique, subject, machine)
         if options is None:
             refused.append(RefusedTechnique(technique=name, reason=reason))
             continue
-        offer = Offer(technique=name, detail=detail, groups=sorted(technique.groups), options=options)
-        offer.bounds = {
-            str(step): technique.predict(profile, limits, technique.options(**step.options))
-            for step in offer.variants()
-        }
-        offer.shrinks = {
-            str(step): 1 / _weight_scale(technique, technique.options(**step.options)) for step in offer.variants()
-        }
-        offers.append(offer)
-    if not is_in_process([offer.default for offer in offers]) and (why := program.refusal(subject)):
+        applicable.append(
+            ApplicableTechnique(
+                technique=name,
+                detail=detail,
+                groups=tuple(sorted(technique.groups)),
+                options={option: tuple(values) for option, values in options.items()},
+                variants=tuple(_variant(technique, step, profile, limits) for step in steps_of(name, options)),
+            )
+        )
+    if not is_in_process([entry.default for entry in applicable]) and (why := program.refusal(subject)):
         # what keeps the model's code could not be saved, and nothing that works in process is there to take it
-        refused += [RefusedTechnique(technique=offer.technique, reason=why) for offer in offers]
-        offers = []
-    return offers, refused
+        refused += [RefusedTechnique(technique=entry.technique, reason=why) for entry in applicable]
+        applicable = []
+    return applicable, refused
+
+
+def _superseded(technique: Technique, subject: Subject) -> str:
+    """Return why a technique is not tried where another one does the same faster, or ""."""
+    if not technique.instead or program.refusal(subject):
+        return ""
+    return f"{technique.instead} does the same faster; it is for models that no graph can stand for"
+
+
+def _variant(technique: Technique, step: Step, profile: Profile, limits: Limits) -> Variant:
+    options = technique.options(**step.options)
+    shrink = 1 / _weight_scale(technique, options)
+    return Variant(step=step, bound=technique.predict(profile, limits, options), shrink=shrink)
 
 
 def _weight_scale(technique: Technique, options: Any) -> float:
@@ -126,24 +192,24 @@ def _accepted(
 
 
 class Space:
-    """The recipes that can be made from the offers, as parameters of an Optuna study and back."""
+    """The recipes that can be made from the techniques that apply, as parameters of an Optuna study and back."""
 
-    def __init__(self, offers: Sequence[Offer]) -> None:
-        self.offers = {offer.technique: offer for offer in offers}
-        self.backends = [o.technique for o in offers if BACKEND in o.groups]
-        self.precisions = [o.technique for o in offers if PRECISION in o.groups and BACKEND not in o.groups]
-        self.free = [o.technique for o in offers if not o.groups]
+    def __init__(self, applicable: Sequence[ApplicableTechnique]) -> None:
+        self.techniques = {entry.technique: entry for entry in applicable}
+        self.backends = [t.technique for t in applicable if BACKEND in t.groups]
+        self.precisions = [t.technique for t in applicable if PRECISION in t.groups and BACKEND not in t.groups]
+        self.free = [t.technique for t in applicable if not t.groups]
 
     @property
     def in_process(self) -> Step | None:
         """What every recipe needs where torch.export refuses the model: a backend that works in process."""
-        return next((o.default for o in self.offers.values() if is_in_process([o.default])), None)
+        return next((t.default for t in self.techniques.values() if is_in_process([t.default])), None)
 
     def compatible(self, steps: Sequence[Step], other: Step) -> bool:
         """Whether a technique can join a recipe: not in it yet, and no group of it claimed."""
-        claimed = {group for step in steps for group in self.offers[step.technique].groups}
+        claimed = {group for step in steps for group in self.techniques[step.technique].groups}
         return other.technique not in {s.technique for s in steps} and not claimed & set(
-            self.offers[other.technique].groups
+            self.techniques[other.technique].groups
         )
 
     def parameters(self, recipe: Recipe) -> dict[str, Any]:
@@ -157,7 +223,7 @@ class Space:
                 values[PRECISION] = name
             else:
                 values[f"use.{name}"] = True
-            for option, chosen in {**self.offers[name].default.options, **step.options}.items():
+            for option, chosen in {**self.techniques[name].default.options, **step.options}.items():
                 values[f"{name}.{option}"] = chosen
         return values
 
@@ -167,12 +233,12 @@ class Space:
         backend = suggest(BACKEND, self.backends if self.in_process is not None else [NONE, *self.backends])
         if backend != NONE:
             names.append(backend)
-        if backend == NONE or PRECISION not in self.offers[backend].groups:
+        if backend == NONE or PRECISION not in self.techniques[backend].groups:
             precision = suggest(PRECISION, [NONE, *self.precisions])
             if precision != NONE:
                 names.append(precision)
         steps = [Step(technique=n, options=self._suggest_options(n, suggest)) for n in names]
-        return Recipe(steps=in_order(steps))
+        return Recipe(steps=tuple(in_order(steps)))
 
     def bound(self, steps: Sequence[Step]) -> float:
         """The most a recipe could gain: the product of its techniques' bounds, but no more than the best of them all.
@@ -180,12 +246,12 @@ class Space:
         A bound that takes away the overhead and computes in the smallest dtype at the machine's limit leaves nothing
         for another technique to take away.
         """
-        ceiling = max((bound for offer in self.offers.values() for bound in offer.bounds.values()), default=1.0)
-        return min(ceiling, math.prod(self.offers[step.technique].bound(step) for step in steps))
+        ceiling = max((entry.most for entry in self.techniques.values()), default=1.0)
+        return min(ceiling, math.prod(self.techniques[step.technique].bound(step) for step in steps))
 
     def shrink(self, steps: Sequence[Step]) -> float:
         """How many times smaller a recipe makes the weights: as much as the one of its steps that does most."""
-        return max((self.offers[step.technique].shrinks.get(str(step), 1.0) for step in steps), default=1.0)
+        return max((self.techniques[step.technique].shrink(step) for step in steps), default=1.0)
 
     def _suggest_options(self, name: str, suggest: Suggest) -> dict[str, Any]:
-        return {option: suggest(f"{name}.{option}", values) for option, values in self.offers[name].options.items()}
+        return {option: suggest(f"{name}.{option}", values) for option, values in self.techniques[name].options.items()}

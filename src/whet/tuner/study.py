@@ -23,7 +23,7 @@ from whet.files import check_file
 from whet.recipe import Recipe
 from whet.tuner.command import without_password
 from whet.tuner.facts import KnownFacts, TargetFacts
-from whet.tuner.result import TrialRecord
+from whet.tuner.records import TrialRecord
 from whet.tuner.space import Space
 
 RECORD = "record"
@@ -125,7 +125,7 @@ class Study:
             self._study.enqueue_trial(space.parameters(recipe))
         trial = self._study.ask()
         chosen = space.recipe(trial.suggest_categorical)
-        record = TrialRecord(number=trial.number, steps=list(chosen), status="running", predicted=predicted)
+        record = TrialRecord(number=trial.number, steps=chosen.steps, status="running", predicted=predicted)
         trial.set_user_attr("host", socket.gethostname())
         trial.set_user_attr("pid", os.getpid())
         trial.set_user_attr(RECORD, record.model_dump_json())

@@ -1,4 +1,4 @@
-"""Tuning from end to end: look at the target, search, finals, verdict, and everything written where it belongs."""
+"""Tuning from end to end: examine the target, search, compare the finalists, judge, and write what was found."""
 
 import contextlib
 import datetime
@@ -8,7 +8,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torch import nn
@@ -28,17 +29,20 @@ from whet.tuner.conclusion import conclude
 from whet.tuner.facts import TargetFacts
 from whet.tuner.goal import Goal
 from whet.tuner.outlook import Outlook
-from whet.tuner.preparation import check_memory, checked_directory, move_in, open_study
+from whet.tuner.preparation import check_memory, checked_directory, open_study, prepare_work_directory
+from whet.tuner.processes import forking
+from whet.tuner.records import TrialRecord
 from whet.tuner.report import write_report
-from whet.tuner.result import FILE, Objective, Result, TrialRecord
+from whet.tuner.result import FILE, Objective, Result
 from whet.tuner.saving import save_model
-from whet.tuner.search import Workbench, forking, search
+from whet.tuner.search import SearchTime, search
 from whet.tuner.study import Study
-from whet.tuner.trial import look
+from whet.tuner.target_examination import ExaminationRequest, examine_target
+from whet.tuner.trial_context import TrialContext
 from whet.workload import Quality, Workload
 from whet.workloads.handover import hand_over
 
-_LOOK_LIMIT_S = 180.0
+_EXAMINATION_LIMIT_S = 180.0
 
 
 class Listener:
@@ -58,6 +62,52 @@ class Listener:
 
     def measured(self, rounds_done: int, rounds: int) -> None:
         """A round of the finals has ended."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A target that child processes can open.
+
+    Attributes:
+        address: How child processes name it.
+        name: How people name it.
+        scratch: A directory for the files of its examination.
+        is_in_memory: Whether it was handed over as an object, and no command line names it.
+    """
+
+    address: str
+    name: str
+    scratch: Path
+    is_in_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a search is asked for; the attributes are tune's arguments."""
+
+    goal: Goal
+    budget_s: float
+    out: str
+    storage: str
+    resume: bool
+    exclude: tuple[str, ...]
+    trial_limit_s: float
+    memory_limit_bytes: int | None
+
+    def checked_directory(self) -> Path | None:
+        """Check everything that can be checked before the work, and return the output directory, if one was given."""
+        _check_excluded(self.exclude)
+        check_memory(self.goal.max_memory_bytes)
+        if self.storage:
+            Study.check_storage(self.storage)
+        return checked_directory(self.out or None, self.resume, has_own_study=not self.storage)
+
+    def command(self, target: Prepared, exclude: Sequence[str]) -> str:
+        """Return the command line of the same search; "" for a model in memory, which has none."""
+        if target.is_in_memory:
+            return ""
+        shown = without_password(self.storage) if self.storage else None
+        return command_line(target.name, **asdict(self.goal), budget_s=self.budget_s, storage=shown, exclude=exclude)
 
 
 def tune(
@@ -106,99 +156,80 @@ def tune(
         WhetError: Anything the user can mend, before anything is written.
     """
     goal = Goal.checked(objective, max_drop, max_memory_bytes, budget_s)
-    _check_excluded(exclude)
-    began = datetime.datetime.now(datetime.UTC)
-    check_memory(max_memory_bytes)
-    if storage:
-        Study.check_storage(storage)
-    chosen = checked_directory(out, resume, has_own_study=not storage)
+    place = "" if out is None else os.fspath(out)
+    plan = Plan(goal, budget_s, place, storage or "", resume, tuple(exclude), trial_limit_s, memory_limit_bytes)
     listener = listener or Listener()
     patience = Patience(OnBusy.checked(on_busy), busy_wait_s, report=listener.waiting)
-    budget = Budget(budget_s, clock=lambda: time.monotonic() - patience.spent_s)
-    with (
-        _prepared(target, inputs, quality, calibration) as (address, name, scratch),
-        forking(memory_limit_bytes or describe().most_bytes) as unbounded,
-    ):
-        run = budget.bounded(unbounded)
-        facts = _examined(run, address, scratch, exclude, budget_s, patience)
-        listener.looked(facts)
-        directory = chosen or Path(tempfile.mkdtemp(prefix="whet-"))
-        study = open_study(storage, directory, name, goal, facts, resume, exclude)
-        facts = facts if study.facts is None else facts.gone_on_with(study.facts)
-        bench = Workbench(address, facts, move_in(scratch, directory), run, trial_limit_s)
-        result = _concluded(bench, study, goal, budget, listener, patience)
-        result.target, result.out = name, str(directory)
-        result.started_at = began.isoformat(timespec="seconds")
-        result.command = _command(target, goal, budget_s, storage, bench.facts.exclude)
-        _write(bench, result, directory)
-        result.seconds = budget.elapsed_s
-        shutil.rmtree(bench.directory, ignore_errors=True)
+    result = _tuned(plan, _prepared(target, inputs, quality, calibration), patience, listener)
     if not isinstance(target, str):
         result.keep_original(target.model if isinstance(target, Workload) else target)
     return result
 
 
-def _command(
-    target: str | nn.Module | Workload, goal: Goal, budget_s: float, storage: str | None, exclude: Sequence[str]
-) -> str:
-    """The command line of the same search; "" for a model in memory, which has none."""
-    if not isinstance(target, str):
-        return ""
-    shown = without_password(storage) if storage else None
-    return command_line(target, **asdict(goal), budget_s=budget_s, storage=shown, exclude=exclude)
+def _tuned(plan: Plan, preparing: AbstractContextManager[Prepared], patience: Patience, listener: Listener) -> Result:
+    """Examine the target, search, conclude, and write everything into the output directory."""
+    began = datetime.datetime.now(datetime.UTC)
+    chosen = plan.checked_directory()
+    budget = Budget(plan.budget_s, clock=lambda: time.monotonic() - patience.spent_s)
+    with preparing as target, forking(plan.memory_limit_bytes or describe().most_bytes) as unbounded:
+        run = budget.bounded(unbounded)
+        facts = _examined(run, target, plan, patience)
+        listener.looked(facts)
+        directory = chosen or Path(tempfile.mkdtemp(prefix="whet-"))
+        study = open_study(plan.storage, directory, target.name, plan.goal, facts, plan.resume, plan.exclude)
+        facts = facts if study.facts is None else facts.gone_on_with(study.facts)
+        work = prepare_work_directory(target.scratch, directory)
+        context = TrialContext(target.address, facts, work, run, plan.trial_limit_s)
+        result = _concluded(context, study, plan.goal, budget, listener, patience)
+        result.target, result.out = target.name, str(directory)
+        result.started_at = began.isoformat(timespec="seconds")
+        result.command = plan.command(target, facts.exclude)
+        _write(context, result, directory)
+        result.seconds = budget.elapsed_s
+        shutil.rmtree(context.directory, ignore_errors=True)
+    return result
 
 
-def _examined(
-    run: Runner, address: str, scratch: Path, exclude: Sequence[str], budget_s: float, patience: Patience
-) -> TargetFacts:
+def _examined(run: Runner, target: Prepared, plan: Plan, patience: Patience) -> TargetFacts:
     """Wait for a quiet machine, and return the facts that a child found out about the target.
 
     No verdict hangs on the times among them, so they are not measured again where they were disturbed.
     """
-    arguments = {"target": address, "directory": str(scratch), "exclude": list(exclude)}
+    request = ExaminationRequest(target=target.address, directory=target.scratch, exclude=plan.exclude)
     patience.begin()
-    outcome = run(look, arguments, scratch, _LOOK_LIMIT_S)
+    outcome = run(examine_target, request, target.scratch, _EXAMINATION_LIMIT_S)
     if isinstance(outcome.failure, BudgetEnded) and patience.cause:
         raise OptionError(
-            f"to build, call and examine the model takes longer than a budget of {budget_s:g} s on this busy machine "
-            f"({patience.cause}); try again when it is quiet, or give a larger --budget"
+            f"to build, call and examine the model takes longer than a budget of {plan.budget_s:g} s on this busy "
+            f"machine ({patience.cause}); try again when it is quiet, or give a larger --budget"
         )
-    return _looked(outcome, budget_s)
+    return _facts(outcome, plan.budget_s)
 
 
 def _concluded(
-    bench: Workbench, study: Study, goal: Goal, budget: Budget, listener: Listener, patience: Patience
+    context: TrialContext, study: Study, goal: Goal, budget: Budget, listener: Listener, patience: Patience
 ) -> Result:
     """Search, compare the best with the original, and return what was found."""
-    records, outlook = _searched(bench, study, goal, budget, listener, patience)
-    result = conclude(bench, goal, records, budget, outlook, listener.measured, patience)
+    records, outlook = _searched(context, study, goal, budget, listener, patience)
+    result = conclude(context, goal, records, budget, outlook, listener.measured, patience)
     result.budget_s, result.outlook, result.seconds = budget.seconds, outlook.sentence, budget.elapsed_s
     return result
 
 
 def _searched(
-    bench: Workbench, study: Study, goal: Goal, budget: Budget, listener: Listener, patience: Patience
+    context: TrialContext, study: Study, goal: Goal, budget: Budget, listener: Listener, patience: Patience
 ) -> tuple[list[TrialRecord], Outlook]:
     """Divide what is left of the budget, and search. Returns every record, and how the budget was divided."""
     earlier = study.records()
-    outlook = Outlook.of(budget, bench.facts, earlier)
+    outlook = Outlook.of(budget, context.facts, earlier)
     listener.planned(outlook)
     now = budget.clock()
-    records = search(
-        bench,
-        study,
-        goal,
-        deadline=now + outlook.search_s,
-        stop_at=now + outlook.stop_s,
-        trial_s=outlook.costs.trial_s,
-        patience=patience,
-        report=listener.tried,
-        clock=budget.clock,
-    )
+    limit = SearchTime(now + outlook.search_s, now + outlook.stop_s, outlook.costs.trial_s, budget.clock)
+    records = search(context, study, goal, limit, patience=patience, report=listener.tried)
     return records, outlook
 
 
-def _looked(outcome: Outcome, budget_s: float) -> TargetFacts:
+def _facts(outcome: Outcome, budget_s: float) -> TargetFacts:
     """Return the facts that a child found out about the target. Raises the user error it met."""
     if isinstance(outcome.failure, BudgetEnded):
         raise OptionError(
@@ -208,8 +239,9 @@ def _looked(outcome: Outcome, budget_s: float) -> TargetFacts:
         if outcome.failure.kind is FailureKind.TIMEOUT:
             raise ModelError(f"to build and call the model {outcome.failure.message}; does it wait for something?")
         raise outcome.failure.as_error()
-    assert outcome.value is not None
-    return TargetFacts.model_validate(outcome.value)
+    facts = outcome.answer(TargetFacts)
+    assert facts is not None
+    return facts
 
 
 def _check_excluded(names: Sequence[str]) -> None:
@@ -223,16 +255,17 @@ def _prepared(
     inputs: Batch | Sequence[Batch] | None,
     quality: Quality | None,
     calibration: Sequence[Batch],
-) -> Iterator[tuple[str, str, Path]]:
-    """(how children name the target, how people do, a scratch directory for the first look)."""
+) -> Iterator[Prepared]:
+    """Hand a target over to child processes, with a scratch directory for its examination."""
     if isinstance(target, str) and inputs is not None:
         raise TargetError("inputs go with a model in memory; a named target brings its own")
-    with tempfile.TemporaryDirectory(prefix="whet-look-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="whet-examine-") as scratch:
         if isinstance(target, str):
-            yield target, target, Path(scratch)
+            yield Prepared(target, target, Path(scratch))
             return
         workload = target if isinstance(target, Workload) else workload_of(target, inputs, quality, calibration)
-        yield hand_over(workload, Path(scratch) / "workload.pkl"), workload.name, Path(scratch)
+        address = hand_over(workload, Path(scratch) / "workload.pkl")
+        yield Prepared(address, workload.name, Path(scratch), is_in_memory=True)
 
 
 def workload_of(
@@ -251,9 +284,9 @@ def workload_of(
     return Workload(model=model.eval(), inputs=batches, quality=quality, calibration=tuple(calibration), name=name)
 
 
-def _write(bench: Workbench, result: Result, directory: Path) -> None:
+def _write(context: TrialContext, result: Result, directory: Path) -> None:
     """Model, recipe, report and result; the result last."""
-    save_model(bench, result, directory)
+    save_model(context, result, directory)
     recipe_of(result).write(directory / RECIPE)
     write_report(result, directory / "report.html")
     write_whole(directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")

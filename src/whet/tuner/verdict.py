@@ -13,7 +13,8 @@ from whet.tuner.goal import Goal, ranked
 from whet.tuner.in_process import ADVICE
 from whet.tuner.outlook import MIN_ROUNDS
 from whet.tuner.plan import restores_quality
-from whet.tuner.result import Point, TrialRecord, UntriedTechnique
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import Point, UntriedTechnique
 from whet.tuner.space import Space
 
 TIME_UP = "the time was up before its turn"
@@ -55,18 +56,18 @@ def all_failed(records: Sequence[TrialRecord]) -> bool:
     return bool(records) and all(r.status in ("failed", "refused") for r in records)
 
 
-def inconclusive(baseline: Point, points: Sequence[Point], patience: Patience, num_contenders: int = 0) -> str:
+def inconclusive(baseline: Point, points: Sequence[Point], patience: Patience, num_finalists: int = 0) -> str:
     """Return why there is no verdict, in one sentence; "" where nothing stands in the way of one.
 
     Args:
         baseline: The original in the finals.
-        points: The contenders in the finals.
+        points: The finalists in the finals.
         patience: What was waited for.
-        num_contenders: How many were to be measured in the finals.
+        num_finalists: How many were to be measured in the finals.
     """
     if patience.has_run_out:
         why = patience.sentence
-    elif patience.cause and not patience.goes_on and (len(points) < num_contenders or any(map(_is_thin, points))):
+    elif patience.cause and not patience.goes_on and (len(points) < num_finalists or any(map(_is_thin, points))):
         why = f"too few rounds of the finals were quiet: {patience.cause}"
     elif doubtful := [p for p in points if p.doubt]:
         why = f"{doubtful[0].label} cannot be judged: {doubtful[0].doubt}"
@@ -136,7 +137,7 @@ def gain(
             text += " (the original's holds what its own code builds beside the model, which cannot be saved without)"
     if goal.objective == "size":
         text += f" and is {baseline.size_bytes / best.size_bytes:.2f}x smaller on disk"
-    if compile_only is not None and best.label != compile_only.label:
+    if compile_only is not None and best.steps != compile_only.steps:
         where = " in the screening" if compile_only.verdict == "screened" else ""
         text += f", torch.compile alone {compile_only.speedup:.2f}x{where}"
     if best.quality is not None:
@@ -177,7 +178,7 @@ def is_open(
     points: of the finals. beaten: the best trial, where it was too slow for them.
     """
     if not records or all(record.status == "stopped" for record in records):
-        return bool(space.offers)
+        return bool(space.techniques)
     best = next(iter(ranked(goal, records)), None)
     if best is None or beaten is not None:
         return False
@@ -212,8 +213,8 @@ def untried(goal: Goal, space: Space, records: Sequence[TrialRecord]) -> list[Un
     tried = {step.technique for record in records if record.status != "stopped" for step in record.steps}
     reached = max((r.speedup for r in records if r.status == "done" and r.speedup), default=1.0)
     found = []
-    for name, offer in space.offers.items():
-        bound = max(offer.bounds.values(), default=1.0)
+    for name, technique in space.techniques.items():
+        bound = technique.most
         if name in tried:
             continue
         if name in stopped:

@@ -33,6 +33,8 @@ class ModelCalls:
         num_samples: Samples in a batch, on average.
     """
 
+    is_sequence = False
+
     def __init__(self, calls: Sequence[Callable[[], Any]], num_samples: float = 1.0) -> None:
         self.calls = list(calls)
         self.num_samples = num_samples
@@ -64,6 +66,7 @@ class TrainingSteps:
     """Optimiser steps of a training run, one after the other, from its seed on."""
 
     num_kinds = 1
+    is_sequence = True
 
     def __init__(self, workload: TrainingWorkload) -> None:
         self._trainer = Trainer(workload)

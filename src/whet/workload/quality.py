@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whet.errors import ModelError, TargetError, WhetError, reason, type_name
+from whet.errors import ModelError, TargetError, foreign, named_reason, type_name
 
 Predict = Callable[..., Any]
 """The model as its users call it: the original, or any variant of it."""
@@ -61,13 +61,8 @@ def measure_score(quality: Quality, predict: Predict) -> Score:
         TargetError: The user's function fails, or returns neither a number nor one score per sample.
         ModelError: The score is NaN or infinite.
     """
-    with torch.no_grad():
-        try:
-            value: Any = quality.measure(predict)
-        except (WhetError, MemoryError):
-            raise
-        except Exception as error:  # the user's function may raise anything, and so may the model it calls
-            raise TargetError(f"quality {quality.name!r} raised {type(error).__name__}: {reason(error)}") from error
+    with torch.no_grad(), foreign(TargetError, f"quality {quality.name!r} cannot be measured", words=named_reason):
+        value: Any = quality.measure(predict)
     try:
         scores = torch.as_tensor(value, dtype=torch.float64, device="cpu").detach()
         if (scores.dim() > 1 and scores.numel() > 1) or not scores.numel():

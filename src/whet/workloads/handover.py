@@ -10,7 +10,7 @@ import cloudpickle
 import torch
 
 from whet.artefact.operators import load_libraries, loaded_libraries
-from whet.errors import TargetError
+from whet.errors import TargetError, foreign, named_reason
 from whet.workload import InferenceWorkload
 from whet.workload.measurables import AnyWorkload
 from whet.workloads.target import inference_only, resolve_any
@@ -36,14 +36,13 @@ def hand_over(workload: AnyWorkload, path: Path) -> str:
         "libraries": loaded_libraries(),
     }
     (path.parent / _SURROUNDINGS).write_text(json.dumps(surroundings), encoding="utf-8")
-    try:
+    with foreign(TargetError, "the model cannot be handed to another process", words=_with_remedy):
         torch.save(workload, path, pickle_module=cloudpickle)
-    except Exception as error:  # cloudpickle raises whatever the user's objects do
-        raise TargetError(
-            f"the model cannot be handed to another process ({type(error).__name__}: {error}); "
-            "write a function that builds it, and name it as FILE.py:FUNCTION"
-        ) from error
     return f"{PICKLED}{path}"
+
+
+def _with_remedy(error: Exception) -> str:
+    return f"{named_reason(error)}; write a function that builds it, and name it as FILE.py:FUNCTION"
 
 
 def open_any(address: str, sizes: Mapping[str, int] = MappingProxyType({})) -> AnyWorkload:

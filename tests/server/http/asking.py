@@ -9,7 +9,8 @@ from typing import Any
 
 from fake_engine import FakeEngine
 
-from whet.server.http.run import HttpServer, claim
+from whet.network import bind
+from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
 
 
@@ -41,7 +42,7 @@ class Answer:
 def serving(engine: FakeEngine, **settings: Any) -> Iterator[HttpServer]:
     """A server on a free port for the time of the block."""
     settings = {"served_names": ("fake",), "shutdown_timeout_s": 0.2, **settings}
-    server = HttpServer(engine, Settings(**settings), claim("127.0.0.1", 0))  # type: ignore[arg-type]
+    server = HttpServer(engine, Settings(**settings), bind("127.0.0.1", 0))  # type: ignore[arg-type]
     server.start()
     try:
         yield server

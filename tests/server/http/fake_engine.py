@@ -1,8 +1,10 @@
 """An engine without a model: it says the same words to everyone, when and as long as a test lets it."""
 
+import asyncio
 import itertools
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,11 +80,17 @@ class FakeEngine:
         params: SamplingParams,
         *,
         on_delta: Callable[[Delta], None],
+        asyncio_loop: asyncio.AbstractEventLoop,
         cache_salt: str = "",
         reservation: "FakeReservation",
     ) -> str:
         params.check(self.model.vocab_size)
-        asked = Asked(f"request-{next(self._ids)}", prompt_ids, params, cache_salt, on_delta)
+
+        def in_loop(delta: Delta) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                asyncio_loop.call_soon_threadsafe(on_delta, delta)
+
+        asked = Asked(f"request-{next(self._ids)}", prompt_ids, params, cache_salt, in_loop)
         with self._changed:
             reservation.release()
             self.asked.append(asked)

@@ -14,7 +14,8 @@ from asking import Answer, ask, serving
 from fake_engine import TOKENIZER, WORD_IDS, FakeEngine
 
 from whet.errors import OptionError
-from whet.server.http.run import HttpServer, claim
+from whet.network import bind
+from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
 
 PATH = "/v1/completions"
@@ -234,17 +235,8 @@ def send_and_leave_early(server: HttpServer, body: dict[str, Any]) -> None:
 
 
 def test_a_port_that_another_process_has_taken_meanwhile(engine: FakeEngine) -> None:
-    first = claim("127.0.0.1", 0)
-    second = claim("127.0.0.1", first.getsockname()[1])
+    first = bind("127.0.0.1", 0)
+    second = bind("127.0.0.1", first.getsockname()[1])
     first.listen()
     with first, second, pytest.raises(OptionError, match="is in use"):
         HttpServer(engine, Settings(served_names=("fake",)), second)  # type: ignore[arg-type]
-    third = socket.create_server(("127.0.0.1", 0))
-    with third, pytest.raises(OptionError, match="is in use"):
-        claim("127.0.0.1", third.getsockname()[1])
-
-
-@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70_000), ("192.0.2.1", 0), ("no.such.host.invalid", 0)])
-def test_an_address_that_cannot_be_had(host: str, port: int) -> None:
-    with pytest.raises(OptionError):
-        claim(host, port)

@@ -62,7 +62,13 @@ def test_the_figures_of_the_page(server: HttpServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"), [("/", "text/html"), ("/static/style.css", "text/css"), ("/static/live.js", "text/javascript")]
+    ("path", "kind"),
+    [
+        ("/", "text/html"),
+        ("/static/style.css", "text/css"),
+        ("/static/live.js", "text/javascript"),
+        ("/static/uPlot.iife.min.js", "text/javascript"),
+    ],
 )
 def test_the_page(server: HttpServer, path: str, kind: str) -> None:
     answer = ask(server, path)

@@ -127,7 +127,7 @@ def validation(report: Report) -> Iterator[str]:
     yield f"Measure each fix in a copy, in interleaved pairs with the original: {target} --measure -- ARGS."
     yield (
         "Same seed, same data, same number of samples: after safe fixes the losses agree to rounding; after unsafe "
-        "ones compare the curve over enough steps to see a difference of 1 %, and the final metric."
+        "ones compare the curve over enough steps to see a difference of 1%, and the final metric."
     )
     yield "Compare the peak memory as well, and run the project's own tests."
 

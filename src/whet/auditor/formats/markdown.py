@@ -103,7 +103,7 @@ def _impact(impact: Impact | None) -> Iterator[str]:
         yield f"All kept fixes together: **{_plain(wording.measured(impact.total))}**. {_plain(impact.method)}"
         yield ""
         yield f"{_plain(wording.peak(impact.total))}"
-    yield from ["", "| Fix | Ratio (95 % interval) | Kept |", "|---|---|---|"]
+    yield from ["", "| Fix | Ratio (95% interval) | Kept |", "|---|---|---|"]
     for trial in impact.trials:
         kept = "yes" if trial.is_kept else f"no: {trial.reason}"
         ratio = wording.ratio(trial.evidence) if trial.evidence is not None else "—"

@@ -16,11 +16,11 @@ def place(finding: Finding) -> str:
 
 
 def percent(low: float, high: float) -> str:
-    """A range of shares: "0–30 %", "up to 0.5 %", "5 %"."""
+    """A range of shares: "0–30%", "up to 0.5%", "5%"."""
     first, last = _digits(low), _digits(high)
     if first == last:
-        return f"{last} %"
-    return f"up to {last} %" if low == 0 else f"{first}–{last} %"
+        return f"{last}%"
+    return f"up to {last}%" if low == 0 else f"{first}–{last}%"
 
 
 def gain(estimate: Gain) -> str:

@@ -5,7 +5,7 @@ Finds       `torch.backends.cudnn.benchmark = False` without a word on seeds or 
 Why slow    For fixed shapes, trying the kernels once and keeping the best may find a faster one.
 Example     torch.backends.cudnn.benchmark = False
 Instead     torch.backends.cudnn.benchmark = True
-Gain        0 to 10 % with fixed shapes; a loss where shapes change all the time. Nothing on a CPU.
+Gain        0 to 10% with fixed shapes; a loss where shapes change all the time. Nothing on a CPU.
 Fix         unsafe: another kernel rounds in another order, and may not be the same in each run.
 Source      PyTorch performance tuning guide, "Enable cuDNN auto-tuner".
 """

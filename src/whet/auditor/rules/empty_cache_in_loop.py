@@ -7,7 +7,7 @@ Why slow    empty_cache waits for the GPU and frees blocks that the next step al
 Example     for x, y in loader: ...; torch.cuda.empty_cache()
 Instead     nothing: PyTorch uses freed blocks again. Where memory is short, `del` large tensors, or
             PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True against fragmentation.
-Gain        1 to 20 % of the step; for a process near its memory limit it may be what keeps it alive.
+Gain        1 to 20% of the step; for a process near its memory limit it may be what keeps it alive.
 Fix         unsafe: peak memory may grow. None beside a comment, right after tensors are deleted or moved to the CPU,
             under a condition of its own, and in functions that are there to free memory: there somebody needs it.
 Source      PyTorch documentation of torch.cuda.empty_cache; notes, "CUDA semantics: memory management".

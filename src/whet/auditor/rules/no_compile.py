@@ -5,7 +5,7 @@ Finds       A script with a training or inference loop and the statement that ma
 Why slow    Eager operators each read and write memory and cost a launch; a compiled model fuses them.
 Example     model = Net().to(device); for x, y in loader: ...
 Instead     model = Net().to(device); model.compile()
-Gain        often 0 to 40 % on a GPU, less on a CPU; compiling takes tens of seconds and pays only in long runs.
+Gain        often 0 to 40% on a GPU, less on a CPU; compiling takes tens of seconds and pays only in long runs.
 Fix         unsafe: rounding differs; shapes that change compile anew. In place: checkpoints keep their keys. None where
             gradients of gradients are taken, and where the project supports a torch before 2.2.
 Source      PyTorch documentation of torch.compile and torch.nn.Module.compile.

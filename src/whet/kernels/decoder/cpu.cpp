@@ -24,12 +24,13 @@ WHET_EXPORT void whet_decoder_free(void* handle) { delete static_cast<Handle*>(h
 WHET_EXPORT int whet_decoder_step(void* handle, const whet::Ragged* batch, const int32_t* token_ids,
                                  const int32_t* logit_rows, int32_t num_logits, float* logits) {
   auto& [decoder, layers, workspace] = *static_cast<Handle*>(handle);
+  const auto pool = whet::pool();
   try {
-    workspace.fit(decoder, *batch, num_logits, whet::pool().size());
+    workspace.fit(decoder, *batch, num_logits, pool->size());
   } catch (const std::bad_alloc&) {
     return 1;
   }
-  whet::pool().run([&](whet::Team& team) {
+  pool->run([&](whet::Team& team) {
     whet::decode_step(team, decoder, *batch, token_ids, logit_rows, num_logits, workspace, logits);
   });
   return 0;

@@ -15,7 +15,7 @@ from whet.kernels.build import Library
 from whet.kernels.dispatch import as_floats, as_type, check_floats, kernels_for, pointer
 from whet.kernels.gated_mlp.reference import gated_mlp_reference
 from whet.kernels.linear import check_weights, dequantise, pack_weights
-from whet.kernels.linear.layout import LANES, Kind
+from whet.kernels.linear.layout import LANES, Kind, interleave
 from whet.kernels.linear.packed import PackedWeights, weights_struct
 
 
@@ -48,17 +48,9 @@ def pack_mlp(
         )
     biases = None
     if gate_bias_I is not None and up_bias_I is not None:
-        biases = interleave(torch.stack((gate_bias_I, up_bias_I)))
-    gate_up = pack_weights(interleave(torch.stack((gate_IK, up_IK))), kind, biases)
+        biases = interleave(gate_bias_I, up_bias_I)
+    gate_up = pack_weights(interleave(gate_IK, up_IK), kind, biases)
     return PackedMlp(gate_up, pack_weights(down_NI, kind, down_bias_N))
-
-
-def interleave(gate_and_up: Tensor) -> Tensor:
-    """[2, I, ...] -> 16 of the gate's, the same 16 of up, and so on: [2 I padded, ...], I padded to 16 with zeros."""
-    padding = -gate_and_up.shape[1] % LANES
-    rest = gate_and_up.new_zeros(2, padding, *gate_and_up.shape[2:])
-    both: Tensor = torch.cat((gate_and_up, rest), dim=1).unflatten(1, (-1, LANES)).transpose(0, 1).flatten(0, 2)
-    return both.contiguous()
 
 
 def gated_mlp(x: Tensor, weights: PackedMlp) -> Tensor:

@@ -30,7 +30,8 @@ WHET_EXPORT void whet_gated_mlp(const whet::Weights* gate_up, const whet::Weight
   auto* sums = reinterpret_cast<int32_t*>(scales + num_rows);
   const Rows first{rows, row_bytes(gate_up->kind, gate_up->k), scales, sums};
   const Rows second{rows, row_bytes(down->kind, down->k), scales, sums};
-  pool().run([&](Team& team) {
+  const Work up = work_of(*gate_up, num_rows), back = work_of(*down, num_rows);
+  pool_for({up.num_bytes + back.num_bytes, up.num_ops + back.num_ops})->run([&](Team& team) {
     team.each(num_rows, [&](int m) {
       prepare_row(gate_up->kind, x + static_cast<size_t>(k) * m, k, gate_up->k, first, m);
     });

@@ -53,7 +53,7 @@ WHET_EXPORT void whet_pack(const whet::Weights* weights, int32_t first, int32_t 
   auto* data = const_cast<uint8_t*>(weights->data);
   const int groups = (k + GROUP - 1) / GROUP;
   // Sixteen rows an item: neighbours of a strip share lines.
-  pool().run([&](Team& team) {
+  pool_for({static_cast<double>(num) * k * sizeof(float), 0})->run([&](Team& team) {
     team.each((num + LANES - 1) / LANES, [&](int item) {
       for (int i = item * LANES; i < std::min(num, (item + 1) * LANES); i++) {
         const size_t at = static_cast<size_t>(i) * k;
@@ -79,7 +79,7 @@ WHET_EXPORT void whet_linear(const whet::Weights* weights, const float* x, int32
                             int32_t num_outputs, uint8_t* rows, float* scales, int32_t* sums, float* out) {
   using namespace whet;
   const Rows prepared{rows, row_bytes(weights->kind, weights->k), scales, sums};
-  pool().run([&](Team& team) {
+  pool_for(work_of(*weights, num_rows))->run([&](Team& team) {
     team.each(num_rows, [&](int m) {
       prepare_row(weights->kind, x + static_cast<size_t>(k) * m, k, weights->k, prepared, m);
     });

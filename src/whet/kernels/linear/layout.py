@@ -79,6 +79,22 @@ def unpack(kind: Kind, packed_B: Tensor, num_outputs: int, num_inputs: int) -> T
     return torch.cat(parts)[:num_outputs, :num_inputs]
 
 
+def interleave(gate: Tensor, up: Tensor) -> Tensor:
+    """One matrix, or bias, for a gated MLP: 16 outputs of the gate, the same 16 of up, and so on.
+
+    Args:
+        gate: [N] or [N, K].
+        up: The same shape.
+
+    Returns:
+        [2 N padded, ...], where zeros have padded N to a multiple of 16.
+    """
+    both = torch.stack((gate, up))
+    rest = both.new_zeros(2, -both.shape[1] % LANES, *both.shape[2:])
+    mixed: Tensor = torch.cat((both, rest), dim=1).unflatten(1, (-1, LANES)).transpose(0, 1).flatten(0, 2)
+    return mixed.contiguous()
+
+
 def _strip_bytes(kind: Kind, padded: int) -> int:
     if kind is Kind.S4:
         return padded // 2 * LANES + padded // GROUP_SIZE * LANES

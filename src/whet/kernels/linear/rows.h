@@ -15,10 +15,21 @@ inline float largest(const float* x, int k) {
   return result;
 }
 
-// q = round(x / scale), scale = max|x| / 127; the sum of q goes along, since weights are biased by 128.
+// 0, or NaN where the row holds a NaN or an infinity: maxima pass over a NaN, and whole numbers cannot hold one.
+inline float nan_if_not_finite(const float* x, int k) {
+  F total = set1(0.0f);
+  int i = 0;
+  for (; i + LANES <= k; i += LANES) total = fma(load(x + i), set1(0.0f), total);
+  float result = reduce_add(total);
+  for (; i < k; i++) result += x[i] * 0.0f;
+  return result;
+}
+
+// q = round(x / scale), scale = max|x| / 127; the sum of q goes along, since weights are biased by 128. A row that is
+// not finite gets the scale NaN.
 inline void quantise_row(const float* x, int k, int padded, int8_t* q, float* scale, int32_t* sum) {
   const float most = largest(x, k);
-  *scale = most / 127.0f;
+  *scale = most / 127.0f + nan_if_not_finite(x, k);
   const float inverse = most > 0.0f ? 127.0f / most : 0.0f;
   I total = set1_i(0);
   int i = 0;

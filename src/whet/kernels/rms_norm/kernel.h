@@ -1,5 +1,5 @@
-// Root-mean-square normalisation of a row, alone or with what usually stands around it: the residual added before, the
-// quantisation for the next matrix after.
+// Root-mean-square normalisation of a row, and the residual that is added before it. Source: Zhang and Sennrich, 2019,
+// arXiv:1910.07467.
 #pragma once
 
 #include "../linear/rows.h"

@@ -13,6 +13,7 @@ WHET_EXPORT void whet_sample(const float* logits, int32_t num_rows, int32_t voca
     const sampling::Rule rule{temperature[row], top_k[row], top_p[row], min_p[row], uniform[row]};
     ids[row] = sample_row(logits + static_cast<size_t>(vocab) * row, vocab, rule, room);
   };
-  if (num_rows == 1) return choose(0);  // sooner done than other threads are woken
-  pool().run([&](Team& team) { team.each(num_rows, choose); });
+  if (num_rows == 1) return choose(0);  // there is nothing to share
+  const double num_logits = static_cast<double>(num_rows) * vocab;
+  pool_for({sizeof(float) * num_logits, num_logits})->run([&](Team& team) { team.each(num_rows, choose); });
 }

@@ -17,6 +17,7 @@ from torch import Tensor
 from whet.errors import OptionError
 from whet.kernels.build import Library
 from whet.kernels.decoder.structs import CacheStruct, DecoderStruct, Kv, LayerStruct, RaggedStruct
+from whet.kernels.linear.layout import interleave
 from whet.kernels.linear.packed import LANES, Kind, PackedWeights, large_pages
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.rope import inverse_frequencies, rotary_scale
@@ -136,8 +137,9 @@ class NativeDecoder:
         layer = self._layers[index]
         layer.qkv = self._pack(*joined(*(f"self_attn.{part}_proj" for part in "qkv")))
         layer.o = self._pack(*joined("self_attn.o_proj"))
-        gate_up, bias = joined("mlp.gate_proj", "mlp.up_proj")
-        layer.gate_up = self._pack(interleave(gate_up), None if bias is None else interleave(bias))
+        gate, up = (joined(f"mlp.{part}_proj") for part in ("gate", "up"))
+        bias = None if gate[1] is None or up[1] is None else interleave(gate[1], up[1])
+        layer.gate_up = self._pack(interleave(gate[0], up[0]), bias)
         layer.down = self._pack(*joined("mlp.down_proj"))
         layer.attention_norm = self._floats(of("input_layernorm.weight"))
         layer.mlp_norm = self._floats(of("post_attention_layernorm.weight"))
@@ -182,15 +184,6 @@ class NativeDecoder:
         kept = tensor.float().contiguous().clone()
         self._kept.append(kept)
         return kept.data_ptr()
-
-
-def interleave(both: Tensor) -> Tensor:
-    """Gate outputs, then up outputs -> 16 of the one, the same 16 of the other, and so on: [2 N, ...] padded to 32."""
-    halves = both.unflatten(0, (2, -1))
-    padding = -halves.shape[1] % LANES
-    halves = torch.cat((halves, halves.new_zeros(2, padding, *halves.shape[2:])), dim=1)
-    mixed: Tensor = halves.unflatten(1, (-1, LANES)).transpose(0, 1).flatten(0, 2)
-    return mixed.contiguous()
 
 
 def _tile_bytes(config: DecoderConfig, kv: Kv) -> int:

@@ -5,28 +5,15 @@ whet.WINDOWS = [["2 min", 120], ["15 min", 900], ["whole run", Infinity]];
 
 whet.Charts = class {
   constructor(host, specs) {
-    this.host = host;
     this.charts = specs.map((spec) => {
       const figure = whet.element("section", { class: "chart" });
       host.append(figure);
       return new whet.Chart(figure, spec);
     });
-    this.width = 0;
-    new ResizeObserver(() => {
-      if (host.clientWidth !== this.width) this.again();
-    }).observe(host);
   }
 
   /* rows: what there is to draw, in order; from, to: seconds since the run began. */
   draw(rows, from, to) {
-    this.last = [rows, from, to];
-    this.again();
-  }
-
-  again() {
-    this.width = this.host.clientWidth;
-    if (!this.last) return;
-    const [rows, from, to] = this.last;
     // Samples counted: steps per second says nothing more.
     const samples = rows.some((row) => row.cells.samples_per_s);
     for (const chart of this.charts) {

@@ -6,11 +6,11 @@ from whet import __version__
 from whet.server.engine import Engine
 from whet.server.http import documented
 from whet.server.http.errors import install_handlers
-from whet.server.http.guard import Guard
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.metrics import Metrics
 from whet.server.http.page import page_routes
 from whet.server.http.reading import KINDS
+from whet.server.http.request_checks import RequestChecks
 from whet.server.http.routes import completion_routes, state_routes, token_routes
 from whet.server.http.service import Service
 from whet.server.http.settings import Settings
@@ -27,5 +27,5 @@ def make_app(engine: Engine, settings: Settings, lifecycle: Lifecycle) -> FastAP
     install_handlers(app)
     described = app.openapi()
     described["components"]["schemas"].update(documented.schemas(*KINDS.values()))
-    app.add_middleware(Guard, settings=settings, lifecycle=lifecycle)
+    app.add_middleware(RequestChecks, settings=settings, lifecycle=lifecycle)
     return app

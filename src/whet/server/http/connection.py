@@ -42,7 +42,9 @@ class Connection(H11Protocol):
         return 1 if self.cycle.more_body and not self.cycle.response_started else 2
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See asyncio.Protocol. One that asks nothing is closed like one that asks nothing more."""
+        """See asyncio.Protocol. Start the keep-alive timer as soon as a client connects, so that one that never sends a
+        request is disconnected too.
+        """
         super().connection_made(transport)
         transport.max_size = _MOST_READ  # type: ignore[attr-defined]  # asyncio's own name for it
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)

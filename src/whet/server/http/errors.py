@@ -5,13 +5,14 @@ Source: platform.openai.com/docs/guides/error-codes; openai-python maps statuses
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from whet.errors import RequestError
+from whet.errors import EngineClosed, QueueFull, RequestError
 
 _log = logging.getLogger("whet.server")
 
@@ -77,6 +78,24 @@ def failed(message: str) -> ApiError:
     return ApiError(500, message, code="engine_error")
 
 
+def refused(error: RequestError) -> ApiError:
+    """Return what HTTP says where the engine does not take a request."""
+    if isinstance(error, QueueFull):
+        return queue_full(str(error))
+    if isinstance(error, EngineClosed):
+        return unavailable(str(error))
+    return invalid(str(error), error.param, error.code)
+
+
+@contextmanager
+def as_api_errors() -> Iterator[None]:
+    """Raise what the engine refuses as an ApiError."""
+    try:
+        yield
+    except RequestError as error:
+        raise refused(error) from error
+
+
 def install_handlers(app: FastAPI) -> None:
     """Every error that a route raises, and those of unknown paths and methods, in the one shape."""
 
@@ -89,10 +108,6 @@ def install_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def of_fields(request: Request, error: RequestValidationError) -> Response:
         return of_field(error.errors()).response()
-
-    @app.exception_handler(RequestError)
-    async def of_engine(request: Request, error: RequestError) -> Response:
-        return invalid(str(error)).response()
 
     @app.exception_handler(Exception)
     async def of_anything(request: Request, error: Exception) -> Response:

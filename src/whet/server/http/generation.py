@@ -1,9 +1,7 @@
 """What the engine makes for one HTTP request, as it comes: one choice or several, brought to the event loop."""
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,34 +23,11 @@ class Order:
     params: SamplingParams
 
 
-class Mailbox:
-    """From the engine's thread to the event loop: one wake-up, however many sequences a step has news of."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._letters: deque[Callable[[], None]] = deque()
-        self._is_called = False
-
-    def post(self, letter: Callable[[], None]) -> None:
-        """Have it called on the loop. From any thread."""
-        self._letters.append(letter)
-        if not self._is_called:
-            self._is_called = True
-            with suppress(RuntimeError):  # the loop is closed: nobody waits for it any more
-                self._loop.call_soon_threadsafe(self._empty)
-
-    def _empty(self) -> None:
-        self._is_called = False  # first: what is posted from here on calls again
-        while self._letters:
-            self._letters.popleft()()
-
-
 class Generation:
     """The choices of one request. `close` it, whatever happened: what still runs in the engine is aborted."""
 
-    def __init__(self, engine: Engine, mailbox: Mailbox, lifecycle: Lifecycle) -> None:
+    def __init__(self, engine: Engine, lifecycle: Lifecycle) -> None:
         self._engine = engine
-        self._mailbox = mailbox
         self._lifecycle = lifecycle
         self._open: dict[int, str] = {}  # choice -> the engine's id of it
         self._news: list[tuple[int, Delta]] = []
@@ -62,11 +37,16 @@ class Generation:
     async def start(self, orders: Sequence[Order], slots: list[Reservation], cache_salt: str) -> None:
         """Hand all to the engine, or none. Raises what the engine does. slots: one for each; taken from the list."""
         self._lifecycle.started(self)
+        loop = asyncio.get_running_loop()
         try:
             for choice, order in enumerate(orders):
-                on_delta = partial(self._post, choice)
                 self._open[choice] = self._engine.submit(
-                    list(order.prompt_ids), order.params, cache_salt=cache_salt, on_delta=on_delta, reservation=slots[0]
+                    list(order.prompt_ids),
+                    order.params,
+                    on_delta=partial(self._take, choice),
+                    asyncio_loop=loop,
+                    cache_salt=cache_salt,
+                    reservation=slots[0],
                 )
                 del slots[0]
                 if len(order.prompt_ids) > _LONG:
@@ -105,9 +85,6 @@ class Generation:
         """Have whoever reads the deltas end with an error."""
         self._is_cut = True
         self._awake.set()
-
-    def _post(self, choice: int, delta: Delta) -> None:
-        self._mailbox.post(partial(self._take, choice, delta))
 
     def _take(self, choice: int, delta: Delta) -> None:
         self._news.append((choice, delta))

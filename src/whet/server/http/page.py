@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
+from whet import charts
 from whet.server.http.errors import ApiError
 from whet.server.http.service import Service
 
@@ -21,9 +22,9 @@ _FIRST = "index.html"
 
 
 def page_routes() -> APIRouter:
-    """What lies in the folder when the server starts, and nothing else."""
+    """What lies in the folder when the server starts, the scripts of charts, and nothing else."""
     router = APIRouter(include_in_schema=False)
-    content = {
+    content = {name: charts.read(name).encode() for name in charts.FILES} | {
         entry.name: entry.read_bytes()
         for entry in (files("whet.server") / "page").iterdir()
         if entry.is_file() and entry.name.rpartition(".")[2] in _TYPES

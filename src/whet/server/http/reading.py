@@ -11,8 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from whet.errors import RequestError
-from whet.server.http.errors import ApiError, invalid, of_field
+from whet.server.http.errors import ApiError, as_api_errors, invalid, of_field
 from whet.server.http.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -21,6 +20,7 @@ from whet.server.http.protocol import (
     Sampling,
     TokenizeRequest,
 )
+from whet.server.request_limits import RequestLimits
 from whet.server.text import Tokenizer
 
 SMALL = 16 * 2**10  # bytes of a body
@@ -32,13 +32,11 @@ KINDS: dict[str, type[BaseModel]] = {
 }
 
 
-@dataclass(frozen=True)
-class Served:
-    """What is served: the names of the model, the tokens that it takes, and its vocabulary's size."""
+@dataclass(frozen=True, kw_only=True)
+class Served(RequestLimits):
+    """What is served: the names of the model, and what it can take."""
 
     names: tuple[str, ...]
-    max_model_len: int
-    vocab_size: int
 
     def check_model(self, name: str | None) -> None:
         """Raise ApiError (404) unless this is what is served. None: whatever is."""
@@ -83,10 +81,11 @@ class Reader:
         self._served.check_model(getattr(body, "model", None))
         return body
 
+    @as_api_errors()
     def prompts(self, body: Sampling) -> Prompts:
         """Return the tokens of a request's prompts, each short enough for the model and its answer."""
         if isinstance(body, ChatRequest):
-            text = self.conversation(body)
+            text = self._conversation(body)
             given: Sequence[str | list[int]] = [text]
             add_special, needs_text = False, False
             max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
@@ -96,87 +95,53 @@ class Reader:
             max_tokens = body.max_tokens
         token_ids = [self._prompt_ids(prompt, add_special=add_special) for prompt in given]
         for ids in token_ids:
-            self._check_length(len(ids), max_tokens)
+            self._served.check_length(len(ids), max_tokens)
         return Prompts(token_ids, [self._text(prompt) if needs_text else "" for prompt in given])
 
+    @as_api_errors()
     def answer(self, body: TokenizeRequest | DetokenizeRequest) -> bytes:
         """Return the answer to a request about tokens, as JSON."""
         if isinstance(body, DetokenizeRequest):
             return _json({"prompt": self._detokenized(body)})
         if body.messages is not None:
-            text, add_special = self.conversation(body), body.add_special_tokens is True
+            text, add_special = self._conversation(body), body.add_special_tokens is True
         else:
             text, add_special = body.prompt or "", body.add_special_tokens is not False
         self._check_bytes(text, _LEAST_READ)
-        ids = self._encode(text, add_special=add_special)
+        ids = self._tokenizer.encode(text, add_special)
         pieces = [self._tokenizer.token_text(id) for id in ids] if body.return_token_strs else None
         max_model_len = self._served.max_model_len
         return _json({"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": pieces})
 
-    def conversation(self, body: ChatRequest | TokenizeRequest) -> str:
+    def _conversation(self, body: ChatRequest | TokenizeRequest) -> str:
         """Return messages as the model's template puts them."""
         messages: Sequence[Message] = body.messages or ()
         read = [message.as_template_reads() for message in messages]
-        try:
-            return self._tokenizer.chat(read, body.add_generation_prompt is not False, body.chat_template_kwargs)
-        except RequestError as error:
-            raise invalid(str(error)) from error
+        return self._tokenizer.chat(read, body.add_generation_prompt is not False, body.chat_template_kwargs)
 
     def _prompt_ids(self, prompt: str | Sequence[int], *, add_special: bool) -> Sequence[int]:
         if isinstance(prompt, str):
             self._check_bytes(prompt)
-            ids: Sequence[int] = self._encode(prompt, add_special=add_special)
-        else:
-            ids, last = prompt, self._served.vocab_size - 1
-            unknown = max(ids, default=0)
-            if unknown > last:
-                raise invalid(f"the prompt has token {unknown}; the model's go up to {last}", "prompt")
-        if not ids and self._tokenizer.bos_id is not None:
-            ids = [self._tokenizer.bos_id]
-        if not ids:
-            raise invalid("the prompt is empty, and this model has no token to begin with", "prompt")
-        return ids
-
-    def _encode(self, text: str, *, add_special: bool) -> list[int]:
-        try:
-            return self._tokenizer.encode(text, add_special)
-        except RequestError as error:
-            raise invalid(str(error)) from error
+            prompt = self._tokenizer.encode(prompt, add_special)
+        if not prompt and self._tokenizer.bos_id is not None:
+            return [self._tokenizer.bos_id]
+        return self._served.prompt_ids(prompt)
 
     def _text(self, prompt: str | Sequence[int]) -> str:
         """A prompt as it reads, special tokens included."""
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt, skip_special=False)
 
     def _detokenized(self, body: DetokenizeRequest) -> str:
-        last = self._served.vocab_size - 1
-        unknown = max(body.tokens, default=0)
-        if unknown > last:
-            raise invalid(f"token {unknown}: the model's go up to {last}", "tokens")
+        self._served.check_tokens(body.tokens, "tokens")
         most = max(self._served.max_model_len, _LEAST_READ)
         if len(body.tokens) > most:
             raise invalid(f"{len(body.tokens)} tokens; this server reads {most} at most", "tokens")
         return self._tokenizer.decode(body.tokens, skip_special=False)
 
     def _check_bytes(self, text: str, least: int = 0) -> None:
-        """Refuse a text that surely has more tokens than the model takes, before it is tokenised."""
+        """Refuse a text that is too long for the model. least: bytes that are taken however few the model takes."""
         most = self._tokenizer.most_bytes(self._served.max_model_len)
-        if most is None or 4 * len(text) <= max(most, least):  # a character has up to four bytes
-            return
-        num_bytes = len(text.encode(errors="replace"))
-        if num_bytes > max(most, least):
-            raise invalid(
-                f"the model takes {self._served.max_model_len} tokens, which are at most {most} bytes of text; "
-                f"this has {num_bytes}",
-                "prompt",
-                code="context_length_exceeded",
-            )
-
-    def _check_length(self, num_prompt: int, max_tokens: int | None) -> None:
-        most = self._served.max_model_len
-        if num_prompt + (1 if max_tokens is None else max_tokens) > most:
-            said = f"{num_prompt} in the prompt" + (f" and {max_tokens} to be made" if max_tokens else "")
-            message = f"the model takes {most} tokens, and this asks for {said}"
-            raise invalid(message, "prompt", code="context_length_exceeded")
+        self._served.check_bytes(text, None if most is None else max(most, least))
 
 
 def _json(content: object) -> bytes:

@@ -204,7 +204,9 @@ def main() -> None:
     if setup is None:
         return
     values = setup[0]
-    served = Served(tuple(values["names"]), values["max_model_len"], values["vocab_size"])
+    served = Served(
+        names=tuple(values["names"]), max_model_len=values["max_model_len"], vocab_size=values["vocab_size"]
+    )
     answers = _Answers(Reader(Tokenizer(values["directory"]), served))
     while (message := _received(source)) is not None:
         try:

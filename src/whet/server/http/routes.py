@@ -1,4 +1,4 @@
-"""Which path does what."""
+"""The paths of the API and of the figures, and what answers them."""
 
 from dataclasses import asdict
 from functools import partial
@@ -21,7 +21,7 @@ from whet.server.http.service import Service
 
 
 def completion_routes(service: Service) -> APIRouter:
-    """What makes text."""
+    """Return the routes that make text."""
     router = APIRouter(responses=documented.ERRORS)
 
     @router.post(
@@ -30,7 +30,7 @@ def completion_routes(service: Service) -> APIRouter:
         openapi_extra=documented.body(CompletionRequest),
     )
     async def completions(request: Request) -> Response:
-        """Go on from one prompt or several."""
+        """Generate the text that follows one prompt or several."""
         async with service.intake.reading(request, CompletionRequest) as read:
             body: CompletionRequest = read.body
             if not read.num_prompts:
@@ -48,7 +48,7 @@ def completion_routes(service: Service) -> APIRouter:
         openapi_extra=documented.body(ChatRequest),
     )
     async def chat_completions(request: Request) -> Response:
-        """Answer a conversation."""
+        """Generate the next message of a conversation."""
         async with service.intake.reading(request, ChatRequest) as read:
             body: ChatRequest = read.body
             with service.slots(body.num_choices) as slots:
@@ -62,7 +62,7 @@ def completion_routes(service: Service) -> APIRouter:
 
 
 def token_routes(service: Service) -> APIRouter:
-    """Text to tokens and back."""
+    """Return the routes that turn text into tokens and back."""
     router = APIRouter(responses=documented.ERRORS)
 
     async def answer(request: Request, kind: type[BaseModel]) -> Response:
@@ -75,7 +75,7 @@ def token_routes(service: Service) -> APIRouter:
         openapi_extra=documented.body(TokenizeRequest),
     )
     async def tokenize(request: Request) -> Response:
-        """The tokens of a prompt, or of messages as the chat template puts them."""
+        """Return the tokens of a prompt, or of messages as the chat template puts them."""
         return await answer(request, TokenizeRequest)
 
     @router.post(
@@ -84,14 +84,14 @@ def token_routes(service: Service) -> APIRouter:
         openapi_extra=documented.body(DetokenizeRequest),
     )
     async def detokenize(request: Request) -> Response:
-        """The text of tokens, special ones included."""
+        """Return the text of tokens, special ones included."""
         return await answer(request, DetokenizeRequest)
 
     return router
 
 
 def state_routes(service: Service, metrics: Metrics) -> APIRouter:
-    """What is served, and how it is."""
+    """Return the routes that say what is served and how the server is."""
     router = APIRouter(responses=documented.ERRORS)
 
     def model(name: str) -> dict[str, Any]:
@@ -106,35 +106,35 @@ def state_routes(service: Service, metrics: Metrics) -> APIRouter:
 
     @router.get("/v1/models", responses=documented.answers(documented.Models))
     async def models() -> Response:
-        """What requests may call the model."""
+        """List the names by which requests may call the model."""
         return json_response({"object": "list", "data": [model(name) for name in service.settings.served_names]})
 
     @router.get("/v1/models/{name:path}", responses=documented.answers(documented.Model))
     async def one_model(name: str) -> Response:
-        """One of them."""
+        """Describe the served model."""
         service.served.check_model(name)
         return json_response(model(name))
 
     @router.get("/health", responses=documented.answers(documented.Health))
     async def health() -> Response:
-        """200 where requests are taken, 503 where not."""
+        """Return 200 if requests are taken, and 503 if not."""
         service.lifecycle.check_ready()
         return json_response({"status": "ok"})
 
     @router.get("/version", responses=documented.answers(documented.Version))
     async def version() -> Response:
-        """Of whet."""
+        """Return the version of whet."""
         return json_response({"version": __version__})
 
     @router.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
     async def scrape(request: Request) -> Response:
-        """For Prometheus."""
+        """Return the metrics in the format of Prometheus."""
         content, content_type = metrics.scrape(request.headers.get("accept", ""))
         return Response(content, headers={"Content-Type": content_type})
 
     @router.get("/live", responses=documented.answers(documented.Live))
     async def state() -> Response:
-        """What the page shows."""
+        """Return the figures that the page shows."""
         return json_response({**asdict(service.engine.stats()), **facts(service)})
 
     return router

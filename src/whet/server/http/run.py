@@ -1,7 +1,6 @@
 """The server process: a socket, uvicorn, and how it ends."""
 
 import asyncio
-import errno
 import signal
 import socket
 import sys
@@ -12,15 +11,13 @@ from typing import cast
 
 import uvicorn
 
-from whet.errors import OptionError
+from whet.network import http_url, listen
 from whet.server.engine import Engine
 from whet.server.http.app import make_app
 from whet.server.http.connection import Connection
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.listener import Listener, most_connections
 from whet.server.http.settings import Settings
-
-DEFAULT_HOST = "127.0.0.1"
 
 _BACKLOG = 1024
 _START_S = 10.0
@@ -29,33 +26,17 @@ _KEEP_ALIVE_S = 75
 _SWITCH_S = 0.0002  # a thread's turn while another one wants Python's lock; 5 ms by default
 
 
-def claim(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet: nobody can connect. Raises OptionError where it cannot be had."""
-    if not 0 <= port <= 65535:
-        raise OptionError(f"port {port} is none: write 0 for any free one, or 1 to 65535")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named, or asyncio leaves Nagle on: each token would wait for the reply to the one before.
-    claimed = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    claimed.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        claimed.bind((host, port))
-    except OSError as error:
-        claimed.close()
-        raise _taken(host, port, error) from error
-    return claimed
-
-
 class HttpServer:
-    """Serves one engine on a claimed socket: in this thread (`run`), or in one of its own (`start`, `stop`).
+    """Serves one engine on a bound socket: in this thread (`run`), or in one of its own (`start`, `stop`).
 
     Raises OptionError where another process has begun to listen there meanwhile.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, claimed: socket.socket) -> None:
+    def __init__(self, engine: Engine, settings: Settings, bound: socket.socket) -> None:
         self._lifecycle = Lifecycle()
         self._settings = settings
-        self._socket = claimed
-        self.host, self.port = claimed.getsockname()[:2]
+        self._socket = bound
+        self.host, self.port = bound.getsockname()[:2]
         app = make_app(engine, settings, self._lifecycle)
         self._intake = app.state.intake
         config = uvicorn.Config(
@@ -73,15 +54,11 @@ class HttpServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
-        try:
-            claimed.listen(_BACKLOG)
-        except OSError as error:
-            claimed.close()
-            raise _taken(self.host, self.port, error) from error
+        listen(bound, _BACKLOG)
 
     @property
     def url(self) -> str:
-        return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return http_url(self.host, self.port)
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or Ctrl-C, then drain. A second one ends it at once. In the main thread only.
@@ -165,9 +142,3 @@ class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _taken(host: str, port: int, error: OSError) -> OptionError:
-    if error.errno == errno.EADDRINUSE:
-        return OptionError(f"port {port} of {host} is in use; name another one, or 0 for any that is free")
-    return OptionError(f"cannot listen on {host} port {port}: {error.strerror or error}")

@@ -1,21 +1,20 @@
 """What the routes work with: admission, tokens, and the engine's work for a request."""
 
-import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from fastapi import Request
 
-from whet.errors import EngineClosed, QueueFull, RequestError, TargetError
+from whet.errors import TargetError
 from whet.server.engine import Engine
-from whet.server.http.errors import invalid, queue_full, unavailable
-from whet.server.http.generation import Generation, Mailbox, Order
-from whet.server.http.guard import KEY
+from whet.server.http.errors import as_api_errors, invalid
+from whet.server.http.generation import Generation, Order
 from whet.server.http.intake import Intake
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.protocol import Sampling
 from whet.server.http.reading import Served
+from whet.server.http.request_checks import KEY
 from whet.server.http.settings import Settings
 from whet.server.loop import Reservation
 from whet.server.sampling_params import SamplingParams
@@ -35,8 +34,9 @@ class Service:
         self.started_s = time.monotonic()
         self.created = int(time.time())
         self._most_choices = engine.options.max_num_seqs + engine.options.max_waiting
-        self._mailbox: Mailbox | None = None
-        self.served = Served(settings.served_names, engine.max_model_len, engine.model.vocab_size)
+        self.served = Served(
+            names=settings.served_names, max_model_len=engine.max_model_len, vocab_size=engine.model.vocab_size
+        )
         self.intake = Intake(self.tokenizer, self.served, lifecycle, self.check_room)
 
     @property
@@ -58,12 +58,8 @@ class Service:
             raise invalid(f"{count} choices in one request; this server takes {self._most_choices} at most", "n")
         taken: list[Reservation] = []
         try:
-            try:
+            with as_api_errors():
                 taken.extend(self.engine.reserve() for _ in range(count))
-            except QueueFull as error:
-                raise queue_full(str(error)) from error
-            except EngineClosed as error:
-                raise unavailable(str(error)) from error
             yield taken
         finally:
             for slot in taken:
@@ -79,16 +75,8 @@ class Service:
     ) -> Generation:
         """Hand every choice of every prompt to the engine. params: of a choice, by its number within a prompt."""
         by_choice = [params(choice) for choice in range(body.num_choices)]
-        if self._mailbox is None:
-            self._mailbox = Mailbox(asyncio.get_running_loop())
-        generation = Generation(self.engine, self._mailbox, self.lifecycle)
+        generation = Generation(self.engine, self.lifecycle)
         salt = self.settings.cache_salt(request.scope.get(KEY, ""), body.cache_salt)
-        try:
+        with as_api_errors():
             await generation.start([Order(ids, one) for ids in prompts for one in by_choice], slots, salt)
-        except QueueFull as error:
-            raise queue_full(str(error)) from error
-        except EngineClosed as error:
-            raise unavailable(str(error)) from error
-        except RequestError as error:
-            raise invalid(str(error)) from error
         return generation

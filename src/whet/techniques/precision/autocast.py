@@ -2,7 +2,7 @@
 
 What            The model runs inside torch.autocast: products cast their inputs to bfloat16, sensitive operators stay
                 in float32.
-When it helps   Where a direct conversion loses quality in a normalisation or a softmax, and products still dominate.
+When it helps   Where no graph can stand for the model, so that it cannot be converted. Elsewhere bf16 is tried instead.
 When it hurts   Every call casts every weight again, and activations back and forth: usually slower than bf16.
 Numerics        About 3 significant digits in products, float32 elsewhere: 1e-2 relative is usual at the output.
 Composes        Alone in its group (precision); with structure, layout and compilers, which drop some of the casts.
@@ -76,5 +76,6 @@ TECHNIQUE = Technique(
     apply=apply,
     groups=frozenset({PRECISION}),
     runs_python=True,
+    instead="bf16",
     dtype_of=dtype_of,
 )

@@ -1,15 +1,16 @@
-"""Store the weights of linear layers in 4 bits; compute in floating point.
+"""Store the weights of linear layers in 4 bits.
 
-What            Weights become 4-bit, with a scale and an offset for each group of `group_size` inputs, chosen for the
-                least squared error. Layers that see few rows multiply from 4 bits directly, others unpack at each call.
-                `rest`: what all other operators compute in.
+What            Weights become 4-bit, with a scale for each output and a whole number for each group of 32 inputs,
+                chosen for the least squared error, as in an engine with int4 weights. Layers that see few rows multiply
+                from 4 bits directly, large ones by whet's own kernels on a chip with AVX-512, which round a row's
+                activations to int8; others unpack at each call. `rest`: what all other operators compute in.
 When it helps   Batch 1 and a token at a time with weights far larger than the caches; an eighth of the size everywhere.
 When it hurts   Many rows: unpacking comes on top. Small models lose more quality than large ones. Weights that fit in
                 the cache: int8_weight is as fast.
-Numerics        16 levels per group: several percent relative at the output is usual; smaller groups are closer.
+Numerics        16 levels per group: several percent relative at the output is usual.
 Composes        Alone in its group (precision); with every backend that takes a traced module. Layers that the
                 candidate keeps, and those whose width does not divide by the group, stay in float.
-Source          Frantar et al., 2022 (arXiv:2210.17323), for groups; torch's aten._weight_int4pack_mm_for_cpu.
+Source          Lin et al., 2024 (arXiv:2405.04532), for scales of two levels; torch's aten._weight_int4pack_mm_for_cpu.
 """
 
 from collections.abc import Mapping
@@ -19,23 +20,25 @@ from typing import Any
 from torch import nn
 
 from whet.errors import OptionError, TargetError
+from whet.kernels.linear.quantise import GROUP_SIZE
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.quantisation import quantisable
-from whet.quantisation.quantised_linear import Int4Linear, replace_linears
+from whet.quantisation.quantised_linear import int4_linear, replace_linears
 from whet.rewriting.unquantised_dtype import REST, around
 from whet.technique import PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
 from whet.workload import Subject
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"group_size": (32, 64, 128), "rest": REST}
+_SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
+_GROUP_SIZES = (GROUP_SIZE, 64, 128)  # the others stand in recipes that were written before there was one format
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """group_size: inputs that share a scale. rest: float32 or bfloat16, for what is not quantised."""
+    """rest: float32 or bfloat16, for what is not quantised. group_size: is always 32; 64 and 128 are taken for it."""
 
-    group_size: int = 32
+    group_size: int = GROUP_SIZE
     rest: str = "bfloat16"
 
 
@@ -44,20 +47,20 @@ def dtype_of(options: Options) -> str:
 
 
 def weight_scale_of(options: Options) -> float:
-    """Bytes of the weights, as a fraction of float32's: with a scale and an offset in bfloat16 per group."""
-    return 0.125 + 1.0 / options.group_size
+    """Bytes of the weights, as a fraction of float32's: 4 bits, and a byte for each group."""
+    return 0.125 + 0.25 / GROUP_SIZE
 
 
 def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
     """Applies to models with linear layers in float32 whose widths divide by the group size."""
-    if options.group_size not in _SPACE["group_size"]:
-        raise OptionError(f"group_size must be one of {', '.join(map(str, _SPACE['group_size']))}")
+    if options.group_size not in _GROUP_SIZES:
+        raise OptionError(f"group_size must be one of {', '.join(map(str, _GROUP_SIZES))}")
     if reason := quantisable.refusal(subject, machine, rest=options.rest):
         return Refused(reason)
     layers = quantisable.linears_of(subject)
-    num_fitting = sum(_fits(layer, options.group_size) for layer in layers)
+    num_fitting = sum(map(_fits, layers))
     if num_fitting == 0:
-        return Refused(f"no linear layer has inputs in groups of {options.group_size}")
+        return Refused(f"no linear layer has inputs in groups of {GROUP_SIZE}")
     return Applies(f"{num_fitting} of {len(layers)} linear layers")
 
 
@@ -72,21 +75,21 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate with 4-bit weights."""
 
     def make(layer: nn.Linear, num_rows: int) -> nn.Module | None:
-        return Int4Linear(layer, num_rows, options.group_size) if _fits(layer, options.group_size) else None
+        return int4_linear(layer, num_rows) if _fits(layer) else None
 
     module, num_layers, left = replace_linears(candidate, make)
     if not num_layers:
         raise TargetError("int4_weight finds no linear layer of a fitting width; leave it out of the recipe")
-    notes = (
-        [f"int4_weight: {len(left)} of the layers stay in float, as their sizes don't fit ({left[0]}, ...)"]
-        if left
-        else []
-    )
+    notes = []
+    if left:
+        notes.append(f"int4_weight: {len(left)} of the layers stay in float, as their sizes don't fit ({left[0]}, ...)")
+    if options.group_size != GROUP_SIZE:
+        notes.append(f"int4_weight: groups are of {GROUP_SIZE} inputs; group_size={options.group_size} is not kept to")
     return candidate.with_module(around(module, options.rest, candidate), *notes)
 
 
-def _fits(layer: nn.Linear, group_size: int) -> bool:
-    return layer.in_features % group_size == 0
+def _fits(layer: nn.Linear) -> bool:
+    return layer.in_features % GROUP_SIZE == 0
 
 
 TECHNIQUE = Technique(

@@ -1,11 +1,13 @@
-"""Store the weights of linear layers and embeddings in int8; compute in floating point.
+"""Store the weights of linear layers and embeddings in int8.
 
-What            Weights become int8, one scale per output channel or embedding row; activations stay as they are. Layers
-                that see few rows multiply from int8 directly, others unpack at each call. `rest`: what all other
-                operators compute in.
+What            Weights become int8, one scale per output channel or embedding row, as in an engine with int8 weights.
+                Layers that see few rows multiply from int8 directly, by whet's own kernels on a chip with AVX-512,
+                which round a row's activations to int8 as well; others unpack at each call and leave activations as
+                they are. `rest`: what all other operators compute in.
 When it helps   Batch 1 and a token at a time, where reading weights is the time; a quarter of the size everywhere.
 When it hurts   Many rows: unpacking comes on top of a product that was bound by arithmetic.
-Numerics        Weights to 8 bits, products in bfloat16 where it is fast: 1e-2 relative at the output is usual.
+Numerics        Weights to 8 bits, products in bfloat16 where it is fast, or of 8-bit activations: 1e-2 relative at the
+                output is usual. Without whet's kernels an artefact that uses them gives the same, in torch, slowly.
 Composes        Alone in its group (precision); with every backend that takes a traced module. Layers that the
                 candidate keeps stay in float.
 Source          Dettmers et al., 2022 (arXiv:2208.07339), section 2; torch's aten._weight_int8pack_mm.
@@ -23,7 +25,7 @@ from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.quantisation import quantisable
-from whet.quantisation.quantised_linear import Int8Embedding, Int8Linear, replace_linears
+from whet.quantisation.quantised_linear import Int8Embedding, int8_linear, replace_linears
 from whet.rewriting.unquantised_dtype import REST, around
 from whet.technique import PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
 from whet.workload import Subject
@@ -65,7 +67,7 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate with int8 weights."""
-    module, num_layers, _ = replace_linears(candidate, Int8Linear)
+    module, num_layers, _ = replace_linears(candidate, int8_linear)
     if not num_layers:
         raise TargetError("int8_weight finds no linear layer to quantise; leave it out of the recipe")
     quantisable.swap(module, {m: Int8Embedding(m) for m in module.modules() if _is_plain_embedding(m)})  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ Composes        With everything; last.
 Source          PyTorch documentation, "CPU threading and TorchScript inference"; torch.set_num_threads.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +17,7 @@ import psutil
 from whet.errors import OptionError
 from whet.machine import Limits, Machine
 from whet.measure.cgroup import cpu_quota
+from whet.measure.cores import allowed_cores
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.technique import Applies, Candidate, Refused, Stage, Technique, Verdict
@@ -26,7 +26,7 @@ from whet.workload import Subject
 
 def _choices() -> tuple[int, ...]:
     """Physical cores, half of them, one: of those that this process may use, and of no more than its quota."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    usable = len(allowed_cores())
     physical = min(psutil.cpu_count(logical=False) or usable, usable, cpu_quota() or usable)
     return tuple(dict.fromkeys((physical, max(1, physical // 2), 1)))
 

@@ -1,5 +1,6 @@
-"""A workbench whose trials are arithmetic: what each technique gains and costs is written down here."""
+"""A search whose trials are arithmetic: what each technique gains and costs is written down here."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,49 +13,59 @@ from whet.recipe import Step
 from whet.signature import read_signature
 from whet.tuner.facts import TargetFacts
 from whet.tuner.result import Diagnosed
-from whet.tuner.search import Workbench
-from whet.tuner.space import Offer
+from whet.tuner.space import ApplicableTechnique, Variant, steps_of
+from whet.tuner.trial import TrialRequest
+from whet.tuner.trial_context import TrialContext
 
 GAIN = {"inductor": 1.2, "bf16": 1.5, "int8_static": 3.0, "openvino": 2.0, "fuse_qkv": 1.1, "channels_last": 0.9}
 LOSES_QUALITY = {"int8_static"}
 RESTORES = {"keep_precision"}
 
 
-def offers() -> list[Offer]:
+def applicable(
+    technique: str,
+    *groups: str,
+    options: Mapping[str, Sequence[Any]] | None = None,
+    bounds: Sequence[float] = (1.0,),
+    shrink: float = 1.0,
+) -> ApplicableTechnique:
+    """A technique whose variants gain at most what `bounds` says, in order; the last bound is that of all others."""
+    steps = steps_of(technique, options or {})
+    each = [*bounds, *[bounds[-1]] * len(steps)][: len(steps)]
+    return ApplicableTechnique(
+        technique=technique,
+        detail="",
+        groups=groups,
+        options=options or {},
+        variants=[Variant(step=step, bound=bound, shrink=shrink) for step, bound in zip(steps, each, strict=True)],
+    )
+
+
+def techniques() -> list[ApplicableTechnique]:
     return [
-        Offer(technique="fuse_qkv", detail="", groups=[], bounds={"fuse_qkv": 1.3}),
-        Offer(technique="keep_precision", detail="", groups=[], options={"layers": [2, 4]}),
-        Offer(technique="bf16", detail="", groups=["precision"], bounds={"bf16": 4.0}),
-        Offer(technique="int8_static", detail="", groups=["precision"], bounds={"int8_static": 8.0}),
-        Offer(technique="channels_last", detail="", groups=[], bounds={"channels_last": 1.2}),
-        Offer(
-            technique="inductor",
-            detail="",
-            groups=["backend"],
-            options={"engine": ["package", "jit"], "freezing": [True, False]},
-            bounds={"x": 2.0},
+        applicable("fuse_qkv", bounds=[1.3]),
+        applicable("keep_precision", options={"layers": [2, 4]}),
+        applicable("bf16", "precision", bounds=[4.0]),
+        applicable("int8_static", "precision", bounds=[8.0]),
+        applicable("channels_last", bounds=[1.2]),
+        applicable(
+            "inductor", "backend", options={"engine": ["package", "jit"], "freezing": [True, False]}, bounds=[2.0]
         ),
-        Offer(
-            technique="openvino",
-            detail="",
-            groups=["backend", "precision"],
-            options={"precision": ["int8", "bf16"]},
-            bounds={"openvino(precision=int8)": 9.0, "openvino(precision=bf16)": 5.0},
-        ),
+        applicable("openvino", "backend", "precision", options={"precision": ["int8", "bf16"]}, bounds=[9.0, 5.0]),
     ]
 
 
 class FakeRunner:
-    """Answers `attempt` by the tables above. crash: techniques whose process is killed; calls: recipes, in order."""
+    """Answers `run_trial` by the tables above. crash: techniques whose process is killed; calls: recipes, in order."""
 
     def __init__(self, *, crash: frozenset[str] = frozenset(), interrupt_at: int | None = None) -> None:
         self.crash = crash
         self.interrupt_at = interrupt_at
         self.calls: list[list[Step]] = []
 
-    def __call__(self, function: Function, arguments: dict[str, Any], directory: Path, time_limit_s: float) -> Outcome:
-        assert function.__name__ == "attempt"
-        steps = [Step.model_validate(s) for s in arguments["steps"]]
+    def __call__(self, function: Function, request: TrialRequest, directory: Path, time_limit_s: float) -> Outcome:
+        assert function.__name__ == "run_trial"
+        steps = list(request.steps)
         if self.interrupt_at == len(self.calls):
             raise KeyboardInterrupt
         self.calls.append(steps)
@@ -67,11 +78,12 @@ class FakeRunner:
             if step.options.get("precision") == "bf16":
                 speedup *= 0.8
         drop = 0.05 if names & LOSES_QUALITY and not names & RESTORES else 0.0
-        rejected = drop > arguments["max_drop"]
-        Path(arguments["directory"]).mkdir(parents=True)
+        rejected = drop > request.max_drop
+        request.directory.mkdir(parents=True)
         value = {
             "status": "rejected" if rejected else "done",
             "reason": "quality drops" if rejected else "",
+            "rejected_for": "quality" if rejected else None,
             "speedup": speedup,
             "speedup_ci95": [speedup * 0.98, speedup * 1.02],
             "latency_ms": 10 / speedup,
@@ -92,7 +104,7 @@ def facts(call_s: float = 0.01, num_batches: int = 1, **known: Any) -> TargetFac
         "machine": describe(),
         "open_s": 0.5,
         "examined_s": 8.0,
-        "offers": offers(),
+        "applicable": techniques(),
         "refused": [],
         "signature": read_signature([torch.ones(1)], torch.ones(1)),
         "score": 1.0,
@@ -108,5 +120,5 @@ def facts(call_s: float = 0.01, num_batches: int = 1, **known: Any) -> TargetFac
     return TargetFacts(**{**given, **known})
 
 
-def bench(directory: Path, runner: FakeRunner, **known: Any) -> Workbench:
-    return Workbench("fake", facts(**known), directory, runner)
+def context(directory: Path, runner: FakeRunner, **known: Any) -> TrialContext:
+    return TrialContext("fake", facts(**known), directory, runner)

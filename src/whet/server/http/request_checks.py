@@ -1,14 +1,12 @@
 """What stands in front of every route: whose request it is, how large it is, and whether it is time for it."""
 
-import ipaddress
 from collections.abc import MutableMapping
-from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from whet.network import names_loopback
 from whet.server.http.body import BODY, Bodies, Body
 from whet.server.http.errors import ApiError
 from whet.server.http.lifecycle import Lifecycle
@@ -18,7 +16,7 @@ _KEPT = ("/v1", "/tokenize", "/detokenize", "/live")  # what a key opens
 KEY = "whet.key"  # where in a request's scope the key is
 
 
-class Guard:
+class RequestChecks:
     """ASGI middleware. It decides before any of the body is read."""
 
     def __init__(self, app: ASGIApp, settings: Settings, lifecycle: Lifecycle) -> None:
@@ -65,12 +63,10 @@ class Guard:
             await self._app(scope, body.receive, body.send)
 
     def _check_host(self, headers: Headers) -> None:
-        # A foreign site can point a name of its own at 127.0.0.1 and have a browser ask here; it has no key, though.
-        if not self._settings.is_local or self._settings.api_keys:
+        if not self._settings.is_local or self._settings.api_keys:  # a foreign site has no key
             return
-        with suppress(ValueError):
-            if is_loopback(urlsplit(f"//{headers.get('host', '')}").hostname or ""):
-                return
+        if names_loopback(headers.get("host", "")):
+            return
         message = "this server answers to localhost only; behind a proxy, start it with --api-key"
         raise ApiError(421, message, code="wrong_host")
 
@@ -86,12 +82,3 @@ class Guard:
             message = "wrong API key" if key else "this server needs an API key: Authorization: Bearer KEY"
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         scope[KEY] = key
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or an address means this machine alone."""
-    if host == "localhost":
-        return True
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False

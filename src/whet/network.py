@@ -1,0 +1,84 @@
+"""Addresses that servers of this machine listen on: binding a port, listening there, and who can reach it."""
+
+import errno
+import ipaddress
+import socket
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+from whet.errors import OptionError
+
+LOOPBACK = "127.0.0.1"
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a bound TCP socket that does not listen yet: nobody can connect to it.
+
+    Args:
+        host: A name or an address of this machine.
+        port: 0 takes any free port.
+
+    Raises:
+        OptionError: The address is in use, or is none of this machine's.
+    """
+    if not 0 <= port <= 65535:
+        raise OptionError(f"port {port} is none: write 0 for any free one, or 1 to 65535")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named, or asyncio leaves Nagle on: each token would wait for the reply to the one before.
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise _unusable(host, port, error) from error
+    return bound
+
+
+def listen(bound: socket.socket, backlog: int) -> None:
+    """Let clients connect to a bound socket. It is closed where that fails.
+
+    Args:
+        bound: What `bind` returned.
+        backlog: The connections that may wait to be accepted.
+
+    Raises:
+        OptionError: Another process has begun to listen there meanwhile.
+    """
+    host, port = bound.getsockname()[:2]
+    try:
+        bound.listen(backlog)
+    except OSError as error:
+        bound.close()
+        raise _unusable(host, port, error) from error
+
+
+def http_url(host: str, port: int) -> str:
+    """Return the address of an HTTP server."""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a name or an address means this machine alone."""
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def names_loopback(host_header: str) -> bool:
+    """Tell whether a request's Host header, with or without a port, names this machine alone.
+
+    A foreign site can point a name of its own at 127.0.0.1, and have a browser ask there and read the answer. The Host
+    header gives it away.
+    """
+    with suppress(ValueError):
+        return is_loopback(urlsplit(f"//{host_header}").hostname or "")
+    return False
+
+
+def _unusable(host: str, port: int, error: OSError) -> OptionError:
+    if error.errno == errno.EADDRINUSE:
+        return OptionError(f"port {port} of {host} is in use; name another one, or 0 for any that is free")
+    return OptionError(f"cannot listen on {host} port {port}: {error.strerror or error}")

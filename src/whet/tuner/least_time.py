@@ -1,0 +1,41 @@
+"""The least time that the machine's limits allow a recipe: what `share_of_limit` is measured against."""
+
+from collections.abc import Sequence
+
+from whet.machine import Limits
+from whet.machine.limits import element_bytes
+from whet.profiler import Profile, least_time_s
+from whet.recipe import Step
+from whet.tuner.build import technique_of
+
+
+def mean_least_time_s(profiles: Sequence[tuple[Profile, int]], limits: Limits, steps: Sequence[Step]) -> float:
+    """Return the average least time of a call in seconds, weighted over batches as latency is.
+
+    Args:
+        profiles: For each size of batch, a profile of the original and how many batches are of that size.
+        limits: Of the machine.
+        steps: The recipe.
+    """
+    total_s = sum(count * recipe_time_s(profile, limits, steps) for profile, count in profiles)
+    return total_s / sum(count for _, count in profiles)
+
+
+def recipe_time_s(profile: Profile, limits: Limits, steps: Sequence[Step]) -> float:
+    """Return the seconds that the model's arithmetic and bytes need at this machine's limits, in the recipe's dtype."""
+    dtype, weight_scale = profile.dtype, None
+    for step in steps:
+        technique = technique_of(step)
+        options = technique.options(**step.options)
+        if technique.dtype_of is not None:
+            dtype = technique.dtype_of(options)
+        if technique.weight_scale_of is not None:
+            weight_scale = technique.weight_scale_of(options)
+    scale = element_bytes(dtype) / element_bytes(profile.dtype)
+    return least_time_s(
+        profile,
+        limits,
+        dtype=limits.faster(dtype),
+        weight_scale=scale if weight_scale is None else weight_scale,
+        activation_scale=scale,
+    )

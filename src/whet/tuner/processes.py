@@ -1,0 +1,45 @@
+"""How a search runs its child processes: fresh ones, or forks of a process that has imported what trials need."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from whet.machine import describe
+from whet.measure.allocator import steady
+from whet.measure.fork_server import ForkServer
+from whet.measure.isolate import QUIET, Arguments, Function, Outcome, run_isolated
+from whet.tuner.budget import Runner
+
+# What every trial imports. Not runtimes that a recipe may not name: some patch torch as they are imported.
+_FORKED = ("whet.tuner.target_examination", "whet.tuner.trial")
+_PRELOAD = (*_FORKED, "torch.export._trace")
+
+
+def isolated(memory_limit_bytes: int | None, server: ForkServer | None = None) -> Runner:
+    """Return a runner of real processes under a memory limit. Trials are forks of `server`, if there is one."""
+
+    def run(function: Function, arguments: Arguments, directory: Path, time_limit_s: float) -> Outcome:
+        return run_isolated(
+            function,
+            arguments,
+            directory,
+            time_limit_s=time_limit_s,
+            memory_limit_bytes=memory_limit_bytes,
+            environment={**QUIET, **steady()},
+            start=server.start if server is not None and function.__module__ in _FORKED else None,
+        )
+
+    return run
+
+
+@contextlib.contextmanager
+def forking(memory_limit_bytes: int | None) -> Iterator[Runner]:
+    """A runner whose trials are forks of one process that has imported what they need: that saves each of them two or
+    three seconds. Fresh processes where forks cannot be relied on: elsewhere than on Linux, and beside a GPU, whose
+    driver is of no use after a fork if anything that was imported has asked it for devices."""
+    if sys.platform != "linux" or describe().gpu:
+        yield isolated(memory_limit_bytes)
+        return
+    with ForkServer(_PRELOAD, {**QUIET, **steady()}) as server:
+        yield isolated(memory_limit_bytes, server)

@@ -1,0 +1,135 @@
+"""What runs in a child process of `whet apply`: a recipe is applied to a target, saved and judged."""
+
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+
+from whet.errors import RecipeRefused
+from whet.machine import describe
+from whet.recipe import Step
+from whet.tuner.agreement import agree
+from whet.tuner.batch import with_free_batch
+from whet.tuner.build import refusals
+from whet.tuner.known_target import INPUTS, write_inputs
+from whet.tuner.records import Agreement, Built, QualityChange
+from whet.tuner.target_examination import AGREEMENT, architecture, checkpoint_bytes
+from whet.tuner.trial import judge, make_variant
+from whet.workload import Workload, examine
+from whet.workloads.handover import open_target
+
+
+class ReplayRequest(BaseModel):
+    """What a process is asked to apply.
+
+    Attributes:
+        target: The target's name or address.
+        steps: The recipe.
+        directory: Where the artefact is saved.
+        machine: The one that the recipe was made on; None where it is not known.
+        model: The digest of the model that the recipe was made for; "" where it is not known.
+        max_drop: How much of the quality may go; None where the recipe does not say.
+        force: Go on where the model is another one or the quality falls too far, and report that as a doubt.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    target: str
+    steps: tuple[Step, ...] = ()
+    directory: Path
+    machine: dict[str, Any] | None = None
+    model: str = ""
+    max_drop: float | None = None
+    force: bool = False
+
+
+class Replayed(Built):
+    """What came of applying a recipe.
+
+    Attributes:
+        steps: The steps that hold here.
+        dropped: Those that do not, with reasons.
+        differences: Of this machine from the one the recipe was proved on.
+        doubts: Why the recipe would have been refused without force.
+        original_bytes: What the original's weights and buffers take as safetensors.
+        quality_name: What people call the quality.
+        quality_baseline: The original's score.
+        quality: The variant's score.
+        drop: Of the quality, as a fraction of the original's; None without finite outputs.
+        change: The drop's interval, where the quality is scored sample by sample.
+        agreement: Of the outputs with the original's.
+        sys_path: Where Python finds modules in the process that built the target.
+        num_threads: PyTorch's threads, as the target's code leaves them.
+    """
+
+    steps: tuple[Step, ...]
+    dropped: tuple[tuple[Step, str], ...] = ()
+    differences: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    original_bytes: int
+    quality_name: str
+    quality_baseline: float | None = None
+    quality: float | None = None
+    drop: float | None = None
+    change: QualityChange | None = None
+    agreement: Agreement
+    sys_path: tuple[str, ...] = ()
+    num_threads: int
+
+
+def replay_recipe(request: ReplayRequest) -> Replayed:
+    """Apply the steps that hold here, save the result, and judge its outputs. Nothing is timed.
+
+    Raises:
+        RecipeRefused: The recipe was made for another model, or the quality falls by more than it allows.
+    """
+    doubts: list[str] = []
+    workload = open_target(request.target)
+    if doubt := doubt_about_model(request.model, workload):
+        doubts.append(doubt)
+        refuse(doubts, force=request.force)
+    subject, batch = with_free_batch(examine(workload))
+    num_threads = torch.get_num_threads()  # the recipe may set its own as it is loaded
+    dropped = refusals(request.steps, subject, describe())
+    names = {step.technique for step, _ in dropped}
+    kept = tuple(step for step in request.steps if step.technique not in names)
+    artefact, built = make_variant(subject, kept, request.directory, batch)
+    agreement = agree(subject, artefact.run)
+    judgement = judge(subject, artefact, agreement, math.inf if request.max_drop is None else request.max_drop)
+    if judgement.reason:
+        doubts.append(judgement.reason)
+        refuse(doubts, force=request.force)
+    quality = subject.workload.quality
+    write_inputs(subject, request.directory.parent / INPUTS)
+    return Replayed(
+        **dict(built),
+        steps=kept,
+        dropped=tuple(dropped),
+        differences=tuple(describe().differences(request.machine)) if request.machine else (),
+        doubts=tuple(doubts),
+        original_bytes=checkpoint_bytes(subject.workload),
+        quality_name=quality.name if quality else AGREEMENT,
+        quality_baseline=subject.score,
+        quality=judgement.quality,
+        drop=judgement.drop,
+        change=judgement.change,
+        agreement=agreement,
+        sys_path=tuple(str(Path(place).absolute()) for place in sys.path),
+        num_threads=num_threads,
+    )
+
+
+def doubt_about_model(model: str, workload: Workload) -> str:
+    """Return why a recipe made for the model of this digest is not for this workload; "" where it is, or names none."""
+    if not model or model == architecture(workload):
+        return ""
+    return "the recipe was made for another model: its weights have other names, shapes or dtypes"
+
+
+def refuse(doubts: list[str], *, force: bool) -> None:
+    """Raise RecipeRefused with the doubts, unless the user wants the recipe applied all the same."""
+    if not force:
+        raise RecipeRefused(f"not applied: {'; '.join(doubts)}. To apply it all the same, use --force (force=True)")

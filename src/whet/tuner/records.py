@@ -1,0 +1,182 @@
+"""What is recorded of a trial: what its process found, and what the search adds."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from whet.recipe import Recipe, Step
+
+Status = Literal["done", "rejected", "failed", "refused", "running", "stopped"]
+"""stopped: the time budget was used up while the trial was at work."""
+
+RejectedFor = Literal["quality", "memory", "outputs"]
+"""outputs: they hold NaN or infinity where the original's do not, or the other way round."""
+
+
+class Agreement(BaseModel):
+    """How closely a variant's outputs agree with the original's on the calibration batches; the worst output counts.
+
+    Attributes:
+        relative_error: Norm of the difference over norm of the original. Places where both hold the same NaN or
+            infinity are left out; None where only one of them does.
+        distance: What may not exceed `max_drop` where a workload has no quality: half the squared error over the
+            squared spread of the original's values, which is half the normalised mean squared error. For values around
+            zero that is 1 - cosine, and it tells an offset or a scale as well. Of whole numbers, the share that
+            differs.
+        cosine: Of all values as one vector.
+        top1: Share of rows whose largest entry is at the same place; None where no output has rows of two or more
+            floats.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    relative_error: float | None
+    distance: float | None = None
+    cosine: float
+    top1: float | None = None
+
+
+class QualityChange(BaseModel):
+    """How a variant's score differs from the original's on the same samples, as fractions of the original's score.
+
+    Attributes:
+        drop: The difference on these samples, which is exact.
+        ci95: The 95 % interval of the drop on samples like these.
+        num_samples: How many samples were scored.
+        num_worse: Samples whose score fell.
+        num_better: Samples whose score rose.
+        is_shown: Whether the whole interval lies within the drop that is allowed.
+        needed_samples: About how many samples would show that, if they differ as often as these; None where none would.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    drop: float
+    ci95: tuple[float, float]
+    num_samples: int
+    num_worse: int
+    num_better: int
+    is_shown: bool
+    needed_samples: int | None = None
+
+
+class Timing(BaseModel):
+    """A variant beside the original, in interleaved blocks of one process.
+
+    Attributes:
+        latency_ms: Median of the variant, in milliseconds.
+        baseline_latency_ms: Median of the original, in milliseconds.
+        speedup: Original over variant.
+        speedup_ci95: Its 95 % interval.
+        busy: What disturbed the timing, where the machine was busy.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    latency_ms: float
+    baseline_latency_ms: float
+    speedup: float
+    speedup_ci95: tuple[float, float]
+    busy: str = ""
+
+
+class Built(BaseModel):
+    """What is known of a variant once it is built, saved and loaded back.
+
+    Attributes:
+        notes: What its techniques have to say.
+        size_bytes: What it takes on disk.
+        libraries: What whet.load needs for the artefact's custom operators.
+        fixed_batch: The only batch size that was saved; None where any size can be called.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    notes: tuple[str, ...] = ()
+    size_bytes: int | None = None
+    libraries: tuple[str, ...] = ()
+    fixed_batch: int | None = None
+
+
+class Judgement(BaseModel):
+    """Whether a variant keeps the quality.
+
+    Attributes:
+        status: "done" where it does, "rejected" where it does not.
+        reason: Why it was rejected.
+        rejected_for: What it was rejected for.
+        quality: The variant's score, or its agreement with the original; None without finite outputs.
+        drop: Fraction of the original's quality that is lost; negative is better; None without finite outputs.
+        change: The drop with its interval, where the quality is scored sample by sample.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    status: Status
+    reason: str = ""
+    rejected_for: RejectedFor | None = None
+    quality: float | None = None
+    drop: float | None = None
+    change: QualityChange | None = None
+
+
+class TrialOutcome(Built, Judgement):
+    """What the process of a trial found.
+
+    Attributes:
+        build_s: Seconds of conversion, calibration, compilation and saving.
+        agreement: Of the outputs with the original's.
+        latency_ms, baseline_latency_ms, speedup, speedup_ci95, busy: As in Timing; None where nothing was timed. They
+            are screening figures: variant and original share one process.
+    """
+
+    build_s: float | None = None
+    agreement: Agreement | None = None
+    latency_ms: float | None = None
+    baseline_latency_ms: float | None = None
+    speedup: float | None = None
+    speedup_ci95: tuple[float, float] | None = None
+    busy: str = ""
+
+
+class TrialRecord(TrialOutcome):
+    """One trial.
+
+    Attributes:
+        number: Of the trial in its study.
+        steps: The recipe.
+        predicted: The most it could gain, said before it was measured.
+        peak_bytes: Most memory that a process serving it held, where that was measured.
+        share_of_limit: The least time that the machine's limits allow over the time measured.
+        seconds: Of the whole trial.
+        fingerprint: Of the machine.
+    """
+
+    number: int
+    steps: tuple[Step, ...]
+    predicted: float | None = None
+    peak_bytes: int | None = None
+    share_of_limit: float | None = None
+    seconds: float = 0.0
+    fingerprint: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_cause(cls, data: Any) -> Any:
+        """Records of earlier versions don't say what a trial was rejected for: memory is measured after quality."""
+        if not isinstance(data, Mapping) or data.get("status") != "rejected" or data.get("rejected_for") is not None:
+            return data
+        if data.get("peak_bytes") is not None:
+            return {**data, "rejected_for": "memory"}
+        return {**data, "rejected_for": "outputs" if data.get("drop") is None else "quality"}
+
+    @property
+    def key(self) -> tuple[Step, ...]:
+        """What identifies the recipe."""
+        return self.steps
+
+    @property
+    def label(self) -> str:
+        """The recipe in words."""
+        return str(Recipe(steps=self.steps))

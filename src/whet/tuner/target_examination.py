@@ -1,0 +1,150 @@
+"""What runs once in a child process before a search: the target is built, examined and profiled."""
+
+import hashlib
+import sys
+import time
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from whet.artefact import program
+from whet.machine import Limits, describe
+from whet.machine.limits import load_limits
+from whet.measure.quiet import undisturbed
+from whet.profiler import Profile, diagnose, profile_sizes
+from whet.tuner.batch import with_free_batch
+from whet.tuner.facts import TargetFacts
+from whet.tuner.known_target import INPUTS, OUTPUTS, digest_of, digest_of_content, write_inputs, write_outputs
+from whet.tuner.result import Diagnosed, LayerRow
+from whet.tuner.space import applicable_techniques
+from whet.workload import Workload, examine
+from whet.workloads.handover import open_target
+
+AGREEMENT = "agreement (cosine)"  # stands in for a quality where the workload has none
+
+
+class ExaminationRequest(BaseModel):
+    """What a process is asked to examine.
+
+    Attributes:
+        target: The target's name or address.
+        directory: Where the inputs and the original's outputs are written.
+        exclude: Techniques that are not to be tried.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    target: str
+    directory: Path
+    exclude: tuple[str, ...] = ()
+
+
+def examine_target(request: ExaminationRequest) -> TargetFacts:
+    """Check a target and return what is known of it: signature, score, profile, diagnosis, and what there is to try.
+
+    Raises:
+        WhetError: The target cannot be tuned, with the reason.
+    """
+    started = time.perf_counter()
+    workload = open_target(request.target)
+    open_s = time.perf_counter() - started
+    content = digest_of_content(workload)
+    subject, batch = with_free_batch(examine(workload))
+    weights = weights_digest(workload)  # before more calls than one can count: some buffers are counters
+    machine = describe()
+    began = time.perf_counter()
+    limits = load_limits(machine, device="cuda" if subject.device_type == "cuda" else "cpu")
+    limits_s = time.perf_counter() - began  # spent once on each machine
+    profiles, busy = undisturbed(lambda: profile_sizes(subject))
+    profile = profiles[0][0]
+    applicable, refused = applicable_techniques(subject, machine, limits, profile, exclude=request.exclude)
+    write_inputs(subject, request.directory / INPUTS)
+    write_outputs(subject.outputs, request.directory / OUTPUTS)
+    quality = workload.quality
+    return TargetFacts(
+        name=workload.name,
+        open_s=open_s,
+        examined_s=time.perf_counter() - started - limits_s,
+        limits_s=limits_s,
+        signature=subject.signature,
+        batch=batch,
+        score=subject.score,
+        sample_scores=subject.sample_scores,
+        effects=subject.effects,
+        shared=subject.shared,
+        depends_on_grad_mode=subject.depends_on_grad_mode,
+        content=content,
+        quality_name=quality.name if quality else AGREEMENT,
+        higher_is_better=quality.higher_is_better if quality else True,
+        weights=weights,
+        model=architecture(workload),
+        num_samples=workload.samples_per_batch,
+        original_bytes=checkpoint_bytes(workload),
+        applicable=tuple(applicable),
+        refused=tuple(refused),
+        no_graph=program.refusal(subject),
+        exclude=request.exclude,
+        limits=limits,
+        profiles=tuple(profiles),
+        diagnosis=_diagnosed(profile, limits, busy),
+        machine=machine,
+        fingerprint=machine.fingerprint,
+        num_threads=torch.get_num_threads(),
+        busy=busy,
+        sys_path=tuple(str(Path(place).absolute()) for place in sys.path),
+    )
+
+
+def checkpoint_bytes(workload: Workload) -> int:
+    """Return what the original's weights and buffers take on disk as safetensors; tied ones count once."""
+    tensors = {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in workload.model.state_dict().values()
+        if isinstance(t, Tensor)
+    }
+    return sum(tensors.values())
+
+
+def architecture(workload: Workload) -> str:
+    """Return a digest of the names, shapes and dtypes of the weights and buffers: the same after more training."""
+    tensors = ((name, t) for name, t in workload.model.state_dict().items() if isinstance(t, Tensor))
+    found = "\n".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors)
+    return hashlib.blake2b(found.encode(), digest_size=8).hexdigest()
+
+
+def weights_digest(workload: Workload) -> str:
+    """Return a digest of the model's weights and buffers, by which a search knows its model again."""
+    state = workload.model.state_dict()
+    return digest_of((name, tensor) for name, tensor in state.items() if isinstance(tensor, Tensor))
+
+
+def _diagnosed(profile: Profile, limits: Limits, busy: str) -> Diagnosed:
+    diagnosis = diagnose(profile, limits)
+    return Diagnosed(
+        sentence=f"Measured on a busy machine: {diagnosis.sentence}" if busy else diagnosis.sentence,
+        bound=str(diagnosis.bound),
+        shares={str(k): v for k, v in diagnosis.shares.items()},
+        share_of_limit=diagnosis.share_of_limit,
+        layers=_layer_rows(profile, limits),
+    )
+
+
+def _layer_rows(profile: Profile, limits: Limits) -> list[LayerRow]:
+    rows = []
+    for layer in profile.layers:
+        alone = diagnose(Profile(total_s=layer.time_s, layers=(layer,), dtype=profile.dtype), limits)
+        rows.append(
+            LayerRow(
+                name=layer.name,
+                kind=layer.kind,
+                calls=layer.calls,
+                time_ms=layer.time_s * 1e3,
+                flops=layer.flops,
+                bytes=layer.weight_bytes + layer.activation_bytes,
+                bound=str(alone.bound),
+                share_of_limit=alone.share_of_limit,
+            )
+        )
+    return rows

@@ -1,0 +1,103 @@
+"""Where trials work: the target, what is known of it, the directory, and how child processes are run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from whet.measure.isolate import Outcome
+from whet.recipe import Step
+from whet.tuner.budget import Runner
+from whet.tuner.build import is_in_process
+from whet.tuner.facts import TargetFacts
+from whet.tuner.in_process import RebuildRequest, measure_rebuilt
+from whet.tuner.known_target import INPUTS, KnownTarget
+from whet.tuner.least_time import mean_least_time_s
+from whet.tuner.records import TrialRecord
+from whet.tuner.reloading import reload_refusal
+from whet.tuner.space import Space
+from whet.tuner.variant_process import VariantRequest, measure_variant
+
+
+@dataclass(frozen=True)
+class TrialContext:
+    """Where a search works.
+
+    Attributes:
+        target: The target's name or address.
+        facts: What the examination of the target found out.
+        directory: Where trials write, and where the examination's files lie.
+        run: Runs a function in a child process.
+        trial_limit_s: Seconds after which a trial is ended.
+    """
+
+    target: str
+    facts: TargetFacts
+    directory: Path
+    run: Runner
+    trial_limit_s: float = 300.0
+
+    @property
+    def space(self) -> Space:
+        """The recipes that can be made."""
+        return Space(self.facts.applicable)
+
+    @property
+    def known(self) -> KnownTarget:
+        """What a process needs to know of the target, so as not to examine it again."""
+        facts = self.facts
+        return KnownTarget(
+            target=self.target,
+            directory=self.directory,
+            signature=facts.signature,
+            batch=facts.batch,
+            score=facts.score,
+            sample_scores=facts.sample_scores,
+            effects=facts.effects,
+            shared=facts.shared,
+            depends_on_grad_mode=facts.depends_on_grad_mode,
+            content=facts.content,
+        )
+
+    def artefact(self, number: int) -> Path:
+        """The directory of a trial's artefact."""
+        return self.directory / f"trial-{number}" / "artefact"
+
+    def measure(self, record: TrialRecord | None, folder: Path, budget_s: float, limit_s: float) -> Outcome:
+        """Time one variant in a fresh process: the original (None), a trial's artefact, or what its recipe makes."""
+        if record is not None and is_in_process(record.steps):
+            request = RebuildRequest(known=self.known, steps=record.steps, budget_s=budget_s)
+            return self.run(measure_rebuilt, request, folder, limit_s)
+        directory = None if record is None else self.artefact(record.number)
+        return self.measure_artefact(directory, record.libraries if record else (), folder, budget_s, limit_s)
+
+    def measure_artefact(
+        self, directory: Path | None, libraries: Sequence[str], folder: Path, budget_s: float, limit_s: float
+    ) -> Outcome:
+        """Time an artefact in a fresh process that has none of the target's code; None: the original."""
+        request = VariantRequest(
+            target=self.target,
+            signature=self.facts.signature,
+            directory=directory,
+            inputs=self.directory / INPUTS,
+            budget_s=budget_s,
+            num_threads=self.facts.num_threads,
+            libraries=tuple(libraries),
+            sys_path=self.facts.sys_path,
+        )
+        return self.run(measure_variant, request, folder, limit_s)
+
+    def reload_refusal(self, artefact: Path, libraries: Sequence[str]) -> str:
+        """Return why a fresh process cannot load and run an artefact as its maker did, or "" where it can."""
+        return reload_refusal(
+            self.run,
+            artefact,
+            inputs=self.directory / INPUTS,
+            libraries=libraries,
+            sys_path=self.facts.sys_path,
+            num_threads=self.facts.num_threads,
+        )
+
+    def share_of_limit(self, steps: Sequence[Step], latency_ms: float) -> float:
+        """The least time the machine's limits allow, in the dtype the recipe computes in, over the time measured."""
+        least = mean_least_time_s(self.facts.profiles, self.facts.limits, steps)
+        return least * 1e3 / latency_ms

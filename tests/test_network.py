@@ -1,0 +1,56 @@
+"""Ports and addresses: what can be bound, and what means this machine alone."""
+
+import socket
+
+import pytest
+
+from whet.errors import OptionError
+from whet.network import LOOPBACK, bind, http_url, is_loopback, listen, names_loopback
+
+
+@pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70_000), ("192.0.2.1", 0), ("no.such.host.invalid", 0)])
+def test_an_address_that_cannot_be_had(host: str, port: int) -> None:
+    with pytest.raises(OptionError):
+        bind(host, port)
+
+
+def test_a_port_in_use_is_one_clear_message() -> None:
+    other = socket.create_server((LOOPBACK, 0))
+    port = other.getsockname()[1]
+    with other, pytest.raises(OptionError, match=f"port {port} of 127.0.0.1 is in use"):
+        bind(LOOPBACK, port)
+
+
+def test_nobody_can_connect_before_it_listens() -> None:
+    with bind(LOOPBACK, 0) as bound:
+        address = bound.getsockname()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(address, timeout=5)
+        listen(bound, 1)
+        socket.create_connection(address, timeout=5).close()
+
+
+def test_another_process_may_listen_first() -> None:
+    first = bind(LOOPBACK, 0)
+    second = bind(LOOPBACK, first.getsockname()[1])
+    with first, second:
+        listen(first, 1)
+        with pytest.raises(OptionError, match="is in use"):
+            listen(second, 1)
+
+
+def test_the_address_in_a_url() -> None:
+    assert http_url("127.0.0.1", 80) == "http://127.0.0.1:80"
+    assert http_url("::1", 80) == "http://[::1]:80"
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.3.2.1", "::1"])
+def test_this_machine_alone(host: str) -> None:
+    assert is_loopback(host)
+    assert names_loopback(f"[{host}]:8000" if ":" in host else f"{host}:8000")
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "192.168.0.1", "evil.example", "127.0.0.1.evil.example", "[::1"])
+def test_others_reach_it_too(host: str) -> None:
+    assert not is_loopback(host)
+    assert not names_loopback(host)
