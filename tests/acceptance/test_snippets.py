@@ -24,7 +24,7 @@ _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _BUDGET = re.compile(r"--budget \S+")
 _PROCESSES = re.compile(r"--processes \d+")
 _SIZES = re.compile(r"(--(?:batch|seq) \d+),\S+")
-_BUDGET_S = re.compile(r"budget_s=\d+")
+_BUDGET_S = re.compile(r"(whet\.tune\(.*)budget_s=\d+")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def _commands(document: Path) -> list[list[str]]:
     commands = []
     for language, body in _BLOCK.findall(document.read_text(encoding="utf-8")):
         if language == "python":
-            commands.append(["-c", _BUDGET_S.sub(f"budget_s=60, exclude={list(TABLE)}", body)])
+            commands.append(["-c", _BUDGET_S.sub(rf"\1budget_s=60, exclude={list(TABLE)}", body)])
         elif language == "sh":
             for line in body.splitlines():
                 if line.startswith("whet tune"):

@@ -98,6 +98,6 @@ def toy_audit(files: Sequence[SourceFile]) -> ToyAudit:
 @pytest.fixture
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The toy engine and its rules in the place of the real ones."""
-    monkeypatch.setattr("whet.auditor.run.audit", toy_audit)
+    monkeypatch.setattr("whet.auditor.run.inspect_files", toy_audit)
     monkeypatch.setattr("whet.auditor.run.RULES", TOY_RULES)
-    monkeypatch.setattr("whet.cli.audit.RULES", TOY_RULES)
+    monkeypatch.setattr("whet.auditor.audit.RULES", TOY_RULES)

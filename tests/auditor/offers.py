@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 from whet.auditor.collect import SourceFile
-from whet.auditor.engine import audit
+from whet.auditor.engine import inspect_files
 from whet.auditor.finding import Finding
 from whet.auditor.fixing import apply_fixes
 
@@ -19,7 +19,7 @@ def found(folder: Path, source: str, code: str, requirement: str = "") -> list[F
     (folder / ".git").mkdir(exist_ok=True)
     if requirement:
         (folder / "requirements.txt").write_text(f"numpy\n{requirement}\n", encoding="utf-8")
-    result = audit([SourceFile(str(folder / "train.py"), textwrap.dedent(source))])
+    result = inspect_files([SourceFile(str(folder / "train.py"), textwrap.dedent(source))])
     assert not result.problems
     return [finding for finding in result.findings if finding.code == code]
 

@@ -146,7 +146,7 @@ def test_a_file_that_was_changed_meanwhile_is_left_alone(whet: Any, monkeypatch:
         Path("train.py").write_text("new = 1\n", encoding="utf-8")
         return outcome
 
-    monkeypatch.setattr("whet.cli.audit.run", slow)
+    monkeypatch.setattr("whet.auditor.audit.run", slow)
     ran = whet("train.py", "--fix")
     assert ran.code == 2
     assert ran.err == "train.py: not fixed: it was changed meanwhile\n"

@@ -32,6 +32,10 @@ from whet.auditor.globs import matches
         ("s[!r]c/a.py", "src/a.py", False),
         ("a+b(1).py", "a+b(1).py", True),
         ("src", "src", True),
+        ("src/", "src", True),
+        ("!src", "src", False),
+        ("# src", "# src", False),
+        ("[!]", "a", False),
     ],
 )
 def test_patterns(pattern: str, path: str, fits: bool) -> None:

@@ -10,7 +10,7 @@ from whet.auditor.card import read_card
 from whet.auditor.collect import Problem, SourceFile
 from whet.auditor.finding import Finding, Fix, Measured, Priority
 from whet.auditor.formats import advice, render
-from whet.auditor.report import Impact, MachineFacts, Phase, Report, Step
+from whet.auditor.report import FixTrial, Impact, MachineFacts, Phase, Report
 
 Make = Callable[..., Finding]
 NASTY = "<script>alert('1')</script> & `x` | *y* {{ 7*7 }}"
@@ -144,13 +144,15 @@ def test_without_a_gpu_and_without_a_machine(make_finding: Make) -> None:
 
 IMPACT = Impact(
     command="whet audit train.py --measure -- --steps 20",
-    steps=(
-        Step("MOV101 train.py:3", Measured(1.5, 1.4, 1.6, "pass", "same losses"), is_kept=True),
-        Step("SYN101 train.py:9", Measured(1.0, 0.9, 1.1, "inconclusive"), is_kept=False, reason="does not pay"),
+    trials=(
+        FixTrial("MOV101", "copy", 1, ("ahead",), True, "kept", Measured(1.5, 1.4, 1.6, "pass", "same losses")),
+        FixTrial("SYN101", "item", 1, ("later",), True, "no gain", Measured(1.0, 0.9, 1.1, "no gain")),
+        FixTrial("DAT101", "load", 1, ("fork",), True, "failed", Measured(7.0, 6.0, 8.0, "failed"), "it hangs"),
     ),
+    before_ms=10.0,
     total=Measured(1.5, 1.4, 1.6, "pass", "same losses"),
     phases=(Phase("forward", 10.0, 8.0), Phase("data <wait>", 4.0)),
-    method="Interleaved pairs of processes.",
+    num_steps=12,
 )
 
 
@@ -160,7 +162,10 @@ def test_what_was_measured(name: str, make_finding: Make) -> None:
     plain = _Page(text).text if name == "html" else text.replace("\\", "")
     assert "1.50× faster a step with 1 fix, measured" in plain
     assert "1.50× (1.40–1.60), pass; same losses" in plain
-    assert "does not pay" in plain
+    assert "no: no gain" in plain
+    assert "no: failed (it hangs)" in plain
+    assert "7.00" not in plain  # what a run that failed gave is no evidence
+    assert "each of at most 12 optimiser steps" in plain
     assert "data <wait>" in plain
     assert "Nothing was measured" not in plain
 

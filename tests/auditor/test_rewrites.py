@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from whet.auditor.collect import SourceFile
-from whet.auditor.engine import audit
+from whet.auditor.engine import inspect_files
 from whet.auditor.fixing import apply_fixes
 
 HEAD = """
@@ -48,7 +48,7 @@ class Causal(nn.Module):
 
 
 def fixed(source: str, code: str) -> str:
-    findings = [finding for finding in audit([SourceFile("train.py", source)]).findings if finding.code == code]
+    findings = [finding for finding in inspect_files([SourceFile("train.py", source)]).findings if finding.code == code]
     return apply_fixes(source, [finding.fix for finding in findings if finding.fix is not None]).source
 
 

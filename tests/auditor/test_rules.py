@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from whet.auditor.collect import SourceFile
-from whet.auditor.engine import audit
+from whet.auditor.engine import inspect_files
 from whet.auditor.finding import Finding
 from whet.auditor.fixing import apply_fixes
 from whet.auditor.rules import RULES
@@ -44,7 +44,7 @@ def _cases(kind: str) -> list[object]:
 
 
 def _found(rule: ModuleType, source: str) -> list[Finding]:
-    result = audit([SourceFile("train.py", source)])
+    result = inspect_files([SourceFile("train.py", source)])
     assert not result.problems
     return [finding for finding in result.findings if finding.code == rule.CODE]
 

@@ -96,6 +96,7 @@ def test_the_command_line_wins_and_the_more_exact_selector_decides(
         ('select = "SYN"', "select must be a list of strings"),
         ("select = [1]", "select must be a list of strings"),
         ("exclude = true", "exclude must be a list of strings"),
+        ('exclude = ["!"]', "'!' is no pattern as in .gitignore"),
         ('per-file-ignores = ["SYN"]', "per-file-ignores must be a table of lists"),
         ('per-file-ignores = { "a" = "SYN" }', "per-file-ignores must be a list of strings"),
         ('per-file-ignores = { "a" = ["XYZ"] }', "per-file-ignores: there is no code 'XYZ'; the families are CMP, MOV"),

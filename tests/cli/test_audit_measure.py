@@ -1,17 +1,13 @@
 """What the command line of `whet audit --measure` refuses, and what it shows."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from whet.auditor.collect import SourceFile
+from whet.auditor.finding import Measured
+from whet.auditor.report import FixTrial, Impact, Phase
 from whet.cli import main
-from whet.cli.audit_measure import MeasuredAudit, table
-from whet.comparison.claim import claim_of
-from whet.comparison.run import Run
-from whet.fix_trials import Impact, Stage
-from whet.measure.evidence import Agreement
+from whet.cli.audit_table import table
 
 
 @pytest.mark.parametrize(
@@ -37,31 +33,27 @@ def test_wrong_use_is_one_line_and_exit_code_2(
     assert len(error.strip().splitlines()) == 1
 
 
-def _run(step_ms: float) -> Run:
-    phases = [{"name": "forward", "ms": step_ms / 2}, {"name": "backward", "ms": None}]
-    report = {"phases": phases, "step_ms": step_ms}
-    return Run(seconds=step_ms / 1e3, peak_bytes=2**20, details={"report": report})
-
-
-def _audit(*, is_kept: bool) -> MeasuredAudit:
-    claim = replace(
-        claim_of([8.0] * 6, [2.0, 2.1, 1.9, 2.0, 2.0, 2.0]),
-        agreement=Agreement(is_same=True, distance=0.0, words="same loss"),
-        pairs=((_run(8.0), _run(2.0)),),
+def _impact(*, is_kept: bool) -> Impact:
+    total = Measured(4.0, 3.9, 4.1, "pass", "same loss", 2**20, 2**20, num_pairs=6)
+    first = "kept" if is_kept else "no gain"
+    return Impact(
+        command="whet audit train.py --measure --",
+        trials=(
+            FixTrial("CMP105", "loop-over-loss-terms", 1, ("one pass",), False, first, total),
+            FixTrial("SYN101", "item-in-loop", 2, ("sum",), False, "failed", None, "ValueError: no"),
+        ),
+        before_ms=8.0,
+        total=total if is_kept else None,
+        phases=(Phase("forward", 4.0, 1.0), Phase("step", 8.0, 2.0)),
+        num_steps=12,
+        unfixed=("DAT104",),
     )
-    stages = (
-        Stage("CMP105", "loop-over-loss-terms", 1, ("one pass",), False, "kept" if is_kept else "no gain", claim),
-        Stage("SYN101", "item-in-loop", 2, ("sum",), False, "failed", None, "ValueError: no"),
-    )
-    file = SourceFile("train.py", "")
-    impact = Impact(_run(8.0), stages, claim if is_kept else None, (file,), 12, 1.0, ("DAT104",))
-    return MeasuredAudit.of((file,), impact, "whet audit train.py --measure")
 
 
 def test_the_table_says_what_was_kept_what_failed_and_what_is_left() -> None:
-    text = table(_audit(is_kept=True))
+    text = table(_impact(is_kept=True))
     assert max(map(len, text.splitlines())) <= 80
-    assert "All kept fixes: 4.00x faster a step" in text
+    assert "All kept fixes: 4.00x faster a step (3.90 to 4.10), 6 pairs of processes." in text
     assert "Same loss." in text
     assert "no: failed" in text
     assert "ValueError: no" in text
@@ -69,5 +61,5 @@ def test_the_table_says_what_was_kept_what_failed_and_what_is_left() -> None:
 
 
 def test_where_nothing_pays_it_says_so() -> None:
-    text = table(_audit(is_kept=False))
+    text = table(_impact(is_kept=False))
     assert "No fix paid on this machine: a step takes 8 ms, as before." in text

@@ -81,8 +81,8 @@ def _engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     FakeEngine.made = []
     (tmp_path / "DIR").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("whet.cli.chat.Tokenizer", FakeTokenizer)
-    monkeypatch.setattr("whet.cli.chat.Engine", FakeEngine)
+    monkeypatch.setattr("whet.server.conversation.Tokenizer", FakeTokenizer)
+    monkeypatch.setattr("whet.server.conversation.Engine", FakeEngine)
     yield
     assert all(engine.is_closed and engine.num_open == 0 for engine in FakeEngine.made)
 

@@ -13,12 +13,12 @@ import torch
 
 from whet import cli
 from whet.bounds import Bound
-from whet.cli import profile_child, profile_target
+from whet.cli import profile_target
 from whet.errors import InputsError, ModelError, OptionError, OutputError
 from whet.measure.isolate import Failure, FailureKind, Outcome
-from whet.measure.quiet import Patience
 from whet.profiler.report import Report, as_json
 from whet.profiler.verdict import Verdict
+from whet.target_profiler import model, profiled_process
 
 TARGETS = """
 import os, signal
@@ -104,18 +104,28 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, failure: Failure | None, *, note
     """What the child leaves behind."""
 
     def isolated(function: str, arguments: Any, directory: Path, **limits: Any) -> Outcome:
-        assert function is profile_child.look
+        assert function is model.look
         assert limits["time_limit_s"] == 300.0 and limits["memory_limit_bytes"] > 10**8
         if noted:
             (directory / "partial.json").write_text(json.dumps(as_json(PART)))
         return Outcome(as_json(PART) if failure is None else None, failure, 1.0, 0)
 
-    monkeypatch.setattr(profile_target, "run_isolated", isolated)
+    monkeypatch.setattr(profiled_process, "run_isolated", isolated)
 
 
 def call(**more: Any) -> None:
     profile_target.run_target(
-        "t", **{"out": None, "depth": 3, "rows": 5, "limit": "5m", "as_json": False, "patience": Patience(), **more}
+        "t",
+        **{
+            "out": None,
+            "depth": 3,
+            "rows": 5,
+            "limit_s": 300.0,
+            "on_busy": "wait",
+            "busy_wait": "2m",
+            "as_json": False,
+            **more,
+        },
     )
 
 
@@ -142,7 +152,7 @@ def test_errors_of_the_user_keep_their_kind(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_output_that_cannot_be_is_refused_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(profile_target, "run_isolated", None)
+    monkeypatch.setattr(profiled_process, "run_isolated", None)
     (tmp_path / "file").write_text("mine")
     for out in (tmp_path, tmp_path / "file"):
         with pytest.raises(OutputError):
@@ -155,7 +165,7 @@ def test_ctrl_c_shows_what_is_known(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         (directory / "partial.json").write_text(json.dumps(as_json(PART)))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(profile_target, "run_isolated", isolated)
+    monkeypatch.setattr(profiled_process, "run_isolated", isolated)
     with pytest.raises(KeyboardInterrupt):
         call()
     assert "It computes." in capsys.readouterr().out
@@ -185,6 +195,7 @@ def test_traces_and_steps_go_to_their_own_commands(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         "whet.cli.profile._run", lambda module, function, *args, **kwargs: called.append((module, function, *args))
     )
+    monkeypatch.setattr(model, "profile_nvtx", lambda target: called.append(("nvtx", target)))
     for arguments in (["--trace", "a", "--trace", "b"], ["--trace", "a", "b"], ["t", "--step"], ["t", "--nvtx"], ["t"]):
         with pytest.raises(SystemExit) as ended:
             cli.main(["profile", *arguments])
@@ -193,7 +204,7 @@ def test_traces_and_steps_go_to_their_own_commands(monkeypatch: pytest.MonkeyPat
         ("profile_trace", "run_trace", [Path("a"), Path("b")]),
         ("profile_trace", "run_trace", [Path("a"), Path("b")]),
         ("profile_step", "run_step", "t"),
-        ("profile_child", "run_nvtx", "t"),
+        ("nvtx", "t"),
         ("profile_target", "run_target", "t"),
     ]
 

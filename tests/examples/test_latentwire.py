@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from whet.auditor.collect import SourceFile
-from whet.auditor.engine import audit
+from whet.auditor.engine import inspect_files
 from whet.auditor.fixing import apply_fixes
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "latentwire"
@@ -28,7 +28,7 @@ def _files(folder: str) -> list[SourceFile]:
 
 @pytest.mark.parametrize("name", list(PLANTED))
 def test_what_was_planted_is_found(name: str) -> None:
-    found = {finding.code for finding in audit(_files("slow")).findings if finding.path == name}
+    found = {finding.code for finding in inspect_files(_files("slow")).findings if finding.path == name}
     assert found >= PLANTED[name]
 
 
@@ -41,7 +41,7 @@ def test_the_readme_names_every_flaw() -> None:
 
 def test_fast_is_slow_with_the_fixes_that_paid() -> None:
     slow, fast = _files("slow"), {file.path: file.text for file in _files("fast")}
-    findings = [finding for finding in audit(slow).findings if finding.code in ("CMP105", "DAT106")]
+    findings = [finding for finding in inspect_files(slow).findings if finding.code in ("CMP105", "DAT106")]
     for file in slow:
         fixes = [finding.fix for finding in findings if finding.path == file.path and finding.fix is not None]
         assert apply_fixes(file.text, fixes).source == fast[file.path]

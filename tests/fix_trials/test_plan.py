@@ -11,8 +11,8 @@ import pytest
 from whet.auditor.collect import SourceFile
 from whet.auditor.finding import Confidence, Finding, Fix, Gain, Hot, Priority, ReplaceExpression, Span
 from whet.errors import TargetError
-from whet.fix_trials import measure_impact, plan
-from whet.fix_trials.plan import script_at
+from whet.fix_trials import plan
+from whet.fix_trials.plan import measure_impact, script_at
 from whet.measure.isolate import Failure, FailureKind, Function, Outcome
 
 SOURCE = "COST = 8\nLOSS = 2\nUSELESS = 0\nBROKEN = 0\n"
@@ -68,20 +68,22 @@ def test_what_pays_at_the_same_loss_is_kept_and_nothing_else(
     script.write_text(SOURCE)
     place = script_at(script, [], tmp_path.parent / "work", num_steps=6, limit_s=10)
     told: list[str] = []
-    impact = measure_impact(place, [SourceFile("train.py", SOURCE)], look, budget_s=100, report=told.append)
-    assert {stage.code: stage.status for stage in impact.stages} == {
+    impact, files = measure_impact(place, [SourceFile("train.py", SOURCE)], look, budget_s=100, report=told.append)
+    assert {trial.code: trial.status for trial in impact.trials} == {
         "BBB101": "another loss",
         "DDD101": "failed",
         "CCC101": "no gain",
         "AAA101": "kept",
     }
-    assert [stage.code for stage in impact.stages] == ["BBB101", "DDD101", "CCC101", "AAA101"]  # by their promise
-    assert impact.files[0].text == SOURCE.replace("COST = 8", "COST = 2")
+    assert [trial.code for trial in impact.trials] == ["BBB101", "DDD101", "CCC101", "AAA101"]  # by their promise
+    assert files[0].text == SOURCE.replace("COST = 8", "COST = 2")
     assert script.read_text() == SOURCE
     assert impact.total is not None
     assert impact.total.ratio == pytest.approx(4.0, rel=0.01)
     assert impact.total.num_pairs == 6
-    assert impact.total.is_gain
+    assert impact.total.verdict == "pass"
+    assert impact.before_ms == pytest.approx(8000, rel=0.01)
+    assert impact.command == f"whet audit {script} --measure --"
     assert started[0] == {"COST": 8, "LOSS": 2, "USELESS": 0, "BROKEN": 0}
 
 
@@ -91,8 +93,8 @@ def test_without_time_nothing_is_tried_and_it_says_so(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(SOURCE)
     place = script_at(tmp_path / "train.py", [], tmp_path.parent / "work", num_steps=6, limit_s=10)
-    impact = measure_impact(place, [SourceFile("train.py", SOURCE)], look, budget_s=0, report=lambda line: None)
-    assert {stage.status for stage in impact.stages} == {"not tried"}
+    impact, _ = measure_impact(place, [SourceFile("train.py", SOURCE)], look, budget_s=0, report=lambda line: None)
+    assert {trial.status for trial in impact.trials} == {"not tried"}
     assert impact.total is None
     assert len(started) == 1
 
@@ -107,11 +109,11 @@ def test_what_lies_in_inference_is_not_tried_and_it_says_why(
     def look_in_evaluate(files: Sequence[SourceFile]) -> list[Finding]:
         return [replace(found, hot=Hot("inference loop", "evaluate")) for found in look(files)]
 
-    impact = measure_impact(
+    impact, _ = measure_impact(
         place, [SourceFile("train.py", SOURCE)], look_in_evaluate, budget_s=100, report=lambda line: None
     )
     assert len(started) == 1
-    assert {(stage.status, stage.why.partition(",")[0]) for stage in impact.stages} == {
+    assert {(trial.status, trial.why.partition(",")[0]) for trial in impact.trials} == {
         ("not tried", "it lies in inference")
     }
 

@@ -1,6 +1,5 @@
 """The description of this machine, and its fingerprint."""
 
-import importlib
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.auditor.report import MachineFacts
-from whet.cli.audit_machine import machine_facts
-from whet.machine import Gpu, Machine, describe
+from whet.machine import Gpu, Machine, describe, description
+from whet.machine.audit_facts import machine_facts
 from whet.machine.nvidia import driver_version
 
 MACHINE = Machine(
@@ -42,9 +41,8 @@ def test_describes_this_machine() -> None:
 
 
 def test_a_container_bounds_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("whet.machine.describe")  # its name in the package is the function's
-    monkeypatch.setattr(module, "cpu_quota", lambda: 1)
-    monkeypatch.setattr(module, "memory_limit", lambda: 2**29)
+    monkeypatch.setattr(description, "cpu_quota", lambda: 1)
+    monkeypatch.setattr(description, "memory_limit", lambda: 2**29)
     machine = describe.__wrapped__()  # past the cache
     assert machine.cores == 1
     assert machine.memory_bytes == 2**29
@@ -82,16 +80,15 @@ def test_the_list_of_gpus_changes_no_fingerprint() -> None:
 
 
 def test_the_current_gpu_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("whet.machine.describe")
     gpus = (Gpu(0, "A100", (8, 0), 40), Gpu(1, "H100", (9, 0), 80), Gpu(2, "A100", (8, 0), 40))
-    monkeypatch.setattr(module, "torch_gpus", lambda: gpus)
-    monkeypatch.setattr(module, "driver_version", lambda: "550.54.15")
+    monkeypatch.setattr(description, "torch_gpus", lambda: gpus)
+    monkeypatch.setattr(description, "driver_version", lambda: "550.54.15")
     monkeypatch.setattr("torch.cuda.current_device", lambda: 1)
     machine = describe.__wrapped__()
     assert [gpu.index for gpu in machine.gpus] == [1, 0, 2]
     assert (machine.gpu, machine.has_cuda) == ("H100 (sm_90)", True)
     assert machine.gpu_driver.startswith("550.54.15, ")
-    monkeypatch.setattr("whet.cli.audit_machine.describe", lambda: machine)
+    monkeypatch.setattr("whet.machine.audit_facts.describe", lambda: machine)
     assert machine_facts() == MachineFacts(machine.cores, machine.memory_bytes, "A100", 40, 3)
 
 

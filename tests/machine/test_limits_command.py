@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from whet.cli.limits import limits
 from whet.machine import Gpu, Limits, Link, Machine, Node, Topology, describe
+from whet.machine.measured_limits import limits as measured_limits
 from whet.machine.topology import LinkKind
 
 
@@ -32,7 +34,7 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
             ),
         )
 
-    monkeypatch.setattr("whet.cli.limits.load_limits", load)
+    monkeypatch.setattr("whet.machine.measured_limits.load_limits", load)
     return loads
 
 
@@ -54,6 +56,13 @@ def test_json(capsys: pytest.CaptureFixture[str], measured: list[bool]) -> None:
     assert found["machine"]["cores"] == describe().cores
     assert found["topology"]["nodes"][0]["number"] == 0
     assert all(measured)
+
+
+def test_the_function_gives_what_the_command_prints(capsys: pytest.CaptureFixture[str], measured: list[bool]) -> None:
+    found = measured_limits(refresh=True)
+    limits(as_json=True, refresh=True)
+    assert json.loads(capsys.readouterr().out)["limits"] == json.loads(json.dumps([asdict(each) for each in found]))
+    assert measured == [True] * 2 * len(found)
 
 
 def test_more_than_a_cpu_is_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ class Audit:
     problems: tuple[Problem, ...]
 
 
-def audit(files: Sequence[SourceFile]) -> Audit:
+def inspect_files(files: Sequence[SourceFile]) -> Audit:
     """Run all rules over files that belong together."""
     modules, problems = [], []
     root = _root(files)

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-_PIECE = re.compile(r"\*\*/|/\*\*$|\*\*|\*|\?|\[!?\]?[^\]]*\]|.", re.DOTALL)
-_AS_REGEX = {"**/": "(?:[^/]+/)*", "/**": "/.+", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether a relative path with slashes, or a directory above it, fits the pattern."""
-    return _regex(pattern).match(path) is not None
+    """Whether a relative path with slashes, or a directory above it, fits the pattern.
+
+    A pattern that ends in a slash fits the path itself as well, as a path does not say whether it is a directory.
+    Raises ValueError for what is no pattern.
+    """
+    spec = _spec(pattern.removeprefix("./"))
+    return spec.match_file(path) or (pattern.endswith("/") and spec.match_file(f"{path}/"))
 
 
 @cache
-def _regex(pattern: str) -> re.Pattern[str]:
-    pattern = pattern.removeprefix("./")
-    anywhere = "/" not in pattern.rstrip("/")
-    body = "".join(map(_piece, _PIECE.findall(pattern.strip("/"))))
-    return re.compile(f"{'(?:.*/)?' if anywhere else ''}(?:{body})(?:/|$)")
-
-
-def _piece(text: str) -> str:
-    if text in _AS_REGEX:
-        return _AS_REGEX[text]
-    if text.startswith("[") and len(text) > 2:
-        inner = text[1:-1].replace("\\", "\\\\")
-        return f"[^{inner[1:]}]" if inner.startswith("!") else f"[{inner}]" if inner[0] != "^" else f"[\\{inner}]"
-    return re.escape(text)
+def _spec(pattern: str) -> GitIgnoreSpec:
+    """Imported only here: most audits have no patterns."""
+    spec: GitIgnoreSpec = import_module("pathspec").GitIgnoreSpec.from_lines([pattern])
+    return spec

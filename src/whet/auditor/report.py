@@ -22,13 +22,46 @@ class MachineFacts:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One fix as it was tried on top of those kept before it. measured: None where it could not be run."""
+class FixTrial:
+    """All fixes of one rule, tried on top of what was kept before.
 
-    label: str
-    measured: Measured | None
-    is_kept: bool
-    reason: str = ""
+    Attributes:
+        num_findings: Findings of the rule that have a fix.
+        titles: What the fixes do, in words.
+        is_safe: Whether the program computes the same with them.
+        status: "kept", "no gain", "another loss", "failed", "not measured", "not applied" or "not tried".
+        measured: What the processes gave; None where they could not be run.
+        why: Why the fixes were not kept, where the status does not say it all.
+    """
+
+    code: str
+    name: str
+    num_findings: int
+    titles: tuple[str, ...]
+    is_safe: bool
+    status: str
+    measured: Measured | None = None
+    why: str = ""
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the fixes pay, at the same loss."""
+        return self.status == "kept"
+
+    @property
+    def evidence(self) -> Measured | None:
+        """What was measured, where that can be believed: not of runs that failed or were disturbed."""
+        return None if self.status in ("failed", "not measured") else self.measured
+
+    @property
+    def label(self) -> str:
+        """The rule and what its fixes do."""
+        return f"{self.code} {self.name}: {'; '.join(self.titles)}"
+
+    @property
+    def reason(self) -> str:
+        """Why the fixes were not kept; "" where they were."""
+        return "" if self.is_kept else f"{self.status}{f' ({self.why})' if self.why else ''}"
 
 
 @dataclass(frozen=True)
@@ -42,13 +75,37 @@ class Phase:
 
 @dataclass(frozen=True)
 class Impact:
-    """What was measured: the script as it is against a copy with every fix that was kept. total: None without any."""
+    """What the fixes of a training script are worth on this machine.
+
+    Attributes:
+        command: The command that measures it again.
+        trials: The fixes of each rule, in the order in which they were tried.
+        before_ms: A step of the script as it is, in milliseconds.
+        total: All kept fixes against the script as it is; None without any. Its verdict is "pass" where they pay.
+        phases: Of a step, before and after.
+        num_steps: Optimiser steps of each process.
+        seconds: Wall time.
+        unfixed: Codes that were found and have no fix to try.
+        busy: Why something could not be judged, on a busy machine.
+    """
 
     command: str
-    steps: tuple[Step, ...] = ()
+    trials: tuple[FixTrial, ...] = ()
+    before_ms: float = 0.0
     total: Measured | None = None
     phases: tuple[Phase, ...] = ()
-    method: str = ""
+    num_steps: int = 0
+    seconds: float = 0.0
+    unfixed: tuple[str, ...] = ()
+    busy: str = ""
+
+    @property
+    def method(self) -> str:
+        """How it was measured, in sentences."""
+        return (
+            f"Processes in turn (AB BA ...), each of at most {self.num_steps} optimiser steps, the first three not "
+            "counted; a process counts as the median of its steps. Each fix was tried on top of those kept before it."
+        )
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from whet.auditor.baseline import Baseline, Matched
+from whet.auditor.baseline import Baseline, Matched, baseline_text
 from whet.auditor.card import Card, read_card
 from whet.auditor.collect import Problem, SourceFile, collect
-from whet.auditor.engine import audit
+from whet.auditor.engine import inspect_files
 from whet.auditor.finding import Finding, Fix
 from whet.auditor.noqa import without_silenced
 from whet.auditor.report import Report
 from whet.auditor.rules import RULES
 from whet.auditor.settings import Settings
+from whet.files import write_whole
 
 if TYPE_CHECKING:
     from whet.auditor.fixing import Applied
@@ -36,13 +37,18 @@ class Change:
 class Outcome:
     """The report, what fixes change, and all findings, with lines of `SourceFile.text`, those of a baseline among them.
 
-    files: as they are after the fixes.
+    files: as they are after the fixes. failures: a line for each file that could not be written.
     """
 
     report: Report
     changes: tuple[Change, ...]
     findings: tuple[Finding, ...]
     files: tuple[SourceFile, ...]
+    failures: tuple[str, ...] = ()
+
+    def write_baseline(self, path: Path) -> None:
+        """Write all findings, to be known from now on. Raises OutputError."""
+        write_whole(path, baseline_text(self.findings, self.files, path.absolute().parent))
 
 
 def run(
@@ -114,7 +120,7 @@ def in_cell(finding: Finding, sources: dict[str, SourceFile]) -> Finding:
 
 def look(files: Sequence[SourceFile], settings: Settings) -> tuple[list[Finding], tuple[Problem, ...]]:
     """What is found in the files, of codes that are on, without what comments silence."""
-    found = audit(files)
+    found = inspect_files(files)
     wanted = [finding for finding in found.findings if settings.is_on(finding.code, finding.path)]
     return without_silenced(wanted, files), tuple(found.problems)
 

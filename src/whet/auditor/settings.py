@@ -162,11 +162,17 @@ def _checked(table: Mapping[str, object], path: Path, codes: Collection[str]) ->
     baseline = table.get("baseline")
     if baseline is not None and (not isinstance(baseline, str) or not baseline):
         raise AuditError(f'{where}.baseline must be the name of a file, as "audit-baseline.json"')
+    exclude = _strings(table.get("exclude", []), f"{where}.exclude")
+    for pattern in (*exclude, *ignores):
+        try:
+            matches("", pattern)
+        except ValueError as error:
+            raise AuditError(f"{where}: {pattern!r} is no pattern as in .gitignore: {reason(error)}") from error
     return Settings(
         root=path.parent,
         select=_codes(table, "select", where, codes) if "select" in table else None,
         ignore=_codes(table, "ignore", where, codes),
-        exclude=_strings(table.get("exclude", []), f"{where}.exclude"),
+        exclude=exclude,
         per_file_ignores={
             pattern: check_codes(_strings(given, f"{where}.per-file-ignores"), codes, f"{where}.per-file-ignores")
             for pattern, given in ignores.items()

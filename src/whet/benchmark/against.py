@@ -10,7 +10,7 @@ from typing import Any
 
 from whet.benchmark.checkout import Tree, checked_out
 from whet.benchmark.point import first_calls
-from whet.benchmark.report import BenchmarkVerdict, Gate, Point, Sweep
+from whet.benchmark.report import BenchmarkVerdict, Gate, Point, Sweep, read_sweep
 from whet.benchmark.sweep import grid
 from whet.comparison import sequential
 from whet.comparison.claim import Claim, Verdict
@@ -22,7 +22,9 @@ from whet.comparison.turns import take_turns
 from whet.comparison.variant import Variant
 from whet.errors import BaselineError, OptionError
 from whet.machine import Machine, describe
-from whet.measure.quiet import Patience
+from whet.measure.quiet import WAIT_S, OnBusy, Patience
+
+BASELINE_PROCESSES = 5  # for each point: how processes scatter can be told from so many
 
 Benchmark = tuple[str, tuple[Side, Side]]
 """What people call a benchmark, and the same target at the same size in the old tree and in the new one."""
@@ -39,6 +41,8 @@ def compare_with(
     budget_s: float = 0.5,
     time_limit_s: float = 300.0,
     directory: Path | None = None,
+    on_busy: str = OnBusy.WAIT,
+    busy_wait_s: float = WAIT_S,
     patience: Patience | None = None,
     report: Callable[[BenchmarkVerdict], None] = lambda verdict: None,
 ) -> Gate:
@@ -56,7 +60,10 @@ def compare_with(
         budget_s: Seconds of timing in each process.
         time_limit_s: Seconds after which a process is ended.
         directory: Any directory of the work tree; the current one, if not given.
-        patience: How long to wait where the machine is busy. Pairs that it disturbed do not count.
+        on_busy: What to do where other processes disturb: "wait", "inconclusive" or "go-on". Pairs that were disturbed
+            do not count, but with the last.
+        busy_wait_s: Seconds to wait in all.
+        patience: In place of the two above, where the caller shows the waiting.
         report: Is told how a benchmark stands, after each of its pairs.
 
     Raises:
@@ -65,6 +72,7 @@ def compare_with(
     """
     if not 0 < tolerance < 1:
         raise OptionError(f"the tolerance must lie between 0 and 1: 0.02 allows two percent; got {tolerance}")
+    patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     with checked_out(against, directory) as trees, tempfile.TemporaryDirectory(prefix="whet-gate-") as scratch:
         benchmarks: list[Benchmark] = []
         for number, (target, sizes) in enumerate(itertools.product(targets, grid(batch, seq))):
@@ -75,6 +83,7 @@ def compare_with(
             ]
             benchmarks.append((label, (sides[0], sides[1])))
         stop = Sequential(tolerance, tuple(looks))
+        patience.begin()
         return run_gate(benchmarks, trees, Turns(take_turns), stop, patience=patience, report=report)
 
 
@@ -153,6 +162,18 @@ def run_gate(
         verdicts=verdicts,
         seconds=time.monotonic() - started,
     )
+
+
+def read_baseline(path: str | Path) -> Sweep:
+    """Read a saved sweep, to be held against on this machine.
+
+    Raises:
+        BaselineError: There is none, it is damaged, or it is of another machine.
+    """
+    baseline = read_sweep(Path(path))
+    machine = describe()
+    check_machine(baseline, machine, machine.fingerprint)
+    return baseline
 
 
 def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = sequential.TOLERANCE) -> Gate:

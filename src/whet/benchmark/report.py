@@ -65,8 +65,8 @@ class Sweep(BaseModel):
     points: list[Point]
     growth: dict[str, list[Growth]] = Field(default_factory=dict)  # by target
 
-    def write(self, path: Path) -> None:
-        write_whole(path, json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
+    def write(self, path: str | Path) -> None:
+        write_whole(Path(path), json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
 
 
 class BenchmarkVerdict(BaseModel):

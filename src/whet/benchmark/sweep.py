@@ -62,14 +62,16 @@ def bench(
     """
     if processes < 1 or budget_s <= 0:
         raise OptionError("a point needs at least one process and some time")
+    all_sizes = grid(batch, seq)
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
+    patience.begin()
     machine = describe()
     load_limits(machine)  # measured once, before anything else runs
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     options = {"budget_s": budget_s, "with_memory": with_memory, "with_energy": with_energy, "with_limit": True}
     points = []
     with tempfile.TemporaryDirectory(prefix="whet-bench-") as scratch:
-        for target, sizes in itertools.product(targets, grid(batch, seq)):
+        for target, sizes in itertools.product(targets, all_sizes):
             arguments = {"target": target, "sizes": sizes, **options}
             run = partial(_run, arguments, Path(scratch), time_limit_s, memory_limit_bytes)
             points.append(_measured(target, sizes, run, processes, patience))

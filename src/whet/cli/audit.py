@@ -2,30 +2,25 @@
 
 import argparse
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import NoReturn, TextIO
 
-from whet.auditor.baseline import baseline_text, read_baseline
+from whet.auditor.audit import audit
 from whet.auditor.card import Card
 from whet.auditor.formats import FORMATS, render
 from whet.auditor.report import MachineFacts, count
-from whet.auditor.rules import RULES
-from whet.auditor.run import Change, Outcome, cards, look, run
-from whet.auditor.settings import Settings, check_codes, near, read_settings
-from whet.errors import AuditError, OptionError, OutputError
+from whet.auditor.run import Change, Outcome, cards
+from whet.auditor.settings import near
+from whet.cli.audit_table import table
+from whet.errors import AuditError, OptionError
 from whet.files import check_file, write_whole
 
-if TYPE_CHECKING:
-    from whet.cli.audit_measure import MeasuredAudit
-
 _CLEAN, _FINDINGS, _FAILED, _INCONCLUSIVE = 0, 1, 2, 3
-_LEAST_STEPS = 6
 _REPORTS = ("markdown", "html")  # formats that give advice for the machine at hand
 _ABOUT = """Find what makes PyTorch code slow, say what it may cost, and fix it.
 
@@ -87,21 +82,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _audit(given: argparse.Namespace, output_format: str) -> int:
-    settings = read_settings(given.paths, RULES)
-    settings = replace(
-        settings,
-        given_select=check_codes(_split(given.select), RULES, "--select") if given.select else None,
-        given_ignore=check_codes(_split(given.ignore or []), RULES, "--ignore"),
-    )
-    measured = _measured(given, settings) if given.measure else None
-    outcome = (
-        _outcome(given, settings) if measured is None else measured.outcome(settings, write=given.fix or given.diff)
-    )
-    failures = [] if given.diff else [line for change in outcome.changes if (line := _write(change)) is not None]
+    outcome = _measured(given) if given.measure else _found(given)
     machine = _machine() if output_format in _REPORTS and not given.diff else None
-    report = replace(outcome.report, command=_command(given.paths), machine=machine)
-    report = report if measured is None else measured.added_to(report)
-    for line in [*report.notes, *(problem.text for problem in report.problems), *failures]:
+    report = replace(outcome.report, machine=machine)
+    for line in [*report.notes, *(problem.text for problem in report.problems), *outcome.failures]:
         _say(line, sys.stderr)
     if given.diff:
         _put("\n".join(map(_diff, outcome.changes)), given.out)
@@ -110,46 +94,53 @@ def _audit(given: argparse.Namespace, output_format: str) -> int:
     else:
         colour = given.out is None and _has_colour(sys.stdout)
         _put(render(report, output_format, colour=colour, columns=_columns(given.out)), given.out)
-    if measured is not None and output_format in ("full", "concise"):
-        _say(measured.table())
+    if report.impact is not None and output_format in ("full", "concise"):
+        _say(table(report.impact))
     if given.out is not None:
         _say(f"{report.summary()}\nwritten to {given.out}", sys.stderr)
     if given.write_baseline is not None:
-        directory = given.write_baseline.absolute().parent
-        write_whole(given.write_baseline, baseline_text(outcome.findings, outcome.files, directory))
+        if given.measure:
+            outcome.write_baseline(given.write_baseline)
         _say(f"{count(len(outcome.findings), 'finding')} written to {given.write_baseline}", sys.stderr)
-    if report.problems or failures:
+    if report.problems or outcome.failures:
         return _FAILED
-    if measured is not None and measured.impact.busy:
+    if report.impact is not None and report.impact.busy:
         return _INCONCLUSIVE
     is_left = report.findings or (given.diff and outcome.changes)
     return _FINDINGS if is_left and given.write_baseline is None else _CLEAN
 
 
-def _outcome(given: argparse.Namespace, settings: Settings) -> Outcome:
-    path = given.baseline or settings.baseline
-    if path is not None and given.write_baseline is not None and not path.exists():
-        path = None  # about to be written for the first time
-    known = read_baseline(path) if path is not None else None
-    return run(given.paths, settings, baseline=known, fix=given.fix or given.diff, unsafe=given.unsafe_fixes)
+def _found(given: argparse.Namespace) -> Outcome:
+    return audit(
+        given.paths,
+        select=_split(given.select) if given.select else None,
+        ignore=_split(given.ignore or []),
+        baseline=given.baseline,
+        write_baseline=given.write_baseline,
+        fix=given.fix or given.diff,
+        unsafe_fixes=given.unsafe_fixes,
+        write=not given.diff,
+    )
 
 
-def _measured(given: argparse.Namespace, settings: Settings) -> "MeasuredAudit":
+def _measured(given: argparse.Namespace) -> Outcome:
     """Imported only here: it needs torch."""
-    module = import_module("whet.cli.audit_measure")
+    patience_of = import_module("whet.measure.quiet").Patience
+    on_busy = import_module("whet.measure.quiet").OnBusy.checked(given.on_busy)
     seconds = import_module("whet.cli.units").seconds
-    if given.steps < _LEAST_STEPS:
-        raise OptionError(f"--steps {given.steps} are too few: the first three are not counted; give {_LEAST_STEPS}")
-    measured: MeasuredAudit = module.measure(
+    outcome: Outcome = import_module("whet.fix_trials.measure_fixes").measure_fixes(
         given.paths[0],
         given.arguments,
-        lambda files: look(files, settings)[0],
         num_steps=given.steps,
         budget_s=seconds(given.budget),
-        on_busy=given.on_busy,
-        busy_wait_s=seconds(given.busy_wait),
+        select=_split(given.select) if given.select else None,
+        ignore=_split(given.ignore or []),
+        fix=given.fix or given.diff,
+        write=not given.diff,
+        patience=patience_of(on_busy, seconds(given.busy_wait), report=lambda text: _say(text, sys.stderr)),
+        report=lambda line: _say(line, sys.stderr),
     )
-    return measured
+    return outcome
 
 
 def _split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -159,26 +150,6 @@ def _split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         return given, []
     place = given.index("--")
     return given[:place], given[place + 1 :]
-
-
-def _write(change: Change) -> str | None:
-    """Write a file whole or not at all, with its encoding and permissions; what is wrong where that cannot be done."""
-    path = Path(change.before.path).resolve()  # through links: they stay
-    encoding = change.before.encoding
-    try:
-        if path.read_bytes() != change.before.text.encode(encoding):
-            return f"{change.before.path}: not fixed: it was changed meanwhile"
-        if not os.access(path, os.W_OK):
-            return f"{change.before.path}: not fixed: it may not be written"
-        data = change.text.encode(encoding)
-        mode = path.stat().st_mode
-        write_whole(path, data)
-        path.chmod(mode)
-    except UnicodeError:
-        return f"{change.before.path}: not fixed: its encoding, {encoding}, cannot hold the fix"
-    except (OSError, OutputError) as error:
-        return f"{change.before.path}: not fixed: {error}"
-    return None
 
 
 def _diff(change: Change) -> str:
@@ -210,12 +181,8 @@ def _split(given: Sequence[str]) -> list[str]:
 
 def _machine() -> MachineFacts:
     """Imported only here: it needs torch, which takes seconds."""
-    facts: Callable[[], MachineFacts] = import_module("whet.cli.audit_machine").machine_facts
+    facts: Callable[[], MachineFacts] = import_module("whet.machine.audit_facts").machine_facts
     return facts()
-
-
-def _command(paths: Sequence[Path]) -> str:
-    return " ".join(["whet audit", *(shlex.quote(str(path)) for path in paths)])
 
 
 def _has_colour(stream: TextIO) -> bool:

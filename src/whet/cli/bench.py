@@ -7,61 +7,75 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from whet.benchmark.against import against_baseline, check_machine, compare_with
+from whet.benchmark.against import BASELINE_PROCESSES, against_baseline, compare_with, read_baseline
 from whet.benchmark.formats import github_annotations, junit_xml, sweep_csv
 from whet.benchmark.plot import plot_sweep
-from whet.benchmark.report import Gate, Sweep, read_sweep
+from whet.benchmark.report import Gate, Sweep
 from whet.benchmark.sweep import bench as run_bench
 from whet.cli.bench_checks import check_bench
 from whet.cli.bench_tables import show_gate, show_growth, show_notes, show_sweep, show_verdict
-from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_of, shown
+from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_of
 from whet.cli.units import num_bytes, seconds
 from whet.comparison.claim import Verdict
 from whet.comparison.sequential import TOLERANCE
 from whet.errors import OptionError
 from whet.files import write_whole
-from whet.machine import describe
 from whet.measure.quiet import Patience
 
-_BASELINE_PROCESSES = 5  # how processes scatter can be told from so many
 _ENDED_BADLY = 2
 _EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: INCONCLUSIVE}
 
+_Targets = Annotated[
+    list[str],
+    typer.Argument(metavar="TARGET...", help="built-in name, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION"),
+]
+_Batch = Annotated[str, typer.Option(help="samples per batch, as 1,8,32")]
+_Seq = Annotated[str, typer.Option(help="tokens per sample, as 128,512")]
+_Save = Annotated[Path | None, typer.Option(help="write the sweep as JSON, to be a baseline")]
+_Compare = Annotated[Path | None, typer.Option(help="judge against such a baseline, of the same machine")]
+_Against = Annotated[str | None, typer.Option(help="judge against a git reference, in process pairs")]
+_Tolerance = Annotated[float, typer.Option(help="slowdown that passes: 0.02 is two percent")]
 _Processes = Annotated[int | None, typer.Option(help="per point", show_default="1; 5 with --save or --compare")]
 _Budget = Annotated[str | None, typer.Option(help="timing in each process", show_default="1s; 0.5s with --against")]
+_Limit = Annotated[str, typer.Option(help="time limit of each process")]
+_Memory = Annotated[bool, typer.Option("--memory", help="also working memory and live tensors")]
+_MemoryLimit = Annotated[str | None, typer.Option(help="of each process, as 8GB")]
+_Energy = Annotated[bool, typer.Option("--energy", help="also joules, where the machine counts them")]
+_Csv = Annotated[Path | None, typer.Option(help="write the sweep as CSV")]
+_Plot = Annotated[Path | None, typer.Option(help="draw the sweep, as .svg, .png or .pdf")]
+_Junit = Annotated[Path | None, typer.Option(help="write the verdicts as JUnit XML")]
+_Github = Annotated[bool, typer.Option("--github", help="print the verdicts as GitHub annotations")]
+_AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
 
 
 def bench(
-    targets: Annotated[
-        list[str],
-        typer.Argument(metavar="TARGET...", help="built-in name, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION"),
-    ],
-    batch: Annotated[str, typer.Option(help="samples per batch, as 1,8,32")] = "",
-    seq: Annotated[str, typer.Option(help="tokens per sample, as 128,512")] = "",
-    save: Annotated[Path | None, typer.Option(help="write the sweep as JSON, to be a baseline")] = None,
-    compare: Annotated[Path | None, typer.Option(help="judge against such a baseline, of the same machine")] = None,
-    against: Annotated[str | None, typer.Option(help="judge against a git reference, in process pairs")] = None,
-    tolerance: Annotated[float, typer.Option(help="slowdown that passes: 0.02 is two percent")] = TOLERANCE,
+    targets: _Targets,
+    batch: _Batch = "",
+    seq: _Seq = "",
+    save: _Save = None,
+    compare: _Compare = None,
+    against: _Against = None,
+    tolerance: _Tolerance = TOLERANCE,
     processes: _Processes = None,
     budget: _Budget = None,
-    limit: Annotated[str, typer.Option(help="time limit of each process")] = "5m",
-    memory: Annotated[bool, typer.Option("--memory", help="also working memory and live tensors")] = False,
-    memory_limit: Annotated[str | None, typer.Option(help="of each process, as 8GB")] = None,
-    energy: Annotated[bool, typer.Option("--energy", help="also joules, where the machine counts them")] = False,
-    csv: Annotated[Path | None, typer.Option(help="write the sweep as CSV")] = None,
-    plot: Annotated[Path | None, typer.Option(help="draw the sweep, as .svg, .png or .pdf")] = None,
-    junit: Annotated[Path | None, typer.Option(help="write the verdicts as JUnit XML")] = None,
+    limit: _Limit = "5m",
+    memory: _Memory = False,
+    memory_limit: _MemoryLimit = None,
+    energy: _Energy = False,
+    csv: _Csv = None,
+    plot: _Plot = None,
+    junit: _Junit = None,
     on_busy: OnBusyOption = "wait",
     busy_wait: BusyWaitOption = "2m",
-    github: Annotated[bool, typer.Option("--github", help="print the verdicts as GitHub annotations")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
+    github: _Github = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Measure a target at many sizes; hold it against a baseline or a git reference.
 
     Exits with 0 where nothing is slower, 1 where something is, 3 where that cannot be told, 2 on failure.
     """
     console = Console(stderr=as_json or github)
-    patience = patience_of(on_busy, busy_wait)
+    patience = patience_of(on_busy, busy_wait, console)
     sizes = {"batch": _sizes(batch, "batch"), "seq": _sizes(seq, "seq")}
     check_bench(
         sizes,
@@ -76,10 +90,10 @@ def bench(
     if against is not None:
         gate = _pairs(console, targets, against, tolerance, seconds(budget or "0.5s"), seconds(limit), sizes, patience)
         _conclude(console, gate, junit, github=github, as_json=as_json)
-    baseline = _baseline(compare)
+    baseline = None if compare is None else read_baseline(compare)
     options: dict[str, Any] = {
         **sizes,
-        "processes": processes or (1 if save is None and compare is None else _BASELINE_PROCESSES),
+        "processes": processes or (1 if save is None and compare is None else BASELINE_PROCESSES),
         "budget_s": seconds(budget or "1s"),
         "with_memory": memory,
         "with_energy": energy,
@@ -92,9 +106,7 @@ def bench(
     if baseline is not None:
         gate = against_baseline(baseline, sweep, tolerance=tolerance)
         _conclude(console, gate, junit, github=github, as_json=as_json)
-    if as_json:
-        print(json.dumps(sweep.model_dump(mode="json", exclude={"points": {"__all__": {"samples_ms"}}})))
-    _leave(sweep, patience)
+    _leave(sweep, patience, as_json=as_json)
 
 
 def _pairs(
@@ -108,7 +120,7 @@ def _pairs(
     patience: Patience,
 ) -> Gate:
     """Measure pairs until the verdicts are clear."""
-    with console.status("measuring pairs") as status, shown(console, patience):
+    with console.status("measuring pairs") as status:
         return compare_with(
             targets,
             against=against,
@@ -124,7 +136,7 @@ def _pairs(
 
 def _sweep(console: Console, targets: list[str], options: dict[str, Any]) -> Sweep:
     """Measure every point and show what was found. options: of `whet.bench`."""
-    with console.status("measuring") as status, shown(console, options["patience"]):
+    with console.status("measuring") as status:
         sweep = run_bench(targets, report=lambda point: status.update(f"measured {point.label}"), **options)
     given = [f"--{name} {','.join(map(str, options[name]))}" for name in ("batch", "seq") if options[name]]
     sweep.command = " ".join(["whet bench", *targets, *given])
@@ -132,16 +144,6 @@ def _sweep(console: Console, targets: list[str], options: dict[str, Any]) -> Swe
     show_growth(console, sweep)
     show_notes(console, sweep, with_energy=options["with_energy"])
     return sweep
-
-
-def _baseline(compare: Path | None) -> Sweep | None:
-    """What is to be held against, checked before anything is measured for it."""
-    if compare is None:
-        return None
-    baseline = read_sweep(compare)
-    machine = describe()
-    check_machine(baseline, machine, machine.fingerprint)
-    return baseline
 
 
 def _conclude(console: Console, gate: Gate, junit: Path | None, *, github: bool, as_json: bool) -> NoReturn:
@@ -158,8 +160,10 @@ def _conclude(console: Console, gate: Gate, junit: Path | None, *, github: bool,
     raise typer.Exit(_EXIT_CODES[Verdict(gate.outcome)])
 
 
-def _leave(sweep: Sweep, patience: Patience) -> None:
+def _leave(sweep: Sweep, patience: Patience, *, as_json: bool) -> None:
     """Leave with an exit code of its own where every point failed, or where the machine was too busy for one."""
+    if as_json:
+        print(json.dumps(sweep.model_dump(mode="json", exclude={"points": {"__all__": {"samples_ms"}}})))
     if all(point.status == "failed" for point in sweep.points):
         raise typer.Exit(_ENDED_BADLY)
     if not patience.goes_on and any(point.busy for point in sweep.points):

@@ -1,6 +1,5 @@
 """whet bench-serve: put a server of language models under load."""
 
-import contextlib
 import re
 import signal
 from collections.abc import Sequence
@@ -11,14 +10,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_of, shown
-from whet.cli.model_directory import model_directory
+from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_of
 from whet.cli.units import seconds
 from whet.errors import OptionError
-from whet.load_test.benchmark import Options, run
-from whet.load_test.record import Record
-from whet.load_test.report import Report, make_directory, write_report
-from whet.load_test.server_process import started_server
+from whet.load_test.bench_serve import LoadTest
+from whet.load_test.bench_serve import bench_serve as run_bench
+from whet.load_test.benchmark import Options
+from whet.load_test.report import Report, make_directory
 from whet.load_test.terminal import show_report
 from whet.load_test.trace import read_trace
 from whet.measure.quiet import Patience
@@ -105,7 +103,6 @@ def bench_serve(
     gaps so that the load is a share of what the server can do.
     """
     console = Console(stderr=True)
-    patience = patience_of(on_busy, busy_wait)
     options = Options(
         trace=None if trace is None else read_trace(trace),
         source="" if trace is None else trace.name,
@@ -125,17 +122,45 @@ def bench_serve(
         slo=None if slo is None else Slo.parse(slo),
     )
     directory = None if out is None else make_directory(out)
-    with shown(console, patience):
-        report, records = patience.measure(
-            lambda: _measure(console, target, options, api_key, serve_options or []), lambda found: found[0].busy
+    patience = patience_of(on_busy, busy_wait, console)
+    test = _measured(console, target, options, serve_options or [], api_key, patience)
+    _show(console, test, directory, as_json=as_json)
+    _leave(test.report, patience)
+
+
+def _measured(
+    console: Console,
+    target: str,
+    options: Options,
+    serve_options: Sequence[str],
+    api_key: str | None,
+    patience: Patience,
+) -> LoadTest:
+    """Measure, with a bar of how many requests have ended; redrawn seldom, as that takes time from the generator."""
+    if "://" not in target:  # a server of our own has to be ended where this process is asked to end, as on Ctrl-C
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    seen = console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=not seen, refresh_per_second=2) as progress:
+        bar = progress.add_task("", total=None)
+        return run_bench(
+            target,
+            options,
+            serve_options=serve_options,
+            api_key=api_key,
+            patience=patience,
+            on_stage=lambda stage: progress.update(bar, description=stage),
+            on_progress=lambda num_ended, num_planned: progress.update(bar, completed=num_ended, total=num_planned),
         )
-    show_report(console if as_json else Console(), report)
+
+
+def _show(console: Console, test: LoadTest, directory: Path | None, *, as_json: bool) -> None:
+    show_report(console if as_json else Console(), test.report)
     if as_json:
-        print(report.to_json(indent=None), end="", flush=True)
+        print(test.report.to_json(indent=None), end="", flush=True)
     if directory is not None:
-        write_report(directory, report, records)
+        test.write(directory)
         console.print(f"written to {directory}", highlight=False, markup=False)
-    _leave(report, patience)
 
 
 def _leave(report: Report, patience: Patience) -> None:
@@ -146,39 +171,6 @@ def _leave(report: Report, patience: Patience) -> None:
         raise typer.Exit(_FAILED)
     if report.busy and not patience.goes_on:
         raise typer.Exit(INCONCLUSIVE)
-
-
-def _measure(
-    console: Console, target: str, options: Options, api_key: str | None, serve_options: Sequence[str]
-) -> tuple[Report, list[Record]]:
-    if "://" in target:
-        if serve_options:
-            raise OptionError(
-                f"{' '.join(serve_options)}: options of whet serve go with a DIR or a NAME, not with a URL"
-            )
-        return _run(console, target, options, api_key)
-    directory = model_directory(target)
-    # A server of our own has to be ended where this process is asked to end, as on Ctrl-C.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.ExitStack() as stack:
-        with console.status("starting whet serve"):
-            url = stack.enter_context(started_server(directory, serve_options, api_key=api_key))
-        return _run(console, url, options, api_key)
-
-
-def _run(console: Console, url: str, options: Options, api_key: str | None) -> tuple[Report, list[Record]]:
-    """With a bar of how many requests have ended; redrawn seldom, as that takes time from the generator."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    seen = console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=not seen, refresh_per_second=2) as progress:
-        bar = progress.add_task("", total=None)
-        return run(
-            url,
-            options,
-            api_key=api_key,
-            on_stage=lambda stage: progress.update(bar, description=stage),
-            on_progress=lambda num_ended, num_planned: progress.update(bar, completed=num_ended, total=num_planned),
-        )
 
 
 def _range(text: str, name: str) -> tuple[int, int]:

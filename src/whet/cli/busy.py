@@ -1,7 +1,5 @@
 """What the commands that measure say and do about a busy machine."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -24,17 +22,9 @@ OnBusyOption = Annotated[
 BusyWaitOption = Annotated[str, typer.Option("--busy-wait", help="how long to wait for a quiet machine in all, as 2m")]
 
 
-def patience_of(on_busy: str, busy_wait: str) -> Patience:
-    """Return what the two options say. Raises OptionError."""
-    return Patience(OnBusy.checked(on_busy), seconds(busy_wait))
-
-
-@contextmanager
-def shown(console: Console, patience: Patience) -> Iterator[None]:
-    """Show one line if the machine is busy now, and one whenever the command waits for quiet."""
-    patience.report = lambda text: show_waiting(console, text)
-    patience.begin()
-    yield
+def patience_of(on_busy: str, busy_wait: str, console: Console) -> Patience:
+    """Return what the two options say; it shows one line whenever the command waits for quiet. Raises OptionError."""
+    return Patience(OnBusy.checked(on_busy), seconds(busy_wait), report=lambda text: show_waiting(console, text))
 
 
 def show_waiting(console: Console, text: str) -> None:

@@ -1,24 +1,21 @@
 """whet chat: talk to a model in the terminal."""
 
 import contextlib
-import json
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from whet.cli import model_directory
 from whet.cli.engine_options import DEFAULTS, DtypeOption, WeightsOption
-from whet.errors import OptionError, RequestError
+from whet.errors import RequestError
 from whet.figures import DASH, digits, duration
-from whet.server.engine import Engine
+from whet.server.conversation import Answer, Conversation, tokens_per_s
+from whet.server.conversation import chat as begin
 from whet.server.options import EngineOptions
-from whet.server.sampling_params import SamplingParams
-from whet.server.text import Tokenizer
+from whet.workloads import model_directory
 
 _FAILED = 2
 _HELP = """/reset  forget the conversation
@@ -45,115 +42,27 @@ def chat(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object for each answer, at its end")] = False,
 ) -> None:
     """Talk to a model. Lines that are piped in are answered one by one."""
-    if complete and system is not None:
-        raise OptionError("--system belongs to a conversation: leave it out, or leave out --complete")
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-    params.check(vocab_size=1)  # what is wrong with them is wrong for any model: say so before one is loaded
     options = EngineOptions(weights=weights or DEFAULTS.weights, dtype=dtype or DEFAULTS.dtype)
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    directory = model_directory.model_directory(model)
-    tokenizer = Tokenizer(directory)
     with notes.status("loading the model"):
-        engine = Engine(directory, options, tokenizer=tokenizer)
-    with contextlib.closing(engine):
-        talk = _Talk(engine, tokenizer, params, system, complete)
-        if not complete and tokenizer.chat_template.is_plain:
+        opened = begin(
+            model,
+            options,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=seed,
+            system=system,
+            complete=complete,
+        )
+    with opened as talk:
+        if talk.has_plain_template:
             notes.print("note: the checkpoint has no chat template, so a plain one is used; --complete uses none")
         ended_well = _loop(talk, notes, as_json=as_json)
     if not ended_well:
         raise typer.Exit(_FAILED)
 
 
-@dataclass
-class _Answer:
-    """What came back for one text, and how fast. Times in seconds from when it was asked."""
-
-    prompt: str
-    text: str = ""
-    finish_reason: str | None = None
-    error: str | None = None
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_tokens: int = 0
-    ttft_s: float | None = None
-    e2e_s: float = 0.0
-
-    @property
-    def tokens_per_s(self) -> float | None:
-        """After the first token; None where there is no second."""
-        return _tokens_per_s([self])
-
-    def as_json(self) -> str:
-        return json.dumps(asdict(self) | {"tokens_per_s": self.tokens_per_s}, ensure_ascii=False)
-
-
-@dataclass
-class _Talk:
-    """The conversation so far, and every answer that was given."""
-
-    engine: Engine
-    tokenizer: Tokenizer
-    params: SamplingParams
-    system: str | None
-    complete: bool
-    messages: list[dict[str, str]] = field(default_factory=list)
-    answers: list[_Answer] = field(default_factory=list)
-    is_interrupted: bool = False  # by Ctrl-C, and nothing was typed since
-
-    def answer(self, prompt: str, show: Callable[[str], None]) -> _Answer:
-        """Ask the model; `show` gets the text as it comes. Ctrl-C ends the answer, and what there is of it counts.
-
-        Raises RequestError where the text does not fit or the engine cannot go on; the conversation is as before then.
-        """
-        asked = [*self.messages, {"role": "user", "content": prompt}]
-        token_ids = self._encode(prompt, asked)
-        answer = _Answer(prompt)
-        self._stream(token_ids, answer, show)
-        if answer.error is not None:
-            raise RequestError(answer.error)
-        if not self.complete:
-            self.messages = [*asked, {"role": "assistant", "content": answer.text}]
-        self.answers.append(answer)
-        return answer
-
-    def reset(self) -> None:
-        self.messages = []
-
-    def _encode(self, prompt: str, messages: list[dict[str, str]]) -> list[int]:
-        if self.complete:
-            token_ids = self.tokenizer.encode(prompt)
-        else:
-            first = [] if self.system is None else [{"role": "system", "content": self.system}]
-            token_ids = self.tokenizer.encode(self.tokenizer.chat([*first, *messages]), add_special=False)
-        if len(token_ids) >= self.engine.max_model_len:
-            what = "text" if self.complete or len(messages) == 1 else "conversation"
-            advice = "/reset begins a new one" if what == "conversation" else "shorten it"
-            raise RequestError(
-                f"the {what} has {len(token_ids)} tokens, and the model takes {self.engine.max_model_len} "
-                f"with its answer: {advice}"
-            )
-        return token_ids
-
-    def _stream(self, token_ids: list[int], answer: _Answer, show: Callable[[str], None]) -> None:
-        """Fill in the answer as it comes."""
-        room = self.engine.max_model_len - len(token_ids)
-        params = replace(self.params, max_tokens=min(self.params.max_tokens or room, room))
-        with contextlib.closing(self.engine.stream(token_ids, params)) as deltas:
-            try:
-                for delta in deltas:
-                    answer.num_tokens += len(delta.token_ids)
-                    answer.text += delta.text
-                    answer.num_prompt_tokens = delta.num_prompt_tokens
-                    answer.num_cached_tokens = delta.num_cached_tokens
-                    answer.ttft_s, answer.e2e_s = delta.ttft_s, delta.e2e_s
-                    answer.finish_reason, answer.error = delta.finish_reason, delta.error
-                    show(delta.text)
-            except KeyboardInterrupt:
-                answer.finish_reason = "abort"
-                self.is_interrupted = True
-
-
-def _loop(talk: _Talk, notes: Console, *, as_json: bool) -> bool:
+def _loop(talk: Conversation, notes: Console, *, as_json: bool) -> bool:
     """Answer what is typed or piped in, to its end. False where a text could not be answered."""
     is_typed = sys.stdin is not None and sys.stdin.isatty()
     all_answered = True
@@ -169,7 +78,7 @@ def _loop(talk: _Talk, notes: Console, *, as_json: bool) -> bool:
         except RequestError as error:
             all_answered = False
             if as_json:
-                print(_Answer(line, error=str(error), finish_reason="error").as_json(), flush=True)
+                print(Answer(line, error=str(error), finish_reason="error").as_json(), flush=True)
             notes.print(f"error: {error}")
             continue
         print(answer.as_json() if as_json else "", flush=True)
@@ -182,7 +91,7 @@ def _loop(talk: _Talk, notes: Console, *, as_json: bool) -> bool:
     return all_answered or is_typed
 
 
-def _lines(talk: _Talk, notes: Console) -> Iterator[str]:
+def _lines(talk: Conversation, notes: Console) -> Iterator[str]:
     """What somebody types, to Ctrl-D. Raises KeyboardInterrupt at a second Ctrl-C in a row."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # input() then edits, and remembers what was typed
@@ -212,7 +121,7 @@ def _piped() -> Iterator[str]:
             yield line.rstrip("\r\n")
 
 
-def _obey(talk: _Talk, command: str, notes: Console) -> None:
+def _obey(talk: Conversation, command: str, notes: Console) -> None:
     if command == "/reset":
         talk.reset()
         notes.print("the conversation is forgotten")
@@ -230,7 +139,7 @@ def _show(text: str) -> None:
     sys.stdout.flush()
 
 
-def _stats(talk: _Talk) -> str:
+def _stats(talk: Conversation) -> str:
     stats = talk.engine.stats()
     hits = _share(stats.prefix_cache_hits, stats.prefix_cache_queries)
     drafts = _share(stats.num_accepted_tokens, stats.num_draft_tokens)
@@ -243,7 +152,7 @@ def _stats(talk: _Talk) -> str:
     )
 
 
-def _summary(answers: Sequence[_Answer]) -> str:
+def _summary(answers: Sequence[Answer]) -> str:
     """One line: how many, how long, how fast."""
     if not answers:
         return "no answer"
@@ -252,15 +161,8 @@ def _summary(answers: Sequence[_Answer]) -> str:
     num_tokens = sum(answer.num_tokens for answer in answers)
     return (
         f"{len(answers)} answer{'s' if len(answers) > 1 else ''} · {num_tokens:,} tokens · "
-        f"{digits(_tokens_per_s(answers))} tokens/s · first token after {first}"
+        f"{digits(tokens_per_s(answers))} tokens/s · first token after {first}"
     )
-
-
-def _tokens_per_s(answers: Sequence[_Answer]) -> float | None:
-    """After each one's first token, whose time is the prompt's."""
-    timed = [(a.num_tokens - 1, a.e2e_s - a.ttft_s) for a in answers if a.ttft_s is not None and a.num_tokens > 1]
-    spent_s = sum(span_s for _, span_s in timed)
-    return sum(number for number, _ in timed) / spent_s if spent_s > 0 else None
 
 
 def _share(part: float, whole: float) -> str:

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from whet.machine import Limits, Machine, Topology, describe, find_topology, load_limits
+from whet.machine import Limits, Machine, Topology, describe, find_topology
+from whet.machine.measured_limits import limits as measured_limits
 
 _NAMES = {"tfloat32": "tf32", "float8_e4m3fn": "float8"}
 
@@ -22,9 +23,8 @@ def limits(
     console = Console(stderr=as_json)
     machine = describe()
     topology = find_topology()
-    devices = ("cuda", "cpu") if machine.has_cuda else ("cpu",)
     with console.status("measuring the machine's limits, about ten seconds"):
-        measured = [load_limits(machine, refresh=refresh, device=device) for device in devices]
+        measured = measured_limits(refresh=refresh, machine=machine)
     if as_json:
         facts = {
             "fingerprint": machine.fingerprint,

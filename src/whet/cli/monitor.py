@@ -1,6 +1,5 @@
 """whet monitor: watch a command as it runs."""
 
-import contextlib
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,14 +8,10 @@ import typer
 from rich.console import Console
 
 from whet.cli.units import seconds
-from whet.errors import OptionError
-from whet.monitor.launch import Launch
-from whet.monitor.monitor import MIN_INTERVAL_S, make_directory, write_summary
-from whet.monitor.summary import summarise
+from whet.monitor.monitor_command import DEFAULT_PORT, monitor_command
+from whet.monitor.summary import Summary
 from whet.monitor.terminal import show_summary
 from whet.network import LOOPBACK
-
-DEFAULT_PORT = 8765
 
 
 def monitor(
@@ -41,38 +36,33 @@ def monitor(
 ) -> None:
     """Watch a command as it runs: a live page, Prometheus metrics, and a summary at the end. Exits with its code."""
     console = Console(stderr=True)
-    interval_s = seconds(interval)
-    if interval_s < MIN_INTERVAL_S:
-        raise OptionError(f"--interval {interval}: samples lie at least {MIN_INTERVAL_S} s apart")
-    directory = make_directory(out)
-    launch = _launch(command, name, interval_s, (host, port) if page else None)
-    if launch.url:
-        console.print(f"whet monitor: {launch.url}", highlight=False)
-    code = launch.wait()
-    try:
-        summary = summarise(launch.run)
+
+    def show(summary: Summary) -> None:
         show_summary(console, summary)
         if as_json:
             sys.stdout.write(summary.to_json(indent=None))
             sys.stdout.flush()
-        if directory is not None:
-            write_summary(launch.run, directory)
-            console.print(f"written to {directory}", highlight=False, markup=False)
-        if keep and launch.url:
-            console.print(f"the page stays at {launch.url} until Ctrl-C", highlight=False)
-            launch.serve_until_interrupted()
-    finally:
-        launch.close()
-    sys.exit(code)
+        if out is not None:
+            console.print(f"written to {out}", highlight=False, markup=False)
+        if keep and url:
+            console.print(f"the page stays at {url[0]} until Ctrl-C", highlight=False)
 
+    def began(address: str | None) -> None:
+        if address:
+            url.append(address)
+            console.print(f"whet monitor: {address}", highlight=False)
 
-def _launch(command: list[str], name: str | None, interval_s: float, address: tuple[str, int | None] | None) -> Launch:
-    """On the port that was named; on the usual one, or any other where that is in use, if none was."""
-    if address is None:
-        return Launch(command, name=name, interval_s=interval_s, address=None)
-    host, port = address
-    if port is not None:
-        return Launch(command, name=name, interval_s=interval_s, address=(host, port))
-    with contextlib.suppress(OptionError):
-        return Launch(command, name=name, interval_s=interval_s, address=(host, DEFAULT_PORT))
-    return Launch(command, name=name, interval_s=interval_s, address=(host, 0))
+    url: list[str] = []
+    summary = monitor_command(
+        command,
+        port=port,
+        host=host,
+        page=page,
+        keep=keep,
+        interval_s=seconds(interval),
+        name=name,
+        out=out,
+        on_start=began,
+        on_end=show,
+    )
+    sys.exit(summary.exit_code)

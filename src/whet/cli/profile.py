@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from whet.cli.busy import BusyWaitOption, OnBusyOption, patience_of
+from whet.cli.busy import BusyWaitOption, OnBusyOption
 from whet.cli.units import seconds
 from whet.errors import OptionError
 
@@ -52,16 +52,20 @@ def profile(
         raise OptionError(f"whet profile takes one target, not {1 + len(others)}")
     if depth < 1 or rows < 1:
         raise OptionError(f"--{'depth' if depth < 1 else 'rows'} must be 1 or more")
-    patience = patience_of(on_busy, busy_wait)
+    options: dict[str, Any] = {
+        "limit_s": seconds(limit),
+        "on_busy": on_busy,
+        "busy_wait": busy_wait,
+        "as_json": as_json,
+    }
     if step:
         if nvtx or out is not None:
             raise OptionError("--step shows the phases of a training loop; --nvtx and --out are for a model")
-        _run("profile_step", "run_step", target, limit_s=seconds(limit), as_json=as_json, patience=patience)
+        _run("profile_step", "run_step", target, **options)
     elif nvtx:
-        _run("profile_child", "run_nvtx", target)
+        import_module("whet.target_profiler.model").profile_nvtx(target)
     else:
-        options = {"out": out, "depth": depth, "rows": rows, "limit": limit, "as_json": as_json}
-        _run("profile_target", "run_target", target, **options, patience=patience)
+        _run("profile_target", "run_target", target, out=out, depth=depth, rows=rows, **options)
 
 
 def _run(module: str, function: str, *args: Any, **kwargs: Any) -> None:

@@ -1,98 +1,52 @@
-"""`whet profile --step`: the phases of a training loop, run in a child process for so many steps."""
+"""`whet profile --step`: the phases of a training loop, as a table."""
 
-import gc
 import json
-import tempfile
 import textwrap
-from pathlib import Path
-from typing import Any
 
 import typer
-from pydantic import TypeAdapter
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from whet.bounds import Bound
-from whet.cli.busy import INCONCLUSIVE, shown
-from whet.cli.profiled_process import error_of
-from whet.errors import ModelError, OptionError, WhetError
+from whet.cli.busy import INCONCLUSIVE, patience_of
+from whet.errors import WhetError
 from whet.figures import count, digits, percent
-from whet.files import write_whole
-from whet.machine import describe
-from whet.measure.isolate import run_isolated
-from whet.measure.load import Observed
-from whet.measure.quiet import Patience
 from whet.step_profiler.report import PhaseTime, StepReport
-from whet.step_profiler.run import run_training
-from whet.workloads.training_target import training_function
-from whet.workloads.user_code import what_and_where
+from whet.target_profiler.training import NUM_STEPS, profile_step
 
-NUM_STEPS = 100
-_LIMIT_S = 300.0
-_GRACE_S = 60.0  # to load, and to come to the end of a step
-_PARTIAL = "partial.json"
 _WIDTH = 100  # of a sentence
-_REPORT = TypeAdapter(StepReport)
 
 
-def run_step(
-    target: str,
-    *,
-    num_steps: int = NUM_STEPS,
-    limit_s: float = _LIMIT_S,
-    as_json: bool = False,
-    patience: Patience | None = None,
-) -> None:
-    """Run `num_steps` steps of a training loop after its warm-up, and show where their time went.
+def run_step(target: str, *, limit_s: float, on_busy: str, busy_wait: str, as_json: bool) -> None:
+    """Show where the steps of a training loop go; what was seen until then, where it ends early.
 
-    limit_s: after so many seconds the loop is stopped at the end of a step, and what was seen is shown. On Ctrl-C too.
-
-    Raises a WhetError where the target cannot be had, or where it raised; what was measured until then is shown first.
+    Raises a WhetError where the target cannot be had, or where it raised.
     """
-    if num_steps < 1:
-        raise OptionError("the number of steps must be 1 or more")
     console = Console(stderr=as_json, highlight=False)
-    patience = patience or Patience()
-    with tempfile.TemporaryDirectory(prefix="whet-step-") as scratch, shown(console, patience):
-        try:
-            report, failure, busy = patience.measure(
-                lambda: _measured(console, target, num_steps, limit_s, Path(scratch)), lambda found: found[2]
-            )
-        except KeyboardInterrupt:
-            partial = _partial(Path(scratch), "stopped by Ctrl-C")
-            if partial is not None:
-                show_steps(console, partial)
-            raise
-    if report is not None:
-        if busy:
-            console.print(Text(f"The machine was busy: {busy}. Times may be too long.", "yellow"))
+    patience = patience_of(on_busy, busy_wait, console)
+    found: list[StepReport] = []
+    failure = None
+    try:
+        with console.status(f"watching {target}: {NUM_STEPS} steps, for {limit_s:.0f} s at most"):
+            found = [profile_step(target, limit_s=limit_s, patience=patience, ended_early=found.append)]
+    except KeyboardInterrupt:
+        for report in found:
+            show_steps(console, report)
+        raise
+    except WhetError as error:
+        failure = error
+    for report in found:
+        if report.busy:
+            console.print(Text(f"The machine was busy: {report.busy}. Times may be too long.", "yellow"))
         show_steps(console, report)
         if as_json:
             print(json.dumps({"target": target, **report.as_json()}))
-        if failure is None and report.is_partial:
-            failure = ModelError(f"{target} raised {report.ended_by}; the steps before it are shown, and are partial")
     if failure is not None:
         raise failure
-    if busy and not patience.goes_on:
+    if found[0].busy and not patience.goes_on:
         raise typer.Exit(INCONCLUSIVE)
-
-
-def look(target: str, num_steps: int, limit_s: float, directory: str) -> dict[str, Any]:
-    """What the child process does: the report, as JSON. Every few seconds, what is known so far goes to a file."""
-    notes = Path(directory) / _PARTIAL
-    function = training_function(target)
-    gc.collect()
-    gc.freeze()  # what whet has loaded is not the loop's: its garbage collections need not go through it
-    report = run_training(
-        function,
-        num_steps=num_steps,
-        limit_s=limit_s,
-        describe=what_and_where,
-        note=lambda report: write_whole(notes, json.dumps(report.as_json())),
-    )
-    return report.as_json()
 
 
 def show_steps(console: Console, report: StepReport) -> None:
@@ -114,34 +68,6 @@ def show_steps(console: Console, report: StepReport) -> None:
         console.print(_sites(report))
     for note in report.notes():
         console.print(Text(f"note: {note}", "dim"))
-
-
-def _measured(
-    console: Console, target: str, num_steps: int, limit_s: float, folder: Path
-) -> tuple[StepReport | None, WhetError | None, str]:
-    """What the child found, whole or in part, why it ended early, and what disturbed it on a busy machine."""
-    with Observed() as seen, console.status(f"watching {target}: {num_steps} steps, for {limit_s:.0f} s at most"):
-        outcome = run_isolated(
-            look,
-            {"target": target, "num_steps": num_steps, "limit_s": limit_s, "directory": str(folder)},
-            folder,
-            time_limit_s=limit_s + _GRACE_S,
-            memory_limit_bytes=describe().most_bytes,
-        )
-    if outcome.value is not None:
-        return _REPORT.validate_python(outcome.value), None, seen.load.cause
-    assert outcome.failure is not None
-    failure = error_of(outcome.failure, target, "watched")
-    return _partial(folder, outcome.failure.message), failure, seen.load.cause
-
-
-def _partial(folder: Path, why: str) -> StepReport | None:
-    """What the child had noted before it ended."""
-    try:
-        data = json.loads((folder / _PARTIAL).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return _REPORT.validate_python(data | {"is_partial": True, "ended_by": why})
 
 
 def _phases(report: StepReport) -> Table:

@@ -14,11 +14,12 @@ from rich.text import Text
 from whet.errors import OptionError
 from whet.figures import nanoseconds as time
 from whet.figures import num_bytes, percent
-from whet.trace_profiler.changes import Change, Changed, Figure, TraceChanges, compare_traces
+from whet.trace_profiler.changes import Change, Changed, Figure, TraceChanges
 from whet.trace_profiler.gpu import DeviceTime, DeviceUse, Use, short_name
 from whet.trace_profiler.launches import Launches
 from whet.trace_profiler.operators import OperatorTime
-from whet.trace_profiler.report import TraceReport, analyse_file
+from whet.trace_profiler.profile_trace import profile_trace
+from whet.trace_profiler.report import TraceReport
 from whet.trace_profiler.steps import StepTime
 
 DASH = "—"
@@ -46,19 +47,13 @@ def run_trace(paths: list[Path], *, as_json: bool) -> None:
     if len(paths) not in (1, 2):
         raise OptionError(f"{len(paths)} traces were given; name one, or two to see what changed")
     with Console(stderr=True).status("reading"):
-        reports = [analyse_file(path) for path in paths]
-    console = Console()
-    if len(reports) == 1:
-        if as_json:
-            print(json.dumps(reports[0].summary()))
-        else:
-            show_trace(console, reports[0])
-        return
-    changes = compare_traces(*reports)
+        found = profile_trace(paths[0]) if len(paths) == 1 else profile_trace(paths[0], paths[1])
     if as_json:
-        print(json.dumps(changes.summary()))
+        print(json.dumps(found.summary()))
+    elif isinstance(found, TraceReport):
+        show_trace(Console(), found)
     else:
-        show_changes(console, changes)
+        show_changes(Console(), found)
 
 
 def show_trace(console: Console, report: TraceReport) -> None:

@@ -6,11 +6,9 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
-from whet.cli import model_directory
 from whet.cli.engine_options import (
     DEFAULTS,
     BatchTokensOption,
@@ -24,17 +22,14 @@ from whet.cli.engine_options import (
     WeightsOption,
 )
 from whet.cli.units import num_bytes, seconds
-from whet.network import LOOPBACK, bind, is_loopback
-from whet.recipe import Recipe
+from whet.network import LOOPBACK, is_loopback
 from whet.server.engine import Engine
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
 from whet.server.options import EngineOptions
-from whet.server.recipe_options import RecipeOptions, from_recipe
-from whet.server.text import Tokenizer
-
-DEFAULT_PORT = 8000
-
+from whet.server.serving import DEFAULT_PORT
+from whet.server.serving import serve as run
+from whet.workloads import model_directory
 
 _Model = Annotated[str, typer.Argument(metavar=model_directory.METAVAR, help=model_directory.HELP)]
 _Draft = Annotated[
@@ -127,10 +122,7 @@ def serve(
         max_body_bytes=num_bytes(max_body),
         max_pending_bytes=num_bytes(max_pending),
     )
-    found = _read_recipe(recipe, console)
     options = EngineOptions(
-        dtype=dtype or found.dtype or DEFAULTS.dtype,
-        weights=weights or found.weights or DEFAULTS.weights,
         kv=kv,
         speculation=speculation,
         max_num_seqs=max_num_seqs,
@@ -139,26 +131,20 @@ def serve(
         max_waiting=max_waiting,
         memory=None if memory is None else num_bytes(memory),
     )
-    small = None if draft is None else model_directory.model_directory(draft)
-    # The port is taken before the model is loaded, and opens when the model is there.
-    with bind(host, port) as bound, Engine(directory, options, tokenizer=Tokenizer(directory), draft=small) as engine:
-        server = HttpServer(engine, settings, bound)
-        server.run(lambda: _say_ready(server, engine, settings, console, as_json=as_json))
+    run(
+        directory,
+        options,
+        settings=settings,
+        host=host,
+        port=port,
+        recipe=recipe,
+        dtype=dtype,
+        weights=weights,
+        draft=draft,
+        note=console.print,
+        ready=lambda server, engine: _say_ready(server, engine, settings, console, as_json=as_json),
+    )
     console.print("whet serve: ended")
-
-
-def _read_recipe(path: Path | None, console: Console) -> RecipeOptions:
-    """What of it is followed; the rest is said. Threads hold for the whole process from here on."""
-    if path is None:
-        return RecipeOptions()
-    found = from_recipe(Recipe.read(path))
-    for line in found.left_out:
-        console.print(line)
-    if (found.dtype, found.weights, found.num_threads) == (None, None, None):
-        console.print(f"nothing in {path} is for the engine; --weights int8 or int4 is its own way to be faster")
-    if found.num_threads is not None:
-        torch.set_num_threads(found.num_threads)
-    return found
 
 
 def _say_ready(server: HttpServer, engine: Engine, settings: Settings, console: Console, *, as_json: bool) -> None:

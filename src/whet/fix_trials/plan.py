@@ -1,5 +1,6 @@
 """Which fixes pay on this machine: each on top of those kept so far, the most promising first; then all at once."""
 
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from whet.auditor.collect import SourceFile
 from whet.auditor.finding import Confidence, Finding, Measured
 from whet.auditor.fixing import apply_fixes
 from whet.auditor.heat import INFERS
+from whet.auditor.report import FixTrial, Impact, Phase
 from whet.comparison.claim import Claim, Verdict
 from whet.comparison.compare import compare
 from whet.comparison.run import Run
@@ -30,65 +32,13 @@ _SHARE_FOR_FINAL = 0.25  # of the budget
 
 
 @dataclass(frozen=True)
-class Stage:
-    """All fixes of one rule, tried on top of what was kept before.
-
-    Attributes:
-        status: "kept", "no gain", "another loss", "failed", "not measured", "not applied" or "not tried".
-        claim: What was measured; None where nothing was.
-        why: Why the fixes were not kept, where the status does not say it all.
-    """
-
-    code: str
-    name: str
-    num_findings: int
-    titles: tuple[str, ...]
-    is_safe: bool
-    status: str
-    claim: Claim | None = None
-    why: str = ""
-
-    @property
-    def is_kept(self) -> bool:
-        return self.status == "kept"
-
-    @property
-    def measured(self) -> Measured | None:
-        """What was measured, as a finding carries it."""
-        if self.claim is None or self.claim.ratio is None or self.claim.failure or self.status == "not measured":
-            return None
-        return as_measured(self.claim, self.status)
-
-
-@dataclass(frozen=True)
-class Impact:
-    """What was found.
-
-    Attributes:
-        first: A run of the script as it is.
-        stages: The fixes of each rule that was tried, in order.
-        total: All kept fixes against the script as it is; None where none was kept.
-        files: The sources with all kept fixes.
-        num_steps: Optimiser steps of each process.
-        seconds: Wall time.
-        unfixed: Codes that were found and have no fix to try.
-        busy: Why something could not be judged, on a busy machine.
-    """
-
-    first: Run
-    stages: tuple[Stage, ...]
-    total: Claim | None
-    files: tuple[SourceFile, ...]
-    num_steps: int
-    seconds: float
-    unfixed: tuple[str, ...] = ()
-    busy: str = ""
-
-
-@dataclass(frozen=True)
 class Script:
-    """A script, its arguments and what it runs in. directory: for copies and logs; base: what is copied."""
+    """A script, its arguments and what it runs in.
 
+    named: as its user did. directory: for copies and logs; base: what is copied.
+    """
+
+    named: Path
     path: Path
     arguments: tuple[str, ...]
     base: Path
@@ -96,6 +46,11 @@ class Script:
     directory: Path
     num_steps: int
     limit_s: float
+
+    @property
+    def command(self) -> str:
+        """The command that measures the script."""
+        return shlex.join(["whet", "audit", str(self.named), "--measure", "--", *self.arguments])
 
     def version(self, name: str, files: Sequence[SourceFile], originals: Sequence[SourceFile]) -> ScriptVersion:
         """Return a version of the sources, to be run in a copy of its own, in a fresh process each time."""
@@ -135,12 +90,13 @@ def measure_impact(
     budget_s: float,
     report: Callable[[str], None],
     patience: Patience | None = None,
-) -> Impact:
+) -> tuple[Impact, tuple[SourceFile, ...]]:
     """Try the fixes of what `look` finds in `files`, and keep those that pay at the same loss.
 
     On a busy machine `patience` says how long to wait; a fix that cannot be judged there is not kept.
 
-    Raises TargetError where the script as it is cannot be run.
+    Returns what was found, and the sources with all kept fixes. Raises TargetError where the script as it is cannot be
+    run.
     """
     patience = patience or Patience()
     started = time.monotonic()
@@ -151,7 +107,7 @@ def measure_impact(
     if first.failure:
         raise TargetError(first.failure)
     report(f"{first.latency_ms:.4g} ms a step")
-    current, stages, tried, unfixed = originals, list[Stage](), set[str](), list[str]()
+    current, trials, tried, unfixed = originals, list[FixTrial](), set[str](), list[str]()
     now = as_is
     while True:
         findings = [finding for finding in look(current) if is_in_training(finding)]
@@ -162,17 +118,17 @@ def measure_impact(
         tried.add(code)
         chosen = [finding for finding in findings if finding.code == code and finding.fix is not None]
         if patience.has_run_out:
-            stages.append(_stage(chosen, "not measured", why=patience.sentence))
+            trials.append(_trial(chosen, "not measured", why=patience.sentence))
             continue
         if time.monotonic() - patience.spent_s - started > budget_s * (1 - _SHARE_FOR_FINAL):
-            stages.append(_stage(chosen, "not tried", why="the budget was used up"))
+            trials.append(_trial(chosen, "not tried", why="the budget was used up"))
             continue
-        stage, version, run = _try(script, len(stages), chosen, current, originals, now, report, patience)
-        stages.append(stage)
-        if stage.is_kept:
+        trial, version, run = _try(script, len(trials), chosen, current, originals, now, report, patience)
+        trials.append(trial)
+        if trial.is_kept:
             current, now = version, run
     total = None
-    if any(stage.is_kept for stage in stages):
+    if any(trial.is_kept for trial in trials):
         report("all that were kept, against the script as it is")
         total = compare(as_is, now, schedule=ABBA(), stop=_PROOF, patience=patience)
         if total.failure:
@@ -180,11 +136,23 @@ def measure_impact(
     others = [finding for finding in look(current) if not is_in_training(finding) and finding.fix is not None]
     for code in sorted({finding.code for finding in others} - tried):
         chosen = [finding for finding in others if finding.code == code]
-        stages.append(_stage(chosen, "not tried", why="it lies in inference, which the measured steps do not run"))
+        trials.append(_trial(chosen, "not tried", why="it lies in inference, which the measured steps do not run"))
     seconds = time.monotonic() - started
-    is_unknown = any(stage.status == "not measured" for stage in stages) or (total is not None and total.busy)
+    is_unknown = any(trial.status == "not measured" for trial in trials) or (total is not None and total.busy)
     busy = patience.sentence if is_unknown else ""
-    return Impact(first, tuple(stages), total, tuple(current), script.num_steps, seconds, tuple(unfixed), busy)
+    has_ratio = total is not None and total.ratio is not None
+    impact = Impact(
+        command=script.command,
+        trials=tuple(trials),
+        before_ms=first.latency_ms,
+        total=as_measured(total, str(total.verdict)) if total is not None and has_ratio else None,
+        phases=_phases(first, None) if total is None or not has_ratio else _phases(*middle_runs(total)),
+        num_steps=script.num_steps,
+        seconds=seconds,
+        unfixed=tuple(unfixed),
+        busy=busy,
+    )
+    return impact, tuple(current)
 
 
 def is_in_training(finding: Finding) -> bool:
@@ -204,12 +172,28 @@ def as_measured(claim: Claim, verdict: str) -> Measured:
         loss_note="" if claim.agreement is None else claim.agreement.words,
         peak_bytes_before=old.peak_bytes,
         peak_bytes_after=new.peak_bytes,
+        num_pairs=claim.num_pairs,
     )
 
 
 def middle_runs(claim: Claim) -> tuple[Run, Run]:
     """Return the median run of each of the two sides."""
     return middle([old for old, _ in claim.pairs]), middle([new for _, new in claim.pairs])
+
+
+def _phases(before: Run, after: Run | None) -> tuple[Phase, ...]:
+    """Return the phases that were seen in either run, and the step as a whole."""
+    old = before.details["report"]
+    new = after.details["report"] if after is not None else None
+    late = {phase["name"]: phase["ms"] for phase in new["phases"]} if new is not None else {}
+    found = []
+    for phase in old["phases"]:
+        then = late.get(phase["name"])
+        if phase["ms"] is not None or then is not None:
+            found.append(Phase(phase["name"], phase["ms"] or 0.0, (then or 0.0) if new is not None else None))
+    if old["step_ms"] is not None:
+        found.append(Phase("step", old["step_ms"], new["step_ms"] if new is not None else None))
+    return tuple(found)
 
 
 def _next(findings: Sequence[Finding], tried: set[str]) -> str | None:
@@ -231,24 +215,25 @@ def _try(
     now: ScriptVersion,
     report: Callable[[str], None],
     patience: Patience,
-) -> tuple[Stage, list[SourceFile], ScriptVersion]:
+) -> tuple[FixTrial, list[SourceFile], ScriptVersion]:
     """Compare one rule's fixes with what was kept so far. Returns them as a version of the script as well."""
     report(f"{chosen[0].code} {chosen[0].name}: {_titles(chosen)[0]}")
     version = _fixed(current, chosen)
     if all(a.text == b.text for a, b in zip(version, current, strict=True)):
-        return _stage(chosen, "not applied", why="its fix could not be applied here"), version, now
+        return _trial(chosen, "not applied", why="its fix could not be applied here"), version, now
     fixed = script.version(f"{number}-{chosen[0].code}", version, originals)
     claim = compare(now, fixed, schedule=ABBA(), stop=_SCREENING, patience=patience)
     if claim.failed == now.name:
         raise TargetError(claim.failure)
     status, why = _status(claim)
-    stage = replace(_stage(chosen, status, why=why), claim=claim)
+    measured = as_measured(claim, status) if claim.ratio is not None and claim.pairs else None
+    trial = replace(_trial(chosen, status, why=why), measured=measured)
     report(f"  {status}{_in_words(claim)}{f': {why}' if why else ''}")
-    return stage, version, fixed
+    return trial, version, fixed
 
 
 def _status(claim: Claim) -> tuple[str, str]:
-    """Return a stage's status, and why, where the status does not say it all."""
+    """Return a trial's status, and why, where the status does not say it all."""
     if claim.failure:
         return "failed", claim.failure
     if claim.busy and claim.verdict is Verdict.INCONCLUSIVE:
@@ -275,9 +260,9 @@ def _fixed(files: Sequence[SourceFile], findings: Sequence[Finding]) -> list[Sou
     return fixed
 
 
-def _stage(findings: Sequence[Finding], status: str, *, why: str = "") -> Stage:
+def _trial(findings: Sequence[Finding], status: str, *, why: str = "") -> FixTrial:
     is_safe = all(finding.fix is not None and finding.fix.is_safe for finding in findings)
-    return Stage(findings[0].code, findings[0].name, len(findings), _titles(findings), is_safe, status, why=why)
+    return FixTrial(findings[0].code, findings[0].name, len(findings), _titles(findings), is_safe, status, why=why)
 
 
 def _titles(findings: Sequence[Finding]) -> tuple[str, ...]:
@@ -289,8 +274,8 @@ def script_at(path: Path, arguments: Sequence[str], directory: Path, *, num_step
 
     Raises TargetError where there is no such file.
     """
-    path, here = path.resolve(), Path.cwd().resolve()
+    named, path, here = path, path.resolve(), Path.cwd().resolve()
     if not path.is_file() or path.suffix != ".py":
         raise TargetError(f"--measure runs a training script; {path.name} is none: name one .py file")
     base = here if path.is_relative_to(here) and here != Path.home() else path.parent
-    return Script(path, tuple(arguments), base, here, directory, num_steps, limit_s)
+    return Script(named, path, tuple(arguments), base, here, directory, num_steps, limit_s)

@@ -1,10 +1,10 @@
 """What this computer is, and how fast it can be at the very best."""
 
-from whet.machine.describe import Machine, describe
+from whet.machine.description import Machine, describe
+from whet.machine.library_versions import versions
 from whet.machine.limits import Limits, load_limits, measure_limits
 from whet.machine.power import Energy, EnergyMeter
 from whet.machine.topology import Gpu, Link, Node, Topology, find_topology
-from whet.machine.versions import versions
 
 __all__ = [
     "Energy", "EnergyMeter", "Gpu", "Limits", "Link", "Machine", "Node", "Topology", "describe", "find_topology",

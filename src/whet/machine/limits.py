@@ -21,7 +21,7 @@ from whet.machine import gemm
 from whet.machine.bandwidth import non_increasing, read_bandwidth
 from whet.machine.cache import cache_dir
 from whet.machine.cuda import cuda_bandwidth
-from whet.machine.describe import Machine
+from whet.machine.description import Machine
 from whet.measure.load import MAX_WAITED_LONG, Observed
 
 _LOG = logging.getLogger("whet")

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 
 from whet.errors import TargetError
 from whet.machine import Machine
-from whet.machine.describe import BFLOAT16
+from whet.machine.description import BFLOAT16
 from whet.measure.closeness import finite_entries
 from whet.rewriting.graph import Traced, rebuild, trace
 from whet.technique import Candidate

@@ -78,6 +78,7 @@ class StepReport:
     device: str = "cpu"
     is_partial: bool = False
     ended_by: str = ""
+    busy: str = ""  # what disturbed the steps, on a busy machine
     num_unfinished: int = 0
     sites: tuple[Site, ...] = ()
     memory: tuple[Growth, ...] = ()

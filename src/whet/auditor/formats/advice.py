@@ -32,7 +32,7 @@ def verdict(report: Report) -> str:
     """The whole audit in one sentence."""
     total = report.impact.total if report.impact else None
     if total is not None:
-        kept = sum(step.is_kept for step in report.impact.steps) if report.impact else 0
+        kept = sum(trial.is_kept for trial in report.impact.trials) if report.impact else 0
         return f"{total.ratio:.2f}× faster a step with {count(kept, 'fix') if kept == 1 else f'{kept} fixes'}, measured"
     if not report.findings:
         return f"Nothing found in {count(report.num_files, 'file')}"

@@ -104,10 +104,10 @@ def _impact(impact: Impact | None) -> Iterator[str]:
         yield ""
         yield f"{_plain(wording.peak(impact.total))}"
     yield from ["", "| Fix | Ratio (95% interval) | Kept |", "|---|---|---|"]
-    for step in impact.steps:
-        kept = "yes" if step.is_kept else f"no: {step.reason}" if step.reason else "no"
-        ratio = wording.ratio(step.measured) if step.measured is not None else "—"
-        yield f"| {_plain(step.label)} | {_plain(ratio)} | {_plain(kept)} |"
+    for trial in impact.trials:
+        kept = "yes" if trial.is_kept else f"no: {trial.reason}"
+        ratio = wording.ratio(trial.evidence) if trial.evidence is not None else "—"
+        yield f"| {_plain(trial.label)} | {_plain(ratio)} | {_plain(kept)} |"
     if impact.phases:
         yield from ["", "| Phase | Before, ms | After, ms |", "|---|---:|---:|"]
         for phase in impact.phases:

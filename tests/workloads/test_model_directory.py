@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from whet.cli import main
-from whet.cli.model_directory import BUILT_IN, model_directory
 from whet.errors import TargetError
 from whet.workloads import WEIGHTS
+from whet.workloads.model_directory import BUILT_IN, model_directory
 
 
 @pytest.fixture(autouse=True)

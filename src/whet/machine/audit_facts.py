@@ -1,7 +1,7 @@
-"""The machine that an audit's report gives advice for. Apart, since it needs torch to see the GPU."""
+"""The machine that an audit's report gives advice for."""
 
 from whet.auditor.report import MachineFacts
-from whet.machine import describe
+from whet.machine.description import describe
 
 
 def machine_facts() -> MachineFacts:

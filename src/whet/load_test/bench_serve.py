@@ -1,0 +1,83 @@
+"""whet.bench_serve: put a server under load, one that runs already or one that is started for it."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from whet.errors import OptionError
+from whet.load_test.benchmark import Options, run
+from whet.load_test.record import Record
+from whet.load_test.replay import Progress
+from whet.load_test.report import Report, make_directory, write_report
+from whet.load_test.server_process import started_server
+from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.workloads.model_directory import model_directory
+
+
+@dataclass(frozen=True)
+class LoadTest:
+    """What came of a load test.
+
+    Attributes:
+        report: The figures.
+        records: Every request with its times.
+    """
+
+    report: Report
+    records: tuple[Record, ...]
+
+    def write(self, directory: str | Path) -> None:
+        """Write report.json and requests.csv. Raises OutputError."""
+        write_report(make_directory(Path(directory)), self.report, self.records)
+
+
+def bench_serve(
+    target: str,
+    options: Options,
+    *,
+    serve_options: Sequence[str] = (),
+    api_key: str | None = None,
+    on_busy: str = OnBusy.WAIT,
+    busy_wait_s: float = WAIT_S,
+    patience: Patience | None = None,
+    on_progress: Progress | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> LoadTest:
+    """Replay production traffic, or random arrivals, against a server: latencies, throughput, goodput.
+
+    Args:
+        target: A server's address; or a model directory or built-in model, for which `whet serve` is started.
+        options: What is sent.
+        serve_options: Options of `whet serve`, for a server of our own.
+        api_key: That the server wants.
+        on_busy: What to do where other processes disturb: "wait", "inconclusive" or "go-on".
+        busy_wait_s: Seconds to wait in all.
+        patience: In place of the two above, where the caller shows the waiting.
+        on_progress: Is told how many requests have ended, and how many there are.
+        on_stage: Is told what happens now.
+
+    Returns:
+        The load test. Where the machine was busy, its report says so; after Ctrl-C it is of what was done until then.
+
+    Raises:
+        TargetError: The server cannot be had or used.
+        OptionError: The options do not fit the server, or there are options of `whet serve` for an address.
+    """
+    patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
+    is_remote = "://" in target
+    if is_remote and serve_options:
+        raise OptionError(f"{' '.join(serve_options)}: options of whet serve go with a DIR or a NAME, not with a URL")
+    directory = None if is_remote else model_directory(target)
+
+    def once() -> LoadTest:
+        with ExitStack() as stack:
+            url = target
+            if directory is not None:
+                on_stage("starting whet serve")
+                url = stack.enter_context(started_server(directory, serve_options, api_key=api_key))
+            report, records = run(url, options, api_key=api_key, on_progress=on_progress, on_stage=on_stage)
+            return LoadTest(report, tuple(records))
+
+    patience.begin()
+    return patience.measure(once, lambda test: test.report.busy)

@@ -1,0 +1,24 @@
+"""whet.limits: what this machine can do at the very best, on each of its devices."""
+
+from whet.machine.description import Machine, describe
+from whet.machine.limits import Limits, load_limits
+
+
+def limits(*, refresh: bool = False, machine: Machine | None = None) -> tuple[Limits, ...]:
+    """Return the limits of the GPU, where there is one, and of the CPU.
+
+    They are measured once, which takes about ten seconds, and then read from the cache.
+
+    Args:
+        refresh: Measure again; the best figures count.
+        machine: This machine, if the caller has described it already.
+
+    Returns:
+        The limits by device, the GPU's first.
+
+    Raises:
+        MachineError: The machine cannot be read or measured.
+    """
+    machine = machine or describe()
+    devices = ("cuda", "cpu") if machine.has_cuda else ("cpu",)
+    return tuple(load_limits(machine, refresh=refresh, device=device) for device in devices)

@@ -1,0 +1,82 @@
+"""whet.monitor_command: start a command, watch it to its end, and return what it came to."""
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+
+from whet.errors import OptionError
+from whet.monitor.launch import Launch
+from whet.monitor.monitor import MIN_INTERVAL_S, make_directory, write_summary
+from whet.monitor.summary import Summary, summarise
+from whet.network import LOOPBACK
+
+DEFAULT_PORT = 8765
+
+
+def monitor_command(
+    command: Sequence[str],
+    *,
+    port: int | None = None,
+    host: str = LOOPBACK,
+    page: bool = True,
+    keep: bool = False,
+    interval_s: float = 1.0,
+    name: str | None = None,
+    out: str | os.PathLike[str] | None = None,
+    on_start: Callable[[str | None], None] = lambda url: None,
+    on_end: Callable[[Summary], None] = lambda summary: None,
+) -> Summary:
+    """Watch a command as it runs: a live page, Prometheus metrics, and a summary at the end.
+
+    Signals that are meant for the command are handed to it, so this is to be called in the main thread.
+
+    Args:
+        command: The program and its arguments.
+        port: Of the page; 0 for any that is free; None for 8765, or any where that is in use.
+        host: Of the page; 127.0.0.1 lets this machine alone look.
+        page: Whether to serve the live page and /metrics.
+        keep: Serve the page after the end too, until Ctrl-C.
+        interval_s: Seconds between samples.
+        name: Of the run, in titles; the script's, if not given.
+        out: A directory for summary.json and summary.html.
+        on_start: Is given the page's address once the command runs; None without a page.
+        on_end: Is given the summary as soon as the command has ended.
+
+    Returns:
+        The summary, with the command's exit code.
+
+    Raises:
+        TargetError: The command cannot be started.
+        OptionError: The port is in use, or the interval is too short.
+        OutputError: The directory cannot be written.
+    """
+    if interval_s < MIN_INTERVAL_S:
+        raise OptionError(f"--interval {interval_s:g}s: samples lie at least {MIN_INTERVAL_S} s apart")
+    directory = make_directory(None if out is None else os.fspath(out))
+    launch = _launch(command, name, interval_s, (host, port) if page else None)
+    on_start(launch.url)
+    launch.wait()
+    try:
+        summary = summarise(launch.run)
+        if directory is not None:
+            write_summary(launch.run, directory)
+        on_end(summary)
+        if keep and launch.url:
+            launch.serve_until_interrupted()
+    finally:
+        launch.close()
+    return summary
+
+
+def _launch(
+    command: Sequence[str], name: str | None, interval_s: float, address: tuple[str, int | None] | None
+) -> Launch:
+    """Start it on the port that was named; on the usual one, or any other where that is in use, if none was."""
+    if address is None:
+        return Launch(command, name=name, interval_s=interval_s, address=None)
+    host, port = address
+    if port is not None:
+        return Launch(command, name=name, interval_s=interval_s, address=(host, port))
+    with contextlib.suppress(OptionError):
+        return Launch(command, name=name, interval_s=interval_s, address=(host, DEFAULT_PORT))
+    return Launch(command, name=name, interval_s=interval_s, address=(host, 0))

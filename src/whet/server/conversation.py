@@ -1,0 +1,177 @@
+"""whet.chat: a conversation with a model, and how fast its answers came."""
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from types import TracebackType
+
+from whet.errors import OptionError, RequestError
+from whet.server.engine import Engine
+from whet.server.options import EngineOptions
+from whet.server.sampling_params import SamplingParams
+from whet.server.text import Tokenizer
+from whet.workloads.model_directory import model_directory
+
+
+def chat(
+    model: str | os.PathLike[str],
+    options: EngineOptions | None = None,
+    *,
+    temperature: float = 0.7,
+    max_tokens: int = 512,
+    seed: int | None = None,
+    system: str | None = None,
+    complete: bool = False,
+) -> "Conversation":
+    """Begin a conversation with a model: `with whet.chat("docs-gpt") as talk: print(talk.answer("Hello").text)`.
+
+    Args:
+        model: A Hugging Face model directory, or a built-in model.
+        options: How the model is loaded: fewer bits are faster.
+        temperature: 0 takes the most probable token always; higher is more varied.
+        max_tokens: Tokens of one answer at most.
+        seed: The same seed gives the same answers.
+        system: What the model is told before everything else.
+        complete: Go on with each text as it stands, without a chat template, as base models do.
+
+    Returns:
+        The conversation. It holds the model until it is closed.
+
+    Raises:
+        TargetError: The model cannot be had.
+        OptionError: The options do not go together, or memory is too little.
+        RequestError: An option of sampling is out of its range.
+    """
+    if complete and system is not None:
+        raise OptionError("--system belongs to a conversation: leave it out, or leave out --complete")
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    params.check(vocab_size=1)  # what is wrong with them is wrong for any model: say so before one is loaded
+    directory = model_directory(os.fspath(model))
+    tokenizer = Tokenizer(directory)
+    engine = Engine(directory, options, tokenizer=tokenizer)
+    return Conversation(engine, tokenizer, params, system, complete)
+
+
+@dataclass
+class Answer:
+    """What came back for one text, and how fast. Times in seconds from when it was asked."""
+
+    prompt: str
+    text: str = ""
+    finish_reason: str | None = None
+    error: str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_tokens: int = 0
+    ttft_s: float | None = None
+    e2e_s: float = 0.0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """After the first token; None where there is no second."""
+        return tokens_per_s([self])
+
+    def as_json(self) -> str:
+        """Return the answer as one line of JSON."""
+        return json.dumps(asdict(self) | {"tokens_per_s": self.tokens_per_s}, ensure_ascii=False)
+
+
+@dataclass
+class Conversation:
+    """The conversation so far, and every answer that was given."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    params: SamplingParams
+    system: str | None
+    complete: bool
+    messages: list[dict[str, str]] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    is_interrupted: bool = False  # by Ctrl-C, and nothing was typed since
+
+    def answer(self, prompt: str, show: Callable[[str], None] = lambda text: None) -> Answer:
+        """Ask the model. Ctrl-C ends the answer, and what there is of it counts.
+
+        Args:
+            prompt: What is said to the model.
+            show: Is given the text as it comes.
+
+        Returns:
+            The answer and its times. Its finish reason is "abort" after Ctrl-C.
+
+        Raises:
+            RequestError: The text does not fit, or the engine cannot go on. The conversation is as before then.
+        """
+        asked = [*self.messages, {"role": "user", "content": prompt}]
+        token_ids = self._encode(prompt, asked)
+        answer = Answer(prompt)
+        self._stream(token_ids, answer, show)
+        if answer.error is not None:
+            raise RequestError(answer.error)
+        if not self.complete:
+            self.messages = [*asked, {"role": "assistant", "content": answer.text}]
+        self.answers.append(answer)
+        return answer
+
+    @property
+    def has_plain_template(self) -> bool:
+        """Whether the checkpoint brings no chat template, so that a plain one is used."""
+        return not self.complete and self.tokenizer.chat_template.is_plain
+
+    def __enter__(self) -> "Conversation":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the engine."""
+        self.engine.close()
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        self.messages = []
+
+    def _encode(self, prompt: str, messages: list[dict[str, str]]) -> list[int]:
+        if self.complete:
+            token_ids = self.tokenizer.encode(prompt)
+        else:
+            first = [] if self.system is None else [{"role": "system", "content": self.system}]
+            token_ids = self.tokenizer.encode(self.tokenizer.chat([*first, *messages]), add_special=False)
+        if len(token_ids) >= self.engine.max_model_len:
+            what = "text" if self.complete or len(messages) == 1 else "conversation"
+            advice = "/reset begins a new one" if what == "conversation" else "shorten it"
+            raise RequestError(
+                f"the {what} has {len(token_ids)} tokens, and the model takes {self.engine.max_model_len} "
+                f"with its answer: {advice}"
+            )
+        return token_ids
+
+    def _stream(self, token_ids: list[int], answer: Answer, show: Callable[[str], None]) -> None:
+        """Fill in the answer as it comes."""
+        room = self.engine.max_model_len - len(token_ids)
+        params = replace(self.params, max_tokens=min(self.params.max_tokens or room, room))
+        with contextlib.closing(self.engine.stream(token_ids, params)) as deltas:
+            try:
+                for delta in deltas:
+                    answer.num_tokens += len(delta.token_ids)
+                    answer.text += delta.text
+                    answer.num_prompt_tokens = delta.num_prompt_tokens
+                    answer.num_cached_tokens = delta.num_cached_tokens
+                    answer.ttft_s, answer.e2e_s = delta.ttft_s, delta.e2e_s
+                    answer.finish_reason, answer.error = delta.finish_reason, delta.error
+                    show(delta.text)
+            except KeyboardInterrupt:
+                answer.finish_reason = "abort"
+                self.is_interrupted = True
+
+
+def tokens_per_s(answers: Sequence[Answer]) -> float | None:
+    """After each one's first token, whose time is the prompt's."""
+    timed = [(a.num_tokens - 1, a.e2e_s - a.ttft_s) for a in answers if a.ttft_s is not None and a.num_tokens > 1]
+    spent_s = sum(span_s for _, span_s in timed)
+    return sum(number for number, _ in timed) / spent_s if spent_s > 0 else None

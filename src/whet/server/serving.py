@@ -1,0 +1,93 @@
+"""whet.serve: serve a language model over HTTP until the process is asked to end."""
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from whet.models.options import Dtype, WeightBits
+from whet.network import LOOPBACK, bind, is_loopback
+from whet.recipe import Recipe
+from whet.server.engine import Engine
+from whet.server.http.run import HttpServer
+from whet.server.http.settings import Settings
+from whet.server.options import EngineOptions
+from whet.server.recipe_options import RecipeOptions, from_recipe
+from whet.server.text import Tokenizer
+from whet.workloads.model_directory import model_directory
+
+DEFAULT_PORT = 8000
+
+
+def serve(
+    model: str | os.PathLike[str],
+    options: EngineOptions | None = None,
+    *,
+    settings: Settings | None = None,
+    host: str = LOOPBACK,
+    port: int = DEFAULT_PORT,
+    recipe: str | os.PathLike[str] | Recipe | None = None,
+    dtype: Dtype | None = None,
+    weights: WeightBits | None = None,
+    draft: str | os.PathLike[str] | None = None,
+    note: Callable[[str], None] = lambda line: None,
+    ready: Callable[[HttpServer, Engine], None] = lambda server, engine: None,
+) -> None:
+    """Serve a language model over HTTP as OpenAI does, until SIGTERM, Ctrl-C or the server's `begin_end`.
+
+    To be called in the main thread. Requests that run when the end is asked for are finished first.
+
+    Args:
+        model: A Hugging Face model directory, or a built-in model.
+        options: Of the engine.
+        settings: How the server answers; by default for everyone who can connect, under the directory's name.
+        host: The address to listen on: 127.0.0.1 for this machine alone.
+        port: To listen on; 0 for any that is free.
+        recipe: Of `whet tune`: its precision and threads take the place of the options'. Threads hold for the whole
+            process from then on.
+        dtype: In the place of the options' and the recipe's.
+        weights: In the place of the options' and the recipe's.
+        draft: A smaller model of the same vocabulary, to guess ahead.
+        note: Is given a sentence for each step of the recipe that is not followed.
+        ready: Is given the server and its engine once requests are taken. It may not block.
+
+    Raises:
+        TargetError: A model cannot be had.
+        OptionError: An option does not fit, or the port cannot be had.
+        RecipeError: The recipe is damaged.
+    """
+    directory = model_directory(os.fspath(model))
+    smaller = None if draft is None else model_directory(os.fspath(draft))
+    settings = settings or Settings(served_names=(directory.resolve().name,))
+    settings = replace(settings, is_local=is_loopback(host))
+    found = RecipeOptions() if recipe is None else _followed(recipe, note)
+    options = options or EngineOptions()
+    options = replace(
+        options,
+        dtype=dtype or found.dtype or options.dtype,
+        weights=weights or found.weights or options.weights,
+    )
+    # The port is taken before the model is loaded, and opens when the model is there.
+    with bind(host, port) as bound, Engine(directory, options, tokenizer=Tokenizer(directory), draft=smaller) as engine:
+        server = HttpServer(engine, settings, bound)
+        before_s = sys.getswitchinterval()
+        try:
+            server.run(lambda: ready(server, engine))
+        finally:
+            sys.setswitchinterval(before_s)  # which the server shortens
+
+
+def _followed(recipe: str | os.PathLike[str] | Recipe, note: Callable[[str], None]) -> RecipeOptions:
+    """Return what of a recipe is followed, and note the rest."""
+    found = from_recipe(recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe)))
+    for line in found.left_out:
+        note(line)
+    if (found.dtype, found.weights, found.num_threads) == (None, None, None):
+        what = "the recipe" if isinstance(recipe, Recipe) else os.fspath(recipe)
+        note(f"nothing in {what} is for the engine; --weights int8 or int4 is its own way to be faster")
+    if found.num_threads is not None:
+        torch.set_num_threads(found.num_threads)
+    return found

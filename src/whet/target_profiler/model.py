@@ -1,0 +1,174 @@
+"""whet.profile_target: what bounds a model that is named, in a child process, so that a hang is one error."""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from whet.errors import MachineError, ModelError, OptionError, OutputError
+from whet.files import names_in, replace_directory, writable_parent, write_whole
+from whet.machine import Limits, describe, load_limits
+from whet.measure.isolate import QUIET
+from whet.measure.quiet import WAIT_S, OnBusy, Patience
+from whet.profiler import Profile
+from whet.profiler.chrome import FILE as TRACE
+from whet.profiler.report import Report, as_json, from_json
+from whet.profiler.session import PROFILE
+from whet.profiler.verdict import Hint
+from whet.profiler.workload_profile import device_of, profile_workload, run_for_nsight
+from whet.target_profiler.profiled_process import Seen, note, profiled
+from whet.tuner.space import applicable_techniques
+from whet.workload import Workload, examine
+from whet.workloads import resolve
+
+DEPTH = 3
+LIMIT_S = 300.0
+
+
+def profile_target(
+    target: str,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    depth: int = DEPTH,
+    limit_s: float = LIMIT_S,
+    on_busy: str = OnBusy.WAIT,
+    busy_wait_s: float = WAIT_S,
+    patience: Patience | None = None,
+    ended_early: Callable[[Report], None] = lambda report: None,
+) -> Report:
+    """Say what bounds a model, how far it is from the machine's limit, and which techniques address it.
+
+    Args:
+        target: A name as for `whet tune`.
+        out: A new directory for profile.json and trace.json.gz, which ui.perfetto.dev shows.
+        depth: How deep the tree of modules goes.
+        limit_s: Seconds after which the profile is ended.
+        on_busy: What to do where other processes disturb: "wait", "inconclusive" or "go-on".
+        busy_wait_s: Seconds to wait in all.
+        patience: In place of the two above, where the caller shows the waiting.
+        ended_early: Is given what was found until then, where that is not all, before the error is raised.
+
+    Returns:
+        The report. Where the machine was busy, `busy` says so; it has no verdict then, unless on_busy is "go-on".
+
+    Raises:
+        OutputError: `out` exists, or cannot be written.
+        TargetError: The target cannot be had, or ended before its time.
+    """
+    if depth < 1:
+        raise OptionError(f"--depth must be 1 or more, not {depth}")
+    directory = None if out is None else Path(out)
+    if directory is not None:
+        _check_out(directory)
+    patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
+    patience.begin()
+    with tempfile.TemporaryDirectory(prefix="whet-profile-") as scratch:
+        folder = Path(scratch)
+        seen = patience.measure(
+            lambda: _seen(target, folder, depth, limit_s, ended_early),
+            lambda seen: seen.report.busy if seen.report is not None else "",
+        )
+        report, failure = seen.report, seen.failure
+        if report is None:
+            assert failure is not None
+            raise failure
+        if report.busy and not patience.goes_on:
+            report = replace(report, verdict=None)  # a busy machine gives none
+        if failure is None and report.partial:
+            failure = ModelError(f"{report.partial}; what is shown was measured until then")
+        try:
+            if directory is not None:
+                _write(report, folder / TRACE, directory)
+        except OutputError as error:
+            failure = failure or error
+    if failure is not None:
+        ended_early(report)
+        raise failure
+    return report
+
+
+def profile_nvtx(target: str) -> None:
+    """Run a target in this process, in NVTX ranges: for nsys and ncu, which record it.
+
+    Args:
+        target: A name as for `whet tune`.
+
+    Raises:
+        MachineError: The target runs on the CPU.
+        TargetError: The target cannot be had.
+    """
+    workload = resolve(target)
+    if device_of(workload) != "cuda":
+        raise MachineError("--nvtx marks what runs on a GPU; this target's model and inputs are on the CPU")
+    run_for_nsight(workload)
+
+
+def look(target: str, directory: str, depth: int | None) -> dict[str, Any]:
+    """Return the report of a target as JSON. Writes its trace into `directory`, and after each pass what is known."""
+    folder = Path(directory)
+    workload = resolve(target)
+    machine = describe()
+    found = profile_workload(
+        workload,
+        limits=partial(load_limits, machine, device=device_of(workload)),
+        advise=advise,
+        depth=depth,
+        target=target,
+        done=lambda report: note(folder, as_json(report)),
+    )
+    if found.trace is not None:
+        write_whole(folder / TRACE, found.trace)
+    return as_json(found.report)
+
+
+def advise(workload: Workload, profile: Profile, limits: Limits) -> list[Hint]:
+    """Return the techniques that apply, each with the most that any of its variants could gain."""
+    applicable, _ = applicable_techniques(examine(workload, with_quality=False), describe(), limits, profile)
+    return [Hint(entry.technique, entry.most) for entry in applicable]
+
+
+def _seen(target: str, folder: Path, depth: int, limit_s: float, ended_early: Callable[[Report], None]) -> Seen[Report]:
+    return profiled(
+        look,
+        {"target": target, "directory": str(folder.absolute()), "depth": depth},
+        folder,
+        target=target,
+        done="profiled",
+        read=_report,
+        ended_early=ended_early,
+        time_limit_s=limit_s,
+        environment=QUIET,
+    )
+
+
+def _report(data: Mapping[str, Any], why: str) -> Report:
+    report = from_json(dict(data))
+    return replace(report, partial=why) if why else report
+
+
+def _check_out(out: Path) -> None:
+    if names_in(out):
+        raise OutputError(f"{out} exists already; choose another --out")
+    writable_parent(out.absolute())
+
+
+def _write(report: Report, trace: Path, out: Path) -> None:
+    """Write the directory with all its files, or nothing."""
+    try:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
+    except OSError as error:
+        raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
+    try:
+        unfinished.chmod(0o755)  # a temporary directory is for its owner alone
+        write_whole(unfinished / PROFILE, json.dumps(as_json(report), indent=1) + "\n")
+        if trace.is_file():
+            write_whole(unfinished / TRACE, trace.read_bytes())
+        replace_directory(unfinished, out.absolute())
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
