@@ -74,6 +74,13 @@ def test_what_is_slower_fails_however_loud_the_machine_is() -> None:
     assert claim_of(EQUAL, FASTER, noise=1.3).verdict is Verdict.FAIL
 
 
+def test_equal_times_fail_unless_the_machine_is_too_loud_to_tell() -> None:
+    silent = claim_of(EQUAL, EQUAL)
+    assert (silent.ratio, silent.ci95, silent.p_value, silent.noise) == (1.0, (1.0, 1.0), 1.0, 1.0)
+    assert silent.verdict is Verdict.FAIL
+    assert claim_of(EQUAL, EQUAL, noise=1.3).verdict is Verdict.INCONCLUSIVE
+
+
 def test_significance_without_an_interval_above_one_is_not_enough() -> None:
     """Nineteen pairs are won by 1 %, one is lost by 15 %: the ranks are sure, the mean is not."""
     old_s = [1.01] * 19 + [0.85]

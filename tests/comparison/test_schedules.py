@@ -67,6 +67,14 @@ def test_each_round_of_rounds_has_an_order_of_its_own_which_the_seed_fixes() -> 
     assert len(Counter(orders(Rounds()))) == 6  # all orders of three come up
 
 
+def test_the_order_in_a_round_does_not_depend_on_the_order_of_the_pairs() -> None:
+    old, a, b = (timed(name, 1.0) for name in ("old", "a", "b"))
+    for number in range(10):
+        (one,) = Rounds().round(number, [(old, a), (old, b)], [], waiting())
+        (other,) = Rounds().round(number, [(b, old), (old, a)], [], waiting())
+        assert list(one) == list(other)
+
+
 def test_abba_turns_each_pair_round_and_measures_the_rest_after_the_pairs() -> None:
     log: list[str] = []
     a, b, c, alone = (timed(name, 1.0, log=log) for name in ("a", "b", "c", "x"))
