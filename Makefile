@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 QUIETLY := --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: demo test test-all check format gpu gpu-wheels clean
+.PHONY: demo test test-all check format mutants gpu gpu-wheels clean
 
 demo: $(STAMP)
 	$(BIN)/whet tune digits-cnn docs-encoder docs-gpt --budget 2m --out whet-out/demo-$$(date +%Y%m%d-%H%M%S)
@@ -25,6 +25,11 @@ check: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Which mistakes in the code that decides would no test notice? Writes docs/mutants.md.
+mutants: $(STAMP)
+	$(BIN)/python -m pip install $(QUIETLY) --editable '.[mutants]'
+	$(BIN)/python benchmarks/mutants.py
 
 # The check on a GPU, in whatever environment PYTHON has: torch with CUDA, NumPy and SciPy must be there. It runs
 # `python -m pytest -m gpu` as one of its steps. What whet needs besides comes from .wheels/, which `make gpu-wheels`
@@ -48,4 +53,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .wheels .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .wheels .mutants.json .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -2,6 +2,8 @@
 
 import random
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from fakes import Fake, made, patience, timed
@@ -13,6 +15,7 @@ from whet.comparison.schedules import ABBA, Rounds
 from whet.comparison.stopping import Fixed, Sequential, UntilClear
 from whet.measure.evidence import Losses
 from whet.measure.load import Load
+from whet.measure.quiet import Patience
 
 
 def noisy(name: str, seconds: float, seed: int = 0, log: list[str] | None = None) -> Fake:
@@ -152,7 +155,7 @@ class Clock:
         return made(name, make, log)
 
 
-@pytest.mark.parametrize(("soft", "num_rounds"), [(0.0, 6), (13.0, 7), (100.0, 8)])
+@pytest.mark.parametrize(("soft", "num_rounds"), [(0.0, 6), (12.0, 7), (13.0, 7), (100.0, 8)])
 def test_after_the_soft_limit_no_round_is_begun_once_there_are_enough_pairs(soft: float, num_rounds: int) -> None:
     clock, log = Clock(), list[str]()
     limit = TimeLimit(soft=soft, clock=clock)
@@ -161,21 +164,24 @@ def test_after_the_soft_limit_no_round_is_begun_once_there_are_enough_pairs(soft
     assert len(log) == 2 * num_rounds
 
 
-def test_no_round_is_begun_that_would_not_end_by_the_hard_limit() -> None:
+@pytest.mark.parametrize(("hard", "num_rounds"), [(0.5, 1), (7.5, 3), (8.0, 4)])
+def test_no_round_is_begun_that_would_not_end_by_the_hard_limit(hard: float, num_rounds: int) -> None:
+    """Nobody knows how long the first one takes, so it is begun."""
     clock, log = Clock(), list[str]()
-    limit = TimeLimit(hard=7.5, clock=clock)
+    limit = TimeLimit(hard=hard, clock=clock)
     claim = compare(clock.side("old", 2, log), clock.side("new", 1, log), schedule=Rounds(), stop=Fixed(), limit=limit)
-    assert claim.num_pairs == 3
-    assert clock.now == 6
+    assert claim.num_pairs == num_rounds
+    assert clock.now == 2 * num_rounds
 
 
-def test_a_round_that_the_hard_limit_cuts_off_does_not_count() -> None:
+@pytest.mark.parametrize("hard", [2.5, 4.0])
+def test_a_round_that_the_hard_limit_cuts_off_does_not_count(hard: float) -> None:
     clock = Clock()
-    limit = TimeLimit(hard=2.5, clock=clock)
+    limit = TimeLimit(hard=hard, clock=clock)
 
     def cut(i: int) -> Run:
         clock.now += 2
-        return Run(failure="stopped") if clock.now >= 2.5 else Run(seconds=2.0)
+        return Run(failure="stopped") if clock.now >= hard else Run(seconds=2.0)
 
     found = compare_all(
         [(made("old", cut), made("new", cut))], schedule=Rounds(), stop=Fixed(), limit=limit, old_may_fail=True
@@ -183,6 +189,30 @@ def test_a_round_that_the_hard_limit_cuts_off_does_not_count() -> None:
     (claim,) = found.claims
     assert (claim.num_pairs, claim.failure) == (0, "")
     assert not any(found.runs.values())
+
+
+def test_a_failure_before_the_hard_limit_counts() -> None:
+    clock, log = Clock(), list[str]()
+    limit = TimeLimit(hard=100.0, clock=clock)
+    broken = made("new", lambda i: Run(failure="no such operator"))
+    claim = compare(clock.side("old", 2, log), broken, schedule=Rounds(), stop=Fixed(), limit=limit)
+    assert claim.failed == "new"
+
+
+def test_it_is_told_how_long_claims_and_rounds_took() -> None:
+    clock, log = Clock(), list[str]()
+    a, b, c, d = (clock.side(name, seconds, log) for name, seconds in (("a", 2), ("b", 1), ("c", 2), ("d", 3)))
+    found = compare_all([(a, b), (c, d)], schedule=ABBA(), stop=Fixed(), limit=TimeLimit(clock=clock))
+    assert [claim.seconds for claim in found.claims] == [16, 6]  # eight pairs, and three lost ones, of two seconds
+    assert found.longest_s == 4
+
+
+@pytest.mark.parametrize(("soft", "is_clear"), [(100.0, True), (13.0, False)])
+def test_it_is_clear_once_no_further_pair_is_wanted(soft: float, is_clear: bool) -> None:
+    clock, log = Clock(), list[str]()
+    limit = TimeLimit(soft=soft, clock=clock)
+    claim = compare(clock.side("old", 2, log), clock.side("new", 1, log), schedule=Rounds(), stop=Fixed(), limit=limit)
+    assert claim.is_clear is is_clear
 
 
 def test_a_side_can_be_measured_alone() -> None:
@@ -246,3 +276,110 @@ def test_where_drift_cancels_the_ratios_tell_the_noise() -> None:
     new_s = [d / 1.03 for d in drift]
     assert Fixed(noise_from="pairs").judge(old_s, new_s, 1, old_s).verdict is Verdict.PASS
     assert Fixed().judge(old_s, new_s, 1, old_s).verdict is not Verdict.PASS
+
+
+@pytest.mark.parametrize(("spare", "num_rounds"), [(1, 9), (2, 10), (4, 12)])
+def test_no_more_rounds_than_are_spare_replace_disturbed_ones(spare: int, num_rounds: int) -> None:
+    """Every second measurement is disturbed, so the machine never looks hopeless."""
+    old = made("old", lambda i: Run(seconds=2.0, busy="others"))
+    new = noisy("new", 1.0, 1)
+    waiting = Patience("wait", 100.0, glance=lambda seconds: (Load(seconds, 2), ""), clock=lambda: 0.0)
+    waiting.left_s = 0.0
+    found = compare_all([(old, new)], schedule=Rounds(), stop=replace(Fixed(), spare=spare), patience=waiting)
+    assert len(found.runs["new"]) == num_rounds
+
+
+def test_a_disturbed_round_of_a_rule_without_spare_rounds_is_the_last() -> None:
+    old = made("old", lambda i: Run(seconds=2.0, busy="others" if i == 1 else ""))
+    found = compare_all(
+        [(old, timed("new", 2.1, 1.9))], schedule=ABBA(), stop=UntilClear(least=6), patience=patience(wait_s=0.0)
+    )
+    assert len(found.runs["new"]) == 2
+
+
+def test_a_side_alone_ends_by_the_soft_limit_once_enough_of_its_runs_count() -> None:
+    clock = Clock()
+
+    def make(i: int) -> Run:
+        clock.now += 1
+        return Run(seconds=1.0, failure="lost" if i == 1 else "")
+
+    limit = TimeLimit(soft=0.5, clock=clock)
+    found = compare_all([], schedule=Rounds(), stop=Fixed(8, 3), alone=[made("old", make)], limit=limit)
+    assert len(found.runs["old"]) == 4, "three that count, and one that failed"
+
+
+def test_of_two_sides_alone_both_must_have_enough_runs() -> None:
+    clock = Clock()
+
+    def make(i: int) -> Run:
+        clock.now += 1
+        return Run(seconds=1.0)
+
+    late = made("late", lambda i: Run(failure="lost") if i < 2 else Run(seconds=1.0))
+    limit = TimeLimit(soft=0.5, clock=clock)
+    found = compare_all([], schedule=Rounds(), stop=Fixed(8, 3), alone=[made("a", make), late], limit=limit)
+    assert len(found.runs["late"]) == 5
+
+
+def test_the_soft_limit_waits_for_the_claim_with_the_fewest_pairs() -> None:
+    clock, log = Clock(), list[str]()
+    old, fast = clock.side("old", 2, log), clock.side("fast", 1, log)
+    odd = made("odd", lambda i: Run(seconds=1.0, busy="others" if i in (0, 2) else ""))
+    found = compare_all(
+        [(old, fast), (old, odd)],
+        schedule=Rounds(),
+        stop=Fixed(20),
+        patience=patience(),
+        limit=TimeLimit(1, clock=clock),
+    )
+    assert [claim.num_pairs for claim in found.claims] == [8, 6]
+
+
+def test_a_variant_that_fails_ends_its_claim_where_the_original_may_fail() -> None:
+    new = made("new", lambda i: Run(failure="lost") if i == 3 else Run(seconds=1.0))
+    found = compare_all([(noisy("old", 2.0), new)], schedule=Rounds(), stop=Fixed(), old_may_fail=True)
+    (claim,) = found.claims
+    assert (claim.num_pairs, claim.failure, claim.failed) == (3, "lost", "new")
+    assert [bool(run.failure) for run in found.runs["new"]] == [False, False, False, True]
+    assert claim.is_clear
+
+
+def test_what_the_machine_did_is_the_sum_over_all_runs() -> None:
+    old = made("old", lambda i: Run(seconds=2 + 0.01 * i, load=Load(1.0, 2, foreign_s=0.01)))
+    new = made("new", lambda i: Run(seconds=1 + 0.01 * i, load=Load(0.5, 2, foreign_s=0.02)))
+    claim = compare(old, new, schedule=Rounds(), stop=Fixed())
+    assert (claim.load.seconds, claim.load.foreign_s) == (12.0, pytest.approx(0.24))
+    assert [(a.seconds, b.seconds) for a, b in claim.pairs] == list(zip(claim.old_s, claim.new_s, strict=True))
+
+
+def test_a_machine_that_turns_busy_blames_it_where_the_verdict_is_open() -> None:
+    """Two pairs are quiet; then nothing is."""
+
+    def turns_busy(seconds: float) -> Callable[[int], Run]:
+        return lambda i: Run(seconds=seconds + 0.01 * i, busy="" if i < 2 else "others")
+
+    old, new = made("old", turns_busy(2.0)), made("new", turns_busy(1.0))
+    found = compare_all([(old, new)], schedule=Rounds(), stop=Fixed(), patience=patience())
+    (claim,) = found.claims
+    assert (claim.verdict, claim.num_pairs) == (Verdict.INCONCLUSIVE, 2)
+    assert "the machine stayed busy" in claim.busy
+    assert not claim.is_clear
+
+
+def test_without_a_single_run_of_the_original_a_busy_machine_does_not_end_it() -> None:
+    """The original's first process fails; one round later there is something to speak of."""
+    log: list[str] = []
+    old = made("old", lambda i: Run(failure="lost") if i == 0 else Run(seconds=1.0, busy="others"), log)
+    new = made("new", lambda i: Run(seconds=1.0, busy="others"), log)
+    waiting = patience(wait_s=0.0)
+    for _ in range(3):
+        waiting.measure(lambda: "others", lambda cause: cause)
+    assert waiting.has_run_out
+    found = compare_all([(old, new)], schedule=ABBA(), stop=Fixed(), patience=waiting, old_may_fail=True)
+    assert 1 < len(found.runs["old"]) < 8
+
+
+def test_evidence_of_one_side_alone_is_compared_with_nothing() -> None:
+    old = made("old", lambda i: Run(seconds=2 + 0.01 * i, evidence=Losses(by_step=(2.0,))))
+    assert compare(old, noisy("new", 1.0), schedule=Rounds(), stop=Fixed()).agreement is None

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from whet.comparison.claim import Claim, Verdict
 from whet.comparison.sequential import ALPHA, LOOKS, TOLERANCE, holm, judge, judge_unpaired, overall, p_values
+from whet.measure.stats import noise_floor
 
 SCATTER = 0.022  # of a pair's log ratio: what a matrix product shows on two cores
 
@@ -141,3 +143,112 @@ def test_unpaired_against_welch() -> None:
     assert judge_unpaired(old, old).verdict is Verdict.PASS
     with pytest.raises(ValueError, match="two processes"):
         judge_unpaired([1.0], [1.0, 1.1])
+
+
+def test_each_look_spends_an_equal_share_of_the_error() -> None:
+    """Bonferroni: the smallest of the looks' p-values, times the number of all looks that there will be."""
+    logs = np.random.default_rng(4).normal(0.01, 0.02, 9)
+    single = [scipy.stats.ttest_1samp(logs[:n], 0.0, alternative="greater").pvalue for n in (5, 8)]
+    worse = [scipy.stats.ttest_1samp(logs[:n], math.log(1.05), alternative="less").pvalue for n in (5, 8)]
+    found = p_values(logs, tolerance=0.05, looks=(5, 8, 11))
+    assert found == pytest.approx((3 * min(single), 3 * min(worse)))
+    assert p_values(logs[:4], tolerance=0.05, looks=(5, 8, 11)) == (1.0, 1.0)
+    assert p_values(-np.abs(logs), tolerance=0.05, looks=(5, 8, 11))[0] == 1.0  # a probability, however many looks
+
+
+def test_times_without_scatter_prove_what_lies_beyond_the_limit() -> None:
+    assert p_values(np.zeros(5), tolerance=0.02, looks=(5,)) == (1.0, 0.0)
+    assert p_values(np.full(5, 0.01), tolerance=0.02, looks=(5,)) == (0.0, 0.0)
+    assert p_values(np.full(5, math.log1p(0.02)), tolerance=0.02, looks=(5,)) == (0.0, 1.0)
+
+
+def test_what_a_claim_of_the_gate_says() -> None:
+    old_s, new_s = [1.0, 1.02, 0.99, 1.01, 1.0], [1.1, 1.12, 1.09, 1.1, 1.11]
+    claim = judge(old_s, new_s)
+    logs = np.log(new_s) - np.log(old_s)
+    half = scipy.stats.t.ppf(0.975, 4) * logs.std(ddof=1) / math.sqrt(5)
+    assert claim.slowdown == pytest.approx(math.exp(logs.mean()))
+    assert claim.slowdown_ci95 == pytest.approx((math.exp(logs.mean() - half), math.exp(logs.mean() + half)))
+    assert claim.noise == pytest.approx(math.exp(half))
+    assert (claim.num_pairs, claim.old_s, claim.new_s) == (5, tuple(old_s), tuple(new_s))
+    assert claim.verdict is Verdict.FAIL
+    assert claim.is_clear
+
+
+def test_an_open_case_is_clear_after_the_last_look_alone() -> None:
+    old_s, new_s = [1.0, 1.3] * 4, [1.3, 1.0] * 4
+    assert not judge(old_s[:7], new_s[:7], looks=(5, 8)).is_clear
+    last = judge(old_s, new_s, looks=(5, 8))
+    assert last.is_clear
+    assert last.verdict is Verdict.INCONCLUSIVE
+
+
+def test_two_pairs_are_the_fewest() -> None:
+    with pytest.raises(ValueError, match="two pairs"):
+        judge([1.0], [1.0])
+    assert judge([1.0, 1.1], [1.0, 1.0]).num_pairs == 2
+
+
+def test_where_equal_code_differs_by_a_quarter_nothing_passes() -> None:
+    """Three times as fast, but the ratios scatter by a factor of two."""
+    old_s = [3.0, 6.0, 2.0, 5.0, 1.8, 6.0, 2.1, 5.0]
+    claim = judge(old_s, [1.0] * 8, looks=(8,))
+    _, p_worse = p_values(-np.log(old_s), tolerance=TOLERANCE, looks=(8,))
+    assert p_worse < 0.05
+    assert claim.noise > 1.25
+    assert claim.verdict is Verdict.INCONCLUSIVE
+
+
+def test_holm_fails_nothing_within_the_noise() -> None:
+    quiet, loud = _judged(ALPHA / 100), _judged(ALPHA / 100)
+    assert _verdicts([quiet, replace(loud, noise=1.2)]) == [Verdict.FAIL, Verdict.INCONCLUSIVE]
+
+
+def test_holm_counts_a_p_value_that_is_just_small_enough() -> None:
+    assert _verdicts([_judged(ALPHA)]) == [Verdict.FAIL]
+    assert _verdicts([_judged(ALPHA / 2), _judged(0.9)]) == [Verdict.FAIL, Verdict.INCONCLUSIVE]
+
+
+def test_holm_judges_nothing_that_failed_on_the_way() -> None:
+    """It gave pairs before it failed; its p-value neither counts nor makes the others' limit stricter."""
+    broken = replace(_judged(ALPHA / 100, Verdict.FAIL), failure="killed")
+    assert _verdicts([broken, _judged(ALPHA * 0.9)]) == [Verdict.INCONCLUSIVE, Verdict.FAIL]
+
+
+def test_unpaired_figures_are_welchs() -> None:
+    old, new = [1.0, 1.02, 0.99, 1.01], [1.05, 1.1, 1.08, 1.07, 1.06]
+    claim = judge_unpaired(old, new)
+    welch = scipy.stats.ttest_ind(np.log(old), np.log(new), equal_var=False).confidence_interval(0.95)
+    assert claim.ratio == pytest.approx(scipy.stats.gmean(old) / scipy.stats.gmean(new))
+    assert claim.ci95 == pytest.approx((math.exp(welch.low), math.exp(welch.high)))
+    assert claim.noise == pytest.approx(noise_floor([old, new], num_pairs=4))
+    assert (claim.num_pairs, claim.old_s, claim.new_s, claim.is_clear) == (4, tuple(old), tuple(new), True)
+
+
+def test_unpaired_times_pass_by_the_tolerance_that_is_asked_for() -> None:
+    old, new = [1.0, 1.001, 0.999, 1.0], [1.01, 1.011, 1.009, 1.01]
+    within = noise_floor([old, new], num_pairs=4)
+    assert within < 1.01
+    assert judge_unpaired(old, new).verdict is Verdict.FAIL  # slower by one percent, and that is proven
+    alike = [1.0, 1.003, 0.998, 1.001]
+    assert judge_unpaired(old, alike, tolerance=0.02).verdict is Verdict.PASS
+    assert judge_unpaired(old, alike, tolerance=0.0001).verdict is Verdict.INCONCLUSIVE
+    assert judge_unpaired(old, [0.5, 1.0, 0.4, 0.9]).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.filterwarnings("ignore:Precision loss:RuntimeWarning", "ignore:invalid value:RuntimeWarning")
+def test_unpaired_times_without_scatter_are_not_slower() -> None:
+    claim = judge_unpaired([1.0, 1.0], [1.0, 1.0])
+    assert claim.p_value == 1.0
+    assert claim.verdict is not Verdict.FAIL
+
+
+def test_two_processes_on_each_side_are_enough_without_pairs() -> None:
+    assert judge_unpaired([1.0, 1.1], [1.0, 1.1]).num_pairs == 2
+    with pytest.raises(ValueError, match="two processes"):
+        judge_unpaired([1.0, 1.1], [1.0])
+
+
+def test_without_benchmarks_nothing_fails() -> None:
+    assert overall([]) is Verdict.PASS
+    assert holm([]) == []

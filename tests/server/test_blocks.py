@@ -1,5 +1,7 @@
 """Blocks: what is shared and with whom, what is reused first, and books that agree."""
 
+import hashlib
+
 import pytest
 from driving import make_request
 from hypothesis import settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from whet.server.blocks import Blocks, block_hash, root_hash
-from whet.server.request import Request, Status
+from whet.server.request import NO_ROW, Request, Status
 from whet.server.sampling_params import SamplingParams
 
 PARAMS = SamplingParams(temperature=0, max_tokens=50)
@@ -137,23 +139,172 @@ def test_rows_without_blocks() -> None:
     assert blocks.can_seat(requests[2], [], 0)
 
 
-def test_wrong_books_are_found() -> None:
-    for spoil in ("references", "free", "table", "row", "computed"):
-        blocks = make_blocks()
-        request = computed(blocks, list(range(6)))
+@pytest.mark.parametrize(
+    "spoil",
+    ["references", "free", "lost", "table", "row", "computed", "capacity", "hash", "published", "twice"],
+)
+def test_wrong_books_are_found(spoil: str) -> None:
+    blocks = make_blocks()
+    request = computed(blocks, list(range(6)))
+    blocks.check([request])
+    first = request.blocks[0]
+    if spoil == "references":
+        blocks._references[first] += 1
+    elif spoil == "free":
+        blocks._free[first] = None
+    elif spoil == "lost":
+        blocks._free.popitem()
+    elif spoil == "table":
+        blocks.tables[request.row, 1] += 1
+    elif spoil == "row":
+        blocks._free_rows.append(request.row)
+    elif spoil == "computed":
+        request.num_computed = 9
+    elif spoil == "capacity":
+        request.capacity += 1
+    elif spoil == "hash":
+        blocks._hash_of[first] = b"another"
+    elif spoil == "published":
+        blocks._hash_of[request.blocks[1]] = b"of no published block"
+    else:  # one block at two places of its table, and the other one given back
+        blocks._free[request.blocks[1]] = None
+        blocks._references[request.blocks[1]] = 0
+        blocks._references[first] = 2
+        request.blocks[1] = blocks.tables[request.row, 1] = first
+    with pytest.raises(AssertionError):
         blocks.check([request])
-        if spoil == "references":
-            blocks._references[request.blocks[0]] += 1
-        elif spoil == "free":
-            blocks._free[request.blocks[0]] = None
-        elif spoil == "table":
-            blocks.tables[request.row, 1] += 1
-        elif spoil == "row":
-            blocks._free_rows.append(request.row)
-        else:
-            request.num_computed = 9
-        with pytest.raises(AssertionError):
-            blocks.check([request])
+
+
+def test_who_gives_back_holds_nothing() -> None:
+    blocks = make_blocks()
+    request = computed(blocks, list(range(6)))
+    assert blocks.num_free == 8
+    blocks.release(request)
+    assert (request.blocks, request.row, request.capacity) == ([], NO_ROW, 0)
+    assert (request.num_computed, request.num_published) == (0, 0)
+    assert blocks.num_free == 10
+    blocks.release(request)  # which changes nothing more
+    blocks.check([])
+
+
+def test_a_block_that_two_hold_is_free_once_both_have_given_it_back() -> None:
+    blocks = make_blocks()
+    first, second = (computed(blocks, [1, 2, 3, 4, last]) for last in (5, 6))
+    assert first.blocks[0] == second.blocks[0]
+    assert blocks.num_free == 10 - 3
+    blocks.release(first)
+    blocks.check([second])
+    assert blocks.num_free == 10 - 2
+    blocks.release(second)
+    blocks.check([])
+    assert blocks.num_free == 10
+
+
+def test_the_share_in_use() -> None:
+    blocks = make_blocks()
+    assert blocks.usage == 0
+    computed(blocks, list(range(9)))
+    assert blocks.usage == pytest.approx(0.3)
+    rows = Blocks(0, 0, 4, 100)
+    assert rows.usage == 0
+    rows.seat(make_request([1], PARAMS), [])
+    assert rows.usage == 0.25
+
+
+@pytest.mark.parametrize(("num_tokens", "num_blocks"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3)])
+def test_blocks_are_begun_for_single_tokens(num_tokens: int, num_blocks: int) -> None:
+    assert make_blocks().blocks_for(num_tokens) == num_blocks
+    assert Blocks(0, 0, 2, 100).blocks_for(num_tokens) == 0
+
+
+def test_a_request_is_seated_where_all_its_tokens_and_the_reserve_have_room() -> None:
+    blocks = make_blocks(num_blocks=5)
+    request = make_request([1] * 12, PARAMS)
+    assert blocks.can_seat(request, [], 2)
+    assert not blocks.can_seat(request, [], 3)
+    assert not blocks.can_seat(make_request([1] * 21, PARAMS), [], 0)
+    holder = computed(blocks, [2] * 5)
+    follower = make_request([2] * 13, PARAMS)
+    shared = blocks.match(follower)
+    assert shared == holder.blocks[:1]
+    assert blocks.can_seat(follower, shared, 0)  # three blocks more, and three are free
+    assert not blocks.can_seat(follower, shared, 1)
+
+
+def test_the_lowest_row_and_block_that_were_never_used_come_first() -> None:
+    blocks = make_blocks()
+    requests = [computed(blocks, [token] * 5) for token in range(3)]
+    assert [request.row for request in requests] == [0, 1, 2]
+    assert [request.blocks for request in requests] == [[0, 1], [2, 3], [4, 5]]
+    assert blocks.tables[1, :2].tolist() == [2, 3]
+    blocks.release(requests[1])
+    assert computed(blocks, [7]).row == 1
+
+
+def test_a_reused_block_is_no_longer_found() -> None:
+    blocks = make_blocks(num_blocks=2)
+    blocks.release(computed(blocks, [1, 2, 3, 4, 5]))
+    again = make_request([1, 2, 3, 4, 5], PARAMS)
+    assert len(blocks.match(again)) == 1
+    other = computed(blocks, [9] * 8)
+    assert blocks.match(again) == []
+    blocks.check([other])
+
+
+def test_who_computes_the_same_at_the_same_time_keeps_a_block_of_its_own() -> None:
+    blocks = make_blocks()
+    requests = [make_request([1, 2, 3, 4, 5], PARAMS) for _ in range(2)]
+    for request in requests:
+        blocks.seat(request, [])
+        assert blocks.grow(request, 5)
+    for request in requests:
+        request.num_computed = 5
+        blocks.publish(request)
+        assert request.num_published == 1
+    blocks.check(requests)
+    assert blocks.match(make_request([1, 2, 3, 4, 5], PARAMS)) == requests[0].blocks[:1]
+
+
+def test_blocks_are_published_as_they_become_full() -> None:
+    blocks = make_blocks()
+    request = make_request(list(range(12)), PARAMS)
+    blocks.seat(request, [])
+    blocks.grow(request, 12)
+    for num_computed, num_published in ((3, 0), (4, 1), (7, 1), (12, 3)):
+        request.num_computed = num_computed
+        blocks.publish(request)
+        assert request.num_published == num_published
+        assert len(blocks.match(make_request(list(range(13)), PARAMS))) == num_published
+
+
+def test_state_beyond_the_verified_tokens_is_not_published() -> None:
+    """Seven tokens are verified; the state of a guess lies behind them."""
+    blocks = make_blocks()
+    request = make_request(list(range(7)), PARAMS)
+    blocks.seat(request, [])
+    blocks.grow(request, 8)
+    request.num_computed = 8
+    blocks.publish(request)
+    assert request.num_published == 1
+    blocks.check([request])
+
+
+def test_starting_afresh_forgets_everything() -> None:
+    blocks = make_blocks()
+    computed(blocks, [1, 2, 3, 4, 5])
+    blocks.reset()
+    assert blocks.match(make_request([1, 2, 3, 4, 5], PARAMS)) == []
+    assert blocks.num_free == 10
+    assert blocks.usage == 0
+    blocks.check([])
+    requests = [computed(blocks, [token]) for token in range(6)]
+    assert [request.row for request in requests] == list(range(6))
+
+
+def test_the_hashes_are_sha_256_of_named_fields() -> None:
+    tokens = (1).to_bytes(8, "little") + (2).to_bytes(8, "little")
+    assert root_hash("bf16", "é") == hashlib.sha256(b"identity:4:bf16salt:2:\xc3\xa9").digest()
+    assert block_hash(b"p" * 32, [1, 2]) == hashlib.sha256(b"parent:32:" + b"p" * 32 + b"tokens:16:" + tokens).digest()
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -165,8 +316,13 @@ class AnyOrder(RuleBasedStateMachine):
         self.seated: list[Request] = []
         self.content: dict[int, tuple[str, list[int]]] = {}  # of each block: salt, and all tokens up to its end
 
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=17), salt=st.sampled_from(["", "x"]))
-    def seat(self, prompt: list[int], salt: str) -> None:
+    @rule(
+        num_equal=st.integers(0, 12),
+        rest=st.lists(st.integers(0, 1), min_size=1, max_size=5),
+        salt=st.sampled_from(["", "x"]),
+    )
+    def seat(self, num_equal: int, rest: list[int], salt: str) -> None:
+        prompt = [0] * num_equal + rest
         request = make_request(prompt, PARAMS, salt=salt)
         shared = self.blocks.match(request)
         for i, block in enumerate(shared):

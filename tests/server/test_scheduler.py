@@ -1,40 +1,13 @@
 """The one rule, and what it comes to when there is too little of something."""
 
+import pytest
 from driving import make_request
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from planning import ask, compute, make_scheduler, planned
 
 from whet.server.blocks import Blocks
-from whet.server.request import Request, Status
+from whet.server.request import Status
 from whet.server.sampling_params import SamplingParams
-from whet.server.scheduler import Plan, Scheduler
-
-
-def make_scheduler(
-    num_blocks: int = 100, max_num_seqs: int = 4, max_batch_tokens: int = 20, **options: float
-) -> Scheduler:
-    blocks = Blocks(num_blocks, 4, max_num_seqs, 200)
-    return Scheduler(blocks, max_num_seqs=max_num_seqs, max_batch_tokens=max_batch_tokens, **options)
-
-
-def ask(scheduler: Scheduler, num_prompt: int, first: int = 0) -> Request:
-    request = make_request([first] * num_prompt, SamplingParams(temperature=0, max_tokens=100))
-    scheduler.add(request)
-    return request
-
-
-def compute(plan: Plan, token_id: int = 1) -> None:
-    """What a step would do: all planned tokens computed, one new token where the last was among them."""
-    for request, count in zip(plan.requests, plan.num_tokens, strict=True):
-        request.num_computed += count - len(request.drafts)
-        request.drafts = []
-        if request.num_computed == len(request.token_ids):
-            request.token_ids.append(token_id)
-
-
-def planned(plan: Plan) -> list[tuple[Request, int]]:
-    return list(zip(plan.requests, plan.num_tokens, strict=True))
+from whet.server.scheduler import Scheduler
 
 
 def test_running_first_then_waiting_in_order_within_the_budget() -> None:
@@ -177,67 +150,186 @@ def test_starting_afresh() -> None:
     scheduler.check()
 
 
-class AnyLoad(RuleBasedStateMachine):
-    """Any order of arrivals, aborts, ends and drafts: books agree, budgets hold, everybody comes to an end."""
+def test_a_step_must_hold_a_token_for_each_sequence() -> None:
+    assert make_scheduler(max_num_seqs=4, max_batch_tokens=4).max_batch_tokens == 4
+    with pytest.raises(ValueError, match="each running request gets a token"):
+        make_scheduler(max_num_seqs=4, max_batch_tokens=3)
 
-    @initialize(num_blocks=st.integers(3, 12), seqs=st.integers(1, 4), budget=st.integers(4, 12))
-    def start(self, num_blocks: int, seqs: int, budget: int) -> None:
-        self.scheduler = make_scheduler(num_blocks, seqs, budget, max_step_ms=8)
-        self.alive: list[Request] = []
 
-    @rule(num_prompt=st.integers(1, 30), first=st.integers(0, 1))
-    def arrive(self, num_prompt: int, first: int) -> None:
-        self.alive.append(ask(self.scheduler, num_prompt, first))
+def test_there_is_work_as_long_as_somebody_waits_or_runs() -> None:
+    scheduler = make_scheduler()
+    assert not scheduler.has_work
+    request = ask(scheduler, 3)
+    assert scheduler.has_work
+    compute(scheduler.schedule())
+    assert (scheduler.has_work, list(scheduler.waiting), scheduler.running) == (True, [], [request])
+    scheduler.finish(request, "stop")
+    assert not scheduler.has_work
 
-    @rule(data=st.data())
-    def leave(self, data: st.DataObject) -> None:
-        if self.alive:
-            request = data.draw(st.sampled_from(self.alive))
-            self.scheduler.finish(request, "abort")
-            self.alive.remove(request)
 
-    @rule(data=st.data(), ms_per_token=st.sampled_from([0.1, 1.0, 5.0]))
-    def step(self, data: st.DataObject, ms_per_token: float) -> None:
-        scheduler = self.scheduler
-        for request in scheduler.running:
-            if request.num_computed == len(request.token_ids) - 1:
-                request.drafts = [1] * data.draw(st.integers(0, 3))
-        plan = scheduler.schedule()
+def test_an_end_takes_everything_back_once() -> None:
+    scheduler = make_scheduler()
+    running, waiting = ask(scheduler, 3), ask(scheduler, 30)
+    scheduler.max_num_seqs = 1
+    compute(scheduler.schedule())
+    running.drafts = [1]
+    for request in (running, waiting):
+        scheduler.finish(request, "abort")
+        scheduler.finish(request, "stop")  # the first word counts
+        assert (request.status, request.finish_reason, request.drafts) == (Status.FINISHED, "abort", [])
+    assert scheduler.blocks.num_free == 100
+    assert not scheduler.has_work
+    scheduler.check()
+
+
+def test_who_is_preempted_starts_again_without_its_drafts() -> None:
+    scheduler = make_scheduler()
+    a, b = ask(scheduler, 3), ask(scheduler, 5)
+    compute(scheduler.schedule())
+    b.drafts = [1, 2]
+    scheduler.preempt(b)
+    assert (b.status, b.drafts, b.blocks, b.num_computed) == (Status.WAITING, [], [], 0)
+    assert (b.num_preemptions, scheduler.num_preemptions) == (1, 1)
+    assert (scheduler.running, list(scheduler.waiting)) == ([a], [b])
+    scheduler.check()
+    compute(scheduler.schedule())
+    scheduler.preempt(b)
+    assert (b.num_preemptions, scheduler.num_preemptions) == (2, 2)
+
+
+def test_a_plan_tells_the_tokens_of_prompts_from_those_of_outputs() -> None:
+    scheduler = make_scheduler(max_batch_tokens=8)
+    a, b = ask(scheduler, 2, 1), ask(scheduler, 30, 2)
+    plan = scheduler.schedule()
+    assert (planned(plan), plan.total_tokens, plan.prompt_tokens) == ([(a, 2), (b, 6)], 8, 8)
+    compute(plan)
+    a.drafts = [7, 7]
+    plan = scheduler.schedule()
+    assert (planned(plan), plan.total_tokens, plan.prompt_tokens) == ([(a, 3), (b, 5)], 8, 5)
+
+
+def test_a_single_token_is_no_chunk() -> None:
+    scheduler = make_scheduler(max_batch_tokens=5)
+    a, b = ask(scheduler, 4, 1), ask(scheduler, 30, 2)
+    plan = scheduler.schedule()
+    assert (planned(plan), plan.prompt_tokens) == ([(a, 4), (b, 1)], 4)
+    alone = make_scheduler()
+    ask(alone, 1)
+    assert alone.schedule().prompt_tokens == 0
+
+
+def test_a_chunk_leaves_a_token_for_each_of_those_behind_it() -> None:
+    scheduler = make_scheduler(max_num_seqs=3, max_batch_tokens=30)
+    long, b, c = ask(scheduler, 20, 1), ask(scheduler, 1, 2), ask(scheduler, 1, 3)
+    compute(scheduler.schedule())
+    long.num_computed, scheduler.max_batch_tokens = 8, 5
+    assert planned(scheduler.schedule()) == [(long, 3), (b, 1), (c, 1)]
+
+
+def test_prompts_share_what_a_step_has_for_them() -> None:
+    """Steps are so dear that 16 tokens of prompts are the most beside an output: the second prompt gets none."""
+    scheduler = make_scheduler(num_blocks=500, max_batch_tokens=400, max_step_ms=1)
+    a = ask(scheduler, 4)
+    compute(scheduler.schedule())
+    first, second = ask(scheduler, 100, 1), ask(scheduler, 100, 2)
+    assert planned(scheduler.schedule()) == [(a, 1), (first, 100), (second, 100)]
+    first.num_computed = second.num_computed = 10
+    scheduler.cost.observe(201, 200, 1000.0)
+    third = ask(scheduler, 1, 3)
+    assert planned(scheduler.schedule()) == [(a, 1), (first, 16)]
+    assert list(scheduler.waiting) == [third]
+    first.num_computed = 97
+    assert planned(scheduler.schedule()) == [(a, 1), (first, 3), (second, 13)]
+
+
+def test_room_for_drafts_is_what_the_others_leave() -> None:
+    scheduler = make_scheduler(max_num_seqs=2, max_batch_tokens=5)
+    a, b = ask(scheduler, 1, 1), ask(scheduler, 1, 2)
+    compute(scheduler.schedule())
+    a.drafts, b.drafts = [7, 8, 9, 10, 11], [5]
+    plan = scheduler.schedule()
+    assert planned(plan) == [(a, 4), (b, 1)]
+    assert (a.drafts, b.drafts) == ([7, 8, 9], [])
+
+
+def test_nobody_is_admitted_beyond_the_steps_tokens() -> None:
+    scheduler = make_scheduler(max_num_seqs=4, max_batch_tokens=4)
+    a, b = ask(scheduler, 4, 1), ask(scheduler, 1, 2)
+    assert planned(scheduler.schedule()) == [(a, 4)]
+    assert list(scheduler.waiting) == [b]
+
+
+def test_one_that_never_fits_fails_and_the_next_is_tried() -> None:
+    scheduler = make_scheduler(num_blocks=2)
+    too_long, fine = ask(scheduler, 9), ask(scheduler, 8)
+    plan = scheduler.schedule()
+    assert plan.failed == [too_long]
+    assert too_long.error == (
+        "no room for token 10: the cache holds 8 tokens, in blocks of 4. Ask for fewer tokens, or give the engine "
+        "more memory"
+    )
+    assert (too_long.status, too_long.finish_reason) == (Status.FINISHED, "error")
+    assert planned(plan) == [(fine, 8)]
+
+
+def test_a_hundredth_of_the_blocks_stays_free_beside_who_runs() -> None:
+    scheduler = make_scheduler(num_blocks=300, max_num_seqs=4, max_batch_tokens=1200)
+    ask(scheduler, 4, 1)
+    compute(scheduler.schedule())  # holds one of 300 blocks, and three stay free
+    for num_blocks, is_admitted in ((297, False), (296, True)):
+        request = make_request([2] * 4 * num_blocks, SamplingParams(temperature=0, max_tokens=1))
+        assert scheduler.blocks.can_seat(request, [], scheduler._watermark) is is_admitted
+    assert make_scheduler(num_blocks=4)._watermark == 1
+
+
+def test_the_newest_make_room_until_there_is_enough() -> None:
+    """The oldest needs two more blocks; the two newest hold one each, and nothing else is free."""
+    scheduler = make_scheduler(num_blocks=4, max_num_seqs=3)
+    old = ask(scheduler, 7, 1)
+    scheduler.schedule()
+    scheduler._watermark = 0
+    b, c = ask(scheduler, 2, 2), ask(scheduler, 2, 3)
+    compute(scheduler.schedule())
+    old.num_computed, old.token_ids = 7, [1] * 16
+    plan = scheduler.schedule()
+    assert plan.preempted == [c, b]
+    assert planned(plan) == [(old, 9)]
+    assert list(scheduler.waiting) == [b, c]
+    scheduler.check()
+
+
+def test_the_newest_itself_goes_where_nobody_is_newer() -> None:
+    scheduler = make_scheduler(num_blocks=3, max_num_seqs=2)
+    scheduler._watermark = 0
+    a, b = ask(scheduler, 7, 1), ask(scheduler, 3, 2)
+    compute(scheduler.schedule())
+    b.token_ids, b.num_computed = [2] * 5, 4
+    plan = scheduler.schedule()
+    assert plan.preempted == [b]
+    assert planned(plan) == [(a, 1)]
+    assert list(scheduler.waiting) == [b]
+    scheduler.check()
+
+
+def test_found_prefixes_are_not_counted_without_a_cache_for_them() -> None:
+    blocks = Blocks(100, 4, 4, 200, prefix_caching=False)
+    scheduler = Scheduler(blocks, max_num_seqs=4, max_batch_tokens=20)
+    ask(scheduler, 9)
+    scheduler.schedule()
+    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (0, 0)
+
+
+def test_wrong_states_are_found() -> None:
+    for spoil in ("running", "waiting", "blocks"):
+        scheduler = make_scheduler(max_num_seqs=1)
+        a, b = ask(scheduler, 3), ask(scheduler, 3)
+        compute(scheduler.schedule())
         scheduler.check()
-        self.alive = [request for request in self.alive if not request.is_finished]
-        assert plan.requests or plan.failed or plan.preempted or not self.alive
-        assert plan.total_tokens == sum(plan.num_tokens) <= scheduler.max_batch_tokens
-        assert len(plan.requests) <= scheduler.max_num_seqs
-        assert all(count > 0 for count in plan.num_tokens)
-        assert not set(map(id, plan.requests)) & set(map(id, plan.preempted + plan.failed))
-        for request, count in planned(plan):
-            assert request.num_computed + count <= min(request.capacity, len(request.token_ids) + len(request.drafts))
-        waiting = [request for request in scheduler.running if request not in plan.requests]
-        assert all(request.num_computed < len(request.token_ids) - 1 for request in waiting)  # outputs never wait
-        compute(plan, data.draw(st.integers(0, 1)))
-        scheduler.cost.observe(plan.total_tokens, plan.prompt_tokens, plan.total_tokens * ms_per_token)
-        for request in plan.requests:
-            scheduler.blocks.publish(request)
-
-    @invariant()
-    def books_agree(self) -> None:
-        if hasattr(self, "scheduler"):
-            self.scheduler.check()
-
-    def teardown(self) -> None:
-        """Whatever is left can be served to its end, one way or the other."""
-        if not hasattr(self, "scheduler"):
-            return
-        for _ in range(3000):
-            if not self.scheduler.has_work:
-                break
-            compute(self.scheduler.schedule())
-            for request in list(self.scheduler.running):
-                if len(request.token_ids) > request.num_prompt + 5:
-                    self.scheduler.finish(request, "length")
-        assert not self.scheduler.has_work
-        assert self.scheduler.blocks.num_free == self.scheduler.blocks.num_blocks
-
-
-TestAnyLoad = AnyLoad.TestCase
-TestAnyLoad.settings = settings(max_examples=40, stateful_step_count=40)
+        if spoil == "running":
+            a.status = Status.WAITING
+        elif spoil == "waiting":
+            b.status = Status.RUNNING
+        else:
+            b.blocks = [0]
+        with pytest.raises(AssertionError):
+            scheduler.check()

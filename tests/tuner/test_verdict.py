@@ -1,13 +1,20 @@
 """The verdict: what is proved better within the limits, and in a sentence why, or why the original stays."""
 
+from typing import Any
+
+import fake_search
 import pytest
 from fake_results import no_gain as fake_no_gain
 from fake_search import applicable
 
+from whet.measure.load import Load
+from whet.measure.quiet import Patience
+from whet.profiler import Profile
 from whet.recipe import Step
 from whet.tuner import verdict
 from whet.tuner.goal import Goal
 from whet.tuner.records import TrialRecord
+from whet.tuner.result import Point
 from whet.tuner.space import Space
 
 BASELINE = fake_no_gain().baseline
@@ -108,3 +115,284 @@ def test_a_gain_says_that_its_batch_is_fixed() -> None:
     assert verdict.gain(Goal("latency"), BASELINE, best, None, "accuracy").endswith("; fixed to batch 32.")
     free = best.model_copy(update={"fixed_batch": None})
     assert "batch" not in verdict.gain(Goal("latency"), BASELINE, free, None, "accuracy")
+
+
+def point(label: str = "x", **known: Any) -> Point:
+    return BASELINE.model_copy(
+        update={"label": label, "verdict": "pass", "number": 0, "steps": (Step(technique="bf16"),), **known}
+    )
+
+
+def trial(number: int = 0, status: str = "done", **known: Any) -> TrialRecord:
+    return TrialRecord.model_validate({"number": number, "steps": [], "status": status, **known})
+
+
+@pytest.mark.parametrize(("objective", "best"), [("latency", 1), ("throughput", 1), ("memory", 2), ("size", 3)])
+def test_the_best_in_what_was_asked_for_is_chosen(objective: Any, best: int) -> None:
+    baseline = BASELINE.model_copy(update={"peak_bytes": 1000, "size_bytes": 1000})
+    points = [
+        point("a", speedup=2.0, peak_bytes=900, size_bytes=900),
+        point("b", speedup=3.0, peak_bytes=800, size_bytes=800),
+        point("c", speedup=1.5, peak_bytes=600, size_bytes=850),
+        point("d", speedup=1.2, peak_bytes=700, size_bytes=500),
+    ]
+    assert verdict.choose(Goal(objective), baseline, points) is points[best]
+    assert verdict.choose(Goal(objective), baseline, points[::-1]) is points[best]
+    assert verdict.choose(Goal(objective), baseline, []) is baseline
+
+
+def test_of_equally_small_ones_the_faster_is_chosen() -> None:
+    baseline = BASELINE.model_copy(update={"size_bytes": 1000})
+    slow, fast = point("slow", speedup=0.5, size_bytes=500), point("fast", speedup=2.0, size_bytes=500)
+    assert verdict.choose(Goal("size"), baseline, [slow, fast]) is fast
+    assert verdict.choose(Goal("size"), baseline, [fast, slow]) is fast
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "is_better"), [(500, True), (989, True), (990, False), (1000, False), (2000, False)]
+)
+def test_smaller_by_less_than_a_percent_is_not_smaller(num_bytes: int, is_better: bool) -> None:
+    baseline = BASELINE.model_copy(update={"peak_bytes": 1000, "size_bytes": 1000})
+    assert verdict.improves(Goal("memory"), baseline, point(peak_bytes=num_bytes, size_bytes=1)) is is_better
+    assert verdict.improves(Goal("size"), baseline, point(peak_bytes=1, size_bytes=num_bytes)) is is_better
+
+
+def test_only_a_proved_speedup_is_one() -> None:
+    for word, is_proved in (("pass", True), ("fail", False), ("inconclusive", False), ("screened", False)):
+        assert verdict.improves(Goal(), BASELINE, point(speedup=3.0, verdict=word)) is is_proved
+
+
+def test_what_is_within_the_memory_allowed_may_win() -> None:
+    goal = Goal(max_memory_bytes=BASELINE.peak_bytes)
+    assert verdict.improves(goal, BASELINE, point())
+    assert not verdict.improves(goal, BASELINE, point(peak_bytes=BASELINE.peak_bytes + 1))
+    assert not verdict.improves(Goal("size", max_memory_bytes=1), BASELINE, point(peak_bytes=2, size_bytes=1))
+
+
+def test_the_noise_in_words() -> None:
+    assert verdict.noise_in_words(BASELINE.model_copy(update={"noise": 1.034})) == "3.4%"
+    assert verdict.noise_in_words(BASELINE.model_copy(update={"noise": 1.0})) == "unknown: too few runs"
+
+
+def busy(on_busy: str = "wait", num_disturbed: int = 1, wait_s: float = 0.0) -> Patience:
+    """Patience after so many disturbed measurements in a row."""
+    patience = Patience(on_busy, wait_s, glance=lambda seconds: (Load(seconds, 2), ""))
+    for _ in range(num_disturbed):
+        patience.measure(lambda: "others", lambda cause: cause)
+    return patience
+
+
+THIN = {"verdict": "inconclusive", "process_latencies_ms": [1.0] * 5}
+
+
+def test_nothing_stands_in_the_way_of_a_verdict_on_a_quiet_machine() -> None:
+    assert verdict.inconclusive(BASELINE, [], Patience()) == ""
+    assert verdict.inconclusive(BASELINE, [point(), point(**THIN)], Patience(), 3) == ""
+    loud = BASELINE.model_copy(update={"noise": 1.25})
+    assert verdict.inconclusive(loud, [point()], Patience()) == ""
+
+
+@pytest.mark.parametrize(
+    ("points", "num_contenders", "is_open"),
+    [
+        ([point()], 1, False),
+        ([point()], 2, True),  # one of them came into no quiet round
+        ([point(**THIN)], 1, True),
+        ([point(), point(**THIN)], 2, True),
+        ([point(**{**THIN, "process_latencies_ms": [1.0] * 6})], 1, False),
+        ([point(**{**THIN, "verdict": "fail"})], 1, False),
+    ],
+)
+def test_too_few_quiet_rounds_leave_it_open(points: list[Point], num_contenders: int, is_open: bool) -> None:
+    said = verdict.inconclusive(BASELINE, points, busy(), num_contenders)
+    assert said.startswith("No verdict: too few rounds of the finals were quiet: others.") is is_open
+    assert bool(said) is is_open
+    assert verdict.inconclusive(BASELINE, points, busy("go-on"), num_contenders) == ""
+
+
+def test_why_there_is_no_verdict() -> None:
+    said = verdict.inconclusive(BASELINE, [point()], busy(num_disturbed=3))
+    assert said == (
+        "No verdict: the machine stayed busy for 0 s of waiting: others. The original stays. "
+        "On a quiet machine, --resume goes on from here."
+    )
+    doubted = [point(), point("y", doubt="it is odd"), point("z", doubt="it is odder")]
+    assert verdict.inconclusive(BASELINE, doubted, Patience()).startswith("No verdict: y cannot be judged: it is odd. ")
+    loud = BASELINE.model_copy(update={"noise": 1.4})
+    assert "runs of the original differ from each other by up to 40%." in verdict.inconclusive(
+        loud, [point()], Patience()
+    )
+    assert verdict.inconclusive(loud, [], Patience()) == ""
+
+
+def test_no_gain_names_the_one_nearest_to_the_original() -> None:
+    beaten = trial(speedup=0.29)
+    assert verdict.no_gain(Goal(), BASELINE, [beaten], beaten=beaten) == (
+        f"No gain: nothing that kept the quality is as fast as the original; {beaten.label} comes nearest, at 0.29x; "
+        "the original stays."
+    )
+
+
+def test_a_gain_in_a_sentence() -> None:
+    baseline = BASELINE.model_copy(update={"peak_bytes": 600, "size_bytes": 900, "quality": 0.5})
+    best = point("best", speedup=3.0, speedup_ci95=(2.5, 3.5), peak_bytes=400, size_bytes=300, quality=None)
+    fast = "best is 3.00x as fast as the original (95% interval 2.50 to 3.50)"
+    assert verdict.gain(Goal(), baseline, best, None, "accuracy") == f"{fast}."
+    assert verdict.gain(Goal(), baseline, best, best, "accuracy") == f"{fast}."
+    memory = verdict.gain(Goal("memory"), baseline, best, None, "accuracy")
+    assert memory == f"{fast} and holds 1.50x less memory at its peak."
+    unfair = verdict.gain(Goal("memory"), baseline, best, None, "accuracy", is_fair=False)
+    assert unfair.startswith(f"{fast} and holds 1.50x less memory at its peak (the original's holds what its own code")
+    assert "its own code" not in verdict.gain(Goal(), baseline, best, None, "accuracy", is_fair=False)
+    assert verdict.gain(Goal("size"), baseline, best, None, "accuracy") == f"{fast} and is 3.00x smaller on disk."
+
+
+def test_a_gain_tells_the_quality_before_and_after() -> None:
+    best = point("best", speedup=3.0, quality=0.4)
+    scored = BASELINE.model_copy(update={"quality": 0.5})
+    said = verdict.gain(Goal(), scored, best, None, "accuracy")
+    assert "; accuracy: 0.5 before, 0.4 after (scored as one number" in said
+    unscored = BASELINE.model_copy(update={"quality": None})
+    assert verdict.gain(Goal(), unscored, best, None, "nearness").endswith("; nearness: 0.4 after.")
+
+
+def test_a_gain_that_cannot_be_saved_says_so() -> None:
+    in_process = point("best", speedup=3.0, steps=(Step(technique="torch_compile"),))
+    assert ". It cannot be saved: torch.compile makes it anew" in verdict.gain(Goal(), BASELINE, in_process, None, "q")
+    assert "cannot be saved" not in verdict.gain(Goal(), BASELINE, point("best"), None, "q")
+
+
+def test_the_original_without_finals_has_the_median_of_the_screenings() -> None:
+    facts = fake_search.facts(call_s=0.02, num_samples=8)
+    records = [trial(i, baseline_latency_ms=ms) for i, ms in enumerate([1.0, 3.0, 40.0, None])]
+    original = verdict.screened_original(facts, records)
+    assert (original.latency_ms, original.throughput_per_s) == (3.0, pytest.approx(8 / 0.003))
+    assert (original.size_bytes, original.quality, original.verdict, original.peak_bytes) == (1000, 1.0, "screened", 0)
+
+
+def test_the_original_without_any_trial_has_the_profiles_mean_over_its_batches() -> None:
+    """Two batches of 20 ms and one of 50 ms."""
+    profiles = [(Profile(total_s=s, layers=(), dtype="float32"), count) for s, count in ((0.02, 2), (0.05, 1))]
+    original = verdict.screened_original(fake_search.facts(profiles=profiles), [trial()])
+    assert original.latency_ms == pytest.approx(30.0)
+
+
+SPACE = Space([applicable("bf16", bounds=[4.0])])
+
+
+def test_it_is_open_as_long_as_no_trial_has_ended() -> None:
+    stopped = trial(status="stopped")
+    for records in ([], [stopped], [stopped, stopped]):
+        assert verdict.is_open(Goal(), SPACE, records, [], None)
+        assert not verdict.is_open(Goal(), Space([]), records, [], None)
+    assert not verdict.is_open(Goal(), SPACE, [stopped, trial(1, "failed")], [], None)
+
+
+def test_it_is_open_until_the_finals_have_judged_the_best_trial() -> None:
+    worse, best = trial(0, speedup=2.0), trial(1, speedup=3.0)
+    assert verdict.is_open(Goal(), SPACE, [worse, best], [], None)
+    assert verdict.is_open(Goal(), SPACE, [worse, best], [point(number=0)], None)
+    assert not verdict.is_open(Goal(), SPACE, [worse, best], [point(number=0), point(number=1)], None)
+    assert not verdict.is_open(Goal(), SPACE, [worse, best], [], beaten=best)
+    thin = point(number=1, **THIN)
+    assert verdict.is_open(Goal(), SPACE, [worse, best], [thin], None)
+    enough = thin.model_copy(update={"process_latencies_ms": [1.0] * 6})
+    assert not verdict.is_open(Goal(), SPACE, [worse, best], [enough], None)
+    assert not verdict.is_open(Goal(), SPACE, [worse, best], [thin.model_copy(update={"verdict": "fail"})], None)
+    sized = best.model_copy(update={"size_bytes": 1})
+    assert not verdict.is_open(Goal("size"), SPACE, [sized], [thin], None), "a size needs no rounds"
+
+
+def test_what_is_said_where_the_time_was_up() -> None:
+    best = trial(0, speedup=2.5)
+    seen = f"in the screening, {best.label} was 2.50x as fast as the original, which proves nothing"
+    assert verdict.out_of_time([best], best, 59.6) == (
+        f"Inconclusive: the time was up before anything was proved; {seen}. A verdict takes a budget of about 60 s. "
+        "The original stays."
+    )
+    stopped = trial(status="stopped", reason="was stopped")
+    assert f"proved; {stopped.label} was stopped. A verdict" in verdict.out_of_time([stopped, best], None, 1.0)
+    assert f"proved; {stopped.label} was stopped. A verdict" in verdict.out_of_time([stopped], trial(1), 1.0)
+    assert "proved; no technique was tried. A verdict" in verdict.out_of_time([], None, 1.0)
+
+
+def test_a_stopped_trial_tried_nothing() -> None:
+    space = Space(
+        [
+            applicable("bf16", options={"keep": [0, 1]}, bounds=[2.0, 5.0]),
+            applicable("fuse_qkv"),
+            applicable("openvino", bounds=[3.0]),
+        ]
+    )
+    steps = {name: [Step(technique=name)] for name in ("bf16", "openvino")}
+    records = [
+        trial(0, "stopped", steps=steps["bf16"]),
+        trial(1, "stopped", steps=steps["openvino"]),
+        trial(2, "failed", steps=steps["openvino"], speedup=9.0),
+    ]
+    found = verdict.untried(Goal(), space, records)
+    assert [(entry.technique, entry.bound) for entry in found] == [("bf16", 5.0), ("fuse_qkv", 1.0)]
+    stopped, beaten = (entry.reason for entry in found)
+    assert stopped == verdict.STOPPED
+    assert beaten == "by itself it could gain 1.00x at most, and 1.00x was reached without it"
+    assert verdict.out_of_reach(found) == 1
+    assert verdict.out_of_reach(verdict.untried(Goal("size"), space, [])) == 3
+
+
+def test_what_nothing_else_beats() -> None:
+    def at(number: int, speedup: float, size: int, drop: float, status: str = "done") -> TrialRecord:
+        return trial(number, status, speedup=speedup, size_bytes=size, drop=drop)
+
+    records = [
+        at(0, 2.0, 100, 0.0),
+        at(1, 3.0, 200, 0.0),  # faster, larger
+        at(2, 2.0, 100, 0.01),  # worse in quality alone
+        at(3, 1.9, 100, 0.0),  # slower alone
+        at(4, 2.0, 101, 0.0),  # larger alone
+        at(5, 1.0, 50, 0.5, "rejected"),  # the smallest
+        at(6, 9.0, 10, 0.0, "failed"),
+        trial(7, speedup=9.0, size_bytes=10),  # of unknown quality
+        trial(8, speedup=9.0, drop=0.0),
+        at(9, 2.0, 100, 0.0),  # equals do not beat each other
+    ]
+    assert verdict.pareto(records) == [0, 1, 5, 9]
+
+
+def test_a_trial_becomes_a_point_with_all_its_figures() -> None:
+    record = trial(
+        3,
+        steps=[Step(technique="bf16")],
+        latency_ms=4.0,
+        baseline_latency_ms=8.0,
+        speedup=2.0,
+        speedup_ci95=(1.9, 2.1),
+        size_bytes=70,
+        peak_bytes=80,
+        quality=0.9,
+        share_of_limit=0.25,
+        fixed_batch=16,
+    )
+    found = verdict.point_of(record, num_samples=32)
+    assert found == Point(
+        steps=record.steps,
+        label=record.label,
+        number=3,
+        latency_ms=4.0,
+        beside_ms=8.0,
+        throughput_per_s=8000.0,
+        size_bytes=70,
+        peak_bytes=80,
+        quality=0.9,
+        share_of_limit=0.25,
+        speedup=2.0,
+        speedup_ci95=(1.9, 2.1),
+        fixed_batch=16,
+        verdict="screened",
+    )
+    assert all(
+        verdict.point_of(record.model_copy(update={name: None}), 1) is None
+        for name in ("latency_ms", "speedup", "speedup_ci95")
+    )
+    bare = verdict.point_of(record.model_copy(update={"peak_bytes": None, "size_bytes": None}), 1)
+    assert bare is not None
+    assert (bare.peak_bytes, bare.size_bytes) == (0, 0)
