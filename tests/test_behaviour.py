@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from whet.behaviour import altered
 from whet.errors import ModelError
-from whet.workload import Subject, Workload, examine
+from whet.workload import ExaminedWorkload, Workload, examine
 
 
 class Lambda(nn.Module):
@@ -23,7 +23,7 @@ class Lambda(nn.Module):
         return self.function(self, *args, **kwargs)
 
 
-def examined(function: Callable[..., Any], *inputs: Any) -> Subject:
+def examined(function: Callable[..., Any], *inputs: Any) -> ExaminedWorkload:
     return examine(Workload(model=Lambda(function), inputs=list(inputs) or [torch.rand(3, 4) + 1]))
 
 

@@ -107,8 +107,8 @@ def test_other_scripts_are_saved_and_loaded(kind: str, tmp_path: Path) -> None:
         "trace": lambda m: torch.jit.trace(m, x),
         "freeze": lambda m: torch.jit.freeze(scripted(m)),
     }[kind](plain)
-    subject, batch = with_free_batch(examine(Workload(model=model, inputs=[x, torch.randn(3, 4)])))
-    made = make(subject, [], tmp_path / "artefact", batch)
+    examined, batch = with_free_batch(examine(Workload(model=model, inputs=[x, torch.randn(3, 4)])))
+    made = make(examined, [], tmp_path / "artefact", batch)
     assert made.fixed_batch is None or kind != "script"
     sizes = (1, 3, 7) if made.fixed_batch is None else (3,)
     for size in sizes:
@@ -117,18 +117,18 @@ def test_other_scripts_are_saved_and_loaded(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_branch_on_a_size_is_fixed_to_the_path_taken(tmp_path: Path) -> None:
-    subject, batch = with_free_batch(examine(Workload(model=scripted(Sized()), inputs=[torch.randn(3, 4)])))
-    made = make(subject, [], tmp_path / "artefact", batch)
+    examined, batch = with_free_batch(examine(Workload(model=scripted(Sized()), inputs=[torch.randn(3, 4)])))
+    made = make(examined, [], tmp_path / "artefact", batch)
     assert made.fixed_batch == 3 and "size 0 of input 0 == 3" in made.notes[0]
 
 
 def test_a_branch_on_values_is_refused(tmp_path: Path) -> None:
-    subject = examine(Workload(model=scripted(Branch()), inputs=[torch.randn(3, 4)]))
+    examined = examine(Workload(model=scripted(Branch()), inputs=[torch.randn(3, 4)]))
     with pytest.raises(TargetError, match="cannot trace the model: its TorchScript branches on the values of tensors"):
-        Candidate.original(subject).save(tmp_path / "artefact")
+        Candidate.original(examined).save(tmp_path / "artefact")
 
 
 def test_a_scripted_part_of_another_module_is_named(tmp_path: Path) -> None:
-    subject = examine(Workload(model=Outer(scripted(Plain())).eval(), inputs=[torch.randn(3, 4)]))
+    examined = examine(Workload(model=Outer(scripted(Plain())).eval(), inputs=[torch.randn(3, 4)]))
     with pytest.raises(TargetError, match="its part inner is TorchScript inside another module"):
-        Candidate.original(subject).save(tmp_path / "artefact")
+        Candidate.original(examined).save(tmp_path / "artefact")

@@ -19,7 +19,7 @@ Run = Callable[..., Tensors]
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What examine keeps of it; see Subject."""
+    """What examine keeps of it; see ExaminedWorkload."""
 
     effects: tuple[str, ...] = ()
     shared: tuple[int, ...] = ()

@@ -14,7 +14,7 @@ from whet.artefact.in_process import InProcessRuntime
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.signature import FlatModel, Signature
-from whet.workload import Subject
+from whet.workload import ExaminedWorkload
 
 
 class Stage(StrEnum):
@@ -41,13 +41,13 @@ class Applies:
 
 
 @dataclass(frozen=True)
-class Refused:
+class NotApplicable:
     """The technique cannot help or cannot run here. `reason` is shown to the user."""
 
     reason: str
 
 
-Verdict = Applies | Refused
+Applicability = Applies | NotApplicable
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Candidate:
     kept: names of layers, in the module, that whoever lowers the precision must leave in floating point.
     """
 
-    subject: Subject
+    examined: ExaminedWorkload
     module: nn.Module
     runtime: Runtime | None = None
     num_threads: int | None = None
@@ -67,16 +67,16 @@ class Candidate:
     kept: frozenset[str] = frozenset()
 
     @classmethod
-    def original(cls, subject: Subject) -> "Candidate":
-        """The subject's own model. Outputs that share memory with something else get memory of their own."""
-        module = FlatModel(subject.workload.model, subject.signature, subject.shared).eval()
-        places = ", ".join(map(str, subject.shared))
+    def original(cls, examined: ExaminedWorkload) -> "Candidate":
+        """The original model. Outputs that share memory with something else get memory of their own."""
+        module = FlatModel(examined.workload.model, examined.signature, examined.shared).eval()
+        places = ", ".join(map(str, examined.shared))
         note = f"outputs that share memory with something else in the model are tensors of their own: {places}"
-        return cls(subject, module, notes=(note,) if places else ())
+        return cls(examined, module, notes=(note,) if places else ())
 
     @property
     def signature(self) -> Signature:
-        return self.subject.signature
+        return self.examined.signature
 
     def copy_module(self) -> nn.Module:
         """A deep copy of the module, free to be changed."""
@@ -108,8 +108,8 @@ class Candidate:
 
     def save(self, directory: Path) -> Path:
         """Write it as an artefact that whet.load reads in a fresh process. Returns the directory."""
-        runtime = self.runtime or program.ProgramRuntime.export(self.module, self.subject)
-        conditions = program.conditions(self.subject)
+        runtime = self.runtime or program.ProgramRuntime.export(self.module, self.examined)
+        conditions = program.conditions(self.examined)
         return runtime.save(directory, self.signature, self.num_threads, self.notes, conditions)
 
 
@@ -123,7 +123,7 @@ class Technique:
         order: Its place among the techniques of its stage, lowest first, as they compose.
         card: What it does, when it helps and hurts, its numerics, and its source, for people.
         options: A frozen dataclass of its options.
-        check: Tells whether it applies to a subject on a machine, with these options.
+        check: Tells whether it applies to a workload on a machine, with these options.
         predict: Returns the speedup it could bring at the very most, from the profile and the limits; 1.0 is none.
         apply: Returns a new candidate. The one given stays as it was.
         space: For each option, the values that are worth trying, the default first.
@@ -144,7 +144,7 @@ class Technique:
     order: int
     card: str | None
     options: type[Any]
-    check: Callable[[Subject, Machine, Any], Verdict]
+    check: Callable[[ExaminedWorkload, Machine, Any], Applicability]
     predict: Callable[[Profile, Limits, Any], float]
     apply: Callable[[Candidate, Any], Candidate]
     space: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from whet.artefact.program import FILE
 from whet.technique import Candidate
-from whet.workload import Subject, Workload, examine
+from whet.workload import ExaminedWorkload, Workload, examine
 
 
 class Small(nn.Module):
@@ -29,13 +29,13 @@ class Small(nn.Module):
         return {"logits": y, "rest": (y.argmax(-1), "text")}
 
 
-def small() -> Subject:
+def small() -> ExaminedWorkload:
     torch.manual_seed(0)
     return examine(Workload(model=Small(), inputs=[torch.randn(2, 4), torch.randn(5, 4)]))
 
 
-def save(subject: Subject, directory: Path) -> Path:
-    return Candidate.original(subject).save(directory)
+def save(examined: ExaminedWorkload, directory: Path) -> Path:
+    return Candidate.original(examined).save(directory)
 
 
 def rewrite(

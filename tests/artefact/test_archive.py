@@ -276,7 +276,7 @@ def test_a_record_twice_is_refused(tmp_path: Path) -> None:
 
 def test_an_archive_that_was_only_packed_again_still_loads(tmp_path: Path) -> None:
     """What is refused above is refused for what was changed."""
-    subject = small()
-    rewrite(save(subject, tmp_path), edit={name: lambda data: data for name in (GRAPH, WEIGHTS, CONSTANTS)})
+    examined = small()
+    rewrite(save(examined, tmp_path), edit={name: lambda data: data for name in (GRAPH, WEIGHTS, CONSTANTS)})
     x = torch.randn(3, 4)
-    torch.testing.assert_close(load(tmp_path)(x).logits, subject.workload.model(x)["logits"].detach())
+    torch.testing.assert_close(load(tmp_path)(x).logits, examined.workload.model(x)["logits"].detach())

@@ -35,10 +35,10 @@ assert "torch._inductor" not in sys.modules, "loading a package imports the comp
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One compiled artefact for all tests that only read it."""
-    subject = small()
-    flat = Candidate.original(subject).module
-    compiled = InductorRuntime.compile(flat, subject, freezing=True, max_autotune=False)
-    return compiled.save(tmp_path_factory.mktemp("inductor") / "artefact", subject.signature)
+    examined = small()
+    flat = Candidate.original(examined).module
+    compiled = InductorRuntime.compile(flat, examined, freezing=True, max_autotune=False)
+    return compiled.save(tmp_path_factory.mktemp("inductor") / "artefact", examined.signature)
 
 
 @pytest.fixture
@@ -89,15 +89,15 @@ def test_a_package_holds_no_pickle_and_no_path(package: Path) -> None:
 @NEEDS_COMPILER
 def test_nothing_is_left_of_compiling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    subject = small()
+    examined = small()
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", lambda p, package_path: 1 / 0)
-    flat = Candidate.original(subject).module
+    flat = Candidate.original(examined).module
     with pytest.raises(TargetError, match="torch's inductor cannot compile the model: division by zero"):
-        InductorRuntime.compile(flat, subject, freezing=True, max_autotune=False)
+        InductorRuntime.compile(flat, examined, freezing=True, max_autotune=False)
     copy = lambda p, package_path: shutil.copyfile(package / FILE, package_path)  # noqa: E731
     monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", copy)
     monkeypatch.setattr(inductor, "packed_for", lambda program: {"cpu_capability": "AVX9"})
-    runtime = InductorRuntime.compile(flat, subject, freezing=True, max_autotune=False)
+    runtime = InductorRuntime.compile(flat, examined, freezing=True, max_autotune=False)
     assert len(list(tmp_path.iterdir())) == 1
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [FILE]
     assert runtime.settings["cpu_capability"] == "AVX9"  # whose 4-bit weights it holds
@@ -175,16 +175,16 @@ def test_a_missing_package(copied: Path) -> None:
 @NEEDS_COMPILER
 @pytest.mark.parametrize("freezing", [True, False])
 def test_a_program_compiled_at_load(tmp_path: Path, freezing: bool) -> None:
-    subject = small()
-    exported = program.export(Candidate.original(subject).module, subject)
+    examined = small()
+    exported = program.export(Candidate.original(examined).module, examined)
     runtime = CompileRuntime(exported, freezing=freezing, is_dynamic=True)
-    directory = runtime.save(tmp_path / "artefact", subject.signature)
+    directory = runtime.save(tmp_path / "artefact", examined.signature)
     manifest = json.loads((directory / MANIFEST).read_text())
     assert manifest["runtime"] == "compile"
     assert manifest["settings"] == {"freezing": freezing, "max_autotune": False, "reduce_overhead": False}
     loaded = load(directory)
     for x in (torch.randn(3, 4), torch.randn(5, 4)):
-        expected = subject.workload.model(x)
+        expected = examined.workload.model(x)
         torch.testing.assert_close(loaded(x).logits, expected["logits"].detach(), rtol=1e-5, atol=1e-6)
 
 
@@ -206,11 +206,11 @@ class Drifting:
 
 
 def test_a_model_that_overwrites_its_input_is_refused() -> None:
-    subject = small()
-    before = [x.clone() for x in subject.flat_inputs[0]]
+    examined = small()
+    before = [x.clone() for x in examined.flat_inputs[0]]
     with pytest.raises(TargetError, match="overwrites its input 0"):
-        inductor.check_is_pure(Overwriting(), subject)
-    assert all(map(torch.equal, before, subject.flat_inputs[0]))
+        inductor.check_is_pure(Overwriting(), examined)
+    assert all(map(torch.equal, before, examined.flat_inputs[0]))
 
 
 def test_a_model_that_drifts_is_refused() -> None:

@@ -66,7 +66,7 @@ def test_threads_are_set_where_the_artefact_says_so(tmp_path: Path, same_threads
     candidate.save(tmp_path / "plain")
     load(tmp_path / "plain")
     assert torch.get_num_threads() == same_threads_after
-    Candidate(candidate.subject, candidate.module, num_threads=same_threads_after + 1).save(tmp_path / "threads")
+    Candidate(candidate.examined, candidate.module, num_threads=same_threads_after + 1).save(tmp_path / "threads")
     load(tmp_path / "threads")
     assert torch.get_num_threads() == same_threads_after + 1
 

@@ -19,7 +19,7 @@ from whet.artefact.inductor import InductorRuntime, missing_tools
 from whet.artefact.operators import OperatorSource, libraries_of, load_libraries, sources_of
 from whet.errors import ArtefactError, OptionError, TargetError
 from whet.technique import Candidate
-from whet.workload import Subject, Workload, examine
+from whet.workload import ExaminedWorkload, Workload, examine
 
 CPP = """
 #include <torch/library.h>
@@ -102,14 +102,14 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def subject(places: Path) -> Subject:
+def examined(places: Path) -> ExaminedWorkload:
     torch.manual_seed(0)
     return examine(Workload(model=Custom().eval(), inputs=[torch.randn(2, 4)]))
 
 
 @pytest.fixture(scope="module")
-def directory(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Candidate.original(subject).save(tmp_path_factory.mktemp("artefact") / "model")
+def directory(examined: ExaminedWorkload, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Candidate.original(examined).save(tmp_path_factory.mktemp("artefact") / "model")
 
 
 def test_the_manifest_names_operators_and_where_they_came_from_without_a_path(places: Path, directory: Path) -> None:
@@ -124,12 +124,12 @@ def test_the_manifest_names_operators_and_where_they_came_from_without_a_path(pl
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["program", "package"])
 def test_a_fresh_process_loads_it_with_its_libraries_alone(
-    places: Path, subject: Subject, directory: Path, tmp_path: Path, compiled: bool
+    places: Path, examined: ExaminedWorkload, directory: Path, tmp_path: Path, compiled: bool
 ) -> None:
     if compiled:
-        flat = Candidate.original(subject).module
-        directory = InductorRuntime.compile(flat, subject, freezing=True, max_autotune=False).save(
-            tmp_path / "package", subject.signature
+        flat = Candidate.original(examined).module
+        directory = InductorRuntime.compile(flat, examined, freezing=True, max_autotune=False).save(
+            tmp_path / "package", examined.signature
         )
     x = torch.randn(2, 4)
     save_file({"x": x}, tmp_path / "in")
@@ -143,7 +143,7 @@ def test_a_fresh_process_loads_it_with_its_libraries_alone(
     for part in ("whettest_cpp::twice", "libtwice.so (library)", "whettest_operators.py (module)", "libraries=["):
         assert part in done.stdout
     found = load_file(tmp_path / "out")["y"]
-    torch.testing.assert_close(found.double(), subject.workload.model.in_float64(x).detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found.double(), examined.workload.model.in_float64(x).detach(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.fixture
@@ -216,8 +216,8 @@ def test_operators_of_a_manifest_are_names(directory: Path, tmp_path: Path) -> N
 
 
 def test_a_model_of_pytorchs_own_operators_needs_no_library(tmp_path: Path) -> None:
-    subject = examine(Workload(model=nn.Linear(2, 2), inputs=[torch.randn(1, 2)]))
-    assert read_manifest(Candidate.original(subject).save(tmp_path)).operators == []
+    examined = examine(Workload(model=nn.Linear(2, 2), inputs=[torch.randn(1, 2)]))
+    assert read_manifest(Candidate.original(examined).save(tmp_path)).operators == []
 
 
 def test_a_source_without_a_name_is_said_as_unknown(tmp_path: Path, directory: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from whet.artefact import Artefact, load, program
 from whet.errors import ArtefactError, TargetError
 from whet.technique import Candidate
-from whet.workload import Subject, Workload, examine
+from whet.workload import ExaminedWorkload, Workload, examine
 
 
 class Lambda(nn.Module):
@@ -25,13 +25,13 @@ class Lambda(nn.Module):
         return self.function(self, *args)
 
 
-def examined(function: Callable[..., Any], *inputs: Any) -> Subject:
+def examined_as(function: Callable[..., Any], *inputs: Any) -> ExaminedWorkload:
     return examine(Workload(model=Lambda(function), inputs=list(inputs) or [torch.rand(3, 4)]))
 
 
 def loaded(function: Callable[..., Any], path: Path, *inputs: Any) -> tuple[nn.Module, Artefact]:
-    subject = examined(function, *inputs)
-    return subject.workload.model, load(Candidate.original(subject).save(path / "artefact"))
+    examined = examined_as(function, *inputs)
+    return examined.workload.model, load(Candidate.original(examined).save(path / "artefact"))
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,11 @@ def loaded(function: Callable[..., Any], path: Path, *inputs: Any) -> tuple[nn.M
     ],
 )  # fmt: skip
 def test_no_graph_can_stand_for_it(function: Callable[..., Any], reason: str) -> None:
-    subject = examined(function)
+    examined = examined_as(function)
     with pytest.raises(TargetError, match=reason):
-        program.export(Candidate.original(subject).module, subject)
-    assert program.refusal(subject)
-    assert program.refusal(subject) == program.refusal(subject)  # as it was kept
+        program.export(Candidate.original(examined).module, examined)
+    assert program.refusal(examined)
+    assert program.refusal(examined) == program.refusal(examined)  # as it was kept
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_no_graph_can_stand_for_it(function: Callable[..., Any], reason: str) ->
     ],
 )
 def test_numbers_that_are_not_drawn_or_not_used(function: Callable[..., Any]) -> None:
-    assert program.refusal(examined(function)) == ""
+    assert program.refusal(examined_as(function)) == ""
 
 
 def test_strides_that_the_code_asks_for(tmp_path: Path) -> None:
@@ -133,8 +133,8 @@ def test_every_output_is_a_tensor_of_its_own(tmp_path: Path) -> None:
 def test_constants_are_the_same_in_kind(tmp_path: Path) -> None:
     model = Lambda(lambda m, x: x)
     model.forward = lambda x, scale: x * 2 if isinstance(scale, bool) else x * scale  # type: ignore[method-assign]
-    subject = examine(Workload(model=model, inputs=[{"x": torch.rand(3), "scale": True}]))
-    artefact = load(Candidate.original(subject).save(tmp_path / "artefact"))
+    examined = examine(Workload(model=model, inputs=[{"x": torch.rand(3), "scale": True}]))
+    artefact = load(Candidate.original(examined).save(tmp_path / "artefact"))
     assert artefact(x=torch.ones(3), scale=True).tolist() == [2, 2, 2]
     for other in (1, 1.0, None, "True"):
         with pytest.raises(TargetError, match="scale=True"):

@@ -33,15 +33,15 @@ assert "small_programs" not in sys.modules
 def test_a_loaded_program_equals_the_original_in_a_fresh_process(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
-    subject = small()
-    save(subject, tmp_path / "artefact")
+    examined = small()
+    save(examined, tmp_path / "artefact")
     x = torch.randn(7, 4)  # a batch size that was not among the inputs
     save_file({"x": x}, tmp_path / "in.safetensors")
     paths = [str(tmp_path / name) for name in ("artefact", "in.safetensors", "out.safetensors")]
     done = subprocess.run([sys.executable, "-W", "error", "-c", LOAD, *paths], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     found = load_file(paths[2])
-    expected = subject.workload.model(x)
+    expected = examined.workload.model(x)
     torch.testing.assert_close(found["logits"], expected["logits"].detach())
     assert torch.equal(found["top"], expected["rest"][0])
 
@@ -75,12 +75,12 @@ def test_saving_twice_gives_the_same_graph_and_weights(tmp_path: Path) -> None:
 
 
 def test_free_dimensions_stay_free_and_fixed_ones_are_checked(tmp_path: Path) -> None:
-    subject = small()
-    assert subject.signature.inputs[0].shape == (None, 4)
-    artefact = load(save(subject, tmp_path))
+    examined = small()
+    assert examined.signature.inputs[0].shape == (None, 4)
+    artefact = load(save(examined, tmp_path))
     for size in (1, 3, 64):
         x = torch.randn(size, 4)
-        torch.testing.assert_close(artefact(x).logits, subject.workload.model(x)["logits"].detach())
+        torch.testing.assert_close(artefact(x).logits, examined.workload.model(x)["logits"].detach())
     with pytest.raises(Exception, match=r"float32\[any, 4\]"):
         artefact(torch.randn(2, 5))
 
@@ -105,8 +105,8 @@ class HigherOrder(nn.Module):
 
 def test_graphs_with_graphs_inside_are_saved_and_loaded(tmp_path: Path) -> None:
     model = HigherOrder().eval()
-    subject = examine(Workload(model=model, inputs=[torch.randn(4, 4), torch.randn(6, 4)]))
-    artefact = load(save(subject, tmp_path))
+    examined = examine(Workload(model=model, inputs=[torch.randn(4, 4), torch.randn(6, 4)]))
+    artefact = load(save(examined, tmp_path))
     for size in (4, 8):
         x = torch.randn(size, 4)
         with torch.no_grad():
@@ -138,9 +138,9 @@ def test_a_model_that_cannot_be_traced() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x + float(x.sum().item() > 0) if x.sum() > 0 else x
 
-    subject = examine(Workload(model=Untraceable(), inputs=[torch.randn(3)]))
+    examined = examine(Workload(model=Untraceable(), inputs=[torch.randn(3)]))
     with pytest.raises(TargetError, match=r"torch.export cannot trace the model: .+"):
-        export(Candidate.original(subject).module, subject)
+        export(Candidate.original(examined).module, examined)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.98])
@@ -159,12 +159,12 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_a_program_runs_without_gradients() -> None:
-    subject = small()
-    runtime = ProgramRuntime.export(Candidate.original(subject).module, subject)
+    examined = small()
+    runtime = ProgramRuntime.export(Candidate.original(examined).module, examined)
     logits, top = runtime.run([torch.randn(2, 4)])
     assert not logits.requires_grad
     assert top.shape == (2,)
-    assert isinstance(subject.workload.model, Small)
+    assert isinstance(examined.workload.model, Small)
 
 
 def test_a_model_for_a_gpu_is_refused_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +193,6 @@ def test_sizes_of_one_are_tried_for_a_model_on_a_gpu_too(monkeypatch: pytest.Mon
         monkeypatch.setattr(nn.Module, "cpu", lambda module: 1 / 0)
     honest = nn.Sequential(nn.ReLU())
     for model, expected in ((ByOne(), True), (honest, not can_be_copied)):
-        subject = examine(Workload(model=model.eval(), inputs=[torch.randn(3, 4), torch.randn(5, 4)]))
-        export(Candidate.original(subject).module, subject)
-        assert ("L['tensors'][0].size()[0] >= 2" in program.conditions(subject)) == expected
+        examined = examine(Workload(model=model.eval(), inputs=[torch.randn(3, 4), torch.randn(5, 4)]))
+        export(Candidate.original(examined).module, examined)
+        assert ("L['tensors'][0].size()[0] >= 2" in program.conditions(examined)) == expected

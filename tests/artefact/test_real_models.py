@@ -79,8 +79,8 @@ SLOW: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
 
 
 def refusal(workload: Workload) -> str:
-    subject = examine(workload, with_quality=False)
-    return "; ".join(subject.effects) or program.refusal(subject)
+    examined = examine(workload, with_quality=False)
+    return "; ".join(examined.effects) or program.refusal(examined)
 
 
 def check(make: Callable[[], tuple[nn.Module, Any]]) -> None:

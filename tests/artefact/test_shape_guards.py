@@ -93,13 +93,13 @@ def test_anything_but_arithmetic_on_sizes_is_refused(condition: str) -> None:
 
 
 def test_a_condition_that_cannot_be_checked_becomes_a_note(tmp_path: Path) -> None:
-    subject = examine(Workload(model=Branching(), inputs=[torch.ones(4, 8), torch.ones(6, 9)]))
-    runtime = ProgramRuntime.export(Candidate.original(subject).module, subject)
+    examined = examine(Workload(model=Branching(), inputs=[torch.ones(4, 8), torch.ones(6, 9)]))
+    runtime = ProgramRuntime.export(Candidate.original(examined).module, examined)
     odd = "Eq(L['tensors'][0].size()[0], oo)"
-    runtime.save(tmp_path, subject.signature, None, ["a note"], [*conditions(subject), odd])
+    runtime.save(tmp_path, examined.signature, None, ["a note"], [*conditions(examined), odd])
     manifest = read_manifest(tmp_path)
     assert manifest.notes == ["a note", "not checked when called: Eq(size 0 of input 0, oo)"]
-    assert len(manifest.conditions) == len(conditions(subject)) >= 2
+    assert len(manifest.conditions) == len(conditions(examined)) >= 2
 
 
 def test_conditions_in_a_manifest_are_read_as_data(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_graph_that_is_traced_again_keeps_the_conditions_of_the_first_tracing(
     model = Branching()
     candidate = Candidate.original(examine(Workload(model=model, inputs=[torch.ones(4, 8), torch.ones(6, 9)])))
 
-    body = trace(candidate.module, candidate.subject)  # the branches are gone from it
+    body = trace(candidate.module, candidate.examined)  # the branches are gone from it
     candidate.with_module(Traced(body)).save(tmp_path)
     artefact = load(tmp_path)
     torch.testing.assert_close(artefact(torch.ones(2, 3)), model(torch.ones(2, 3)))
@@ -168,8 +168,8 @@ class OneRow(nn.Module):
 def test_a_size_of_one_is_tried(tmp_path: Path, branches: bool) -> None:
     """torch.export takes it for granted that a free size is 2 at least, and leaves no condition behind."""
     batches = [tuple(torch.randn(shape) for _ in range(2)) for shape in ((4, 5), (6, 7))]
-    subject = examine(Workload(model=OneRow(branches).eval(), inputs=batches))
-    artefact = load(save(subject, tmp_path / "artefact"))
+    examined = examine(Workload(model=OneRow(branches).eval(), inputs=batches))
+    artefact = load(save(examined, tmp_path / "artefact"))
     x, y = torch.randn(3, 2), torch.randn(3, 2)
     assert torch.equal(artefact(x, y), x - y)
     for dim, alone in enumerate((x[:1], x[:, :1])):
@@ -185,8 +185,8 @@ def test_a_size_of_one_that_was_seen_is_tried_as_it_was(tmp_path: Path) -> None:
     plain = examine(Workload(model=nn.Linear(4, 2).eval(), inputs=[torch.randn(1, 4), torch.randn(6, 4)]))
     assert load(save(plain, tmp_path / "plain")).manifest.conditions == []
     batches = [tuple(torch.randn(rows, 5) for _ in range(2)) for rows in (6, 1)]
-    subject = examine(Workload(model=OneRow(branches=True).eval(), inputs=batches))
-    conditions = load(save(subject, tmp_path / "branches")).manifest.conditions
+    examined = examine(Workload(model=OneRow(branches=True).eval(), inputs=batches))
+    conditions = load(save(examined, tmp_path / "branches")).manifest.conditions
     assert {f"L['tensors'][{i}].size()[0] >= 2" for i in range(2)} <= set(conditions)
 
 

@@ -17,7 +17,7 @@ from whet.cli import profile_target
 from whet.errors import InputsError, ModelError, OptionError, OutputError
 from whet.measure.isolate import Failure, FailureKind, Outcome
 from whet.profiler.report import Report, as_json
-from whet.profiler.verdict import Verdict
+from whet.profiler.verdict import ProfileVerdict
 from whet.target_profiler import model, profiled_process
 
 TARGETS = """
@@ -97,7 +97,7 @@ def test_a_target_that_raises_or_is_killed_is_one_message(targets: str, tmp_path
     assert not (tmp_path / "none").exists()
 
 
-PART = Report(name="x", verdict=Verdict(Bound.COMPUTE, ("It computes.",), 0.5), wall_s=1.0)
+PART = Report(name="x", verdict=ProfileVerdict(Bound.COMPUTE, ("It computes.",), 0.5), wall_s=1.0)
 
 
 def outcome_of(monkeypatch: pytest.MonkeyPatch, failure: Failure | None, *, noted: bool) -> None:

@@ -7,7 +7,7 @@ from rich.console import Console
 from whet.cli.tables import show_result, show_trial
 from whet.recipe import Step
 from whet.tuner.records import Agreement, TrialRecord
-from whet.tuner.result import Point, Result
+from whet.tuner.result import MeasuredVariant, Result
 
 WIDTHS = (80, 100, 140)
 FUSE, OPENVINO = Step(technique="fuse_conv_bn"), Step(technique="openvino", options={"precision": "int8", "threads": 2})
@@ -24,14 +24,16 @@ def lines(shown: Console) -> list[str]:
     return text.splitlines()
 
 
-def point(steps: list[Step], latency_ms: float, speedup: float = 1.0, verdict: str = "", **more: object) -> Point:
+def point(
+    steps: list[Step], latency_ms: float, speedup: float = 1.0, verdict: str = "", **more: object
+) -> MeasuredVariant:
     values: dict[str, object] = {
         "steps": steps, "label": " + ".join(map(str, steps)) or "original", "latency_ms": latency_ms,
         "speedup": speedup,
         "speedup_ci95": (speedup * 0.99, speedup * 1.01), "throughput_per_s": 1e3 / latency_ms, "verdict": verdict,
         "peak_bytes": 612_000_000, "size_bytes": 102_400_000, "quality": 0.9817, **more,
     }  # fmt: skip
-    return Point.model_validate(values)
+    return MeasuredVariant.model_validate(values)
 
 
 def gain() -> Result:

@@ -52,14 +52,14 @@ def target(tmp_path: Path, gpu: str) -> str:
 @pytest.mark.parametrize("name", BUILTIN)
 def test_the_built_in_workloads_score_as_on_the_cpu(name: str, gpu: str) -> None:
     try:
-        subject = examine(resolve(f"{name}?device={gpu}"))
+        examined = examine(resolve(f"{name}?device={gpu}"))
         on_cpu = examine(resolve(name))
     except MissingExtra as error:
         pytest.skip(str(error))
-    assert {p.device.type for p in subject.workload.model.parameters()} == {gpu}
-    assert subject.device_type == gpu
-    assert subject.outputs[0][0].device.type == gpu
-    assert subject.score == pytest.approx(on_cpu.score, rel=0.01)  # one sample of 400 may flip in TF32
+    assert {p.device.type for p in examined.workload.model.parameters()} == {gpu}
+    assert examined.device_type == gpu
+    assert examined.outputs[0][0].device.type == gpu
+    assert examined.score == pytest.approx(on_cpu.score, rel=0.01)  # one sample of 400 may flip in TF32
 
 
 def test_a_call_is_timed_until_the_gpu_has_ended(gpu: str) -> None:
@@ -81,17 +81,17 @@ def test_a_call_is_timed_until_the_gpu_has_ended(gpu: str) -> None:
 
 
 def test_inputs_come_back_on_their_device(target: str, gpu: str, tmp_path: Path) -> None:
-    subject = examine(resolve(target))
-    write_inputs(subject, tmp_path / INPUTS)
-    for batch, (found,) in zip(subject.flat_inputs, read_inputs(tmp_path / INPUTS), strict=True):
+    examined = examine(resolve(target))
+    write_inputs(examined, tmp_path / INPUTS)
+    for batch, (found,) in zip(examined.flat_inputs, read_inputs(tmp_path / INPUTS), strict=True):
         assert found.device.type == gpu
         assert torch.equal(found, batch[0])
 
 
 def test_a_trial_and_a_process_of_the_final_comparison(target: str, gpu: str, tmp_path: Path) -> None:
-    subject = examine(resolve(target))
-    write_inputs(subject, tmp_path / INPUTS)
-    known = KnownTarget(target=target, directory=tmp_path, signature=subject.signature)
+    examined = examine(resolve(target))
+    write_inputs(examined, tmp_path / INPUTS)
+    known = KnownTarget(target=target, directory=tmp_path, signature=examined.signature)
     request = TrialRequest(
         known=known,
         steps=(Step(technique="autocast"),),
@@ -111,14 +111,14 @@ def test_a_trial_and_a_process_of_the_final_comparison(target: str, gpu: str, tm
 
 def test_what_a_loaded_model_is_given_on_the_wrong_device(target: str, gpu: str, tmp_path: Path) -> None:
     """A compiled package reads addresses: it must refuse, not read memory that is not there."""
-    subject = examine(resolve(target))
+    examined = examine(resolve(target))
     inductor = TABLE["inductor"]
-    verdict = inductor.check(subject, describe(), inductor.Options())
-    if isinstance(verdict, whet.techniques.Refused):
+    verdict = inductor.check(examined, describe(), inductor.Options())
+    if isinstance(verdict, whet.techniques.NotApplicable):
         pytest.skip(verdict.reason)
-    candidate = inductor.apply(whet.techniques.Candidate.original(subject), inductor.Options())
+    candidate = inductor.apply(whet.techniques.Candidate.original(examined), inductor.Options())
     artefact = whet.load(candidate.save(tmp_path / "artefact"))
-    (x,) = subject.flat_inputs[0]
+    (x,) = examined.flat_inputs[0]
     assert artefact.run(x)[0].device.type == gpu
     with pytest.raises(whet.errors.InputsError, match=f"runs on {gpu}"):
         artefact.run(x.to("cpu" if gpu == "cuda" else "meta"))

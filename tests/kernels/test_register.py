@@ -295,8 +295,8 @@ def test_an_artefact_names_what_registers_it(tmp_path: Path, is_named: bool) -> 
     namespace, _, short = name.partition("::")
     torch.manual_seed(0)
     x = torch.randn(2, 3)
-    subject = examine(Workload(model=Calls(getattr(getattr(torch.ops, namespace), short)).eval(), inputs=[x]))
-    directory = Candidate.original(subject).save(tmp_path / "artefact")
+    examined = examine(Workload(model=Calls(getattr(getattr(torch.ops, namespace), short)).eval(), inputs=[x]))
+    directory = Candidate.original(examined).save(tmp_path / "artefact")
     sources = load(directory, libraries=[]).manifest.operators
     needed = other if is_named else module
     assert [(source.kind, source.name, source.operators) for source in sources] == [("module", needed.name, [name])]
@@ -306,4 +306,4 @@ def test_an_artefact_names_what_registers_it(tmp_path: Path, is_named: bool) -> 
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"libraries=['PATH/{needed.name}']" in done.stdout
-    assert torch.equal(load_file(tmp_path / "y")["y"], subject.outputs[0][0])
+    assert torch.equal(load_file(tmp_path / "y")["y"], examined.outputs[0][0])

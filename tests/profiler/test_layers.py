@@ -15,17 +15,17 @@ from whet.models.resnet import ResNet
 from whet.profiler import LayerCost, Profile, profile_layers, profile_sizes
 from whet.profiler.layers import kind_of
 from whet.signature import Batch
-from whet.workload import Subject, Workload, examine
+from whet.workload import ExaminedWorkload, Workload, examine
 
 FLOAT = 4  # bytes
 
 
-def subject_of(model: nn.Module, batch: Batch) -> Subject:
+def examined_of(model: nn.Module, batch: Batch) -> ExaminedWorkload:
     return examine(Workload(model=model, inputs=[batch]))
 
 
 def profile(model: nn.Module, batch: Batch, repeats: int = 1) -> Profile:
-    return profile_layers(subject_of(model, batch), repeats=repeats)
+    return profile_layers(examined_of(model, batch), repeats=repeats)
 
 
 def by_name(found: Profile) -> dict[str, LayerCost]:
@@ -196,14 +196,14 @@ def test_paths_that_hooks_would_turn_off_are_measured_as_they_run() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_left_as_it_was(name: str) -> None:
     model, x = MODELS[name]()
-    subject = subject_of(model, x)
+    examined = examined_of(model, x)
     state = [dict(vars(module)) for module in model.modules()]
-    profile_layers(subject, repeats=1)
+    profile_layers(examined, repeats=1)
     assert [dict(vars(module)) for module in model.modules()] == state
     with torch.no_grad():
         again = model(x)
     again = again["y"] if isinstance(again, dict) else again
-    assert torch.equal(again, subject.outputs[0][0])
+    assert torch.equal(again, examined.outputs[0][0])
 
 
 def test_a_forward_that_was_replaced_before_is_put_back() -> None:
@@ -232,10 +232,10 @@ def test_a_model_that_raises_is_left_as_it_was() -> None:
             return x + 1
 
     model = nn.Sequential(Raises())
-    subject = subject_of(model, torch.randn(2))
+    examined = examined_of(model, torch.randn(2))
     Raises.broken = True
     with pytest.raises(RuntimeError, match="out of luck"):
-        profile_layers(subject)
+        profile_layers(examined)
     assert "forward" not in vars(model[0])
 
 
@@ -267,9 +267,9 @@ def test_time_goes_to_the_innermost_module() -> None:
 
 def within(model: nn.Module, x: Tensor, tolerance: float) -> bool:
     """Whether the layers' times add up to the whole, at one of 25 tries over some seconds: the machine may be busy."""
-    subject = subject_of(model, x)
+    examined = examined_of(model, x)
     for _ in range(25):
-        found = profile_layers(subject, repeats=7)
+        found = profile_layers(examined, repeats=7)
         if sum(layer.time_s for layer in found.layers) == pytest.approx(found.total_s, rel=tolerance):
             return True
         time.sleep(0.2)

@@ -17,7 +17,7 @@ from whet.profiler.report import Latency, LayerLine, Report, as_json, from_json
 from whet.profiler.sections import SectionCost, TimerCost
 from whet.profiler.show import folded_sections, show_report
 from whet.profiler.timeline import Fragmentation, MemoryPoint, MemoryUse
-from whet.profiler.verdict import Hint, Verdict
+from whet.profiler.verdict import Hint, ProfileVerdict
 
 LONG = "a_module_with_a_very_long_name.and_another_inside_of_it.attention.self_attention_layer.query_projection"
 LINE = Line(f"/somewhere/{LONG}/{LONG}.py", 12345, LONG)
@@ -40,7 +40,7 @@ def full(gpu: bool = True) -> Report:
     return Report(
         name="x",
         partial=f"the model raised {LONG}: \x1b[31mred[/red]",
-        verdict=Verdict(Bound.OVERHEAD, (f"Because of {LONG}.", "More."), 0.0123, (Hint("bf16", 2.0),)),
+        verdict=ProfileVerdict(Bound.OVERHEAD, (f"Because of {LONG}.", "More."), 0.0123, (Hint("bf16", 2.0),)),
         wall_s=12.5,
         num_steps=7,
         latency=Latency(1234.5, 2345.6, 3456.7, 12345, 123456.7, 31.9),

@@ -6,14 +6,14 @@ import pytest
 from torch import nn
 
 from whet.machine import Machine
-from whet.workload import Subject, Workload, examine
+from whet.workload import ExaminedWorkload, Workload, examine
 
 
 @pytest.fixture
-def subject_of() -> Callable[..., Subject]:
+def examined_of() -> Callable[..., ExaminedWorkload]:
     """Examine a model with its inputs, without a quality."""
 
-    def build(model: nn.Module, *inputs: object) -> Subject:
+    def build(model: nn.Module, *inputs: object) -> ExaminedWorkload:
         return examine(Workload(model=model.eval(), inputs=list(inputs)))
 
     return build

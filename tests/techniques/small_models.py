@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whet.workload import Subject, Workload, examine
+from whet.workload import ExaminedWorkload, Workload, examine
 
 
 class ConvNet(nn.Module):
@@ -117,13 +117,13 @@ class Branching(nn.Module):
         return 3 / (1 + torch.exp(-y_BD - num_rounds))
 
 
-def branching() -> Subject:
+def branching() -> ExaminedWorkload:
     """Its input takes one way through the code."""
     torch.manual_seed(0)
     return examine(Workload(model=Branching().eval(), inputs=[torch.rand(4, 8)], name="branching"))
 
 
-def conv_net() -> Subject:
+def conv_net() -> ExaminedWorkload:
     torch.manual_seed(0)
     model = ConvNet().eval()
     for module in model.modules():
@@ -135,13 +135,13 @@ def conv_net() -> Subject:
     return examine(Workload(model=model, inputs=[torch.randn(2, 16, 12, 12)], name="conv_net"))
 
 
-def encoder() -> Subject:
+def encoder() -> ExaminedWorkload:
     torch.manual_seed(0)
     inputs = [torch.randint(0, 50, (2, 16)), torch.randint(0, 50, (2, 12))]
     return examine(Workload(model=Encoder().eval(), inputs=inputs, name="encoder"))
 
 
-def hugging_face_like() -> Subject:
+def hugging_face_like() -> ExaminedWorkload:
     torch.manual_seed(0)
     mask = torch.ones(2, 16, dtype=torch.int64)
     mask[1, 10:] = 0
@@ -149,7 +149,7 @@ def hugging_face_like() -> Subject:
     return examine(Workload(model=HuggingFaceLike().eval(), inputs=[batch], name="hugging_face_like"))
 
 
-SUBJECTS: dict[str, Callable[[], Subject]] = {
+EXAMINED: dict[str, Callable[[], ExaminedWorkload]] = {
     "conv_net": conv_net,
     "encoder": encoder,
     "hugging_face_like": hugging_face_like,

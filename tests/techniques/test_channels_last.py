@@ -1,28 +1,28 @@
 """Channels-last: the same numbers in another order of memory."""
 
 import torch
-from small_models import SUBJECTS
+from small_models import EXAMINED
 from torch import nn
 
 from whet.rewriting.graph import relative_error
-from whet.technique import Applies, Candidate, Refused
+from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques.layout import channels_last
 
 
 def test_turns_weights_and_inputs(machine) -> None:
-    subject = SUBJECTS["conv_net"]()
-    assert channels_last.check(subject, machine, channels_last.Options()) == Applies("2 convolutions")
+    examined = EXAMINED["conv_net"]()
+    assert channels_last.check(examined, machine, channels_last.Options()) == Applies("2 convolutions")
     seen = []
-    tuned = channels_last.apply(Candidate.original(subject), channels_last.Options())
+    tuned = channels_last.apply(Candidate.original(examined), channels_last.Options())
     convolution = next(m for m in tuned.module.modules() if isinstance(m, nn.Conv2d))
     convolution.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     with torch.no_grad():
-        outputs = tuned.call(*subject.flat_inputs[0])
+        outputs = tuned.call(*examined.flat_inputs[0])
     assert seen[0].is_contiguous(memory_format=torch.channels_last)
     assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
-    assert relative_error(outputs, subject.outputs[0]) < 1e-5
+    assert relative_error(outputs, examined.outputs[0]) < 1e-5
 
 
 def test_refused_without_convolutions(machine) -> None:
-    verdict = channels_last.check(SUBJECTS["encoder"](), machine, channels_last.Options())
-    assert verdict == Refused("the model has no 2-d convolution")
+    verdict = channels_last.check(EXAMINED["encoder"](), machine, channels_last.Options())
+    assert verdict == NotApplicable("the model has no 2-d convolution")

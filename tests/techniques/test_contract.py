@@ -23,7 +23,7 @@ import pytest
 import torch
 from reloading import RELOAD
 from safetensors.torch import load_file, save_file
-from small_models import SUBJECTS, branching
+from small_models import EXAMINED, branching
 from torch import Tensor
 
 import whet.techniques
@@ -32,10 +32,10 @@ from whet.files import size_bytes
 from whet.machine import Limits, Machine, describe
 from whet.profiler import LayerCost, Profile
 from whet.rewriting.graph import relative_error
-from whet.technique import STAGES, Candidate, Refused, Technique
+from whet.technique import STAGES, Candidate, NotApplicable, Technique
 from whet.techniques import FOLLOWING, TABLE
 from whet.techniques.precision import fp16
-from whet.workload import Subject, examine
+from whet.workload import ExaminedWorkload, examine
 from whet.workloads.device import on_device
 
 HEADINGS = ("What", "When it helps", "When it hurts", "Numerics", "Composes", "Source")
@@ -94,11 +94,11 @@ class Case:
 
     technique: Technique
     options: Any
-    subject: Subject
+    examined: ExaminedWorkload
 
     def __str__(self) -> str:
         chosen = dataclasses.asdict(self.options)
-        return f"{self.technique.name}({chosen}) on {self.subject.workload.name}"
+        return f"{self.technique.name}({chosen}) on {self.examined.workload.name}"
 
     @property
     def tolerance(self) -> float:
@@ -108,7 +108,7 @@ class Case:
     @property
     def device(self) -> str:
         """The kind of device that the model and its inputs lie on."""
-        return self.subject.device_type
+        return self.examined.device_type
 
 
 Reload = Callable[[Path], str]
@@ -153,8 +153,8 @@ def _hold_to_contract(name: str, machine: Machine, reload: Reload, directory: Pa
     for i, case in enumerate(_cases(TABLE[name], device)):
         if case.options in applied and (name in COSTLY or case.options != default):
             continue
-        verdict = case.technique.check(case.subject, machine, case.options)
-        if isinstance(verdict, Refused):
+        verdict = case.technique.check(case.examined, machine, case.options)
+        if isinstance(verdict, NotApplicable):
             assert verdict.reason
             reasons.append(f"{case}: {verdict.reason}")
             continue
@@ -184,16 +184,16 @@ def _cases(technique: Technique, device: str) -> Iterator[Case]:
         chosen += [{**defaults, name: value} for name, values in technique.space.items() for value in values[1:]]
     elif device != "cpu":
         chosen += [{**defaults, **options} for options in GPU_OPTIONS.get(technique.name, [])]
-    models = ["branching"] if technique.in_process else SUBJECTS
+    models = ["branching"] if technique.in_process else EXAMINED
     for options, model in itertools.product(chosen, models):
         yield Case(technique, technique.options(**options), _subject(model, device))
 
 
 @functools.cache
-def _subject(name: str, device: str) -> Subject:
+def _subject(name: str, device: str) -> ExaminedWorkload:
     """Built once for all techniques: none may change it, which is tested."""
-    subject = branching() if name == "branching" else SUBJECTS[name]()
-    return subject if device == "cpu" else examine(on_device(subject.workload, device))
+    examined = branching() if name == "branching" else EXAMINED[name]()
+    return examined if device == "cpu" else examine(on_device(examined.workload, device))
 
 
 def _apply_and_save(case: Case, directory: Path) -> None:
@@ -209,17 +209,17 @@ def _apply_in_process(case: Case) -> None:
     """Apply what cannot be saved; made anew, it gives the same."""
     tuned, batches, found = _apply(case)
     assert tuned.is_in_process
-    again = case.technique.apply(Candidate.original(case.subject), case.options)
+    again = case.technique.apply(Candidate.original(case.examined), case.options)
     for batch, ours in zip(batches, found, strict=True):
         assert relative_error(again.call(*batch), ours) <= 1e-6
 
 
 def _apply(case: Case) -> tuple[Candidate, list[tuple[Tensor, ...]], list[tuple[Tensor, ...]]]:
     """Apply, and hold the result against the original, which must not have changed."""
-    model = case.subject.workload.model
+    model = case.examined.workload.model
     weights = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    original = Candidate.original(case.subject)
-    batches = case.subject.flat_inputs
+    original = Candidate.original(case.examined)
+    batches = case.examined.flat_inputs
     with torch.no_grad():
         before = [original.call(*batch) for batch in batches]
         try:

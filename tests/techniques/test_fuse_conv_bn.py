@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.rewriting.graph import relative_error
-from whet.technique import Applies, Candidate, Refused
+from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques.structure import fuse_conv_bn
 
 OPTIONS = fuse_conv_bn.Options()
@@ -47,27 +47,27 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_equals_float64(name, subject_of, machine) -> None:
+def test_equals_float64(name, examined_of, machine) -> None:
     model, x = CASES[name]
     model = _with_statistics(copy.deepcopy(model))
-    subject = subject_of(model, x)
-    assert fuse_conv_bn.check(subject, machine, OPTIONS) == Applies("1 batch norms")
-    tuned = fuse_conv_bn.apply(Candidate.original(subject), OPTIONS)
+    examined = examined_of(model, x)
+    assert fuse_conv_bn.check(examined, machine, OPTIONS) == Applies("1 batch norms")
+    tuned = fuse_conv_bn.apply(Candidate.original(examined), OPTIONS)
     wanted = copy.deepcopy(model).double()(x.double())
     assert _num_norms(tuned.module) == 0
     assert _num_norms(model) == 1
     assert relative_error(tuned.call(x), [wanted]) < 1e-5
 
 
-def test_folds_by_hand(subject_of) -> None:
+def test_folds_by_hand(examined_of) -> None:
     """One channel, numbers that can be checked on paper: y = (3x + 1 - 5) / sqrt(4) * 2 + 7 = 3x + 3."""
     conv, norm = nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1, eps=0.0)
     for parameter, number in ((conv.weight, 3), (conv.bias, 1), (norm.weight, 2), (norm.bias, 7)):
         nn.init.constant_(parameter, number)
     nn.init.constant_(norm.running_mean, 5)
     nn.init.constant_(norm.running_var, 4)
-    subject = subject_of(nn.Sequential(conv, norm), torch.ones(1, 1, 1, 1))
-    folded = fuse_conv_bn.apply(Candidate.original(subject), OPTIONS).module.model[0]
+    examined = examined_of(nn.Sequential(conv, norm), torch.ones(1, 1, 1, 1))
+    folded = fuse_conv_bn.apply(Candidate.original(examined), OPTIONS).module.model[0]
     assert folded.weight.item() == pytest.approx(3)
     assert folded.bias.item() == pytest.approx(3)
 
@@ -116,9 +116,9 @@ class Tokens(nn.Module):
     ],
     ids=["read", "shared", "tokens", "relu_between"],
 )
-def test_refuses_what_would_change(model, x, subject_of, machine) -> None:
-    verdict = fuse_conv_bn.check(subject_of(_with_statistics(model), x), machine, OPTIONS)
-    assert verdict == Refused("no batch norm directly follows a convolution")
+def test_refuses_what_would_change(model, x, examined_of, machine) -> None:
+    verdict = fuse_conv_bn.check(examined_of(_with_statistics(model), x), machine, OPTIONS)
+    assert verdict == NotApplicable("no batch norm directly follows a convolution")
 
 
 class Activated(nn.BatchNorm2d):
@@ -128,20 +128,20 @@ class Activated(nn.BatchNorm2d):
         return F.relu(super().forward(x))
 
 
-def test_leaves_subclasses_alone(subject_of) -> None:
+def test_leaves_subclasses_alone(examined_of) -> None:
     model = _with_statistics(nn.Sequential(nn.Conv2d(2, 4, 1), Activated(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)))
     x = torch.randn(1, 2, 3, 3)
-    subject = subject_of(model, x)
-    tuned = fuse_conv_bn.apply(Candidate.original(subject), OPTIONS)
+    examined = examined_of(model, x)
+    tuned = fuse_conv_bn.apply(Candidate.original(examined), OPTIONS)
     assert _num_norms(tuned.module) == 1
-    assert relative_error(tuned.call(x), subject.outputs[0]) < 1e-5
+    assert relative_error(tuned.call(x), examined.outputs[0]) < 1e-5
 
 
-def test_reference_resnet(subject_of) -> None:
+def test_reference_resnet(examined_of) -> None:
     models = pytest.importorskip("whet.models.resnet")
     model = _with_statistics(models.ResNet(widths=(8, 16), depths=(1, 1)))
     x = torch.randn(2, 1, 16, 16)
-    subject = subject_of(model, x)
-    tuned = fuse_conv_bn.apply(Candidate.original(subject), OPTIONS)
+    examined = examined_of(model, x)
+    tuned = fuse_conv_bn.apply(Candidate.original(examined), OPTIONS)
     assert _num_norms(tuned.module) == 0
     assert relative_error(tuned.call(x), [copy.deepcopy(model).double()(x.double())]) < 1e-5

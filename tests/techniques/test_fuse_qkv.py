@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from whet.rewriting.graph import relative_error
-from whet.technique import Applies, Candidate, Refused
+from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques.structure import fuse_qkv, sdpa_attention
 
 OPTIONS = fuse_qkv.Options()
@@ -29,12 +29,12 @@ class Projections(nn.Module):
         return self.down(F.silu(self.gate(mixed)) * self.up(mixed))
 
 
-def test_equals_float64(subject_of, machine) -> None:
+def test_equals_float64(examined_of, machine) -> None:
     torch.manual_seed(0)
     model, x = Projections(), torch.randn(2, 5, 8)
-    subject = subject_of(model, x)
-    assert fuse_qkv.check(subject, machine, OPTIONS) == Applies("5 linear layers become 2")
-    tuned = fuse_qkv.apply(Candidate.original(subject), OPTIONS)
+    examined = examined_of(model, x)
+    assert fuse_qkv.check(examined, machine, OPTIONS) == Applies("5 linear layers become 2")
+    tuned = fuse_qkv.apply(Candidate.original(examined), OPTIONS)
     assert relative_error(tuned.call(x), [copy.deepcopy(model).double()(x.double())]) < 1e-5
     names = {name: tuple(m.weight.shape) for name, m in tuned.module.named_modules() if isinstance(m, nn.Linear)}
     assert names == {
@@ -44,14 +44,14 @@ def test_equals_float64(subject_of, machine) -> None:
     }
 
 
-def test_size_does_not_grow(subject_of) -> None:
+def test_size_does_not_grow(examined_of) -> None:
     model = Projections()
-    tuned = fuse_qkv.apply(Candidate.original(subject_of(model, torch.randn(2, 5, 8))), OPTIONS)
+    tuned = fuse_qkv.apply(Candidate.original(examined_of(model, torch.randn(2, 5, 8))), OPTIONS)
     num_zeros = model.key.out_features  # the key's bias, which was not there
     assert sum(p.numel() for p in tuned.module.parameters()) == sum(p.numel() for p in model.parameters()) + num_zeros
 
 
-def test_views_of_the_parts(subject_of) -> None:
+def test_views_of_the_parts(examined_of) -> None:
     """A part is a slice of the wide output; code that calls view on it still works."""
 
     class Viewed(nn.Module):
@@ -63,8 +63,8 @@ def test_views_of_the_parts(subject_of) -> None:
             return self.a(x).view(-1) + self.b(x).view(-1)
 
     x = torch.randn(4, 6)
-    subject = subject_of(Viewed(), x)
-    assert relative_error(fuse_qkv.apply(Candidate.original(subject), OPTIONS).call(x), subject.outputs[0]) < 1e-6
+    examined = examined_of(Viewed(), x)
+    assert relative_error(fuse_qkv.apply(Candidate.original(examined), OPTIONS).call(x), examined.outputs[0]) < 1e-6
 
 
 class Twice(nn.Module):
@@ -95,12 +95,12 @@ class Between(nn.Module):
 @pytest.mark.parametrize(
     "model", [Twice(), Between(), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))], ids=["twice", "between", "in_a_row"]
 )
-def test_refuses(model, subject_of, machine) -> None:
-    verdict = fuse_qkv.check(subject_of(model, torch.randn(2, 4)), machine, OPTIONS)
-    assert verdict == Refused("no two linear layers read the same input")
+def test_refuses(model, examined_of, machine) -> None:
+    verdict = fuse_qkv.check(examined_of(model, torch.randn(2, 4)), machine, OPTIONS)
+    assert verdict == NotApplicable("no two linear layers read the same input")
 
 
-def test_tied_weights_stay_tied(subject_of) -> None:
+def test_tied_weights_stay_tied(examined_of) -> None:
     """An output layer that shares the embedding's weight: traced and fused, it is stored once."""
 
     class Tied(nn.Module):
@@ -116,19 +116,19 @@ def test_tied_weights_stay_tied(subject_of) -> None:
             return self.head(self.a(x) * self.b(x))
 
     model, ids = Tied(), torch.randint(0, 11, (2, 3))
-    subject = subject_of(model, ids)
-    tuned = fuse_qkv.apply(Candidate.original(subject), OPTIONS)
-    assert relative_error(tuned.call(ids), subject.outputs[0]) < 1e-6
+    examined = examined_of(model, ids)
+    tuned = fuse_qkv.apply(Candidate.original(examined), OPTIONS)
+    assert relative_error(tuned.call(ids), examined.outputs[0]) < 1e-6
     assert sum(p.numel() for p in tuned.module.parameters()) == sum(p.numel() for p in model.parameters())
 
 
-def test_after_another_rewrite(subject_of) -> None:
+def test_after_another_rewrite(examined_of) -> None:
     """What is a graph already can be rewritten again; one layer of the reference encoder has 6 linears, then 4."""
     models = pytest.importorskip("whet.models.encoder")
     config = models.EncoderConfig(vocab_size=20, max_tokens=8, width=16, num_layers=1, num_heads=2, mlp_width=32)
     ids = torch.randint(0, 20, (2, 6))
-    subject = subject_of(models.Encoder(config), ids)
-    fused = fuse_qkv.apply(sdpa_attention.apply(Candidate.original(subject), sdpa_attention.Options()), OPTIONS)
+    examined = examined_of(models.Encoder(config), ids)
+    fused = fuse_qkv.apply(sdpa_attention.apply(Candidate.original(examined), sdpa_attention.Options()), OPTIONS)
     linears = [m for m in fused.module.modules() if isinstance(m, nn.Linear)]
     assert len(linears) == 1 + 1 + 2 + 1
-    assert relative_error(fused.call(ids), subject.outputs[0]) < 1e-5
+    assert relative_error(fused.call(ids), examined.outputs[0]) < 1e-5

@@ -4,49 +4,49 @@ import dataclasses
 
 import pytest
 import torch
-from small_models import SUBJECTS
+from small_models import EXAMINED
 from torch import Tensor, nn
 
 from whet.errors import TargetError
 from whet.machine import Gpu
 from whet.rewriting import low_precision as half
 from whet.rewriting.graph import relative_error
-from whet.technique import Applies, Candidate, Refused
+from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques.precision import autocast, bf16, fp16
 from whet.techniques.structure import fuse_qkv, sdpa_attention
 
 
 @pytest.mark.parametrize("technique", [bf16.TECHNIQUE, autocast.TECHNIQUE], ids=lambda t: t.name)
-@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize("name", EXAMINED)
 def test_close_and_float32_at_the_borders(technique, name) -> None:
-    subject = SUBJECTS[name]()
-    tuned = technique.apply(Candidate.original(subject), technique.options())
+    examined = EXAMINED[name]()
+    tuned = technique.apply(Candidate.original(examined), technique.options())
     with torch.no_grad():
-        outputs = tuned.call(*subject.flat_inputs[0])
+        outputs = tuned.call(*examined.flat_inputs[0])
     assert {y.dtype for y in outputs} == {torch.float32}
-    error = relative_error(outputs, subject.outputs[0])
+    error = relative_error(outputs, examined.outputs[0])
     assert 1e-4 < error < 3e-2  # bfloat16 has 8 bits: less error would mean that nothing was converted
 
 
 def test_what_stays_float32() -> None:
-    conv = bf16.apply(Candidate.original(SUBJECTS["conv_net"]()), bf16.Options()).module
+    conv = bf16.apply(Candidate.original(EXAMINED["conv_net"]()), bf16.Options()).module
     dtypes = {name.removeprefix("module.model."): x.dtype for name, x in conv.state_dict().items()}
     assert dtypes["conv1.weight"] == dtypes["head.bias"] == torch.bfloat16
     assert {dtypes[f"bn1.{x}"] for x in ("weight", "bias", "running_mean", "running_var")} == {torch.float32}
     assert dtypes["bn1.num_batches_tracked"] == torch.int64
-    rotary = bf16.apply(Candidate.original(SUBJECTS["hugging_face_like"]()), bf16.Options()).module
+    rotary = bf16.apply(Candidate.original(EXAMINED["hugging_face_like"]()), bf16.Options()).module
     assert dict(rotary.named_buffers())["module.model.inv_freq"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["encoder", "hugging_face_like"])
 def test_after_graph_rewrites(name) -> None:
     """A traced graph pins float32 (a mask's minimum, an upcast softmax): it is repaired, not refused."""
-    subject = SUBJECTS[name]()
-    fused = fuse_qkv.apply(Candidate.original(subject), fuse_qkv.Options())
+    examined = EXAMINED[name]()
+    fused = fuse_qkv.apply(Candidate.original(examined), fuse_qkv.Options())
     tuned = bf16.apply(fused, bf16.Options())
     with torch.no_grad():
-        outputs = tuned.call(*subject.flat_inputs[0])
-    assert 1e-4 < relative_error(outputs, subject.outputs[0]) < 3e-2
+        outputs = tuned.call(*examined.flat_inputs[0])
+    assert 1e-4 < relative_error(outputs, examined.outputs[0]) < 3e-2
     weights = [m.weight.dtype for m in tuned.module.modules() if isinstance(m, nn.Linear)]
     assert set(weights) == {torch.bfloat16}
 
@@ -66,48 +66,48 @@ class Pinned(nn.Module):
         return scores.softmax(-1) @ y
 
 
-def test_repairs_a_model_that_pins_float32(subject_of) -> None:
+def test_repairs_a_model_that_pins_float32(examined_of) -> None:
     torch.manual_seed(0)
     x = torch.randn(1, 4, 8), torch.ones(4, 4, dtype=torch.bool).tril()
-    subject = subject_of(Pinned(), x)
-    tuned = bf16.apply(Candidate.original(subject), bf16.Options())
+    examined = examined_of(Pinned(), x)
+    tuned = bf16.apply(Candidate.original(examined), bf16.Options())
     assert len(tuned.notes) == 1
     assert "pins float32" in tuned.notes[0]
-    assert relative_error(tuned.call(*x), subject.outputs[0]) < 3e-2
+    assert relative_error(tuned.call(*x), examined.outputs[0]) < 3e-2
 
 
 @pytest.mark.parametrize("technique", [bf16.TECHNIQUE, autocast.TECHNIQUE], ids=lambda t: t.name)
-def test_refused_without_native_bfloat16(technique, subject_of, machine) -> None:
-    subject = subject_of(nn.Linear(2, 2), torch.randn(1, 2))
-    assert isinstance(technique.check(subject, machine, technique.options()), Applies)
+def test_refused_without_native_bfloat16(technique, examined_of, machine) -> None:
+    examined = examined_of(nn.Linear(2, 2), torch.randn(1, 2))
+    assert isinstance(technique.check(examined, machine, technique.options()), Applies)
     without = dataclasses.replace(machine, chip="old chip", isa=("avx2", "avx512", "avx512_vnni"))
-    verdict = technique.check(subject, without, technique.options())
-    assert isinstance(verdict, Refused)
+    verdict = technique.check(examined, without, technique.options())
+    assert isinstance(verdict, NotApplicable)
     assert verdict.reason.startswith("old chip has no native bfloat16")
 
 
-def test_refused_for_a_bfloat16_model(subject_of, machine) -> None:
-    subject = subject_of(nn.Linear(2, 2).bfloat16(), torch.randn(1, 2).bfloat16())
-    assert bf16.check(subject, machine, bf16.Options()) == Refused("the model's weights are bfloat16 already")
+def test_refused_for_a_bfloat16_model(examined_of, machine) -> None:
+    examined = examined_of(nn.Linear(2, 2).bfloat16(), torch.randn(1, 2).bfloat16())
+    assert bf16.check(examined, machine, bf16.Options()) == NotApplicable("the model's weights are bfloat16 already")
 
 
 @pytest.mark.parametrize(
     ("gpu", "reason"),
     [(Gpu(0, "T4", (7, 5)), "T4 (sm_75) has no native bfloat16"), (Gpu(0, "A100", (8, 0)), "")],
 )
-def test_refused_on_older_gpus(gpu, reason, subject_of, machine, monkeypatch) -> None:
-    subject = subject_of(nn.Linear(2, 2), torch.randn(1, 2))
-    monkeypatch.setattr(type(subject), "device_type", "cuda")
-    refusal = half.bfloat16_refusal(subject, dataclasses.replace(machine, gpu=gpu.label, gpus=(gpu,)))
+def test_refused_on_older_gpus(gpu, reason, examined_of, machine, monkeypatch) -> None:
+    examined = examined_of(nn.Linear(2, 2), torch.randn(1, 2))
+    monkeypatch.setattr(type(examined), "device_type", "cuda")
+    refusal = half.bfloat16_refusal(examined, dataclasses.replace(machine, gpu=gpu.label, gpus=(gpu,)))
     assert refusal.startswith(reason)
     assert bool(refusal) == bool(reason)
 
 
 @pytest.mark.parametrize(("ratio", "applies"), [(0.002, False), (1.4, False), (1.6, True)])
-def test_fp16_needs_a_fast_product(ratio, applies, subject_of, machine, monkeypatch) -> None:
+def test_fp16_needs_a_fast_product(ratio, applies, examined_of, machine, monkeypatch) -> None:
     monkeypatch.setattr(fp16, "float16_speedup", lambda device: ratio)
-    verdict = fp16.check(subject_of(nn.Linear(2, 2), torch.randn(1, 2)), machine, fp16.Options())
-    assert isinstance(verdict, Applies if applies else Refused)
+    verdict = fp16.check(examined_of(nn.Linear(2, 2), torch.randn(1, 2)), machine, fp16.Options())
+    assert isinstance(verdict, Applies if applies else NotApplicable)
     assert f"{ratio:.2g} times" in (verdict.detail if isinstance(verdict, Applies) else verdict.reason)
 
 
@@ -115,18 +115,18 @@ def test_fp16_probe_is_measured_once() -> None:
     assert fp16.float16_speedup("cpu") == fp16.float16_speedup("cpu") >= 0
 
 
-def test_fp16_close_and_overflow_refused(subject_of) -> None:
+def test_fp16_close_and_overflow_refused(examined_of) -> None:
     torch.manual_seed(0)
     model, x = nn.Linear(8, 8), torch.randn(4, 8)
-    subject = subject_of(model, x)
-    outputs = fp16.apply(Candidate.original(subject), fp16.Options()).call(x)
-    assert 1e-6 < relative_error(outputs, subject.outputs[0]) < 3e-3
+    examined = examined_of(model, x)
+    outputs = fp16.apply(Candidate.original(examined), fp16.Options()).call(x)
+    assert 1e-6 < relative_error(outputs, examined.outputs[0]) < 3e-3
     nn.init.constant_(model.bias, 1e5)
     with pytest.raises(TargetError, match="overflow"):
-        fp16.apply(Candidate.original(subject_of(model, x)), fp16.Options())
+        fp16.apply(Candidate.original(examined_of(model, x)), fp16.Options())
 
 
-def test_sdpa_then_bf16_on_hugging_face_bert(subject_of) -> None:
+def test_sdpa_then_bf16_on_hugging_face_bert(examined_of) -> None:
     """The whole chain on a transformers model with a padding mask: attention, projections, precision."""
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
@@ -137,10 +137,10 @@ def test_sdpa_then_bf16_on_hugging_face_bert(subject_of) -> None:
     mask = torch.ones(2, 9, dtype=torch.int64)
     mask[1, 5:] = 0
     batch = {"input_ids": torch.randint(0, 50, (2, 9)), "attention_mask": mask}
-    subject = subject_of(transformers.BertModel(config), batch)
-    candidate = Candidate.original(subject)
+    examined = examined_of(transformers.BertModel(config), batch)
+    candidate = Candidate.original(examined)
     for technique in (sdpa_attention, fuse_qkv, bf16):
         candidate = technique.apply(candidate, technique.Options())
     with torch.no_grad():
-        outputs = candidate.call(*subject.flat_inputs[0])
-    assert relative_error(outputs, subject.outputs[0]) < 5e-2
+        outputs = candidate.call(*examined.flat_inputs[0])
+    assert relative_error(outputs, examined.outputs[0]) < 5e-2

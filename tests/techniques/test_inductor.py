@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from small_models import SUBJECTS
+from small_models import EXAMINED
 
 from whet.artefact import inductor as runtimes
 from whet.errors import OptionError
-from whet.technique import Applies, Candidate, Refused
+from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques.backend import inductor
 
 
@@ -20,48 +20,48 @@ def _missing(*, at_load: bool, device: str) -> str:
 
 
 def test_applies_to_anything(machine) -> None:
-    for build in SUBJECTS.values():
+    for build in EXAMINED.values():
         assert isinstance(inductor.check(build(), machine, inductor.Options()), Applies)
         assert isinstance(inductor.check(build(), machine, inductor.Options(engine="jit", freezing=False)), Applies)
 
 
 def test_refused_without_a_compiler(machine, monkeypatch) -> None:
     monkeypatch.setattr(runtimes, "missing_tools", _missing)
-    subject = SUBJECTS["encoder"]()
-    assert inductor.check(subject, machine, inductor.Options()) == Refused("install g++")
-    assert inductor.check(subject, machine, inductor.Options(engine="jit")) == Refused("install more")
+    examined = EXAMINED["encoder"]()
+    assert inductor.check(examined, machine, inductor.Options()) == NotApplicable("install g++")
+    assert inductor.check(examined, machine, inductor.Options(engine="jit")) == NotApplicable("install more")
 
 
 def test_cuda_graphs_are_refused_on_a_cpu(machine) -> None:
-    verdict = inductor.check(SUBJECTS["encoder"](), machine, inductor.Options(engine="cudagraphs"))
-    assert isinstance(verdict, Refused)
+    verdict = inductor.check(EXAMINED["encoder"](), machine, inductor.Options(engine="cudagraphs"))
+    assert isinstance(verdict, NotApplicable)
     assert "on the CPU" in verdict.reason
 
 
 def test_unknown_engines_are_refused(machine) -> None:
     with pytest.raises(OptionError, match="package, jit, cudagraphs, not 'aot'"):
-        inductor.check(SUBJECTS["encoder"](), machine, inductor.Options(engine="aot"))
+        inductor.check(EXAMINED["encoder"](), machine, inductor.Options(engine="aot"))
 
 
 @pytest.mark.parametrize("freezing", [True, False])
 def test_jit_hands_on_its_options(freezing) -> None:
     options = inductor.Options(engine="jit", freezing=freezing, max_autotune=True)
-    tuned = inductor.apply(Candidate.original(SUBJECTS["encoder"]()), options)
+    tuned = inductor.apply(Candidate.original(EXAMINED["encoder"]()), options)
     assert isinstance(tuned.runtime, runtimes.CompileRuntime)
     assert tuned.runtime.settings == {"freezing": freezing, "max_autotune": True, "reduce_overhead": False}
 
 
 def test_package_hands_on_its_options(monkeypatch) -> None:
     seen = {}
-    monkeypatch.setattr(runtimes.InductorRuntime, "compile", lambda module, subject, **options: seen.update(options))
-    inductor.apply(Candidate.original(SUBJECTS["encoder"]()), inductor.Options(freezing=False))
+    monkeypatch.setattr(runtimes.InductorRuntime, "compile", lambda module, examined, **options: seen.update(options))
+    inductor.apply(Candidate.original(EXAMINED["encoder"]()), inductor.Options(freezing=False))
     assert seen == {"freezing": False, "max_autotune": False}
 
 
 def test_cuda_graphs_hand_out_copies() -> None:
     """A graph writes into the same outputs at every call: who keeps those of two calls must find both."""
     options = {"freezing": False, "max_autotune": False, "reduce_overhead": True}
-    tuned = inductor.apply(Candidate.original(SUBJECTS["encoder"]()), inductor.Options(engine="jit", freezing=False))
+    tuned = inductor.apply(Candidate.original(EXAMINED["encoder"]()), inductor.Options(engine="jit", freezing=False))
     runtime = tuned.runtime
     assert isinstance(runtime, runtimes.CompileRuntime)
     same = torch.zeros(3)

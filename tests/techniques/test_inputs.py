@@ -14,7 +14,7 @@ from whet.errors import InputsError
 from whet.technique import Candidate
 from whet.techniques import TABLE
 from whet.tuner.agreement import agree
-from whet.workload import Subject, Workload, examine
+from whet.workload import ExaminedWorkload, Workload, examine
 
 RECIPES: dict[str, tuple[str, dict[str, Any]] | None] = {
     "program": None,
@@ -85,9 +85,9 @@ def masked_batch() -> tuple[Tensor, Tensor]:
     return torch.randn(2, 6, 16), torch.full((2, 6, 6), -torch.inf).triu(1)
 
 
-def built(subject: Subject, recipe: str, directory: Path) -> Any:
+def built(examined: ExaminedWorkload, recipe: str, directory: Path) -> Any:
     chosen = RECIPES[recipe]
-    candidate = Candidate.original(subject)
+    candidate = Candidate.original(examined)
     if chosen is not None:
         name, options = chosen
         pytest.importorskip(EXTRAS.get(name, "torchao" if "int8" in name else "torch"))
@@ -121,8 +121,8 @@ def test_constants_and_containers_through_every_runtime(recipe: str, tmp_path: P
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_masks_of_minus_infinity_through_every_runtime(recipe: str, tmp_path: Path) -> None:
-    subject = examine(Workload(model=Masked().eval(), inputs=[masked_batch() for _ in range(3)]))
-    assert subject.outputs[0][1].isinf().any()
-    found = agree(subject, built(subject, recipe, tmp_path).run)
+    examined = examine(Workload(model=Masked().eval(), inputs=[masked_batch() for _ in range(3)]))
+    assert examined.outputs[0][1].isinf().any()
+    found = agree(examined, built(examined, recipe, tmp_path).run)
     assert found.distance is not None, "infinities are not where the original's are"
     assert found.distance < (0.01 if recipe in ROUNDED else 1e-8)

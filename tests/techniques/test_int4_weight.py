@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
-from small_models import SUBJECTS
+from small_models import EXAMINED
 from torch import nn
 
 from whet.artefact import MANIFEST, load
@@ -17,13 +17,13 @@ from whet.kernels.linear.quantise import quantise_int4
 from whet.quantisation import quantised_linear
 from whet.quantisation.quantised_linear import Int4Linear, PackedLinear
 from whet.rewriting.graph import relative_error
-from whet.technique import Candidate, Refused
+from whet.technique import Candidate, NotApplicable
 from whet.techniques.backend import inductor
 from whet.techniques.precision import int4_weight
 
 
-def applied(subject, group_size=32, rest="float32") -> Candidate:
-    return int4_weight.apply(Candidate.original(subject), int4_weight.Options(group_size=group_size, rest=rest))
+def applied(examined, group_size=32, rest="float32") -> Candidate:
+    return int4_weight.apply(Candidate.original(examined), int4_weight.Options(group_size=group_size, rest=rest))
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 40])
@@ -56,53 +56,53 @@ def test_large_layers_of_few_rows_are_whets(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("group_size", [64, 128])
-def test_recipes_that_name_other_groups_are_followed(subject_of, group_size) -> None:
-    subject = subject_of(nn.Linear(128, 16), torch.randn(2, 128))
-    tuned, plain = applied(subject, group_size=group_size), applied(subject)
+def test_recipes_that_name_other_groups_are_followed(examined_of, group_size) -> None:
+    examined = examined_of(nn.Linear(128, 16), torch.randn(2, 128))
+    tuned, plain = applied(examined, group_size=group_size), applied(examined)
     assert tuned.notes == (f"int4_weight: groups are of 32 inputs; group_size={group_size} is not kept to",)
-    assert torch.equal(*(candidate.call(*subject.flat_inputs[0])[0] for candidate in (tuned, plain)))
+    assert torch.equal(*(candidate.call(*examined.flat_inputs[0])[0] for candidate in (tuned, plain)))
 
 
-def test_layers_that_do_not_fit_stay_and_are_named(subject_of) -> None:
+def test_layers_that_do_not_fit_stay_and_are_named(examined_of) -> None:
     model = nn.Sequential(nn.Linear(64, 48), nn.Linear(48, 64), nn.Linear(64, 7))
-    tuned = applied(subject_of(model, torch.randn(2, 64)))
+    tuned = applied(examined_of(model, torch.randn(2, 64)))
     assert [type(m) for m in tuned.module.module.model] == [Int4Linear, nn.Linear, Int4Linear]
     assert tuned.notes == ("int4_weight: 1 of the layers stay in float, as their sizes don't fit (model.1, ...)",)
 
 
-def test_outputs_of_any_number(subject_of) -> None:
+def test_outputs_of_any_number(examined_of) -> None:
     """torch's kernel takes multiples of 16."""
     for num_outputs in (1, 7, 16, 40):
         layer = nn.Linear(64, num_outputs)
-        subject = subject_of(layer, torch.randn(2, 64))
-        assert relative_error(applied(subject).call(*subject.flat_inputs[0]), subject.outputs[0]) < 0.25
+        examined = examined_of(layer, torch.randn(2, 64))
+        assert relative_error(applied(examined).call(*examined.flat_inputs[0]), examined.outputs[0]) < 0.25
 
 
-def test_check(machine, subject_of) -> None:
-    subject = SUBJECTS["encoder"]()
-    assert int4_weight.check(subject, machine, int4_weight.Options()).detail == "7 of 7 linear layers"
+def test_check(machine, examined_of) -> None:
+    examined = EXAMINED["encoder"]()
+    assert int4_weight.check(examined, machine, int4_weight.Options()).detail == "7 of 7 linear layers"
     with pytest.raises(OptionError, match="32, 64, 128"):
-        int4_weight.check(subject, machine, int4_weight.Options(group_size=48))
-    narrow = subject_of(nn.Linear(20, 20), torch.randn(2, 20))
-    assert int4_weight.check(narrow, machine, int4_weight.Options()) == Refused(
+        int4_weight.check(examined, machine, int4_weight.Options(group_size=48))
+    narrow = examined_of(nn.Linear(20, 20), torch.randn(2, 20))
+    assert int4_weight.check(narrow, machine, int4_weight.Options()) == NotApplicable(
         "no linear layer has inputs in groups of 32"
     )
 
 
 @pytest.mark.parametrize("num_rows", [1, 16])
-def test_a_sixth_of_the_size_on_disk(subject_of, tmp_path, num_rows) -> None:
+def test_a_sixth_of_the_size_on_disk(examined_of, tmp_path, num_rows) -> None:
     model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)).eval()
-    subject = subject_of(model, torch.randn(num_rows, 512))
+    examined = examined_of(model, torch.randn(num_rows, 512))
     save_file(dict(model.state_dict()), tmp_path / "original.safetensors")
-    tuned = applied(subject)
+    tuned = applied(examined)
     directory = tuned.save(tmp_path / "artefact")
     assert size_bytes(directory) < size_bytes(tmp_path / "original.safetensors") / 6
-    torch.testing.assert_close(load(directory).run(*subject.flat_inputs[0]), tuned.call(*subject.flat_inputs[0]))
+    torch.testing.assert_close(load(directory).run(*examined.flat_inputs[0]), tuned.call(*examined.flat_inputs[0]))
 
 
-def test_packed_weights_are_refused_on_another_kind_of_chip(subject_of, tmp_path) -> None:
+def test_packed_weights_are_refused_on_another_kind_of_chip(examined_of, tmp_path) -> None:
     """Each chip's kernel wants them in another order; the wrong one would give wrong numbers, silently."""
-    few = applied(subject_of(nn.Linear(64, 32), torch.randn(1, 64))).save(tmp_path / "few")
+    few = applied(examined_of(nn.Linear(64, 32), torch.randn(1, 64))).save(tmp_path / "few")
     path = few / MANIFEST
     manifest = json.loads(path.read_text())
     assert manifest["settings"] == {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
@@ -110,22 +110,22 @@ def test_packed_weights_are_refused_on_another_kind_of_chip(subject_of, tmp_path
     path.write_text(json.dumps(manifest))
     with pytest.raises(ArtefactError, match=r"packed for SVE256, and this machine has .*`whet apply`"):
         load(few)
-    many = applied(subject_of(nn.Linear(64, 32), torch.randn(99, 64)), rest="bfloat16").save(tmp_path / "many")
+    many = applied(examined_of(nn.Linear(64, 32), torch.randn(99, 64)), rest="bfloat16").save(tmp_path / "many")
     assert json.loads((many / MANIFEST).read_text())["settings"] == {}
 
 
-def test_packed_weights_are_found_inside_autocast(subject_of, tmp_path) -> None:
-    directory = applied(subject_of(nn.Linear(64, 32), torch.randn(1, 64)), rest="bfloat16").save(tmp_path / "few")
+def test_packed_weights_are_found_inside_autocast(examined_of, tmp_path) -> None:
+    directory = applied(examined_of(nn.Linear(64, 32), torch.randn(1, 64)), rest="bfloat16").save(tmp_path / "few")
     assert "cpu_capability" in json.loads((directory / MANIFEST).read_text())["settings"]
 
 
 @pytest.mark.skipif(bool(runtimes.missing_tools(at_load=False)), reason="no C++ compiler")
-def test_compiled_it_stays_in_4_bits(subject_of, tmp_path) -> None:
+def test_compiled_it_stays_in_4_bits(examined_of, tmp_path) -> None:
     model = nn.Sequential(nn.Linear(1024, 2048), nn.ReLU(), nn.Linear(2048, 1024)).eval()
-    subject = subject_of(model, torch.randn(64, 1024))
-    tuned = applied(subject)
+    examined = examined_of(model, torch.randn(64, 1024))
+    tuned = applied(examined)
     compiled = inductor.apply(tuned, inductor.Options())
-    batch = subject.flat_inputs[0]
+    batch = examined.flat_inputs[0]
     assert relative_error(compiled.call(*batch), tuned.call(*batch)) < 0.02
     num_bytes = size_bytes(compiled.save(tmp_path / "artefact"))
     assert num_bytes < 2.25 * 1024**2 + 1.5 * 1024**2  # 4.5 bits a weight, and a library around them

@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import SUBJECTS
+from small_models import EXAMINED
 from torch import nn
 
 from whet.artefact import inductor as runtimes
 from whet.errors import OptionError, TargetError
 from whet.quantisation.pt2e import shield_residuals
 from whet.rewriting.graph import relative_error
-from whet.technique import Applies, Candidate, Refused
+from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques.backend import inductor
 from whet.techniques.precision import int8_static
 
 PLAIN = int8_static.Options(rest="float32")
 
 
-def quantised(subject, options=PLAIN, **changes):
-    return int8_static.apply(Candidate(subject, Candidate.original(subject).module, **changes), options)
+def quantised(examined, options=PLAIN, **changes):
+    return int8_static.apply(Candidate(examined, Candidate.original(examined).module, **changes), options)
 
 
 def operators(candidate) -> list[str]:
@@ -44,10 +44,10 @@ def rounded_linear(x, weight, bias):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(1, 8), (3, 17), (2, 5, 17), (513, 8)], ids=str)
-def test_a_linear_layer_is_rounded_as_numpy_does(subject_of, shape, bias) -> None:
+def test_a_linear_layer_is_rounded_as_numpy_does(examined_of, shape, bias) -> None:
     layer = nn.Linear(shape[-1], 11, bias=bias)
     x = torch.randn(shape)
-    found = quantised(subject_of(layer, x)).call(x)[0].detach()
+    found = quantised(examined_of(layer, x)).call(x)[0].detach()
     expected = rounded_linear(x, layer.weight, layer.bias)
     # a value halfway between two levels may fall either way: one level of one input
     assert float((found.double() - expected).abs().max()) < 0.03
@@ -72,55 +72,55 @@ class Mixed(nn.Module):
 
 
 @pytest.mark.parametrize("calibration", ["minmax", "percentile", "entropy"])
-def test_every_linear_layer_is_quantised(subject_of, calibration) -> None:
-    subject = subject_of(Mixed(), torch.randn(3, 7, 17), torch.randn(64, 7, 17))
-    tuned = quantised(subject, int8_static.Options(calibration=calibration, rest="float32"))
+def test_every_linear_layer_is_quantised(examined_of, calibration) -> None:
+    examined = examined_of(Mixed(), torch.randn(3, 7, 17), torch.randn(64, 7, 17))
+    tuned = quantised(examined, int8_static.Options(calibration=calibration, rest="float32"))
     found = operators(tuned)
     assert sum("aten.linear" in name for name in found) == sum("dequantize_per_channel" in name for name in found) == 5
     assert not any("quantize" in name and "mul" in name for name in found)
-    for batch, expected in zip(subject.flat_inputs, subject.outputs, strict=True):
+    for batch, expected in zip(examined.flat_inputs, examined.outputs, strict=True):
         assert 1e-4 < relative_error(tuned.call(*batch), expected) < 0.1
 
 
 def test_batch_norms_are_folded_and_convolutions_quantised() -> None:
-    subject = SUBJECTS["conv_net"]()
-    tuned = quantised(subject)
+    examined = EXAMINED["conv_net"]()
+    tuned = quantised(examined)
     found = operators(tuned)
     assert not any("batch_norm" in name for name in found)
     assert sum("dequantize_per_channel" in name for name in found) == 3  # two convolutions and the head
-    assert relative_error(tuned.call(*subject.flat_inputs[0]), subject.outputs[0]) < 0.05
+    assert relative_error(tuned.call(*examined.flat_inputs[0]), examined.outputs[0]) < 0.05
 
 
-def test_batches_of_other_sizes_than_calibrated(subject_of) -> None:
+def test_batches_of_other_sizes_than_calibrated(examined_of) -> None:
     """A batch of one among the inputs must not fix the batch size."""
     model = Mixed().eval()
-    tuned = quantised(subject_of(model, torch.randn(1, 7, 17), torch.randn(4, 7, 17)))
+    tuned = quantised(examined_of(model, torch.randn(1, 7, 17), torch.randn(4, 7, 17)))
     x = torch.randn(129, 7, 17)
     with torch.no_grad():
         assert relative_error(tuned.call(x), (model(x),)) < 0.2
 
 
-def test_layers_that_the_candidate_keeps_stay_in_float(subject_of) -> None:
-    subject = subject_of(Mixed(), torch.randn(3, 7, 17))
-    kept = quantised(subject, kept=frozenset({"model.up", "model.down", "model.head"}))
+def test_layers_that_the_candidate_keeps_stay_in_float(examined_of) -> None:
+    examined = examined_of(Mixed(), torch.randn(3, 7, 17))
+    kept = quantised(examined, kept=frozenset({"model.up", "model.down", "model.head"}))
     assert not any("quantize" in name for name in operators(kept))
-    assert relative_error(kept.call(*subject.flat_inputs[0]), subject.outputs[0]) < 1e-5
-    one = quantised(subject, kept=frozenset({"model.head"}))
+    assert relative_error(kept.call(*examined.flat_inputs[0]), examined.outputs[0]) < 1e-5
+    one = quantised(examined, kept=frozenset({"model.head"}))
     assert sum("dequantize_per_channel" in name for name in operators(one)) == 4
 
 
-def test_outliers_are_clipped_where_asked(subject_of) -> None:
+def test_outliers_are_clipped_where_asked(examined_of) -> None:
     """One value a thousand times the others: with minmax, the others all fall into one level."""
     x = torch.randn(64, 256)
     x[0, 0] = 1000.0
     layer = nn.Linear(256, 8)
     with torch.no_grad():
         layer.weight[:, 0] = 0.0  # nothing depends on it
-    subject = subject_of(layer, x)
+    examined = examined_of(layer, x)
 
     def error(calibration: str) -> float:
-        tuned = quantised(subject, int8_static.Options(calibration=calibration, rest="float32"))
-        return relative_error((tuned.call(x)[0][1:],), (subject.outputs[0][0][1:],))
+        tuned = quantised(examined, int8_static.Options(calibration=calibration, rest="float32"))
+        return relative_error((tuned.call(x)[0][1:],), (examined.outputs[0][0][1:],))
 
     assert error("minmax") > 0.2
     assert error("percentile") < 0.05
@@ -129,46 +129,46 @@ def test_outliers_are_clipped_where_asked(subject_of) -> None:
 
 def test_masks_survive_bfloat16() -> None:
     """A float32 minimum in a graph is beyond bfloat16."""
-    subject = SUBJECTS["hugging_face_like"]()
-    tuned = quantised(subject, int8_static.Options())
-    outputs = tuned.call(*subject.flat_inputs[0])
+    examined = EXAMINED["hugging_face_like"]()
+    tuned = quantised(examined, int8_static.Options())
+    outputs = tuned.call(*examined.flat_inputs[0])
     assert [y.dtype for y in outputs] == [torch.float32, torch.float32]
-    assert relative_error(outputs, subject.outputs[0]) < 0.05
+    assert relative_error(outputs, examined.outputs[0]) < 0.05
 
 
-def test_small_weights_keep_their_levels(subject_of) -> None:
+def test_small_weights_keep_their_levels(examined_of) -> None:
     """torchao's own recipe bounds scales by 2^-12 and would round most of these to zero."""
     layer = nn.Linear(64, 8)
     nn.init.normal_(layer.weight, std=1e-4)
     nn.init.zeros_(layer.bias)
     x = torch.randn(16, 64)
-    subject = subject_of(layer, x)
-    assert relative_error(quantised(subject).call(x), subject.outputs[0]) < 0.03
+    examined = examined_of(layer, x)
+    assert relative_error(quantised(examined).call(x), examined.outputs[0]) < 0.03
 
 
-def test_refused_where_it_cannot_pay(machine, subject_of) -> None:
-    subject = SUBJECTS["encoder"]()
-    assert isinstance(int8_static.check(subject, machine, int8_static.Options()), Applies)
+def test_refused_where_it_cannot_pay(machine, examined_of) -> None:
+    examined = EXAMINED["encoder"]()
+    assert isinstance(int8_static.check(examined, machine, int8_static.Options()), Applies)
     old = replace(machine, isa=("avx2",))
-    assert isinstance(int8_static.check(subject, old, int8_static.Options()), Refused)
+    assert isinstance(int8_static.check(examined, old, int8_static.Options()), NotApplicable)
     no_bf16 = replace(machine, isa=("avx2", "avx_vnni"))
-    assert "rest=float32" in int8_static.check(subject, no_bf16, int8_static.Options()).reason
-    assert isinstance(int8_static.check(subject, no_bf16, PLAIN), Applies)
-    none = subject_of(nn.LayerNorm(8), torch.randn(2, 8))
+    assert "rest=float32" in int8_static.check(examined, no_bf16, int8_static.Options()).reason
+    assert isinstance(int8_static.check(examined, no_bf16, PLAIN), Applies)
+    none = examined_of(nn.LayerNorm(8), torch.randn(2, 8))
     assert "no linear layer" in int8_static.check(none, machine, PLAIN).reason
-    half = subject_of(nn.Linear(8, 8).bfloat16(), torch.randn(2, 8).bfloat16())
-    assert isinstance(int8_static.check(half, machine, PLAIN), Refused)
+    half = examined_of(nn.Linear(8, 8).bfloat16(), torch.randn(2, 8).bfloat16())
+    assert isinstance(int8_static.check(half, machine, PLAIN), NotApplicable)
 
 
 def test_unknown_options_are_refused() -> None:
-    candidate = Candidate.original(SUBJECTS["encoder"]())
+    candidate = Candidate.original(EXAMINED["encoder"]())
     with pytest.raises(OptionError, match="minmax, percentile, entropy, not 'mean'"):
         int8_static.apply(candidate, int8_static.Options(calibration="mean"))
     with pytest.raises(OptionError, match="bfloat16 or float32, not 'float16'"):
         int8_static.apply(candidate, int8_static.Options(rest="float16"))
 
 
-def test_scalars_added_to_a_layer(subject_of) -> None:
+def test_scalars_added_to_a_layer(examined_of) -> None:
     """torchao alone fails on these; adaptive layer norms have them."""
 
     class Modulated(nn.Module):
@@ -179,16 +179,16 @@ def test_scalars_added_to_a_layer(subject_of) -> None:
         def forward(self, x):
             return self.layer(x) * (1 + self.scale(x)) + (self.scale(x) + 2)
 
-    subject = subject_of(Modulated(), torch.randn(8, 16))
-    tuned = quantised(subject)
+    examined = examined_of(Modulated(), torch.randn(8, 16))
+    tuned = quantised(examined)
     assert sum("dequantize_per_channel" in name for name in operators(tuned)) == 3
-    assert relative_error(tuned.call(*subject.flat_inputs[0]), subject.outputs[0]) < 0.03
+    assert relative_error(tuned.call(*examined.flat_inputs[0]), examined.outputs[0]) < 0.03
 
 
-def test_what_torchao_cannot_do_is_a_user_error(subject_of, monkeypatch) -> None:
+def test_what_torchao_cannot_do_is_a_user_error(examined_of, monkeypatch) -> None:
     monkeypatch.setattr("whet.quantisation.pt2e._convert", lambda *args: 1 / 0)
     with pytest.raises(TargetError, match="torchao cannot quantise the model: division by zero"):
-        quantised(subject_of(nn.Linear(4, 4), torch.randn(2, 4)))
+        quantised(examined_of(nn.Linear(4, 4), torch.randn(2, 4)))
 
 
 class Residuals(nn.Module):
@@ -217,17 +217,17 @@ def test_additions_of_what_is_given_are_written_as_subtractions() -> None:
 
 
 @pytest.mark.skipif(bool(runtimes.missing_tools(at_load=False)), reason="no C++ compiler")
-def test_compiled_to_int8_kernels_that_leave_inputs_and_constants_alone(subject_of, tmp_path) -> None:
+def test_compiled_to_int8_kernels_that_leave_inputs_and_constants_alone(examined_of, tmp_path) -> None:
     x = torch.randn(1, 8, 32)
-    subject = subject_of(Residuals(), x)
-    eager = quantised(subject, int8_static.Options())
+    examined = examined_of(Residuals(), x)
+    eager = quantised(examined, int8_static.Options())
     compiled = inductor.apply(eager, inductor.Options())
     given = x.clone()
     first = compiled.call(given)[0].clone()
     assert torch.equal(given, x), "the compiled model wrote into the caller's input"
     assert torch.equal(compiled.call(given)[0], first), "the compiled model wrote into its own constants"
     assert relative_error((first,), eager.call(x)) < 0.02
-    assert relative_error((first,), subject.outputs[0]) < 0.05
+    assert relative_error((first,), examined.outputs[0]) < 0.05
     directory = compiled.save(tmp_path / "artefact")
     with zipfile.ZipFile(directory / runtimes.FILE) as archive:
         library = archive.read(next(name for name in archive.namelist() if name.endswith(".so")))

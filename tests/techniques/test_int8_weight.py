@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_models import SUBJECTS
+from small_models import EXAMINED
 from torch import nn
 
 from whet.artefact import inductor as runtimes
@@ -30,8 +30,8 @@ from whet.techniques.precision import int8_weight
 PLAIN = int8_weight.Options(rest="float32")
 
 
-def applied(subject, options=PLAIN) -> Candidate:
-    return int8_weight.apply(Candidate.original(subject), options)
+def applied(examined, options=PLAIN) -> Candidate:
+    return int8_weight.apply(Candidate.original(examined), options)
 
 
 @pytest.fixture
@@ -93,16 +93,16 @@ def test_few_rows_are_whets_where_its_kernels_were_measured(monkeypatch) -> None
         assert type(quantised_linear.int8_linear(layer, 1)) is PackedLinear
 
 
-def test_an_artefact_with_whets_operator_loads_with_nothing_named(whets, subject_of, tmp_path) -> None:
+def test_an_artefact_with_whets_operator_loads_with_nothing_named(whets, examined_of, tmp_path) -> None:
     """In a fresh process, with the kernels and without a compiler: the same values."""
     model = nn.Sequential(nn.Linear(96, 64), nn.ReLU(), nn.Linear(64, 10)).eval()
-    subject = subject_of(model, torch.randn(3, 96))
-    tuned = applied(subject)
+    examined = examined_of(model, torch.randn(3, 96))
+    tuned = applied(examined)
     assert [type(m) for m in tuned.module.module.model] == [PackedLinear, nn.ReLU, PackedLinear]
     directory = tuned.save(tmp_path / "artefact")
     assert libraries_of(load(directory).manifest.operators) == []
-    (expected,) = tuned.call(*subject.flat_inputs[0])
-    save_file({"x": subject.flat_inputs[0][0]}, tmp_path / "x")
+    (expected,) = tuned.call(*examined.flat_inputs[0])
+    save_file({"x": examined.flat_inputs[0][0]}, tmp_path / "x")
     code = (
         "import sys, torch, whet; from safetensors.torch import load_file, save_file\n"
         "y = whet.load(sys.argv[1]).run(load_file(sys.argv[2])['x'])[0]; save_file({'y': y}, sys.argv[3])"
@@ -113,7 +113,7 @@ def test_an_artefact_with_whets_operator_loads_with_nothing_named(whets, subject
         torch.testing.assert_close(load_file(tmp_path / "y")["y"], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_traced_where_torch_predicts_other_strides(subject_of, tmp_path) -> None:
+def test_traced_where_torch_predicts_other_strides(examined_of, tmp_path) -> None:
     """After a bfloat16 convolution a traced graph believes in an order that is not there."""
 
     class Patches(nn.Module):
@@ -124,10 +124,10 @@ def test_traced_where_torch_predicts_other_strides(subject_of, tmp_path) -> None
         def forward(self, x):
             return self.layer(torch.nn.functional.gelu(self.patch(x).flatten(2).transpose(1, 2)))
 
-    subject = subject_of(Patches(), torch.randn(1, 3, 8, 8))
-    tuned = applied(subject, int8_weight.Options(rest="bfloat16"))
-    found = load(tuned.save(tmp_path / "artefact")).run(*subject.flat_inputs[0])
-    assert relative_error(found, subject.outputs[0]) < 0.05
+    examined = examined_of(Patches(), torch.randn(1, 3, 8, 8))
+    tuned = applied(examined, int8_weight.Options(rest="bfloat16"))
+    found = load(tuned.save(tmp_path / "artefact")).run(*examined.flat_inputs[0])
+    assert relative_error(found, examined.outputs[0]) < 0.05
 
 
 def test_rows_of_nothing_but_zeros() -> None:
@@ -164,64 +164,64 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("rest", ["float32", "bfloat16"])
-def test_shared_layers_are_replaced_under_every_name(torchs, subject_of, rest) -> None:
-    subject = subject_of(Tied(), torch.randint(0, 50, (2, 9)))
-    tuned = applied(subject, int8_weight.Options(rest=rest))
+def test_shared_layers_are_replaced_under_every_name(torchs, examined_of, rest) -> None:
+    examined = examined_of(Tied(), torch.randint(0, 50, (2, 9)))
+    tuned = applied(examined, int8_weight.Options(rest=rest))
     assert not [m for m in tuned.module.modules() if isinstance(m, nn.Linear | nn.Embedding)]
     assert len([m for m in tuned.module.modules() if isinstance(m, Int8Linear)]) == 2
-    assert relative_error(tuned.call(*subject.flat_inputs[0]), subject.outputs[0]) < 0.05
+    assert relative_error(tuned.call(*examined.flat_inputs[0]), examined.outputs[0]) < 0.05
 
 
-def test_layers_whose_weights_are_used_without_a_call(subject_of) -> None:
+def test_layers_whose_weights_are_used_without_a_call(examined_of) -> None:
     """nn.TransformerEncoderLayer hands its layers' weights to one fused operator."""
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2).eval()
-    subject = subject_of(model, torch.randn(2, 8, 32))
-    tuned = applied(subject)
+    examined = examined_of(model, torch.randn(2, 8, 32))
+    tuned = applied(examined)
     assert len([m for m in tuned.module.modules() if isinstance(m, Int8Linear)]) == 8
-    assert relative_error(tuned.call(*subject.flat_inputs[0]), subject.outputs[0]) < 0.05
+    assert relative_error(tuned.call(*examined.flat_inputs[0]), examined.outputs[0]) < 0.05
 
 
-def test_layers_that_the_candidate_keeps_stay(torchs, subject_of) -> None:
+def test_layers_that_the_candidate_keeps_stay(torchs, examined_of) -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
-    candidate = replace(Candidate.original(subject_of(model, torch.randn(2, 16))), kept=frozenset({"model.1"}))
+    candidate = replace(Candidate.original(examined_of(model, torch.randn(2, 16))), kept=frozenset({"model.1"}))
     tuned = int8_weight.apply(candidate, PLAIN)
     assert [type(m) for m in tuned.module.module.model] == [Int8Linear, nn.Linear]
 
 
-def test_nothing_to_do_is_an_error(subject_of) -> None:
+def test_nothing_to_do_is_an_error(examined_of) -> None:
     model = nn.Sequential(nn.Linear(16, 16))
-    candidate = replace(Candidate.original(subject_of(model, torch.randn(2, 16))), kept=frozenset({"model.0"}))
+    candidate = replace(Candidate.original(examined_of(model, torch.randn(2, 16))), kept=frozenset({"model.0"}))
     with pytest.raises(TargetError, match="finds no linear layer"):
         int8_weight.apply(candidate, PLAIN)
 
 
-def test_check_counts_linear_layers(machine, subject_of) -> None:
-    assert int8_weight.check(SUBJECTS["encoder"](), machine, PLAIN) == Applies("7 linear layers")
-    convolution = subject_of(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8))
+def test_check_counts_linear_layers(machine, examined_of) -> None:
+    assert int8_weight.check(EXAMINED["encoder"](), machine, PLAIN) == Applies("7 linear layers")
+    convolution = examined_of(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 8, 8))
     assert int8_weight.check(convolution, machine, PLAIN).reason == "the model has no linear layer"
 
 
 @pytest.mark.parametrize(("num_rows", "way"), [(1, "torchs"), (1, "whets"), (64, "whets")])
-def test_a_quarter_of_the_size_on_disk(request, subject_of, tmp_path, num_rows, way) -> None:
+def test_a_quarter_of_the_size_on_disk(request, examined_of, tmp_path, num_rows, way) -> None:
     request.getfixturevalue(way)
     model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)).eval()
-    subject = subject_of(model, torch.randn(num_rows, 512))
+    examined = examined_of(model, torch.randn(num_rows, 512))
     save_file(dict(model.state_dict()), tmp_path / "original.safetensors")
-    tuned = applied(subject)
+    tuned = applied(examined)
     directory = tuned.save(tmp_path / "artefact")
     assert size_bytes(directory) < 0.3 * size_bytes(tmp_path / "original.safetensors")
-    torch.testing.assert_close(load(directory).run(*subject.flat_inputs[0]), tuned.call(*subject.flat_inputs[0]))
+    torch.testing.assert_close(load(directory).run(*examined.flat_inputs[0]), tuned.call(*examined.flat_inputs[0]))
 
 
 @pytest.mark.skipif(bool(runtimes.missing_tools(at_load=False)), reason="no C++ compiler")
 @pytest.mark.parametrize("most_rows", [4, 64])
-def test_compiled_it_stays_in_int8(whets, subject_of, tmp_path, most_rows) -> None:
+def test_compiled_it_stays_in_int8(whets, examined_of, tmp_path, most_rows) -> None:
     """The compiler folds what it can compute beforehand; unpacked weights must not be stored."""
     model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024)).eval()
-    subject = subject_of(model, torch.randn(1, 1024), torch.randn(most_rows, 1024))
-    compiled = inductor.apply(applied(subject), inductor.Options())
-    for batch, expected in zip(subject.flat_inputs, subject.outputs, strict=True):
+    examined = examined_of(model, torch.randn(1, 1024), torch.randn(most_rows, 1024))
+    compiled = inductor.apply(applied(examined), inductor.Options())
+    for batch, expected in zip(examined.flat_inputs, examined.outputs, strict=True):
         assert relative_error(compiled.call(*batch), expected) < 0.05
     directory = compiled.save(tmp_path / "artefact")
     assert size_bytes(directory) < 2 * 1024**2 + 1.5 * 1024**2  # the weights, and a library around them
-    assert relative_error(load(directory).run(*subject.flat_inputs[0]), subject.outputs[0]) < 0.05
+    assert relative_error(load(directory).run(*examined.flat_inputs[0]), examined.outputs[0]) < 0.05

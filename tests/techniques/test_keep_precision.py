@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import SUBJECTS
+from small_models import EXAMINED
 from torch import nn
 
 from whet.errors import OptionError
 from whet.quantisation.sensitivity import rank_layers, round_activation, round_weight
 from whet.rewriting.graph import relative_error
-from whet.technique import Applies, Candidate, Refused
+from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques.precision import int8_dynamic, int8_static, keep_precision
 
 
@@ -31,8 +31,8 @@ class Planted(nn.Module):
 
 
 @pytest.fixture
-def planted(subject_of):
-    return subject_of(Planted(), *(torch.randn(16, 64) for _ in range(3)))
+def planted(examined_of):
+    return examined_of(Planted(), *(torch.randn(16, 64) for _ in range(3)))
 
 
 def test_the_planted_layer_is_found_first(planted) -> None:
@@ -92,30 +92,30 @@ def test_keeping_it_restores_the_outputs(planted, technique) -> None:
 
 
 def test_names_are_found_behind_wrappers() -> None:
-    candidate = Candidate(SUBJECTS["encoder"](), nn.Identity(), kept=frozenset({"model.up"}))
+    candidate = Candidate(EXAMINED["encoder"](), nn.Identity(), kept=frozenset({"model.up"}))
     assert candidate.keeps("model.up")
     assert candidate.keeps("module.model.up")
     assert not candidate.keeps("model.up.proj")
     assert not candidate.keeps("model.follow_up")
-    assert not Candidate(candidate.subject, nn.Identity()).keeps("model.up")
+    assert not Candidate(candidate.examined, nn.Identity()).keeps("model.up")
 
 
 def test_convolutions_are_ranked_too() -> None:
-    subject = SUBJECTS["conv_net"]()
-    names = [name for name, _ in rank_layers(Candidate.original(subject).module, subject.flat_calibration)]
+    examined = EXAMINED["conv_net"]()
+    names = [name for name, _ in rank_layers(Candidate.original(examined).module, examined.flat_calibration)]
     assert sorted(names) == ["model.conv1", "model.head", "model.stem.0"]
 
 
-def test_check(machine, subject_of) -> None:
-    assert keep_precision.check(SUBJECTS["encoder"](), machine, keep_precision.Options(layers=4)) == Applies(
+def test_check(machine, examined_of) -> None:
+    assert keep_precision.check(EXAMINED["encoder"](), machine, keep_precision.Options(layers=4)) == Applies(
         "4 of 7 layers stay in float"
     )
-    all_of_them = keep_precision.check(SUBJECTS["conv_net"](), machine, keep_precision.Options(layers=4))
-    assert all_of_them == Refused("the model has 3 layers to quantise; keeping 4 would leave none")
-    none = keep_precision.check(subject_of(nn.LayerNorm(8), torch.randn(2, 8)), machine, keep_precision.Options())
-    assert isinstance(none, Refused)
+    all_of_them = keep_precision.check(EXAMINED["conv_net"](), machine, keep_precision.Options(layers=4))
+    assert all_of_them == NotApplicable("the model has 3 layers to quantise; keeping 4 would leave none")
+    none = keep_precision.check(examined_of(nn.LayerNorm(8), torch.randn(2, 8)), machine, keep_precision.Options())
+    assert isinstance(none, NotApplicable)
     with pytest.raises(OptionError, match="at least 1"):
-        keep_precision.check(SUBJECTS["encoder"](), machine, keep_precision.Options(layers=0))
+        keep_precision.check(EXAMINED["encoder"](), machine, keep_precision.Options(layers=0))
 
 
 def test_rounding_of_odd_tensors() -> None:

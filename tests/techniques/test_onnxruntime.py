@@ -8,7 +8,7 @@ import pytest
 import torch
 from reloading import assert_the_same_when_reloaded
 from safetensors.torch import save_file
-from small_models import SUBJECTS
+from small_models import EXAMINED
 from torch import Tensor, nn
 
 pytest.importorskip("onnxruntime")
@@ -19,11 +19,11 @@ from whet.errors import MissingExtra, OptionError, TargetError
 from whet.machine import Limits
 from whet.profiler import LayerCost, Profile
 from whet.rewriting import onnx_graph
-from whet.technique import Applies, Candidate, Refused
+from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques.backend import onnxruntime
 from whet.techniques.backend.onnxruntime import Options
 from whet.techniques.structure import fuse_conv_bn
-from whet.workload import Subject, Workload, examine
+from whet.workload import ExaminedWorkload, Workload, examine
 
 
 def cosine(found: Tensor, wanted: Tensor) -> float:
@@ -35,8 +35,8 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 
 
 @pytest.fixture(scope="module")
-def subjects() -> dict[str, Subject]:
-    return {name: build() for name, build in SUBJECTS.items()}
+def subjects() -> dict[str, ExaminedWorkload]:
+    return {name: build() for name, build in EXAMINED.items()}
 
 
 @pytest.fixture(scope="module")
@@ -53,20 +53,20 @@ _ALSO = [("f32", "encoder"), ("dynamic", "hugging_face_like")]  # what the other
     [
         pytest.param(name, mode, marks=[pytest.mark.slow] * ((mode, name) in _ALSO))
         for mode in ("f32", "static", "dynamic")
-        for name in SUBJECTS
+        for name in EXAMINED
     ],
 )
 def test_close_to_the_original(subjects, converted, machine, name, mode) -> None:
     """Not closer than int8 allows for, either: less error would mean that nothing was quantised."""
-    subject = subjects[name]
+    examined = subjects[name]
     options = Options(precision="f32") if mode == "f32" else Options(mode=mode)
-    if isinstance(onnxruntime.check(subject, machine, options), Refused):
+    if isinstance(onnxruntime.check(examined, machine, options), NotApplicable):
         assert (name, mode) == ("conv_net", "dynamic")
         return
     tuned = converted(name, options)
     assert tuned.notes == ()
     low, high = (0.0, 1e-4) if mode == "f32" else (1e-3, 5e-2)
-    for batch, wanted in zip(subject.flat_calibration, subject.outputs, strict=True):
+    for batch, wanted in zip(examined.flat_calibration, examined.outputs, strict=True):
         for y, original in zip(tuned.call(*batch), wanted, strict=True):
             assert (y.shape, y.dtype) == (original.shape, original.dtype)
             assert low <= relative(y, original) <= high
@@ -75,10 +75,10 @@ def test_close_to_the_original(subjects, converted, machine, name, mode) -> None
 
 def test_reloads_in_a_fresh_process_with_the_same_outputs(subjects, converted, tmp_path) -> None:
     wanted = {}
-    for name, subject in subjects.items():
+    for name, examined in subjects.items():
         directory = tmp_path / name
         tuned = converted(name, Options())
-        batches = subject.flat_inputs
+        batches = examined.flat_inputs
         wanted[directory] = {f"{i}.{j}": y for i, b in enumerate(batches) for j, y in enumerate(tuned.call(*b))}
         tuned.save(directory)
         inputs = {f"{i}.{j}": x.contiguous() for i, batch in enumerate(batches) for j, x in enumerate(batch)}
@@ -88,31 +88,31 @@ def test_reloads_in_a_fresh_process_with_the_same_outputs(subjects, converted, t
 
 @pytest.mark.parametrize("options", [Options(precision="f32"), Options(), Options(mode="dynamic")])
 def test_sizes_it_was_not_shown(subjects, converted, options) -> None:
-    subject = subjects["encoder"]
+    examined = subjects["encoder"]
     tuned = converted("encoder", options)
     ids_BT = torch.randint(0, 50, (2, 23))
     with torch.no_grad():
-        wanted = subject.workload.model(ids_BT)
+        wanted = examined.workload.model(ids_BT)
     assert relative(tuned.call(ids_BT)[0], wanted) < (1e-4 if options.precision == "f32" else 5e-2)
 
 
 @pytest.mark.parametrize("options", [Options(precision="f32"), Options()])
 def test_large_weights_get_a_file_of_their_own(subjects, options, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(onnx_graph, "LARGEST_FILE_BYTES", 1000)
-    subject = subjects["conv_net"]
-    directory = onnxruntime.apply(Candidate.original(subject), options).save(tmp_path / "artefact")
+    examined = subjects["conv_net"]
+    directory = onnxruntime.apply(Candidate.original(examined), options).save(tmp_path / "artefact")
     assert (directory / DATA).stat().st_size > 30_000
     from whet.artefact import load
 
-    (y,) = load(directory).run(*subject.flat_inputs[0])
-    assert relative(y, subject.outputs[0][0]) < 5e-2
+    (y,) = load(directory).run(*examined.flat_inputs[0])
+    assert relative(y, examined.outputs[0][0]) < 5e-2
 
 
 def test_after_structure_techniques(subjects) -> None:
-    subject = subjects["conv_net"]
-    fused = fuse_conv_bn.apply(Candidate.original(subject), fuse_conv_bn.Options())
-    (y,) = onnxruntime.apply(fused, Options(precision="f32")).call(*subject.flat_inputs[0])
-    assert relative(y, subject.outputs[0][0]) < 1e-4
+    examined = subjects["conv_net"]
+    fused = fuse_conv_bn.apply(Candidate.original(examined), fuse_conv_bn.Options())
+    (y,) = onnxruntime.apply(fused, Options(precision="f32")).call(*examined.flat_inputs[0])
+    assert relative(y, examined.outputs[0][0]) < 1e-4
 
 
 class Branching(nn.Module):
@@ -121,9 +121,9 @@ class Branching(nn.Module):
 
 
 def test_a_branch_on_values_is_refused_and_never_traced() -> None:
-    subject = examine(Workload(model=Branching(), inputs=[torch.ones(2, 3)]))
+    examined = examine(Workload(model=Branching(), inputs=[torch.ones(2, 3)]))
     with pytest.raises(TargetError, match=r"depends on the values of its tensors .*, and a graph knows one way only"):
-        onnxruntime.apply(Candidate.original(subject), Options(precision="f32"))
+        onnxruntime.apply(Candidate.original(examined), Options(precision="f32"))
 
 
 class Eigenvalues(nn.Module):
@@ -132,9 +132,9 @@ class Eigenvalues(nn.Module):
 
 
 def test_what_onnx_cannot_express_is_a_target_error() -> None:
-    subject = examine(Workload(model=Eigenvalues(), inputs=[torch.eye(4)]))
+    examined = examine(Workload(model=Eigenvalues(), inputs=[torch.eye(4)]))
     with pytest.raises(TargetError, match="the model cannot be written as ONNX: "):
-        onnxruntime.apply(Candidate.original(subject), Options(precision="f32"))
+        onnxruntime.apply(Candidate.original(examined), Options(precision="f32"))
 
 
 def test_quantising_leaves_stdout_alone(subjects, capfd) -> None:
@@ -145,9 +145,9 @@ def test_quantising_leaves_stdout_alone(subjects, capfd) -> None:
 def test_refusals(subjects, machine, monkeypatch) -> None:
     conv, encoder = subjects["conv_net"], subjects["encoder"]
 
-    def reason(subject: Subject, options: Options) -> str:
-        verdict = onnxruntime.check(subject, machine, options)
-        assert isinstance(verdict, Refused)
+    def reason(examined: ExaminedWorkload, options: Options) -> str:
+        verdict = onnxruntime.check(examined, machine, options)
+        assert isinstance(verdict, NotApplicable)
         return verdict.reason
 
     assert "linear layers" in reason(conv, Options(mode="dynamic"))

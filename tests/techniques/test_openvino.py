@@ -9,7 +9,7 @@ import pytest
 import torch
 from reloading import assert_the_same_when_reloaded
 from safetensors.torch import save_file
-from small_models import SUBJECTS
+from small_models import EXAMINED
 from torch import Tensor, nn
 
 pytest.importorskip("nncf")
@@ -18,11 +18,11 @@ from whet.artefact.openvino import core, import_openvino
 from whet.errors import MissingExtra, OptionError, TargetError
 from whet.machine import Limits
 from whet.profiler import LayerCost, Profile
-from whet.technique import Applies, Candidate, Refused
+from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques.backend import openvino
 from whet.techniques.backend.openvino import Options
 from whet.techniques.structure import fuse_conv_bn
-from whet.workload import Subject, Workload, examine
+from whet.workload import ExaminedWorkload, Workload, examine
 
 
 def cosine(found: Tensor, wanted: Tensor) -> float:
@@ -34,8 +34,8 @@ def relative(found: Tensor, wanted: Tensor) -> float:
 
 
 @pytest.fixture(scope="module")
-def subjects() -> dict[str, Subject]:
-    return {name: build() for name, build in SUBJECTS.items()}
+def subjects() -> dict[str, ExaminedWorkload]:
+    return {name: build() for name, build in EXAMINED.items()}
 
 
 @pytest.fixture(scope="module")
@@ -53,15 +53,15 @@ _ALSO = [("f32", "hugging_face_like"), ("bf16", "encoder")]  # what the other tw
     [
         pytest.param(name, precision, *bounds, marks=[pytest.mark.slow] * ((precision, name) in _ALSO))
         for precision, bounds in _CLOSE.items()
-        for name in SUBJECTS
+        for name in EXAMINED
     ],
 )
 def test_close_to_the_original(subjects, converted, name, precision, low, high) -> None:
     """Not closer than the precision allows for, either: less error would mean that nothing was converted."""
-    subject = subjects[name]
+    examined = subjects[name]
     tuned = converted(name, Options(precision=precision))
     assert tuned.notes == ()
-    for batch, wanted in zip(subject.flat_calibration, subject.outputs, strict=True):
+    for batch, wanted in zip(examined.flat_calibration, examined.outputs, strict=True):
         for y, original in zip(tuned.call(*batch), wanted, strict=True):
             assert (y.shape, y.dtype) == (original.shape, original.dtype)
             assert low <= relative(y, original) <= high
@@ -70,12 +70,12 @@ def test_close_to_the_original(subjects, converted, name, precision, low, high) 
 
 def test_reloads_in_a_fresh_process_with_the_same_outputs(subjects, converted, tmp_path) -> None:
     wanted = {}
-    for name, subject in subjects.items():
+    for name, examined in subjects.items():
         for precision in ("int8",) if name == "encoder" else ("bf16",):
             directory = tmp_path / f"{name}-{precision}"
             tuned = converted(name, Options(precision=precision))
             tuned.save(directory)
-            batches = subject.flat_inputs
+            batches = examined.flat_inputs
             inputs = {f"{i}.{j}": x.contiguous() for i, batch in enumerate(batches) for j, x in enumerate(batch)}
             save_file(inputs, f"{directory}.inputs.safetensors")
             wanted[directory] = {f"{i}.{j}": y for i, b in enumerate(batches) for j, y in enumerate(tuned.call(*b))}
@@ -84,21 +84,21 @@ def test_reloads_in_a_fresh_process_with_the_same_outputs(subjects, converted, t
 
 def test_sizes_it_was_not_shown(subjects, converted) -> None:
     """A dimension that varied among the inputs stays free; one that never did is fixed."""
-    subject = subjects["encoder"]
+    examined = subjects["encoder"]
     tuned = converted("encoder", Options(precision="f32"))
     ids_BT = torch.randint(0, 50, (2, 23))
     with torch.no_grad():
-        wanted = subject.workload.model(ids_BT)
+        wanted = examined.workload.model(ids_BT)
     torch.testing.assert_close(tuned.call(ids_BT)[0], wanted, rtol=1e-4, atol=1e-5)
     with pytest.raises(RuntimeError, match="shape"):
         tuned.call(torch.randint(0, 50, (3, 23)))
 
 
 def test_after_structure_techniques(subjects) -> None:
-    subject = subjects["conv_net"]
-    fused = fuse_conv_bn.apply(Candidate.original(subject), fuse_conv_bn.Options())
-    (y,) = openvino.apply(fused, Options(precision="f32")).call(*subject.flat_inputs[0])
-    assert relative(y, subject.outputs[0][0]) < 1e-4
+    examined = subjects["conv_net"]
+    fused = fuse_conv_bn.apply(Candidate.original(examined), fuse_conv_bn.Options())
+    (y,) = openvino.apply(fused, Options(precision="f32")).call(*examined.flat_inputs[0])
+    assert relative(y, examined.outputs[0][0]) < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_after_structure_techniques(subjects) -> None:
     ids=str,
 )
 def test_every_way_of_quantising_holds(subjects, options) -> None:
-    subject = subjects["encoder"]
-    tuned = openvino.apply(Candidate.original(subject), options)
-    for batch, wanted in zip(subject.flat_calibration, subject.outputs, strict=True):
+    examined = subjects["encoder"]
+    tuned = openvino.apply(Candidate.original(examined), options)
+    for batch, wanted in zip(examined.flat_calibration, examined.outputs, strict=True):
         assert cosine(tuned.call(*batch)[0], wanted[0]) >= 0.999
 
 
@@ -134,21 +134,21 @@ class Sore(nn.Module):
 def test_keep_finds_the_layer_that_int8_hurts() -> None:
     with torch.no_grad():
         model = Sore().eval()
-    subject = examine(Workload(model=model, inputs=[torch.randn(16, 32) for _ in range(4)]))
+    examined = examine(Workload(model=model, inputs=[torch.randn(16, 32) for _ in range(4)]))
     errors, notes = {}, {}
     for keep in (0, 1):
-        tuned = openvino.apply(Candidate.original(subject), Options(keep=keep, rest="f32"))
-        errors[keep] = relative(tuned.call(*subject.flat_inputs[0])[0], subject.outputs[0][0])
+        tuned = openvino.apply(Candidate.original(examined), Options(keep=keep, rest="f32"))
+        errors[keep] = relative(tuned.call(*examined.flat_inputs[0])[0], examined.outputs[0][0])
         notes[keep] = tuned.notes
     assert notes == {0: (), 1: ("openvino: of 3 layers in order, kept out of int8: 2",)}
     assert errors[1] < errors[0] / 5
 
 
 def test_nncf_makes_no_core_of_its_own(monkeypatch) -> None:
-    subject = examine(Workload(model=nn.Linear(8, 8).eval(), inputs=[torch.randn(4, 8)]))
+    examined = examine(Workload(model=nn.Linear(8, 8).eval(), inputs=[torch.randn(4, 8)]))
     core()
     monkeypatch.setattr(import_openvino(), "Core", None)  # to call it is an error
-    assert openvino.apply(Candidate.original(subject), Options()).notes == ()
+    assert openvino.apply(Candidate.original(examined), Options()).notes == ()
 
 
 class Branching(nn.Module):
@@ -157,9 +157,9 @@ class Branching(nn.Module):
 
 
 def test_a_branch_on_values_is_refused_and_never_traced() -> None:
-    subject = examine(Workload(model=Branching(), inputs=[torch.ones(2, 3)]))
+    examined = examine(Workload(model=Branching(), inputs=[torch.ones(2, 3)]))
     with pytest.raises(TargetError, match=r"depends on the values of its tensors .*, and a graph knows one way only"):
-        openvino.apply(Candidate.original(subject), Options(precision="f32"))
+        openvino.apply(Candidate.original(examined), Options(precision="f32"))
 
 
 class Eigenvalues(nn.Module):
@@ -168,9 +168,9 @@ class Eigenvalues(nn.Module):
 
 
 def test_what_openvino_cannot_take_is_a_target_error() -> None:
-    subject = examine(Workload(model=Eigenvalues(), inputs=[torch.eye(4)]))
+    examined = examine(Workload(model=Eigenvalues(), inputs=[torch.eye(4)]))
     with pytest.raises(TargetError, match=r"OpenVINO cannot convert the model: .*linalg_eig"):
-        openvino.apply(Candidate.original(subject), Options(precision="f32"))
+        openvino.apply(Candidate.original(examined), Options(precision="f32"))
 
 
 def test_quantising_leaves_stdout_alone(subjects, capfd) -> None:
@@ -181,9 +181,9 @@ def test_quantising_leaves_stdout_alone(subjects, capfd) -> None:
 def test_refusals(subjects, machine, monkeypatch) -> None:
     conv, encoder = subjects["conv_net"], subjects["encoder"]
 
-    def reason(subject: Subject, options: Options, chip=machine) -> str:
-        verdict = openvino.check(subject, chip, options)
-        assert isinstance(verdict, Refused)
+    def reason(examined: ExaminedWorkload, options: Options, chip=machine) -> str:
+        verdict = openvino.check(examined, chip, options)
+        assert isinstance(verdict, NotApplicable)
         return verdict.reason
 
     old = dataclasses.replace(machine, isa=("avx2",))

@@ -13,7 +13,7 @@ from whet.profiler import Profile
 from whet.profiler.layers import LayerCost
 from whet.rewriting.attention_pattern import count_fused, find_attention
 from whet.rewriting.graph import relative_error, trace, trace_original
-from whet.technique import Applies, Candidate, Refused
+from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques.structure import sdpa_attention
 
 B, N, T, S, H = 2, 3, 5, 7, 8
@@ -177,52 +177,52 @@ def _inputs() -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
-def test_equals_float64(form, subject_of, machine) -> None:
+def test_equals_float64(form, examined_of, machine) -> None:
     inputs = _inputs()
-    subject = subject_of(Formula(form), inputs)
-    assert isinstance(sdpa_attention.check(subject, machine, OPTIONS), Applies)
-    tuned = sdpa_attention.apply(Candidate.original(subject), OPTIONS)
+    examined = examined_of(Formula(form), inputs)
+    assert isinstance(sdpa_attention.check(examined, machine, OPTIONS), Applies)
+    tuned = sdpa_attention.apply(Candidate.original(examined), OPTIONS)
     (found,) = tuned.call(*inputs)
     wanted = form(*(x.double() for x in inputs))
     assert found.shape == wanted.shape
     assert relative_error([found], [wanted]) < 1e-5
-    graph = trace(tuned.module, subject)
+    graph = trace(tuned.module, examined)
     assert count_fused(graph) == 1
     assert not [n for n in graph.graph.nodes if "softmax" in str(n.target)]
 
 
 @pytest.mark.parametrize("form", NOT_ATTENTION, ids=lambda form: form.__name__)
-def test_leaves_alone_what_is_not_attention(form, subject_of, machine) -> None:
-    subject = subject_of(Formula(form), _inputs())
-    assert sdpa_attention.check(subject, machine, OPTIONS) == Refused("no softmax attention found")
+def test_leaves_alone_what_is_not_attention(form, examined_of, machine) -> None:
+    examined = examined_of(Formula(form), _inputs())
+    assert sdpa_attention.check(examined, machine, OPTIONS) == NotApplicable("no softmax attention found")
 
 
-def test_sizes_stay_free(subject_of) -> None:
+def test_sizes_stay_free(examined_of) -> None:
     """The rewritten graph takes other lengths, as the original did."""
     q, k, v = _inputs()
-    subject = subject_of(Formula(plain), (q, k, v), (q[:, :, :3], k[:, :, :6], v[:, :, :6]))
-    tuned = sdpa_attention.apply(Candidate.original(subject), OPTIONS)
+    examined = examined_of(Formula(plain), (q, k, v), (q[:, :, :3], k[:, :, :6], v[:, :, :6]))
+    tuned = sdpa_attention.apply(Candidate.original(examined), OPTIONS)
     q, k, v = q[:, :, :4], k[:, :, :5], v[:, :, :5]
     (found,) = tuned.call(q, k, v)
     assert relative_error([found], [plain(q.double(), k.double(), v.double())]) < 1e-5
 
 
-def test_refuses_fused_attention(subject_of, machine) -> None:
-    subject = subject_of(Formula(F.scaled_dot_product_attention), _inputs())
-    verdict = sdpa_attention.check(subject, machine, OPTIONS)
-    assert verdict == Refused("the model already uses scaled_dot_product_attention")
+def test_refuses_fused_attention(examined_of, machine) -> None:
+    examined = examined_of(Formula(F.scaled_dot_product_attention), _inputs())
+    verdict = sdpa_attention.check(examined, machine, OPTIONS)
+    assert verdict == NotApplicable("the model already uses scaled_dot_product_attention")
 
 
-def test_refuses_what_cannot_be_traced(subject_of, machine) -> None:
+def test_refuses_what_cannot_be_traced(examined_of, machine) -> None:
     def branching(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return plain(q, k, v) if q.sum() > 0 else q
 
-    verdict = sdpa_attention.check(subject_of(Formula(branching), _inputs()), machine, OPTIONS)
-    assert isinstance(verdict, Refused)
+    verdict = sdpa_attention.check(examined_of(Formula(branching), _inputs()), machine, OPTIONS)
+    assert isinstance(verdict, NotApplicable)
     assert "torch.export cannot trace the model" in verdict.reason
 
 
-def test_hugging_face_bert(subject_of, machine) -> None:
+def test_hugging_face_bert(examined_of, machine) -> None:
     """A real transformers model is switched, not rewritten, and agrees with its eager self."""
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
@@ -233,24 +233,24 @@ def test_hugging_face_bert(subject_of, machine) -> None:
     model = transformers.BertModel(config)
     mask = torch.ones(2, 9, dtype=torch.int64)
     mask[1, 5:] = 0
-    subject = subject_of(model, {"input_ids": torch.randint(0, 50, (2, 9)), "attention_mask": mask})
-    verdict = sdpa_attention.check(subject, machine, OPTIONS)
+    examined = examined_of(model, {"input_ids": torch.randint(0, 50, (2, 9)), "attention_mask": mask})
+    verdict = sdpa_attention.check(examined, machine, OPTIONS)
     assert verdict == Applies("BertModel computes eager attention")
-    tuned = sdpa_attention.apply(Candidate.original(subject), OPTIONS)
+    tuned = sdpa_attention.apply(Candidate.original(examined), OPTIONS)
     assert model.config._attn_implementation == "eager"
-    assert count_fused(trace(tuned.module, subject)) == 2
-    assert relative_error(tuned.call(*subject.flat_inputs[0]), subject.outputs[0]) < 1e-5
+    assert count_fused(trace(tuned.module, examined)) == 2
+    assert relative_error(tuned.call(*examined.flat_inputs[0]), examined.outputs[0]) < 1e-5
 
 
-def test_hand_written_matches_in_hugging_face_eager(subject_of) -> None:
+def test_hand_written_matches_in_hugging_face_eager(examined_of) -> None:
     """The graph pattern alone finds transformers' own eager attention too."""
     transformers = pytest.importorskip("transformers")
     config = transformers.ViTConfig(
         hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=16, patch_size=8
     )
     config._attn_implementation = "eager"
-    subject = subject_of(transformers.ViTModel(config), {"pixel_values": torch.randn(1, 3, 16, 16)})
-    assert len(find_attention(trace_original(subject))) == 2
+    examined = examined_of(transformers.ViTModel(config), {"pixel_values": torch.randn(1, 3, 16, 16)})
+    assert len(find_attention(trace_original(examined))) == 2
 
 
 @pytest.mark.parametrize("softmax", ["attention", "attention.softmax"], ids=["a function", "a module"])

@@ -28,7 +28,7 @@ from whet.technique import Applies, Candidate
 from whet.techniques import TABLE
 from whet.techniques.precision import fp16
 from whet.tuner.build import graph_refusal
-from whet.workload import Subject, Workload, examine
+from whet.workload import ExaminedWorkload, Workload, examine
 
 pytestmark = pytest.mark.usefixtures("all_precisions")
 
@@ -88,15 +88,15 @@ def _holds(traits: list[str], is_dynamic: bool, variant: tuple[str, dict[str, An
     with contextlib.redirect_stdout(io.StringIO()), tempfile.TemporaryDirectory() as directory:
         try:
             calibration = [*inputs, *(-x for x in inputs)] if name in CALIBRATED and not options else ()
-            subject = examine(Workload(model=model, inputs=inputs, calibration=calibration))
-            artefact = _artefact(subject, name, options, machine, Path(directory))
+            examined = examine(Workload(model=model, inputs=inputs, calibration=calibration))
+            artefact = _artefact(examined, name, options, machine, Path(directory))
         except WhetError:
             return False
         if artefact is None:
             return False
         tolerance = 1e-5 if not name else LOOSE.get(name, 0.0) if not options else 0.0
         tolerance = tolerance or max(TOLERANCES[name], 0.2 if options.get("mode") else 0.0)
-        if not _agrees(subject, artefact, tolerance):
+        if not _agrees(examined, artefact, tolerance):
             return False
         for x, has_gradients in _unseen():
             _compare(model, artefact, x, has_gradients, tolerance)
@@ -105,28 +105,28 @@ def _holds(traits: list[str], is_dynamic: bool, variant: tuple[str, dict[str, An
 
 
 def _artefact(
-    subject: Subject, name: str, options: dict[str, Any], machine: Machine, directory: Path
+    examined: ExaminedWorkload, name: str, options: dict[str, Any], machine: Machine, directory: Path
 ) -> Artefact | None:
     """Build, save and load a variant; None where it is refused."""
-    candidate = Candidate.original(subject)
+    candidate = Candidate.original(examined)
     if name:
         technique = TABLE[name]
         chosen = technique.options(**options)
-        if graph_refusal(technique, subject) or not isinstance(technique.check(subject, machine, chosen), Applies):
+        if graph_refusal(technique, examined) or not isinstance(technique.check(examined, machine, chosen), Applies):
             return None
         with torch.no_grad():
             candidate = technique.apply(candidate, chosen)
     return load(candidate.save(directory / "artefact"))
 
 
-def _agrees(subject: Subject, artefact: Artefact, tolerance: float) -> bool:
+def _agrees(examined: ExaminedWorkload, artefact: Artefact, tolerance: float) -> bool:
     """Whether the artefact is the model on the inputs seen, as the tuner asks for it."""
     try:
         with torch.no_grad():
-            found = [artefact.run(*batch) for batch in subject.flat_calibration]
+            found = [artefact.run(*batch) for batch in examined.flat_calibration]
     except WhetError:  # the code fixes a size that differs among the inputs
         return False
-    pairs = [pair for a, b in zip(found, subject.outputs, strict=True) for pair in zip(a, b, strict=True)]
+    pairs = [pair for a, b in zip(found, examined.outputs, strict=True) for pair in zip(a, b, strict=True)]
     return all((a - b).abs().max() <= tolerance * b.abs().max() for a, b in pairs)
 
 

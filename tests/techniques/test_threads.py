@@ -9,7 +9,7 @@ from torch import nn
 
 import whet.artefact
 from whet.errors import OptionError
-from whet.technique import Applies, Candidate, Refused
+from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques import TABLE
 from whet.techniques.runtime import threads
 
@@ -29,20 +29,20 @@ def test_choices_keep_within_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads._choices() == (4, 2, 1)
 
 
-def test_check(subject_of, machine) -> None:
-    subject = subject_of(nn.Linear(2, 2), torch.randn(1, 2))
+def test_check(examined_of, machine) -> None:
+    examined = examined_of(nn.Linear(2, 2), torch.randn(1, 2))
     alone = dataclasses.replace(machine, cores=1, torch_threads=1)
-    assert threads.check(subject, alone, threads.Options(num_threads=1)) == Refused("the machine has one core")
+    assert threads.check(examined, alone, threads.Options(num_threads=1)) == NotApplicable("the machine has one core")
     crowded = dataclasses.replace(machine, cores=1)  # a quota, of which PyTorch knows nothing
-    assert threads.check(subject, crowded, threads.Options(num_threads=1)) == Applies("1 instead of 4 threads")
-    assert threads.check(subject, machine, threads.Options(num_threads=2)) == Applies("2 instead of 4 threads")
+    assert threads.check(examined, crowded, threads.Options(num_threads=1)) == Applies("1 instead of 4 threads")
+    assert threads.check(examined, machine, threads.Options(num_threads=2)) == Applies("2 instead of 4 threads")
     for same_or_more in (4, 8):
-        assert isinstance(threads.check(subject, machine, threads.Options(num_threads=same_or_more)), Refused)
+        assert isinstance(threads.check(examined, machine, threads.Options(num_threads=same_or_more)), NotApplicable)
 
 
-def test_load_sets_them(subject_of, tmp_path) -> None:
-    subject = subject_of(nn.Linear(2, 2), torch.randn(1, 2))
-    tuned = threads.apply(Candidate.original(subject), threads.Options(num_threads=1))
+def test_load_sets_them(examined_of, tmp_path) -> None:
+    examined = examined_of(nn.Linear(2, 2), torch.randn(1, 2))
+    tuned = threads.apply(Candidate.original(examined), threads.Options(num_threads=1))
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(2)
@@ -53,18 +53,18 @@ def test_load_sets_them(subject_of, tmp_path) -> None:
         torch.set_num_threads(before)
 
 
-def test_refuses_none(subject_of) -> None:
-    candidate = Candidate.original(subject_of(nn.Linear(2, 2), torch.randn(1, 2)))
+def test_refuses_none(examined_of) -> None:
+    candidate = Candidate.original(examined_of(nn.Linear(2, 2), torch.randn(1, 2)))
     with pytest.raises(OptionError, match="at least 1"):
         threads.apply(candidate, threads.Options(num_threads=0))
 
 
 @pytest.mark.parametrize("name", ["threads", "openvino", "onnxruntime", "keep_precision", "int8_weight", "int8_static"])
-def test_what_is_for_cpus_says_so_of_a_gpu(name, subject_of, machine) -> None:
+def test_what_is_for_cpus_says_so_of_a_gpu(name, examined_of, machine) -> None:
     """Whatever is installed: who has a GPU is not to be told to install a backend that it cannot use."""
-    subject = subject_of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.randn(1, 2))
+    examined = examined_of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.randn(1, 2))
     batches = [(torch.empty(1, 2, device="meta"),)]  # stands in for a GPU
-    on_gpu = dataclasses.replace(subject, workload=dataclasses.replace(subject.workload, inputs=batches))
+    on_gpu = dataclasses.replace(examined, workload=dataclasses.replace(examined.workload, inputs=batches))
     verdict = TABLE[name].check(on_gpu, machine, TABLE[name].options())
-    assert isinstance(verdict, Refused)
+    assert isinstance(verdict, NotApplicable)
     assert "CPU" in verdict.reason

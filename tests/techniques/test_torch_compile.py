@@ -9,7 +9,7 @@ from whet.artefact.in_process import InProcessRuntime
 from whet.errors import ArtefactError, TargetError
 from whet.recipe import Step
 from whet.rewriting.graph import relative_error
-from whet.technique import Applies, Candidate, Refused
+from whet.technique import Applies, Candidate, NotApplicable
 from whet.techniques import TABLE
 from whet.tuner.build import build, is_in_process, refusals
 from whet.tuner.in_process import as_artefact
@@ -19,46 +19,46 @@ STEP = Step(technique="torch_compile")
 
 
 @pytest.fixture(scope="module")
-def subject():
+def examined():
     return branching()
 
 
 @pytest.fixture(scope="module")
-def compiled(subject) -> Candidate:
+def compiled(examined) -> Candidate:
     torch._dynamo.reset()  # what another test has compiled of the same code would not be compiled again
-    return build(subject, [STEP])
+    return build(examined, [STEP])
 
 
 def inputs(shift: float) -> Tensor:
     return torch.rand(4, 8, generator=torch.Generator().manual_seed(1)) + shift
 
 
-def test_it_applies_where_torch_export_refuses_and_says_why(subject, machine) -> None:
-    verdict = TECHNIQUE.check(subject, machine, TECHNIQUE.options())
+def test_it_applies_where_torch_export_refuses_and_says_why(examined, machine) -> None:
+    verdict = TECHNIQUE.check(examined, machine, TECHNIQUE.options())
     assert isinstance(verdict, Applies)
     assert "data-dependent" in verdict.detail or "depends on the values" in verdict.detail
     refused = TECHNIQUE.check(conv_net(), machine, TECHNIQUE.options())
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, NotApplicable)
     assert "torch.export takes the whole model" in refused.reason
 
 
-def test_what_needs_a_graph_is_refused_for_such_a_model(subject, machine) -> None:
+def test_what_needs_a_graph_is_refused_for_such_a_model(examined, machine) -> None:
     steps = [Step(technique=name) for name in ("inductor", "bf16", "openvino", "autocast", "torch_compile")]
-    assert [step.technique for step, _ in refusals(steps, subject, machine)] == ["inductor", "bf16", "openvino"]
+    assert [step.technique for step, _ in refusals(steps, examined, machine)] == ["inductor", "bf16", "openvino"]
 
 
 @pytest.mark.parametrize("shift", [0.0, -2.0, 2.0], ids=["the way of the inputs", "the other way", "around the loop"])
-def test_it_is_right_on_every_way_through_the_code(subject, compiled: Candidate, shift: float) -> None:
+def test_it_is_right_on_every_way_through_the_code(examined, compiled: Candidate, shift: float) -> None:
     x = inputs(shift)
     (found,) = as_artefact(compiled).run(x)
-    expected = subject.workload.model.in_float64(x)
+    expected = examined.workload.model.in_float64(x)
     assert relative_error([found], [expected]) < 1e-5
 
 
-def test_the_ways_are_not_the_same(subject) -> None:
+def test_the_ways_are_not_the_same(examined) -> None:
     """Else the test above would prove nothing: what the first way computes is wrong on the second."""
     x = inputs(-2.0)
-    model = subject.workload.model
+    model = examined.workload.model
     assert relative_error([model.first(model.linear(x))], [model(x)]) > 0.1
 
 
@@ -82,13 +82,13 @@ def test_it_cannot_be_saved_and_says_what_to_do(compiled: Candidate, tmp_path) -
         InProcessRuntime.read(tmp_path, as_artefact(compiled).manifest)
 
 
-def test_it_follows_techniques_that_keep_the_models_code(subject) -> None:
+def test_it_follows_techniques_that_keep_the_models_code(examined) -> None:
     before = torch.get_num_threads()
     try:
-        candidate = build(subject, [STEP, Step(technique="threads", options={"num_threads": before + 1})])
+        candidate = build(examined, [STEP, Step(technique="threads", options={"num_threads": before + 1})])
         artefact = as_artefact(candidate)
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
     x = inputs(-2.0)
-    torch.testing.assert_close(artefact(x), subject.workload.model(x).detach())
+    torch.testing.assert_close(artefact(x), examined.workload.model(x).detach())

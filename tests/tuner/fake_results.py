@@ -8,7 +8,7 @@ from whet.tuner.records import Agreement, TrialRecord
 from whet.tuner.result import (
     Diagnosed,
     LayerRow,
-    Point,
+    MeasuredVariant,
     RefusedTechnique,
     Result,
     UntriedTechnique,
@@ -265,14 +265,14 @@ def _point(
     quality: float | None = None,
     share: float | None = None,
     verdict: str = "pass",
-) -> Point:
+) -> MeasuredVariant:
     more: dict[str, Any] = {}
     if steps:
         more = {
             "label": " + ".join(map(str, steps)), "speedup": speedup, "speedup_ci95": (speedup * 0.985, speedup * 1.02),
             "p_value": {"pass": 0.0078, "fail": 0.0391, "inconclusive": 0.383}.get(verdict), "verdict": verdict,
         }  # fmt: skip
-    return Point(
+    return MeasuredVariant(
         steps=steps, latency_ms=latency, p90_ms=latency * 1.06, throughput_per_s=1e3 / latency, peak_bytes=peak,
         size_bytes=size, quality=quality, share_of_limit=share, noise=1.018,
         process_latencies_ms=[latency * rng.uniform(0.98, 1.04) for _ in range(8)], **more,

@@ -18,8 +18,8 @@ from whet.workload import Workload, examine
 def compared(original: list[Tensor], variant: list[Tensor]) -> Agreement:
     """Of a model with one output, one batch an entry."""
     answers = iter(variant)
-    subject = SimpleNamespace(outputs=[(y,) for y in original], flat_calibration=[() for _ in original])
-    return agree(subject, lambda: (next(answers),))  # type: ignore[arg-type]
+    examined = SimpleNamespace(outputs=[(y,) for y in original], flat_calibration=[() for _ in original])
+    return agree(examined, lambda: (next(answers),))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_complex_values_are_pairs_of_real_ones() -> None:
 
 def test_infinities_and_nan_are_compared_by_place() -> None:
     odd = torch.tensor([[1.0, -torch.inf, 3.0], [torch.nan, torch.inf, 0.5]])
-    subject = examine(Workload(model=_Returning(odd), inputs=[torch.ones(1)]))
-    same = agree(subject, lambda x: (odd.clone(),))
+    examined = examine(Workload(model=_Returning(odd), inputs=[torch.ones(1)]))
+    same = agree(examined, lambda x: (odd.clone(),))
     assert (same.distance, same.relative_error) == (0.0, 0.0)
-    near = agree(subject, lambda x: (odd * 1.001,))
+    near = agree(examined, lambda x: (odd * 1.001,))
     assert near.relative_error == pytest.approx(1e-3, rel=1e-3)
     moved = [
         torch.nan_to_num(odd, nan=torch.nan, posinf=torch.inf, neginf=-1e9),
@@ -99,7 +99,7 @@ def test_infinities_and_nan_are_compared_by_place() -> None:
     ]
     moved += [torch.where(odd == 1, torch.inf, odd), -odd, torch.where(odd.isnan(), torch.inf, odd)]
     for wrong in moved:
-        found = agree(subject, lambda x, wrong=wrong: (wrong,))
+        found = agree(examined, lambda x, wrong=wrong: (wrong,))
         assert found.distance is None and found.relative_error is None
 
 

@@ -16,7 +16,7 @@ from whet.recipe import Step
 from whet.techniques import TABLE
 from whet.tuner import batch as module
 from whet.tuner.batch import make, with_free_batch
-from whet.workload import Subject, Workload, examine
+from whet.workload import ExaminedWorkload, Workload, examine
 
 RECIPES = {
     "program": [],
@@ -40,7 +40,7 @@ class Lambda(nn.Module):
         return self.function(self.linear, *args, **kwargs)
 
 
-def subject_of(function: Callable[..., Any], *inputs: Any) -> Subject:
+def examined_of(function: Callable[..., Any], *inputs: Any) -> ExaminedWorkload:
     return examine(Workload(model=Lambda(function).eval(), inputs=list(inputs) or [torch.randn(4, 8)] * 2))
 
 
@@ -56,23 +56,23 @@ def test_any_batch_is_the_default_through_every_runtime(recipe: str, size: int, 
         pytest.importorskip("torchao" if "int8" in step.technique else "torch")
         pytest.importorskip(step.technique if step.technique in ("openvino", "onnxruntime") else "torch")
     model = network()
-    subject = examine(Workload(model=model, inputs=[torch.randn(size, 3, 8, 8) for _ in range(3)]))
-    assert subject.signature.inputs[0].shape == (size, 3, 8, 8)
-    free, found = with_free_batch(subject)
+    examined = examine(Workload(model=model, inputs=[torch.randn(size, 3, 8, 8) for _ in range(3)]))
+    assert examined.signature.inputs[0].shape == (size, 3, 8, 8)
+    free, found = with_free_batch(examined)
     assert (found.freed, found.reason) == ((0,), "")
     made = make(free, RECIPES[recipe], tmp_path / "artefact", found)
     assert made.fixed_batch is None and not [note for note in made.notes if "batch" in note]
     assert "takes=(float32[any, 3, 8, 8])" in repr(made.artefact)
     for other in (1, 2, size, size + 1, 9):
-        x = subject.workload.inputs[0][torch.arange(other) % size]
+        x = examined.workload.inputs[0][torch.arange(other) % size]
         tolerance = 0.1 if "int8" in recipe else 1e-4
         torch.testing.assert_close(made.artefact(x), model(x).detach(), rtol=tolerance, atol=tolerance)
 
 
 def test_a_model_that_takes_one_batch_size_says_so(tmp_path: Path) -> None:
-    subject, found = with_free_batch(subject_of(lambda linear, x: linear(x).view(4, 2, 4)))
+    examined, found = with_free_batch(examined_of(lambda linear, x: linear(x).view(4, 2, 4)))
     assert found.freed == () and found.reason.startswith("the model does not take a batch of 1: shape '[4, 2, 4]'")
-    made = make(subject, [], tmp_path / "artefact", found)
+    made = make(examined, [], tmp_path / "artefact", found)
     assert made.fixed_batch == 4
     assert made.notes == (f"fixed to batch 4: {found.reason}",)
     assert made.artefact.manifest.notes == list(made.notes)
@@ -81,14 +81,14 @@ def test_a_model_that_takes_one_batch_size_says_so(tmp_path: Path) -> None:
 
 
 def test_constants_that_follow_the_batch_fix_it() -> None:
-    _, found = with_free_batch(subject_of(lambda linear, x: (linear(x), x.shape[0])))
+    _, found = with_free_batch(examined_of(lambda linear, x: (linear(x), x.shape[0])))
     assert found.reason == "the model does not take a batch of 1: it returns other constants then"
 
 
 def test_inputs_of_other_lengths_and_masks_of_one_row_stay_as_they_are() -> None:
     inputs = {"x": torch.randn(4, 8), "table": torch.randn(3, 8), "mask": torch.zeros(1, 8), "scale": torch.tensor(2.0)}
     free, found = with_free_batch(
-        subject_of(lambda linear, x, table, mask, scale: linear(x + mask) * scale + table.sum(), inputs)
+        examined_of(lambda linear, x, table, mask, scale: linear(x + mask) * scale + table.sum(), inputs)
     )
     assert found.freed == (0,)
     assert [a.shape for a in free.signature.inputs] == [(None, 8), (3, 8), (1, 8), ()]
@@ -103,8 +103,8 @@ def test_a_technique_that_needs_one_size_is_fixed_to_it_and_says_why(
         return candidate
 
     monkeypatch.setitem(TABLE, "channels_last", replace(TABLE["channels_last"], apply=fixed_only))
-    subject, found = with_free_batch(subject_of(lambda linear, x: linear(x)))
-    made = make(subject, [Step(technique="channels_last")], tmp_path / "artefact", found)
+    examined, found = with_free_batch(examined_of(lambda linear, x: linear(x)))
+    made = make(examined, [Step(technique="channels_last")], tmp_path / "artefact", found)
     assert made.fixed_batch == 4
     assert made.notes == ("fixed to batch 4: it wants to know every size",)
     assert str(made.artefact.signature) == "(float32[4, 8])"
@@ -118,17 +118,17 @@ def test_a_variant_that_answers_other_sizes_wrongly_is_fixed(tmp_path: Path, mon
         return outputs if tensors[0].shape[0] != 5 else tuple(2 * y for y in outputs)
 
     monkeypatch.setattr(module.Artefact, "run", wrong_for_others)
-    subject, found = with_free_batch(subject_of(lambda linear, x: linear(x)))
-    made = make(subject, [], tmp_path / "artefact", found)
+    examined, found = with_free_batch(examined_of(lambda linear, x: linear(x)))
+    made = make(examined, [], tmp_path / "artefact", found)
     assert made.notes == ("fixed to batch 4: the variant answers a batch of 5 otherwise than the model",)
-    varying = subject_of(lambda linear, x: linear(x), torch.randn(4, 8), torch.randn(6, 8))
+    varying = examined_of(lambda linear, x: linear(x), torch.randn(4, 8), torch.randn(6, 8))
     with pytest.raises(TargetError, match="answers a batch of 5 otherwise than the model"):
         make(*with_free_batch(varying)[:1], [], tmp_path / "other", with_free_batch(varying)[1])
 
 
 def test_another_path_for_a_batch_of_one_is_refused_and_said(tmp_path: Path) -> None:
-    subject, found = with_free_batch(subject_of(lambda linear, x: linear(x) if x.shape[0] > 1 else -linear(x)))
-    made = make(subject, [], tmp_path / "artefact", found)
+    examined, found = with_free_batch(examined_of(lambda linear, x: linear(x) if x.shape[0] > 1 else -linear(x)))
+    made = make(examined, [], tmp_path / "artefact", found)
     assert made.fixed_batch is None
     assert made.notes == ("a batch of 1 is refused: the model takes another path there",)
     with pytest.raises(ArtefactError, match="size 0 of input 0 >= 2"):
@@ -136,29 +136,29 @@ def test_another_path_for_a_batch_of_one_is_refused_and_said(tmp_path: Path) -> 
 
 
 def test_another_path_beyond_the_tuned_size_fixes_it(tmp_path: Path) -> None:
-    subject, found = with_free_batch(subject_of(lambda linear, x: linear(x) if x.shape[0] < 5 else -linear(x)))
-    made = make(subject, [], tmp_path / "artefact", found)
+    examined, found = with_free_batch(examined_of(lambda linear, x: linear(x) if x.shape[0] < 5 else -linear(x)))
+    made = make(examined, [], tmp_path / "artefact", found)
     assert made.fixed_batch == 4 and "holds only where" in made.notes[0]
 
 
 def test_whole_numbers_are_compared_row_by_row(tmp_path: Path) -> None:
-    subject, found = with_free_batch(subject_of(lambda linear, x: linear(x).argmax(-1)))
-    assert make(subject, RECIPES["int8_dynamic"], tmp_path / "artefact", found).fixed_batch in (None, 4)
+    examined, found = with_free_batch(examined_of(lambda linear, x: linear(x).argmax(-1)))
+    assert make(examined, RECIPES["int8_dynamic"], tmp_path / "artefact", found).fixed_batch in (None, 4)
 
 
 def test_sizes_that_vary_already_need_nothing() -> None:
     measure = Quality("rows", lambda predict: float(predict(torch.randn(7, 8)).shape[0]))
-    subject = examine(Workload(model=nn.Linear(8, 8), inputs=[torch.randn(4, 8)], quality=measure))
-    free, found = with_free_batch(subject)
-    assert free is subject and found.freed == () and found.reason == ""
+    examined = examine(Workload(model=nn.Linear(8, 8), inputs=[torch.randn(4, 8)], quality=measure))
+    free, found = with_free_batch(examined)
+    assert free is examined and found.freed == () and found.reason == ""
 
 
 def test_a_variant_that_a_free_batch_breaks_is_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler may make nonsense of a free size only; errors at the tuned size would hide those at other sizes."""
-    subject, found = with_free_batch(subject_of(lambda linear, x: linear(x)))
+    examined, found = with_free_batch(examined_of(lambda linear, x: linear(x)))
     original = module.build
 
-    def build(examined: Subject, steps: Any) -> Any:
+    def build(examined: ExaminedWorkload, steps: Any) -> Any:
         candidate = original(examined, steps)
         if examined.signature.is_dynamic:
             with torch.no_grad():
@@ -166,8 +166,8 @@ def test_a_variant_that_a_free_batch_breaks_is_fixed(tmp_path: Path, monkeypatch
                     weight.mul_(-3.0)
         return candidate
 
-    subject = replace(subject, workload=replace(subject.workload, model=copy.deepcopy(subject.workload.model)))
+    examined = replace(examined, workload=replace(examined.workload, model=copy.deepcopy(examined.workload.model)))
     monkeypatch.setattr(module, "build", build)
-    made = make(subject, [], tmp_path / "artefact", found)
+    made = make(examined, [], tmp_path / "artefact", found)
     assert made.fixed_batch == 4
     assert "built with a free batch, the variant answers its own inputs wrongly" in made.notes[-1]

@@ -25,7 +25,7 @@ from whet.tuner.facts import TargetFacts
 from whet.tuner.final_comparison import compare_finalists
 from whet.tuner.processes import isolated
 from whet.tuner.records import Timing, TrialRecord
-from whet.tuner.result import Point
+from whet.tuner.result import MeasuredVariant
 from whet.tuner.target_examination import ExaminationRequest, examine_target
 from whet.tuner.trial import TrialRequest, save_original
 from whet.tuner.trial_context import TrialContext
@@ -60,9 +60,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def point(context: object, finalist: TrialRecord | None, runs: list[Run]) -> Point:
+def point(context: object, finalist: TrialRecord | None, runs: list[Run]) -> MeasuredVariant:
     times = [run.seconds for run in runs]
-    return Point(latency_ms=times[0], throughput_per_s=1.0, peak_bytes=0, size_bytes=0, process_latencies_ms=times)
+    return MeasuredVariant(
+        latency_ms=times[0], throughput_per_s=1.0, peak_bytes=0, size_bytes=0, process_latencies_ms=times
+    )
 
 
 @dataclass
@@ -144,7 +146,9 @@ class Busy:
         return Run(seconds=seconds * (10 if is_disturbed else 1), busy="others" if is_disturbed else "")
 
 
-def judge(finalist: TrialRecord, on_busy: str = "wait", wait_s: float = 0.001) -> tuple[Point, list[Point], Patience]:
+def judge(
+    finalist: TrialRecord, on_busy: str = "wait", wait_s: float = 0.001
+) -> tuple[MeasuredVariant, list[MeasuredVariant], Patience]:
     def glance(seconds: float) -> tuple[Load, str]:
         return Load(seconds, 2, foreign_s=2 * seconds), "make (2.0 cores)"
 

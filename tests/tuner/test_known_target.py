@@ -53,9 +53,9 @@ def opened(known: KnownTarget, workload: Workload, monkeypatch: pytest.MonkeyPat
     """The outputs that a later process takes for the original's, and how often it called the model for them."""
     monkeypatch.setattr(known_target, "open_target", lambda name: workload)
     before = Counting.calls
-    subject = known.open()
-    assert (subject.score, subject.signature) == (1.0, known.signature)
-    return [output for (output,) in subject.outputs], Counting.calls - before
+    examined = known.open()
+    assert (examined.score, examined.signature) == (1.0, known.signature)
+    return [output for (output,) in examined.outputs], Counting.calls - before
 
 
 def test_the_same_target_is_called_once(known: KnownTarget, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from whet import Quality
 from whet.tuner import figures, verdict
 from whet.tuner.goal import Goal
 from whet.tuner.quality_change import quality_change, tango_interval
-from whet.tuner.result import Point, QualityChange
+from whet.tuner.result import MeasuredVariant, QualityChange
 from whet.tuner.trial import agree, judge
 from whet.workload import Workload, examine
 
@@ -145,27 +145,27 @@ def hits_workload(num: int) -> Workload:
 
 
 def test_a_trial_tells_how_the_samples_changed() -> None:
-    subject = examine(hits_workload(64))
-    assert (subject.score, len(subject.sample_scores)) == (1.0, 64)
+    examined = examine(hits_workload(64))
+    assert (examined.score, len(examined.sample_scores)) == (1.0, 64)
 
     def three_wrong(batch: Tensor) -> Tensor:
-        outputs = subject.workload.model(batch).detach().clone()
+        outputs = examined.workload.model(batch).detach().clone()
         outputs[:3] = -outputs[:3]
         return outputs
 
-    agreement = agree(subject, lambda batch: [three_wrong(batch)])
-    found = judge(subject, three_wrong, agreement, 0.1)
+    agreement = agree(examined, lambda batch: [three_wrong(batch)])
+    found = judge(examined, three_wrong, agreement, 0.1)
     assert found.status == "done"
     assert found.drop == pytest.approx(3 / 64)
     assert found.change is not None and found.change.num_worse == 3
     assert not found.change.is_shown, "4.7 % measured, but up to 12.9 % are within the interval"
-    rejected = judge(subject, three_wrong, agreement, 0.01)
+    rejected = judge(examined, three_wrong, agreement, 0.01)
     assert (rejected.status, rejected.rejected_for) == ("rejected", "quality")
 
 
 def test_the_sentence_of_a_gain_says_what_the_samples_show() -> None:
-    def point(**more: object) -> Point:
-        return Point(latency_ms=1.0, throughput_per_s=1.0, peak_bytes=1, size_bytes=1, quality=0.98, **more)  # type: ignore[arg-type]
+    def point(**more: object) -> MeasuredVariant:
+        return MeasuredVariant(latency_ms=1.0, throughput_per_s=1.0, peak_bytes=1, size_bytes=1, quality=0.98, **more)  # type: ignore[arg-type]
 
     for num, shown in ((64, False), (640, True)):
         hits = [1.0] * num

@@ -125,11 +125,11 @@ def test_a_trial_whose_artefact_does_not_load_afresh_has_failed(tmp_path: Path) 
 
 
 def test_answers_of_another_process_are_held_against_the_first_ones(tmp_path: Path) -> None:
-    subject = examine(Workload(model=torch.nn.Linear(4, 4), inputs=[torch.randn(3, 4)]))
-    (batch,) = subject.flat_inputs
+    examined = examine(Workload(model=torch.nn.Linear(4, 4), inputs=[torch.randn(3, 4)]))
+    (batch,) = examined.flat_inputs
 
     def run(x: Tensor, scale: float = 1.0) -> tuple[Tensor, ...]:
-        return (scale * subject.workload.model(x), x.argmax(-1))
+        return (scale * examined.workload.model(x), x.argmax(-1))
 
     write_answers(run, batch, tmp_path / ANSWERS)
     check_answers(lambda x: run(x, 1.0 + 1e-5), batch, tmp_path / ANSWERS)

@@ -15,7 +15,7 @@ from whet.measure.isolate import Function, Outcome
 from whet.measure.load import Load
 from whet.measure.quiet import Patience
 from whet.recipe import Recipe, Step
-from whet.technique import Applies, Refused
+from whet.technique import Applies, NotApplicable
 from whet.tuner import space as space_of
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import compile_only, complete, next_recipe
@@ -99,8 +99,8 @@ def test_a_runtime_that_chooses_its_own_layers_is_asked_for_them() -> None:
 def test_values_of_other_options_are_offered_beside_the_one_that_applies() -> None:
     """As calibration methods where the chip has no bfloat16, the default of `rest`."""
 
-    def check(subject: object, machine: object, options: SimpleNamespace) -> Applies | Refused:
-        return Applies(options.rest) if options.rest == "float32" else Refused("no bfloat16")
+    def check(examined: object, machine: object, options: SimpleNamespace) -> Applies | NotApplicable:
+        return Applies(options.rest) if options.rest == "float32" else NotApplicable("no bfloat16")
 
     technique = SimpleNamespace(
         space={"calibration": ("minmax", "entropy"), "rest": ("bfloat16", "float32")},

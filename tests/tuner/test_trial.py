@@ -24,16 +24,16 @@ from whet.workload import Quality, Workload, examine
 
 
 @pytest.fixture(scope="module")
-def subject():
+def examined():
     model, inputs = targets.conv()
     return examine(Workload(model=model, inputs=inputs, quality=Quality("score", lambda predict: 1.0)))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_variant_that_gives_no_numbers_is_rejected_and_its_record_read_again(subject, tmp_path, bad) -> None:
-    agreement = agree(subject, lambda x: [torch.full((2, 4), bad)])
+def test_a_variant_that_gives_no_numbers_is_rejected_and_its_record_read_again(examined, tmp_path, bad) -> None:
+    agreement = agree(examined, lambda x: [torch.full((2, 4), bad)])
     assert agreement.relative_error is None
-    found = judge(subject, lambda x: x, agreement, 0.01)
+    found = judge(examined, lambda x: x, agreement, 0.01)
     assert (found.quality, found.drop, found.rejected_for) == (None, None, "outputs")
     assert "NaN or infinity" in found.reason
     study = Study.open(default_storage(tmp_path), "test")
@@ -43,16 +43,16 @@ def test_a_variant_that_gives_no_numbers_is_rejected_and_its_record_read_again(s
     assert Study.open(default_storage(tmp_path), "test").records() == [record]
 
 
-def test_the_original_agrees_with_itself(subject) -> None:
-    found = agree(subject, lambda *x: subject.outputs[0])
+def test_the_original_agrees_with_itself(examined) -> None:
+    found = agree(examined, lambda *x: examined.outputs[0])
     assert (found.relative_error, found.top1) == (0.0, 1.0)
     assert found.cosine == pytest.approx(1.0)
 
 
-def test_each_side_is_timed_on_its_own_threads(subject) -> None:
+def test_each_side_is_timed_on_its_own_threads(examined) -> None:
     before = torch.get_num_threads()
     seen: dict[str, set[int]] = {"original": set(), "variant": set()}
-    hook = subject.workload.model.register_forward_pre_hook(
+    hook = examined.workload.model.register_forward_pre_hook(
         lambda *_: seen["original"].add(torch.get_num_threads()) or None
     )
     try:
@@ -62,7 +62,7 @@ def test_each_side_is_timed_on_its_own_threads(subject) -> None:
             seen["variant"].add(torch.get_num_threads())
             return (x,)
 
-        found = time_pair(subject, run, 0.05, num_threads=before)
+        found = time_pair(examined, run, 0.05, num_threads=before)
     finally:
         hook.remove()
         torch.set_num_threads(before)

@@ -17,7 +17,7 @@ from whet.tuner.conclusion import hold_only_the_model, is_beaten
 from whet.tuner.goal import Goal
 from whet.tuner.known_target import INPUTS, read_inputs, write_inputs
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import Point
+from whet.tuner.result import MeasuredVariant
 from whet.tuner.trial_context import TrialContext
 from whet.tuner.variant_process import VariantRequest, measure_variant
 from whet.workload import Workload, examine
@@ -29,14 +29,14 @@ def test_the_original_and_an_artefact_are_measured_on_the_same_inputs(tmp_path: 
     workload = Workload(model=model, inputs=inputs)
     hand_over(workload, tmp_path / "workload")
     target = f"{PICKLED}{tmp_path / 'workload'}"
-    subject = examine(workload)
-    write_inputs(subject, tmp_path / INPUTS)
-    for read, batch in zip(read_inputs(tmp_path / INPUTS), subject.flat_inputs, strict=True):
+    examined = examine(workload)
+    write_inputs(examined, tmp_path / INPUTS)
+    for read, batch in zip(read_inputs(tmp_path / INPUTS), examined.flat_inputs, strict=True):
         assert all(map(torch.equal, read, batch))
-    artefact = Candidate.original(subject).save(tmp_path / "artefact")
+    artefact = Candidate.original(examined).save(tmp_path / "artefact")
     for directory in (None, artefact):
         request = VariantRequest(
-            target=target, signature=subject.signature, directory=directory, inputs=tmp_path / INPUTS, budget_s=0.05
+            target=target, signature=examined.signature, directory=directory, inputs=tmp_path / INPUTS, budget_s=0.05
         )
         found = measure_variant(request)
         assert found.p90_s is not None and 0 < found.seconds <= found.p90_s
@@ -69,11 +69,11 @@ def test_a_model_in_memory_may_come_from_a_file_beside_the_script(
     monkeypatch.setitem(sys.modules, net.__name__, net)
     workload = Workload(model=net.Net(4, 4).eval(), inputs=[torch.randn(1, 4)])
     hand_over(workload, tmp_path / "workload")
-    subject = examine(workload)
-    write_inputs(subject, tmp_path / INPUTS)
+    examined = examine(workload)
+    write_inputs(examined, tmp_path / INPUTS)
     request = VariantRequest(
         target=f"{PICKLED}{tmp_path / 'workload'}",
-        signature=subject.signature,
+        signature=examined.signature,
         inputs=tmp_path / INPUTS,
         budget_s=0.01,
     )
@@ -104,9 +104,9 @@ def test_an_artefact_starts_from_as_many_threads_as_the_targets_code_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, inputs = targets.conv()
-    subject = examine(Workload(model=model, inputs=inputs))
-    write_inputs(subject, tmp_path / INPUTS)
-    artefact = Candidate.original(subject).save(tmp_path / "artefact")
+    examined = examine(Workload(model=model, inputs=inputs))
+    write_inputs(examined, tmp_path / INPUTS)
+    artefact = Candidate.original(examined).save(tmp_path / "artefact")
     threads: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     measure_variant(VariantRequest(directory=artefact, inputs=tmp_path / INPUTS, budget_s=0.01, num_threads=3))
@@ -136,6 +136,6 @@ def test_memory_is_compared_without_what_the_targets_own_code_builds(
             return Outcome({}, None, 0.1, 0)
         return Outcome({"seconds": 1.0, "peak_bytes": 300 if request.directory else 500}, None, 0.1, 0)
 
-    baseline = Point(latency_ms=1.0, throughput_per_s=1.0, peak_bytes=500, size_bytes=1)
+    baseline = MeasuredVariant(latency_ms=1.0, throughput_per_s=1.0, peak_bytes=500, size_bytes=1)
     is_fair = hold_only_the_model(TrialContext("x", facts(), tmp_path, run), baseline)
     assert (baseline.peak_bytes, is_fair) == peaks

@@ -14,7 +14,7 @@ from whet.recipe import Step
 from whet.tuner import verdict
 from whet.tuner.goal import Goal
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import Point
+from whet.tuner.result import MeasuredVariant
 from whet.tuner.space import Space
 
 BASELINE = fake_no_gain().baseline
@@ -117,7 +117,7 @@ def test_a_gain_says_that_its_batch_is_fixed() -> None:
     assert "batch" not in verdict.gain(Goal("latency"), BASELINE, free, None, "accuracy")
 
 
-def point(label: str = "x", **known: Any) -> Point:
+def point(label: str = "x", **known: Any) -> MeasuredVariant:
     return BASELINE.model_copy(
         update={"label": label, "verdict": "pass", "number": 0, "steps": (Step(technique="bf16"),), **known}
     )
@@ -203,7 +203,7 @@ def test_nothing_stands_in_the_way_of_a_verdict_on_a_quiet_machine() -> None:
         ([point(**{**THIN, "verdict": "fail"})], 1, False),
     ],
 )
-def test_too_few_quiet_rounds_leave_it_open(points: list[Point], num_contenders: int, is_open: bool) -> None:
+def test_too_few_quiet_rounds_leave_it_open(points: list[MeasuredVariant], num_contenders: int, is_open: bool) -> None:
     said = verdict.inconclusive(BASELINE, points, busy(), num_contenders)
     assert said.startswith("No verdict: too few rounds of the finals were quiet: others.") is is_open
     assert bool(said) is is_open
@@ -373,7 +373,7 @@ def test_a_trial_becomes_a_point_with_all_its_figures() -> None:
         fixed_batch=16,
     )
     found = verdict.point_of(record, num_samples=32)
-    assert found == Point(
+    assert found == MeasuredVariant(
         steps=record.steps,
         label=record.label,
         number=3,

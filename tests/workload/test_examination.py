@@ -42,20 +42,20 @@ def quality(measure: Callable[[Predict], Any]) -> Quality:
 def test_a_sound_model_is_described() -> None:
     model = nn.Linear(3, 2)
     batches = [torch.randn(4, 3), torch.randn(4, 3)]
-    subject = examine(workload(model, *batches, quality=quality(lambda predict: predict(batches[0]).sum())))
-    assert [str(a) for a in subject.signature.inputs] == ["float32[4, 3]"]
-    assert subject.score == pytest.approx(model(batches[0]).sum().item())
-    assert len(subject.outputs) == 2
-    torch.testing.assert_close(subject.outputs[1][0], batches[1] @ model.weight.T + model.bias)
-    assert subject.flat_inputs[1][0] is batches[1]
-    assert not subject.outputs[0][0].requires_grad
+    examined = examine(workload(model, *batches, quality=quality(lambda predict: predict(batches[0]).sum())))
+    assert [str(a) for a in examined.signature.inputs] == ["float32[4, 3]"]
+    assert examined.score == pytest.approx(model(batches[0]).sum().item())
+    assert len(examined.outputs) == 2
+    torch.testing.assert_close(examined.outputs[1][0], batches[1] @ model.weight.T + model.bias)
+    assert examined.flat_inputs[1][0] is batches[1]
+    assert not examined.outputs[0][0].requires_grad
     assert not model.training
 
 
 def test_outputs_are_of_the_calibration_batches() -> None:
-    subject = examine(workload(lambda x: 2 * x, torch.ones(2, 3), calibration=[torch.zeros(2, 3)] * 3))
-    assert len(subject.outputs) == len(subject.flat_calibration) == 3
-    assert all(not output[0].any() for output in subject.outputs)
+    examined = examine(workload(lambda x: 2 * x, torch.ones(2, 3), calibration=[torch.zeros(2, 3)] * 3))
+    assert len(examined.outputs) == len(examined.flat_calibration) == 3
+    assert all(not output[0].any() for output in examined.outputs)
 
 
 def test_tuples_and_dicts_of_inputs() -> None:
@@ -69,8 +69,8 @@ def test_tuples_and_dicts_of_inputs() -> None:
 
 
 def test_batches_of_several_sizes_leave_dimensions_free() -> None:
-    subject = examine(workload(lambda x: x + 1, torch.ones(2, 3), torch.ones(5, 3)))
-    assert subject.signature.inputs[0].shape == (None, 3)
+    examined = examine(workload(lambda x: x + 1, torch.ones(2, 3), torch.ones(5, 3)))
+    assert examined.signature.inputs[0].shape == (None, 3)
 
 
 def test_calibration_and_quality_leave_dimensions_free() -> None:
@@ -92,9 +92,9 @@ def test_what_the_quality_function_calls_with_is_not_kept() -> None:
         kept.append(weakref.ref(x))
         return float(predict(x).sum())
 
-    subject = examine(workload(lambda x: x.sum(1), torch.ones(2, 3), quality=quality(measure)))
+    examined = examine(workload(lambda x: x.sum(1), torch.ones(2, 3), quality=quality(measure)))
     gc.collect()
-    assert subject.score == 21
+    assert examined.score == 21
     assert kept[0]() is None
 
 
@@ -169,8 +169,8 @@ def test_constants_that_follow_the_input_are_refused() -> None:
 
 
 def test_dropout_is_switched_off() -> None:
-    subject = examine(workload(nn.Dropout(0.5), torch.ones(100)))
-    assert subject.outputs[0][0].sum() == 100
+    examined = examine(workload(nn.Dropout(0.5), torch.ones(100)))
+    assert examined.outputs[0][0].sum() == 100
 
 
 @pytest.mark.parametrize("output", [{}, (), 3, "text", None])

@@ -77,8 +77,8 @@ def test_sound_of_the_right_shape(name: str, tmp_path: Path) -> None:
 def test_a_model_of_sound_is_saved_and_loaded(name: str, tmp_path: Path) -> None:
     config, settings, _ = MODELS[name]
     workload = resolve(f"hf:{saved(tmp_path / 'hf', name, config, settings)}")
-    subject = examine(workload)
-    artefact = load(Candidate.original(subject).save(tmp_path / "artefact"))
+    examined = examine(workload)
+    artefact = load(Candidate.original(examined).save(tmp_path / "artefact"))
     with torch.no_grad():
         wanted = workload.model(**workload.inputs[1]).logits
     torch.testing.assert_close(artefact(**workload.inputs[1]).logits, wanted, rtol=1e-4, atol=1e-4)

@@ -25,37 +25,37 @@ def workload(request):
 
 
 @pytest.fixture(scope="module")
-def examined(workload):
+def timed_examination(workload):
     start = time.perf_counter()
-    subject = examine(workload)
-    return subject, time.perf_counter() - start
+    examined = examine(workload)
+    return examined, time.perf_counter() - start
 
 
 @pytest.fixture(scope="module")
-def subject(examined):
-    return examined[0]
+def examined(timed_examination):
+    return timed_examination[0]
 
 
-def test_is_sound_and_has_one_shape(workload, subject):
-    assert not subject.signature.is_dynamic  # inputs, calibration and scoring alike
+def test_is_sound_and_has_one_shape(workload, examined):
+    assert not examined.signature.is_dynamic  # inputs, calibration and scoring alike
     assert not workload.model.training
     assert all(p.dtype == torch.float32 for p in workload.model.parameters())
     assert len(workload.calibration) == 16
     assert len(workload.inputs) == 4
 
 
-def test_score(workload, subject):
+def test_score(workload, examined):
     module = import_module(f"whet.workloads.{workload.name.replace('-', '_')}")
     floor = module.baseline()
     match workload.name:
         case "digits-cnn":
-            assert subject.score >= 0.97
+            assert examined.score >= 0.97
             assert floor < 0.2
         case "docs-encoder":
-            assert subject.score >= 0.7  # 0.80 to 0.86, by the Python version whose text it is
+            assert examined.score >= 0.7  # 0.80 to 0.86, by the Python version whose text it is
             assert floor < 0.2
         case "docs-gpt":
-            assert subject.score <= 0.6 * floor
+            assert examined.score <= 0.6 * floor
 
 
 def test_is_reproducible(workload):
@@ -64,8 +64,8 @@ def test_is_reproducible(workload):
         assert torch.equal(batch, other)
 
 
-def test_is_run_and_scored_in_seconds(examined):
-    assert examined[1] < 30  # takes 2 to 4 on a quiet two-core machine
+def test_is_run_and_scored_in_seconds(timed_examination):
+    assert timed_examination[1] < 30  # takes 2 to 4 on a quiet two-core machine
 
 
 def test_can_be_handed_to_another_process(workload, tmp_path):

@@ -39,8 +39,8 @@ def test_text_encoder(bert):
     assert bool((batch["attention_mask"] == 1).all())
     assert not torch.equal(batch["input_ids"], workload.inputs[1]["input_ids"])
     assert torch.equal(batch["input_ids"], resolve(f"hf:{bert}").inputs[0]["input_ids"])
-    subject = examine(workload)
-    assert subject.outputs[0][0].shape == (1, 3)
+    examined = examine(workload)
+    assert examined.outputs[0][0].shape == (1, 3)
 
 
 def test_decoder(llama):

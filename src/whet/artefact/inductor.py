@@ -30,7 +30,7 @@ from whet.artefact.program import ProgramRuntime, export, operators, packed_for,
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, InputsError, TargetError, foreign, reason
 from whet.machine.cpuinfo import instruction_sets, read_cpuinfo
-from whet.workload import Subject, is_near
+from whet.workload import ExaminedWorkload, is_near
 
 FILE = "model.pt2"
 
@@ -67,9 +67,9 @@ class InductorRuntime(Runtime):
         self._loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)
 
     @classmethod
-    def compile(cls, module: nn.Module, subject: Subject, *, freezing: bool, max_autotune: bool) -> Self:
+    def compile(cls, module: nn.Module, examined: ExaminedWorkload, *, freezing: bool, max_autotune: bool) -> Self:
         """Compile a module ahead of time. Raises TargetError where the compiler fails, or makes a wrong model."""
-        program = export(module, subject, contiguous=True)
+        program = export(module, examined, contiguous=True)
         packing, custom = packed_for(program), custom_operators(operators(program))
         _forget_dtypes(program)
         if int8_fusion.is_quantised(program):
@@ -82,8 +82,8 @@ class InductorRuntime(Runtime):
                 with torch.no_grad(), quiet(), _settings(Path(work), freezing=freezing, max_autotune=max_autotune):
                     torch._inductor.aoti_compile_and_package(program, package_path=str(Path(work) / FILE))
                 _copy_without_sources(Path(work) / FILE, folder / FILE)
-            runtime = cls(folder / FILE, _isa(), packing, _gpu_of(subject), custom)
-            check_is_pure(runtime, subject)
+            runtime = cls(folder / FILE, _isa(), packing, _gpu_of(examined), custom)
+            check_is_pure(runtime, examined)
             undo.pop_all()
         weakref.finalize(runtime, shutil.rmtree, folder, ignore_errors=True)
         return runtime
@@ -279,12 +279,12 @@ def _copy_without_sources(package: Path, destination: Path) -> None:
                     shutil.copyfileobj(source, target, 1 << 20)
 
 
-def check_is_pure(runtime: Runtime, subject: Subject) -> None:
+def check_is_pure(runtime: Runtime, examined: ExaminedWorkload) -> None:
     """Raise TargetError where a compiled model writes into its inputs, or answers differently the second time.
 
     Fusing an addition into a product may turn into adding in place, to a tensor that is still needed.
     """
-    given = subject.flat_inputs[0]
+    given = examined.flat_inputs[0]
     inputs = tuple(x.clone() for x in given)
     first = tuple(y.clone() for y in runtime.run(inputs))
     changed = [i for i, (x, before) in enumerate(zip(inputs, given, strict=True)) if not torch.equal(x, before)]
@@ -304,9 +304,9 @@ def _isa() -> tuple[str, ...]:
     return instruction_sets(read_cpuinfo())
 
 
-def _gpu_of(subject: Subject) -> str:
-    """The architecture of the GPU that a subject's inputs lie on, as "sm_90"; "" where they lie on the CPU."""
-    if subject.device_type != "cuda":
+def _gpu_of(examined: ExaminedWorkload) -> str:
+    """The architecture of the GPU that a workload's inputs lie on, as "sm_90"; "" where they lie on the CPU."""
+    if examined.device_type != "cuda":
         return ""
     major, minor = torch.cuda.get_device_capability()
     return f"sm_{major}{minor}"

@@ -27,7 +27,7 @@ from whet.errors import ArtefactError, TargetError, foreign, reason
 from whet.measure.source_location import user_line
 from whet.scripted import trace_failure
 from whet.signature import FlatModel, Signature
-from whet.workload import Subject
+from whet.workload import ExaminedWorkload
 
 FILE = "program.pt2"
 
@@ -37,7 +37,7 @@ _PACKED_FOR = "cpu_capability"
 _BRANCHING = frozenset({"cond", "switch", "while_loop"})
 
 
-def export(module: nn.Module, subject: Subject, *, contiguous: bool = False) -> torch.export.ExportedProgram:
+def export(module: nn.Module, examined: ExaminedWorkload, *, contiguous: bool = False) -> torch.export.ExportedProgram:
     """The module as a graph of aten operators, its free dimensions kept free.
 
     contiguous: traced for inputs that lie in one piece, as a compiler takes the example's strides for everyone's.
@@ -45,12 +45,12 @@ def export(module: nn.Module, subject: Subject, *, contiguous: bool = False) -> 
     Raises TargetError where no graph can stand for the model: its code cannot be traced, or it does what a graph would
     leave out. The message names the reason.
     """
-    if subject.effects:
-        raise TargetError(f"forward {'; '.join(subject.effects)}: a graph of the model would leave that out")
-    arguments = _example(subject)
+    if examined.effects:
+        raise TargetError(f"forward {'; '.join(examined.effects)}: a graph of the model would leave that out")
+    arguments = _example(examined)
     if contiguous:
         arguments = tuple(x.contiguous() for x in arguments)
-    shapes = subject.signature.dynamic_shapes
+    shapes = examined.signature.dynamic_shapes
     traced = foreign(TargetError, "torch.export cannot trace the model", words=lambda error: _why(module, error))
     with traced, torch.no_grad(), warnings.catch_warnings():
         # A tensor that forward keeps and never reads; one that it reads was found when the model was examined.
@@ -58,15 +58,15 @@ def export(module: nn.Module, subject: Subject, *, contiguous: bool = False) -> 
         program = torch.export.export(
             module, arguments, dynamic_shapes=(shapes,) if shapes is not None else None, strict=False
         )
-    known = [*conditions(subject), *conditions_of(program)]
-    if not _is_known(subject):  # the first graph is the one that was made from the model's code
-        known += _found_by_trying(module, program, arguments, subject)
-    _CONDITIONS[subject.workload.model] = (subject.signature, list(dict.fromkeys(known)))
+    known = [*conditions(examined), *conditions_of(program)]
+    if not _is_known(examined):  # the first graph is the one that was made from the model's code
+        known += _found_by_trying(module, program, arguments, examined)
+    _CONDITIONS[examined.workload.model] = (examined.signature, list(dict.fromkeys(known)))
     return program
 
 
 def _found_by_trying(
-    module: nn.Module, program: torch.export.ExportedProgram, arguments: tuple[Tensor, ...], subject: Subject
+    module: nn.Module, program: torch.export.ExportedProgram, arguments: tuple[Tensor, ...], examined: ExaminedWorkload
 ) -> list[str]:
     """The conditions that torch.export does not know of. Raises TargetError where the graph is not the model."""
     check_randomness(program)
@@ -75,9 +75,9 @@ def _found_by_trying(
     found = conditions_on_layout(module, graph, arguments)
     if _lies_on_cpu(arguments):  # a GPU would have to be waited for; it checks indices itself
         found += conditions_on_indices(program)
-    if subject.signature.is_dynamic:
-        found += _conditions_on_ones(module, program, arguments, subject)
-    return [*found, WITHOUT_GRADIENTS] if subject.depends_on_grad_mode else found
+    if examined.signature.is_dynamic:
+        found += _conditions_on_ones(module, program, arguments, examined)
+    return [*found, WITHOUT_GRADIENTS] if examined.depends_on_grad_mode else found
 
 
 def _why(module: nn.Module, error: Exception) -> str:
@@ -93,25 +93,25 @@ def _why(module: nn.Module, error: Exception) -> str:
 
 
 def _conditions_on_ones(
-    module: nn.Module, program: torch.export.ExportedProgram, arguments: tuple[Tensor, ...], subject: Subject
+    module: nn.Module, program: torch.export.ExportedProgram, arguments: tuple[Tensor, ...], examined: ExaminedWorkload
 ) -> list[str]:
     """conditions_on_ones; for a model on a GPU, those of a copy on the CPU.
 
     Where no such copy can be made or traced, nothing is known of sizes of 1: then each free dimension excludes it.
     """
     if _lies_on_cpu(arguments):
-        return conditions_on_ones(module, _flat_module(program), subject)
+        return conditions_on_ones(module, _flat_module(program), examined)
     try:
         on_cpu = copy.deepcopy(module).cpu()
-        shapes = (subject.signature.dynamic_shapes,)
+        shapes = (examined.signature.dynamic_shapes,)
         with torch.no_grad():
             traced = torch.export.export(on_cpu, tuple(x.cpu() for x in arguments), dynamic_shapes=shapes, strict=False)
-        batches = [tuple(x.cpu() for x in batch) for batch in (*subject.flat_inputs, *subject.flat_calibration)]
-        return conditions_on_ones(on_cpu, _flat_module(traced), subject, batches)
+        batches = [tuple(x.cpu() for x in batch) for batch in (*examined.flat_inputs, *examined.flat_calibration)]
+        return conditions_on_ones(on_cpu, _flat_module(traced), examined, batches)
     except Exception:  # noqa: BLE001 - code that names a GPU, or whatever else a copy or the tracer stumbles over
         return [
             f"L['tensors'][{i}].size()[{dim}] >= 2"
-            for i, argument in enumerate(subject.signature.inputs)
+            for i, argument in enumerate(examined.signature.inputs)
             for dim, size in enumerate(argument.shape)
             if size is None
         ]
@@ -129,43 +129,43 @@ _ORIGINALS: weakref.WeakKeyDictionary[nn.Module, tuple[Signature, torch.export.E
 _ORIGINALS = weakref.WeakKeyDictionary()
 
 
-def conditions(subject: Subject) -> list[str]:
-    """What input sizes must fulfil for every graph that was exported from the subject's model so far; see guards."""
-    return _CONDITIONS[subject.workload.model][1] if _is_known(subject) else []
+def conditions(examined: ExaminedWorkload) -> list[str]:
+    """What input sizes must fulfil for every graph that was exported from the workload's model so far; see guards."""
+    return _CONDITIONS[examined.workload.model][1] if _is_known(examined) else []
 
 
-def original(subject: Subject) -> torch.export.ExportedProgram:
+def original(examined: ExaminedWorkload) -> torch.export.ExportedProgram:
     """The original's graph, to be read only: kept for as long as the model lives, as several techniques ask for it.
 
     Raises TargetError as export does.
     """
-    signature, found = _ORIGINALS.get(subject.workload.model, (None, ""))
-    if signature != subject.signature:
+    signature, found = _ORIGINALS.get(examined.workload.model, (None, ""))
+    if signature != examined.signature:
         try:
-            found = export(FlatModel(subject.workload.model, subject.signature, subject.shared).eval(), subject)
+            found = export(FlatModel(examined.workload.model, examined.signature, examined.shared).eval(), examined)
         except TargetError as error:
             found = str(error)
-        _ORIGINALS[subject.workload.model] = (subject.signature, found)
+        _ORIGINALS[examined.workload.model] = (examined.signature, found)
     if isinstance(found, str):
         raise TargetError(found)
     return found
 
 
-def refusal(subject: Subject) -> str:
-    """Why no graph can stand for the subject's model, or "" where one can."""
+def refusal(examined: ExaminedWorkload) -> str:
+    """Why no graph can stand for the workload's model, or "" where one can."""
     try:
-        original(subject)
+        original(examined)
     except TargetError as error:
         return str(error)
     return ""
 
 
-def has_branches(subject: Subject) -> bool:
+def has_branches(examined: ExaminedWorkload) -> bool:
     """Whether the original's graph chooses by value what to run (torch.cond, torch.while_loop, ...).
 
     Raises TargetError where there is no graph.
     """
-    graphs = [m.graph for m in original(subject).graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    graphs = [m.graph for m in original(examined).graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     called = {getattr(node.target, "_name", "") for graph in graphs for node in graph.nodes if _takes_graphs(node)}
     return not called.isdisjoint(_BRANCHING)
 
@@ -174,9 +174,9 @@ def _takes_graphs(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
-def _is_known(subject: Subject) -> bool:
-    found = _CONDITIONS.get(subject.workload.model)
-    return found is not None and found[0] == subject.signature
+def _is_known(examined: ExaminedWorkload) -> bool:
+    found = _CONDITIONS.get(examined.workload.model)
+    return found is not None and found[0] == examined.signature
 
 
 def operators(program: torch.export.ExportedProgram) -> set[Any]:
@@ -185,9 +185,9 @@ def operators(program: torch.export.ExportedProgram) -> set[Any]:
     return {node.target for graph in graphs for node in graph.nodes if node.op == "call_function"}
 
 
-def _example(subject: Subject) -> tuple[Tensor, ...]:
+def _example(examined: ExaminedWorkload) -> tuple[Tensor, ...]:
     """Inputs to trace with. torch.export takes a free dimension of size 1 for a fixed one: such a size is avoided."""
-    shapes = [argument.shape for argument in subject.signature.inputs]
+    shapes = [argument.shape for argument in examined.signature.inputs]
 
     def too_small(tensors: tuple[Tensor, ...]) -> bool:
         return any(
@@ -196,7 +196,7 @@ def _example(subject: Subject) -> tuple[Tensor, ...]:
             for free, size in zip(shape, x.shape, strict=True)
         )
 
-    batches = [*subject.flat_inputs, *subject.flat_calibration]
+    batches = [*examined.flat_inputs, *examined.flat_calibration]
     fitting = next((batch for batch in batches if not too_small(batch)), None)
     if fitting is not None:
         return fitting
@@ -216,8 +216,8 @@ class ProgramRuntime(Runtime):
         self._module = _flat_module(program)
 
     @classmethod
-    def export(cls, module: nn.Module, subject: Subject) -> Self:
-        return cls(export(module, subject))
+    def export(cls, module: nn.Module, examined: ExaminedWorkload) -> Self:
+        return cls(export(module, examined))
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         with torch.no_grad():

@@ -10,21 +10,23 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from whet.artefact.probes import Run, misleads
-from whet.workload import Subject
+from whet.workload import ExaminedWorkload
 
 
-def conditions_on_ones(model: Run, graph: Run, subject: Subject, batches: Sequence[Sequence[Tensor]] = ()) -> list[str]:
+def conditions_on_ones(
+    model: Run, graph: Run, examined: ExaminedWorkload, batches: Sequence[Sequence[Tensor]] = ()
+) -> list[str]:
     """Return `size >= 2` or `size >= 1`, as guards read it, for each free dimension in which the graph gives an answer
     for size 1 or 0 that is not the model's.
 
     Args:
         model: Takes and returns flat tensors, as `graph` does.
-        batches: Flat inputs, in place of the subject's. All must lie on the CPU: what is cut may hold indices of what
+        batches: Flat inputs, in place of the workload's. All must lie on the CPU: what is cut may hold indices of what
             is no longer there, and a GPU does not recover from that.
     """
-    batches = batches or [*subject.flat_inputs, *subject.flat_calibration]
+    batches = batches or [*examined.flat_inputs, *examined.flat_calibration]
     conditions = []
-    for sizes, group in _free_dimensions(subject, batches).items():
+    for sizes, group in _free_dimensions(examined, batches).items():
         for size in (1, 0):
             cut = list(batches[sizes.index(min(sizes))])
             for i, dim in group:
@@ -36,11 +38,11 @@ def conditions_on_ones(model: Run, graph: Run, subject: Subject, batches: Sequen
 
 
 def _free_dimensions(
-    subject: Subject, batches: Sequence[Sequence[Tensor]]
+    examined: ExaminedWorkload, batches: Sequence[Sequence[Tensor]]
 ) -> dict[tuple[int, ...], list[tuple[int, int]]]:
     """Sizes, batch by batch -> (input, dimension) of each free dimension that takes them."""
     groups: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
-    for i, argument in enumerate(subject.signature.inputs):
+    for i, argument in enumerate(examined.signature.inputs):
         for dim, size in enumerate(argument.shape):
             if size is None:
                 groups[tuple(batch[i].shape[dim] for batch in batches)].append((i, dim))

@@ -14,7 +14,7 @@ from whet.measure.memory import cuda_peak_bytes, live_tensor_bytes, peak_rss_byt
 from whet.measure.stats import percentile
 from whet.profiler import least_time_s, profile_layers
 from whet.signature import split
-from whet.workload import Subject, examine
+from whet.workload import ExaminedWorkload, examine
 from whet.workload.measurables import ModelCalls
 from whet.workloads import resolve
 
@@ -33,8 +33,8 @@ def measure_point(
 
     A call that raises after others were timed ends the measurement; what was timed is kept, and `stopped_by` says why.
     """
-    subject = first_batch(target, sizes)
-    workload = subject.workload
+    examined = first_batch(target, sizes)
+    workload = examined.workload
     args, kwargs = split(workload.inputs[0])
     memory = _Memory(with_memory)
     meter = EnergyMeter()
@@ -58,7 +58,7 @@ def measure_point(
         "share_of_limit": None,
     }
     if with_limit and not measurement.stopped_by and not measurement.cause:
-        facts["share_of_limit"] = _share_of_limit(subject, measurement)
+        facts["share_of_limit"] = _share_of_limit(examined, measurement)
     if with_energy:
         # The counters see warm-up too; power is what they tell, and a call's energy is its time at that power.
         watts = None if energy.total_j is None else energy.total_j / seconds
@@ -75,7 +75,7 @@ def first_calls(target: str, sizes: Mapping[str, int]) -> ModelCalls:
     return ModelCalls([partial(workload.model, *args, **kwargs)], workload.num_samples)
 
 
-def first_batch(target: str, sizes: Mapping[str, int]) -> Subject:
+def first_batch(target: str, sizes: Mapping[str, int]) -> ExaminedWorkload:
     """A target with its first batch alone, after it was seen to work."""
     workload = resolve(target, sizes)
     first = replace(workload, inputs=workload.inputs[:1], calibration=workload.inputs[:1])
@@ -117,13 +117,13 @@ class _Memory:
         }
 
 
-def _share_of_limit(subject: Subject, measurement: Measurement) -> float | None:
+def _share_of_limit(examined: ExaminedWorkload, measurement: Measurement) -> float | None:
     """The least time that arithmetic and bytes allow here, over the time measured. None where nothing is known."""
     try:
-        profile = profile_layers(subject, repeats=1)
+        profile = profile_layers(examined, repeats=1)
     except (RuntimeError, InputsError):  # a compiled or scripted model that cannot be watched
         return None
-    device = "cuda" if subject.device_type == "cuda" else "cpu"
+    device = "cuda" if examined.device_type == "cuda" else "cpu"
     limits = load_limits(describe(), device=device)
     least_s = least_time_s(profile, limits)
     return least_s * 1e3 / measurement.latency_ms if least_s > 0 else None

@@ -12,7 +12,7 @@ from whet.recipe import FILE as RECIPE
 from whet.recipe import Step
 from whet.tuner import figures
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import MODEL, Point, Result
+from whet.tuner.result import MODEL, MeasuredVariant, Result
 
 _VERDICTS = {
     "pass": ("PASS", "green"),
@@ -88,7 +88,7 @@ def show_trial(console: Console, record: TrialRecord) -> None:
             console.print(text, no_wrap=True, overflow="ellipsis")
 
 
-def _cells(result: Result, point: Point) -> list[Text]:
+def _cells(result: Result, point: MeasuredVariant) -> list[Text]:
     baseline = result.baseline
     name = Text(_names(point.steps))
     if point.steps and figures.is_compile_only(result, point):

@@ -17,7 +17,7 @@ from whet.measure.clock import device_type_of
 from whet.profiler.spans import Spans, watched, watching_cost_s
 from whet.profiler.work import FORMULAS, Work, WorkCounter, count_work
 from whet.signature import Batch, split, tensors_of
-from whet.workload import Subject
+from whet.workload import ExaminedWorkload
 
 T = TypeVar("T")
 
@@ -57,24 +57,24 @@ class Profile:
     dtype: str = "float32"
 
 
-def profile_layers(subject: Subject, *, repeats: int = 5) -> Profile:
+def profile_layers(examined: ExaminedWorkload, *, repeats: int = 5) -> Profile:
     """Profile the model on the workload's first batch, in evaluation mode, without gradients.
 
     Times are typical of at least `repeats` calls, free of what watching them costs. The work is counted in one more
     call. Where PyTorch runs several modules as one fused operator, their work goes to the module that ran it.
     """
-    return _profiles(subject, [subject.workload.inputs[0]], repeats)[0]
+    return _profiles(examined, [examined.workload.inputs[0]], repeats)[0]
 
 
-def profile_sizes(subject: Subject, *, repeats: int = 5) -> list[tuple[Profile, int]]:
+def profile_sizes(examined: ExaminedWorkload, *, repeats: int = 5) -> list[tuple[Profile, int]]:
     """The first batch's profile; that of batches of other sizes, whose work is counted, not timed; and how many batches
     are of each size. Of many sizes a few are looked at, and each of the rest counts as the nearest of them."""
-    sizes = [tuple(tensor.shape for tensor in batch) for batch in subject.flat_inputs]
+    sizes = [tuple(tensor.shape for tensor in batch) for batch in examined.flat_inputs]
     ranked = sorted(set(sizes), key=_num_elements)
     last = len(ranked) - 1
     chosen = list(dict.fromkeys([sizes[0], *(ranked[k * last // (_MOST_SIZES - 1)] for k in range(_MOST_SIZES))]))
     counts = Counter(min(chosen, key=lambda c: abs(_num_elements(c) - _num_elements(size))) for size in sizes)
-    profiles = _profiles(subject, [subject.workload.inputs[sizes.index(size)] for size in chosen], repeats)
+    profiles = _profiles(examined, [examined.workload.inputs[sizes.index(size)] for size in chosen], repeats)
     return [(profile, counts[size]) for profile, size in zip(profiles, chosen, strict=True)]
 
 
@@ -82,9 +82,9 @@ def _num_elements(sizes: Sequence[torch.Size]) -> int:
     return sum(map(math.prod, sizes))
 
 
-def _profiles(subject: Subject, batches: Sequence[Batch], repeats: int) -> list[Profile]:
+def _profiles(examined: ExaminedWorkload, batches: Sequence[Batch], repeats: int) -> list[Profile]:
     """Of each batch; the first is timed."""
-    model = subject.workload.model
+    model = examined.workload.model
     named = list(_modules(model))
     calls = [partial(_call, model, batch) for batch in batches]
     with torch.no_grad():

@@ -14,7 +14,7 @@ from whet.profiler.operators import Operators
 from whet.profiler.referrers import LiveTensor
 from whet.profiler.sections import SectionCost, TimerCost
 from whet.profiler.timeline import Fragmentation, MemoryUse
-from whet.profiler.verdict import Verdict
+from whet.profiler.verdict import ProfileVerdict
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class Report:
     format: Literal[1] = 1
     partial: str = ""
     busy: str = ""
-    verdict: Verdict | None = None
+    verdict: ProfileVerdict | None = None
     wall_s: float = 0.0
     cpu_s: float = 0.0
     num_steps: int = 0

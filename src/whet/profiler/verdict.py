@@ -30,7 +30,7 @@ class Hint:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProfileVerdict:
     """What holds a program back. share_of_limit: attainable / measured, None where it is not known. sentences: the
     evidence, then what to do about it."""
 
@@ -44,7 +44,7 @@ class Verdict:
         return " ".join(self.sentences)
 
 
-def model_verdict(profile: Profile, limits: Limits, *, hints: Sequence[Hint] = (), target: str = "") -> Verdict:
+def model_verdict(profile: Profile, limits: Limits, *, hints: Sequence[Hint] = (), target: str = "") -> ProfileVerdict:
     """For a model whose layers have been profiled. hints: the techniques that apply to it here."""
     diagnosis = diagnose(profile, limits)
     least_s = least_time_s(profile, limits)
@@ -68,7 +68,7 @@ def model_verdict(profile: Profile, limits: Limits, *, hints: Sequence[Hint] = (
             sentences.append(f"`whet tune {target}` tries them.")
     elif hints:
         sentences.append("No technique that whet knows promises a gain here.")
-    return Verdict(diagnosis.bound, tuple(sentences), diagnosis.share_of_limit, tuple(useful))
+    return ProfileVerdict(diagnosis.bound, tuple(sentences), diagnosis.share_of_limit, tuple(useful))
 
 
 @dataclass(frozen=True)
@@ -92,10 +92,10 @@ class BlockFacts:
     memory_watched: bool = False
 
 
-def block_verdict(facts: BlockFacts, limits: Limits | None = None) -> Verdict:
+def block_verdict(facts: BlockFacts, limits: Limits | None = None) -> ProfileVerdict:
     """For any block of code: from what the cores did, what the tracer saw, and what memory did."""
     if facts.wall_s < _LEAST_S:
-        return Verdict(Bound.UNKNOWN, (f"{duration(facts.wall_s)} is too short to tell what bounds it.",))
+        return ProfileVerdict(Bound.UNKNOWN, (f"{duration(facts.wall_s)} is too short to tell what bounds it.",))
     busy = facts.cpu_s / facts.wall_s
     bound, why = _block_bound(facts, busy)
     sentences = [why, *_main_section(facts, waits=bound is Bound.WAITING)]
@@ -111,7 +111,7 @@ def block_verdict(facts: BlockFacts, limits: Limits | None = None) -> Verdict:
         sentences.append(growth_sentence(facts.leaks))
     if bound in ADVICE:
         sentences.append(f"{_capital(ADVICE[bound])}.")
-    return Verdict(bound, tuple(sentences), share)
+    return ProfileVerdict(bound, tuple(sentences), share)
 
 
 def _block_bound(facts: BlockFacts, busy: float) -> tuple[Bound, str]:

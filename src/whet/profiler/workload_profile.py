@@ -31,7 +31,7 @@ from whet.profiler.spans import watched
 from whet.profiler.timeline import Timeline, cuda_fragmentation
 from whet.profiler.verdict import Hint, growth_sentence, model_verdict
 from whet.signature import read_signature, split, tensors_of
-from whet.workload import Subject, Workload
+from whet.workload import ExaminedWorkload, Workload
 
 _TIMING_S = 1.5
 _PASS_S = 1.0  # of the passes over sections and operators, at most, beyond their first calls
@@ -203,8 +203,8 @@ def _profile_layers(run: _Run) -> None:
     """Layer by layer, against the machine's limits; and the verdict."""
     output = run.calls[0]()
     signature = read_signature(run.workload.inputs, output)
-    subject = Subject(run.workload, signature, (), None)
-    profile, busy = undisturbed(lambda: profile_layers(subject))
+    examined = ExaminedWorkload(run.workload, signature, (), None)
+    profile, busy = undisturbed(lambda: profile_layers(examined))
     limits = run.limits()
     notes = list(run.report.notes)
     hints: Sequence[Hint] = ()

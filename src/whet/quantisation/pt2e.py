@@ -38,12 +38,12 @@ def quantise(candidate: Candidate, observer: type[MinMaxObserver] | None) -> nn.
     Layers that the candidate keeps stay as they are. The result is a new module, tensors in, tuple of tensors out.
     Raises TargetError where torchao fails.
     """
-    subject = candidate.subject
+    examined = candidate.examined
     module = candidate.module
     if any(quantisable.is_transposed_linear(m) for m in module.modules()):
         module = quantisable.with_linears(candidate.copy_module())
-    graph_module = program.export(module, subject).module(check_guards=False)
-    batches = subject.flat_calibration if observer is not None else subject.flat_calibration[:1]
+    graph_module = program.export(module, examined).module(check_guards=False)
+    batches = examined.flat_calibration if observer is not None else examined.flat_calibration[:1]
     _clean(graph_module.graph)
     with foreign(TargetError, "torchao cannot quantise the model"), torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"torch(ao)?\b.*")  # of both libraries about their own insides

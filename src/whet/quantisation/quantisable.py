@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from whet.artefact import program
 from whet.errors import TargetError
 from whet.machine import Machine
-from whet.workload import Subject
+from whet.workload import ExaminedWorkload
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 
@@ -67,17 +67,17 @@ def find_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
         yield name, layer
 
 
-def layers_of(subject: Subject) -> list[nn.Module]:
+def layers_of(examined: ExaminedWorkload) -> list[nn.Module]:
     """The original's layers that could be quantised, to be counted and measured; some are without their weights."""
-    model = subject.workload.model
+    model = examined.workload.model
     transposed = [weight_of(m) for m in model.modules() if is_transposed_linear(m)]
     outlines = [nn.Linear(w.shape[0], w.shape[1], device="meta") for w in transposed if w.dtype == torch.float32]
     return [*(layer for _, layer in find_layers(model)), *outlines]
 
 
-def linears_of(subject: Subject) -> list[nn.Linear]:
+def linears_of(examined: ExaminedWorkload) -> list[nn.Linear]:
     """The linear ones among layers_of."""
-    return [layer for layer in layers_of(subject) if isinstance(layer, nn.Linear)]
+    return [layer for layer in layers_of(examined) if isinstance(layer, nn.Linear)]
 
 
 def weight_of(layer: nn.Module) -> Tensor:
@@ -90,30 +90,30 @@ def has_int8_products(machine: Machine) -> bool:
     return not _INT8_PRODUCTS.isdisjoint(machine.isa)
 
 
-def device_refusal(subject: Subject) -> str:
+def device_refusal(examined: ExaminedWorkload) -> str:
     """Why whet's quantisers, which are written for CPUs, cannot be used where the inputs lie, or ""."""
-    return "" if subject.device_type == "cpu" else "written for CPUs; the inputs are on a GPU"
+    return "" if examined.device_type == "cpu" else "written for CPUs; the inputs are on a GPU"
 
 
-def branch_refusal(subject: Subject) -> str:
+def branch_refusal(examined: ExaminedWorkload) -> str:
     """Why a model whose graph branches by value cannot be quantised, or "" for all others.
 
     Ranges come from the branches that the calibration batches take, and a rounded value may take another branch.
     """
     try:
-        has_branches = program.has_branches(subject)
+        has_branches = program.has_branches(examined)
     except TargetError as error:
         return str(error)
     return "the model branches by value (torch.cond), where rounding may take the other branch" if has_branches else ""
 
 
-def refusal(subject: Subject, machine: Machine, *, rest: str) -> str:
+def refusal(examined: ExaminedWorkload, machine: Machine, *, rest: str) -> str:
     """Why quantising on this CPU is out of the question, or ""."""
-    if reason := device_refusal(subject):
+    if reason := device_refusal(examined):
         return reason
-    if why := branch_refusal(subject):
+    if why := branch_refusal(examined):
         return why
-    if not layers_of(subject):
+    if not layers_of(examined):
         return "the model has no linear layer or convolution with float32 weights"
     if rest == "bfloat16" and not machine.computes_bfloat16():
         return f"{machine.chip} has no native bfloat16 for what is not quantised; use rest=float32"

@@ -189,7 +189,7 @@ def replace_linears(candidate: Candidate, make: Replace) -> tuple[nn.Module, int
             return module, num_replaced, left
     # Some models use their layers' weights without calling the layers; in a traced one every product is a layer.
     module = quantisable.with_linears(candidate.copy_module())
-    module = Traced(trace(module, candidate.subject))
+    module = Traced(trace(module, candidate.examined))
     num_replaced, left = _replace_in(module, candidate, make)
     return module, num_replaced, left
 
@@ -213,7 +213,7 @@ def _replace_in(module: nn.Module, candidate: Candidate, make: Replace) -> tuple
 def _runs(module: nn.Module, candidate: Candidate) -> bool:
     try:
         with torch.no_grad():
-            module(*candidate.subject.flat_inputs[0])
+            module(*candidate.examined.flat_inputs[0])
     except (AttributeError, RuntimeError, TypeError):  # of a weight that is not there, or not what it was
         return False
     return True
@@ -243,7 +243,7 @@ def count_rows(module: nn.Module, candidate: Candidate) -> dict[str, int]:
 def _distinct(candidate: Candidate) -> Iterator[tuple[Tensor, ...]]:
     """One batch of each set of shapes."""
     seen = set()
-    for batch in [*candidate.subject.flat_inputs, *candidate.subject.flat_calibration]:
+    for batch in [*candidate.examined.flat_inputs, *candidate.examined.flat_calibration]:
         shapes = tuple(x.shape for x in batch)
         if shapes not in seen:
             seen.add(shapes)

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from whet.artefact import program
 from whet.errors import TargetError
 from whet.measure.closeness import finite_entries
-from whet.workload import Subject
+from whet.workload import ExaminedWorkload
 
 _aten = torch.ops.aten
 
@@ -33,14 +33,14 @@ class Traced(nn.Module):
         return tuple(self.body(*tensors))
 
 
-def trace(module: nn.Module, subject: Subject) -> fx.GraphModule:
+def trace(module: nn.Module, examined: ExaminedWorkload) -> fx.GraphModule:
     """The module as a graph, free to be rewritten; its tensors are the module's own.
 
     Raises TargetError where torch.export cannot trace the module.
     """
     if isinstance(module, Traced):
         return fx.GraphModule(module.body, copy.deepcopy(module.body.graph))
-    return _cleaned(program.export(module, subject))
+    return _cleaned(program.export(module, examined))
 
 
 def _cleaned(made: torch.export.ExportedProgram) -> fx.GraphModule:
@@ -59,9 +59,9 @@ def rebuild(graph_module: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(graph_module, graph_module.graph).eval()
 
 
-def trace_original(subject: Subject) -> fx.GraphModule:
+def trace_original(examined: ExaminedWorkload) -> fx.GraphModule:
     """The original's graph, to be read only. Raises TargetError where there is none."""
-    return _cleaned(program.original(subject))
+    return _cleaned(program.original(examined))
 
 
 def operator(node: Any) -> str:
@@ -113,9 +113,9 @@ def relative_error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     return worst
 
 
-def verify(name: str, changed: nn.Module, module: nn.Module, subject: Subject, tolerance: float) -> None:
+def verify(name: str, changed: nn.Module, module: nn.Module, examined: ExaminedWorkload, tolerance: float) -> None:
     """Raise TargetError where a rewritten module answers the first calibration batch otherwise than before."""
-    batch = subject.flat_calibration[0]
+    batch = examined.flat_calibration[0]
     with torch.no_grad(), without_tf32():
         error = relative_error(changed(*batch), module(*batch))
     if not error <= tolerance:

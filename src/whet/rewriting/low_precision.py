@@ -14,19 +14,19 @@ from whet.machine.description import BFLOAT16
 from whet.measure.closeness import finite_entries
 from whet.rewriting.graph import Traced, rebuild, trace
 from whet.technique import Candidate
-from whet.workload import Subject
+from whet.workload import ExaminedWorkload
 
 _aten = torch.ops.aten
 
 
-def bfloat16_refusal(subject: Subject, machine: Machine) -> str:
+def bfloat16_refusal(examined: ExaminedWorkload, machine: Machine) -> str:
     """Why bfloat16 can't pay here, or "" where the chip computes it natively."""
-    dtypes = {p.dtype for p in subject.workload.model.parameters() if p.is_floating_point()}
+    dtypes = {p.dtype for p in examined.workload.model.parameters() if p.is_floating_point()}
     if dtypes and torch.float32 not in dtypes:
         return f"the model's weights are {', '.join(sorted(str(d).removeprefix('torch.') for d in dtypes))} already"
-    if machine.computes_bfloat16(subject.device_type):
+    if machine.computes_bfloat16(examined.device_type):
         return ""
-    if subject.device_type == "cuda":
+    if examined.device_type == "cuda":
         return f"{machine.gpu} has no native bfloat16 (sm_80 has)"
     return f"{machine.chip} has no native bfloat16 (none of {', '.join(sorted(BFLOAT16))}): it would emulate it"
 
@@ -38,22 +38,22 @@ def to_half(candidate: Candidate, dtype: torch.dtype, name: str) -> Candidate:
     before each operator that would be given two dtypes. Raises TargetError where the outputs overflow.
     """
     notes = []
-    dtypes = tuple(t.dtype for t in candidate.subject.outputs[0])
+    dtypes = tuple(t.dtype for t in candidate.examined.outputs[0])
     module: nn.Module
     if isinstance(candidate.module, Traced):
-        module, _ = _repaired(copy.deepcopy(candidate.module), candidate.subject, dtype)
+        module, _ = _repaired(copy.deepcopy(candidate.module), candidate.examined, dtype)
     else:
         module = _cast(candidate.copy_module(), dtype)
-        if (reason := _failure(Half(module, dtype, dtypes), candidate.subject)) is not None:
-            traced = Traced(trace(candidate.copy_module(), candidate.subject))
-            module, num_casts = _repaired(traced, candidate.subject, dtype)
+        if (reason := _failure(Half(module, dtype, dtypes), candidate.examined)) is not None:
+            traced = Traced(trace(candidate.copy_module(), candidate.examined))
+            module, num_casts = _repaired(traced, candidate.examined, dtype)
             notes.append(f"{name}: the model pins float32 ({reason}); {num_casts} casts were put into its graph")
     half = Half(module, dtype, dtypes)
     with torch.no_grad():
-        outputs = half(*candidate.subject.flat_inputs[0])
+        outputs = half(*candidate.examined.flat_inputs[0])
         overflows = not all(torch.isfinite(t).all() for t in outputs)
         if overflows:  # unless the original's masked places are infinite themselves
-            wanted = candidate.module(*candidate.subject.flat_inputs[0])
+            wanted = candidate.module(*candidate.examined.flat_inputs[0])
             overflows = any(finite_entries(a, b) is None for a, b in zip(outputs, wanted, strict=True))
     if overflows:
         raise TargetError(f"{name}: the outputs overflow to infinity or NaN; leave it out of the recipe")
@@ -89,22 +89,22 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module
 
 
-def _failure(half: "Half", subject: Subject) -> str | None:
+def _failure(half: "Half", examined: ExaminedWorkload) -> str | None:
     """What torch says when the converted module mixes dtypes; None where it runs."""
     try:
         with torch.no_grad():
-            half(*subject.flat_inputs[0])
+            half(*examined.flat_inputs[0])
     except RuntimeError as error:
         return str(error).strip().splitlines()[0]
     return None
 
 
-def _repaired(traced: Traced, subject: Subject, dtype: torch.dtype) -> tuple[Traced, int]:
+def _repaired(traced: Traced, examined: ExaminedWorkload, dtype: torch.dtype) -> tuple[Traced, int]:
     """A converted graph with a cast wherever an operator needs one, and how many."""
     _cast(traced, dtype)
     repair = _Repair(traced.body, dtype)
     with torch.no_grad():
-        repair.run(*(x.to(dtype) if x.is_floating_point() else x for x in subject.flat_inputs[0]))
+        repair.run(*(x.to(dtype) if x.is_floating_point() else x for x in examined.flat_inputs[0]))
     num_casts = _insert_casts(traced.body.graph, repair.wide_inputs, dtype)
     return Traced(rebuild(traced.body)), num_casts
 

@@ -27,12 +27,12 @@ def export(candidate: Candidate) -> Folder:
     """
     onnx = import_onnx()
     folder = Folder()
-    exported = program.export(candidate.module, candidate.subject)
+    exported = program.export(candidate.module, candidate.examined)
     with quiet(), torch.no_grad(), foreign(TargetError, "the model cannot be written as ONNX"):
         _write(exported, candidate, folder)
     graph = onnx.load(folder.model, load_external_data=False).graph
     counts = (len(graph.input), len(graph.output))
-    wanted = (len(candidate.signature.inputs), len(candidate.subject.outputs[0]))
+    wanted = (len(candidate.signature.inputs), len(candidate.examined.outputs[0]))
     if counts != wanted:
         raise TargetError(
             f"the model cannot be written as ONNX: its graph has {counts[0]} inputs and {counts[1]} outputs, "

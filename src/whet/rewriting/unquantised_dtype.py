@@ -41,7 +41,7 @@ def around(module: nn.Module, rest: str, candidate: Candidate) -> Rest:
         for part in module.modules():
             if isinstance(part, fx.GraphModule):
                 _into_range(part)
-    return Rest(module, rest, tuple(y.dtype for y in candidate.subject.outputs[0]))
+    return Rest(module, rest, tuple(y.dtype for y in candidate.examined.outputs[0]))
 
 
 def _into_range(graph_module: fx.GraphModule) -> None:

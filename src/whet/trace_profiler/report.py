@@ -15,7 +15,7 @@ from whet.trace_profiler.launches import Launches, launches, waiting
 from whet.trace_profiler.operators import OperatorTime, operator_times
 from whet.trace_profiler.steps import StepTime, step_times, window_of
 from whet.trace_profiler.trace import ON_DEVICE, Kind, Trace, read_trace
-from whet.trace_profiler.verdict import Verdict, judge
+from whet.trace_profiler.verdict import TraceVerdict, judge
 
 FORMAT = 1
 
@@ -40,7 +40,7 @@ class TraceReport:
     """
 
     path: str
-    verdict: Verdict
+    verdict: TraceVerdict
     window_ns: int
     window_is_steps: bool
     account: tuple[Share, ...]

@@ -40,7 +40,7 @@ _PHRASES = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TraceVerdict:
     """What bounds the program. share: of the window that goes into it. sentence: the evidence. advice: what helps."""
 
     bound: Bound
@@ -56,14 +56,14 @@ def judge(
     launches: Launches | None,
     device_times: Sequence[DeviceTime],
     operators: Sequence[OperatorTime],
-) -> Verdict:
+) -> TraceVerdict:
     """The verdict on an account. gpu: the device that the account is of, None for the CPU's."""
     if gpu is None and launches is not None and launches.num_calls:
         sentence = (
             f"the trace holds {launches.num_calls:,} launches of kernels but not when these ran, "
             "so what bounds it cannot be told."
         )
-        return Verdict(Bound.UNKNOWN, 0.0, sentence, _RECORD_AGAIN)
+        return TraceVerdict(Bound.UNKNOWN, 0.0, sentence, _RECORD_AGAIN)
     sums: dict[Bound, int] = defaultdict(int)
     for share in shares:
         sums[_BOUND_OF[share.entry]] += share.time_ns
@@ -77,7 +77,7 @@ def judge(
     ]
     evidence = _evidence(bound, gpu, launches, device_times, operators)
     sentence = "; ".join(phrases) + "." + (f" {evidence}" if evidence else "")
-    return Verdict(bound, sums[bound] / window_ns, sentence, ADVICE[bound])
+    return TraceVerdict(bound, sums[bound] / window_ns, sentence, ADVICE[bound])
 
 
 def _evidence(

@@ -9,21 +9,21 @@ from whet.errors import TargetError
 from whet.measure.closeness import Sums
 from whet.signature import argument_of
 from whet.tuner.records import Agreement
-from whet.workload import Subject
+from whet.workload import ExaminedWorkload
 
 
-def agree(subject: Subject, run: Callable[..., Sequence[Tensor]]) -> Agreement:
+def agree(examined: ExaminedWorkload, run: Callable[..., Sequence[Tensor]]) -> Agreement:
     """Hold a variant's outputs against the original's over the calibration batches; the worst output counts.
 
     Args:
-        subject: The original, with its outputs.
+        examined: The original, with its outputs.
         run: The variant. It takes and returns flat tensors.
 
     Raises:
         TargetError: The variant returns other tensors than the original does.
     """
-    sums = [Sums() for _ in subject.outputs[0]]
-    for batch, outputs in zip(subject.flat_calibration, subject.outputs, strict=True):
+    sums = [Sums() for _ in examined.outputs[0]]
+    for batch, outputs in zip(examined.flat_calibration, examined.outputs, strict=True):
         with torch.no_grad():
             answers = run(*batch)
         if len(answers) != len(sums):

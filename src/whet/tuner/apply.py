@@ -107,13 +107,13 @@ def apply(
         workload = workload_of(target, inputs)
     if doubt := doubt_about_model(plan.model, workload):
         refuse([doubt], force=force)
-    subject = examine(workload, with_quality=False)
+    examined = examine(workload, with_quality=False)
     with _without_torchs_output():
-        refused = refusals(steps, subject, describe())
+        refused = refusals(steps, examined, describe())
     for step, why in refused:
         _LOG.warning("left out %s: %s", step, why)
     names = {step.technique for step, _ in refused}
-    candidate = build(subject, [step for step in steps if step.technique not in names])
+    candidate = build(examined, [step for step in steps if step.technique not in names])
     if candidate.is_in_process:
         return as_artefact(candidate)
     folder = Path(tempfile.mkdtemp(prefix="whet-applied-"))

@@ -22,7 +22,7 @@ from whet.recipe import Step
 from whet.signature import output_tensors, read_output
 from whet.tuner.build import build
 from whet.tuner.known_target import BatchDimension
-from whet.workload import Subject, samples_of
+from whet.workload import ExaminedWorkload, samples_of
 
 _TOLERANCE = 1e-3  # of a usual value: what another batch size may change by another order of sums
 _REFUSES_ONE = "a batch of 1 is refused: the model takes another path there"
@@ -39,38 +39,38 @@ class Made:
     fixed_batch: int | None
 
 
-def with_free_batch(subject: Subject) -> tuple[Subject, BatchDimension]:
-    """Return the subject with its batch dimension free, if the model itself takes other batch sizes."""
-    size = samples_of(subject.workload.inputs[0])
-    shapes = [argument.shape for argument in subject.signature.inputs]
+def with_free_batch(examined: ExaminedWorkload) -> tuple[ExaminedWorkload, BatchDimension]:
+    """Return the workload with its batch dimension free, if the model itself takes other batch sizes."""
+    size = samples_of(examined.workload.inputs[0])
+    shapes = [argument.shape for argument in examined.signature.inputs]
     if not shapes[0] or shapes[0][0] is None:  # there is no batch, or it is free already
-        return subject, BatchDimension(size=size)
+        return examined, BatchDimension(size=size)
     freed = tuple(i for i, shape in enumerate(shapes) if shape and shape[0] == size)
-    free = _with_batch(subject, freed, None)
+    free = _with_batch(examined, freed, None)
     for other in _other_sizes(size):
         if why := _refusal(free, other):
-            return subject, BatchDimension(size=size, reason=f"the model does not take a batch of {other}: {why}")
+            return examined, BatchDimension(size=size, reason=f"the model does not take a batch of {other}: {why}")
     return free, BatchDimension(size=size, freed=freed)
 
 
-def make(subject: Subject, steps: Sequence[Step], directory: Path, batch: BatchDimension) -> Made:
+def make(examined: ExaminedWorkload, steps: Sequence[Step], directory: Path, batch: BatchDimension) -> Made:
     """Build a recipe, save it into `directory` and load it back, with a free batch where it holds for other sizes.
 
     Raises:
         TargetError: where the recipe cannot be built, or answers another batch size wrongly though the inputs vary.
     """
     if not batch.freed:
-        made = _make(subject, steps, directory, batch.size if batch.reason else None, batch.reason)
-        if not batch.reason and (wrong := _disagreement(subject, made.artefact, batch.size).wrong):
+        made = _make(examined, steps, directory, batch.size if batch.reason else None, batch.reason)
+        if not batch.reason and (wrong := _disagreement(examined, made.artefact, batch.size).wrong):
             raise TargetError(wrong)
         return made
     try:
-        made = _make(subject, steps, directory, None, "")
-        answers = made.artefact.run(*subject.flat_calibration[0])  # which may break a condition on sizes
-        if _is_broken(answers, subject.outputs[0]):
+        made = _make(examined, steps, directory, None, "")
+        answers = made.artefact.run(*examined.flat_calibration[0])  # which may break a condition on sizes
+        if _is_broken(answers, examined.outputs[0]):
             found = _Disagreement("built with a free batch, the variant answers its own inputs wrongly")
         else:
-            found = _disagreement(subject, made.artefact, batch.size)
+            found = _disagreement(examined, made.artefact, batch.size)
         if not found.wrong and found.refused in ((), (1,)):
             return replace(made, notes=(*made.notes, _REFUSES_ONE)) if found.refused else made
         why = found.wrong or found.reason
@@ -79,11 +79,13 @@ def make(subject: Subject, steps: Sequence[Step], directory: Path, batch: BatchD
     except Exception as error:  # noqa: BLE001 - compilers and converters raise whatever they stumble over
         why = reason(error)
     shutil.rmtree(directory, ignore_errors=True)
-    return _make(_with_batch(subject, batch.freed, batch.size), steps, directory, batch.size, why)
+    return _make(_with_batch(examined, batch.freed, batch.size), steps, directory, batch.size, why)
 
 
-def _make(subject: Subject, steps: Sequence[Step], directory: Path, fixed_batch: int | None, why: str) -> Made:
-    candidate = build(subject, steps)
+def _make(
+    examined: ExaminedWorkload, steps: Sequence[Step], directory: Path, fixed_batch: int | None, why: str
+) -> Made:
+    candidate = build(examined, steps)
     if fixed_batch is not None:
         candidate = replace(candidate, notes=(*candidate.notes, f"fixed to batch {fixed_batch}: {why}"))
     return Made(load(candidate.save(directory)), candidate.notes, fixed_batch)
@@ -101,18 +103,18 @@ class _Disagreement:
     reason: str = ""
 
 
-def _disagreement(subject: Subject, artefact: Artefact, size: int) -> _Disagreement:
+def _disagreement(examined: ExaminedWorkload, artefact: Artefact, size: int) -> _Disagreement:
     """Run an artefact on other batch sizes, beside the model. Rows that it knows may be off as far as they were."""
-    if not _batched(subject):
+    if not _batched(examined):
         return _Disagreement()
-    tensors, wanted = subject.flat_calibration[0], subject.outputs[0]
-    rows = tensors[_batched(subject)[0]].shape[0]
+    tensors, wanted = examined.flat_calibration[0], examined.outputs[0]
+    rows = tensors[_batched(examined)[0]].shape[0]
     known = [y.clone() for y in artefact.run(*tensors)]
     refused, why = [], ""
     for other in _other_sizes(size):
-        inputs = _resized(subject, other)
+        inputs = _resized(examined, other)
         try:
-            expected = _outputs(subject, inputs)
+            expected = _outputs(examined, inputs)
         except Exception:  # noqa: BLE001 - what the model itself does not take needs no answer
             continue
         try:
@@ -147,13 +149,13 @@ def _other_sizes(size: int) -> tuple[int, ...]:
     return (1, size + 1) if size > 1 else (2, 3)
 
 
-def _refusal(subject: Subject, size: int) -> str:
+def _refusal(examined: ExaminedWorkload, size: int) -> str:
     """Return why the model does not take a batch of `size`, or ""."""
-    signature = subject.signature
+    signature = examined.signature
     try:
-        args, kwargs = signature.call(_resized(subject, size))
+        args, kwargs = signature.call(_resized(examined, size))
         with torch.no_grad():
-            output = subject.workload.model(*args, **kwargs)
+            output = examined.workload.model(*args, **kwargs)
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - the user's model may raise anything
@@ -161,21 +163,21 @@ def _refusal(subject: Subject, size: int) -> str:
     return "" if read_output(output) == signature.output else "it returns other constants then"
 
 
-def _outputs(subject: Subject, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    args, kwargs = subject.signature.call(tensors)
+def _outputs(examined: ExaminedWorkload, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    args, kwargs = examined.signature.call(tensors)
     with torch.no_grad():
-        return output_tensors(subject.workload.model(*args, **kwargs))
+        return output_tensors(examined.workload.model(*args, **kwargs))
 
 
-def _batched(subject: Subject) -> list[int]:
+def _batched(examined: ExaminedWorkload) -> list[int]:
     """Return the positions of the inputs whose first dimension is free."""
-    return [i for i, argument in enumerate(subject.signature.inputs) if argument.shape and argument.shape[0] is None]
+    return [i for i, argument in enumerate(examined.signature.inputs) if argument.shape and argument.shape[0] is None]
 
 
-def _resized(subject: Subject, size: int) -> tuple[Tensor, ...]:
+def _resized(examined: ExaminedWorkload, size: int) -> tuple[Tensor, ...]:
     """Return the first calibration batch with `size` rows: cut, or repeated from the start."""
-    batched = _batched(subject)
-    tensors = subject.flat_calibration[0]
+    batched = _batched(examined)
+    tensors = examined.flat_calibration[0]
     rows = tensors[batched[0]].shape[0]
     return tuple(
         x.index_select(0, torch.arange(size, device=x.device) % rows) if i in batched and x.shape[0] == rows else x
@@ -183,12 +185,12 @@ def _resized(subject: Subject, size: int) -> tuple[Tensor, ...]:
     )
 
 
-def _with_batch(subject: Subject, positions: Sequence[int], size: int | None) -> Subject:
+def _with_batch(examined: ExaminedWorkload, positions: Sequence[int], size: int | None) -> ExaminedWorkload:
     inputs = tuple(
         replace(argument, shape=(size, *argument.shape[1:])) if i in positions else argument
-        for i, argument in enumerate(subject.signature.inputs)
+        for i, argument in enumerate(examined.signature.inputs)
     )
-    return replace(subject, signature=replace(subject.signature, inputs=inputs))
+    return replace(examined, signature=replace(examined.signature, inputs=inputs))
 
 
 def _error(found: Tensor, wanted: Tensor, usual: float) -> float:

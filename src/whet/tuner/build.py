@@ -7,9 +7,9 @@ from whet.artefact import program
 from whet.errors import RecipeError
 from whet.machine import Machine
 from whet.recipe import Step
-from whet.technique import Candidate, Refused, Technique
+from whet.technique import Candidate, NotApplicable, Technique
 from whet.techniques import TABLE
-from whet.workload import Subject
+from whet.workload import ExaminedWorkload
 
 
 def options_of(step: Step) -> Any:
@@ -41,21 +41,21 @@ def in_order(steps: Sequence[Step]) -> list[Step]:
     return sorted(steps, key=lambda step: technique_of(step).place)
 
 
-def refusals(steps: Sequence[Step], subject: Subject, machine: Machine) -> list[tuple[Step, str]]:
-    """The steps that do not hold for this subject on this machine, each with its reason."""
+def refusals(steps: Sequence[Step], examined: ExaminedWorkload, machine: Machine) -> list[tuple[Step, str]]:
+    """The steps that do not hold for this workload on this machine, each with its reason."""
     refused = []
     for step in steps:
         technique, options = technique_of(step), options_of(step)
-        if why := graph_refusal(technique, subject):
+        if why := graph_refusal(technique, examined):
             refused.append((step, why))
-        elif isinstance(verdict := technique.check(subject, machine, options), Refused):
+        elif isinstance(verdict := technique.check(examined, machine, options), NotApplicable):
             refused.append((step, verdict.reason))
     return refused
 
 
-def graph_refusal(technique: Technique, subject: Subject) -> str:
+def graph_refusal(technique: Technique, examined: ExaminedWorkload) -> str:
     """Why a technique that makes a graph of the model cannot be used on this one, or ""."""
-    return "" if technique.runs_python else program.refusal(subject)
+    return "" if technique.runs_python else program.refusal(examined)
 
 
 def is_in_process(steps: Sequence[Step]) -> bool:
@@ -63,9 +63,9 @@ def is_in_process(steps: Sequence[Step]) -> bool:
     return any(step.technique in TABLE and TABLE[step.technique].in_process for step in steps)
 
 
-def build(subject: Subject, steps: Sequence[Step]) -> Candidate:
+def build(examined: ExaminedWorkload, steps: Sequence[Step]) -> Candidate:
     """Apply the steps, in order, to the original."""
-    candidate = Candidate.original(subject)
+    candidate = Candidate.original(examined)
     for step in in_order(steps):
         candidate = technique_of(step).apply(candidate, options_of(step))
     return candidate

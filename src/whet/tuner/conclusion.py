@@ -13,7 +13,7 @@ from whet.tuner.build import is_in_process
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.outlook import MIN_ROUNDS, ROUNDS, Costs, Outlook
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import Point, Result, Word
+from whet.tuner.result import MeasuredVariant, Result, Word
 from whet.tuner.saving import saved_original
 from whet.tuner.search import reloaded, try_recipe
 from whet.tuner.trial_context import TrialContext
@@ -85,7 +85,7 @@ def _compared(
     budget: Budget,
     report: Callable[[int, int], None],
     patience: Patience,
-) -> tuple[Point, list[Point]]:
+) -> tuple[MeasuredVariant, list[MeasuredVariant]]:
     """Measure the finalists and the original in the final comparison, within what is left of the budget."""
     now = budget.clock()
     return final_comparison.compare_finalists(
@@ -102,9 +102,9 @@ def _compared(
 
 def _verdict(
     goal: Goal,
-    baseline: Point,
-    best: Point,
-    points: list[Point],
+    baseline: MeasuredVariant,
+    best: MeasuredVariant,
+    points: list[MeasuredVariant],
     records: list[TrialRecord],
     beaten: TrialRecord | None,
     unknown: str,
@@ -119,7 +119,9 @@ def _verdict(
     return word, verdict.no_gain(goal, baseline, records, points, beaten, no_graph)
 
 
-def _compile_only(context: TrialContext, records: Sequence[TrialRecord], points: Sequence[Point]) -> Point | None:
+def _compile_only(
+    context: TrialContext, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]
+) -> MeasuredVariant | None:
     """Return torch.compile alone as the finals or else its trial measured it; None where neither did."""
     reference = plan.compile_only(context.space)
     if reference is None:
@@ -163,7 +165,7 @@ def is_beaten(goal: Goal, record: TrialRecord) -> bool:
     return goal.asks_for_speed and record.speedup_ci95 is not None and record.speedup_ci95[1] < _BEATEN
 
 
-def hold_only_the_model(context: TrialContext, baseline: Point) -> bool:
+def hold_only_the_model(context: TrialContext, baseline: MeasuredVariant) -> bool:
     """Take from the original's peak memory what its own code builds beside the model, such as a quality's data.
 
     No variant's process builds that. Returns whether it could be done.

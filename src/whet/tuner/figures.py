@@ -10,7 +10,7 @@ from whet.comparison.claim import Claim, claim_of
 from whet.figures import DASH, digits, num_bytes, one_line, operations, percent
 from whet.figures import milliseconds as duration
 from whet.tuner.records import Agreement, QualityChange
-from whet.tuner.result import Point, Result
+from whet.tuner.result import MeasuredVariant, Result
 
 __all__ = ["DASH", "digits", "duration", "num_bytes", "one_line", "operations", "percent"]
 
@@ -106,7 +106,7 @@ def over_compile_only(result: Result) -> Claim | None:
     return claim_of(theirs, mine, noise=result.baseline.noise)
 
 
-def final_points(result: Result) -> list[Point]:
+def final_points(result: Result) -> list[MeasuredVariant]:
     """The original, then everything that was measured beside it, fastest first; last what was only screened."""
     points = {point.steps: point for point in result.finalists if point.steps}
     if result.compile_only is not None:
@@ -116,7 +116,7 @@ def final_points(result: Result) -> list[Point]:
     return [result.baseline, *sorted(points.values(), key=lambda p: (p.verdict == "screened", -p.speedup))]
 
 
-def is_compile_only(result: Result, point: Point) -> bool:
+def is_compile_only(result: Result, point: MeasuredVariant) -> bool:
     return result.compile_only is not None and point.steps == result.compile_only.steps
 
 

@@ -25,7 +25,7 @@ from whet.tuner.budget import BudgetEnded
 from whet.tuner.doubt import doubt_about
 from whet.tuner.outlook import MIN_ROUNDS, ROUNDS, RUN_S
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import Point
+from whet.tuner.result import MeasuredVariant
 from whet.tuner.trial_context import TrialContext
 
 _LOG = logging.getLogger("whet")
@@ -64,13 +64,13 @@ def compare_finalists(
     *,
     deadline: float,
     stop_at: float = math.inf,
-    unmeasured: Point | None = None,
+    unmeasured: MeasuredVariant | None = None,
     rounds: int = ROUNDS,
     seed: int = 0,
     patience: Patience | None = None,
     report: Callable[[int, int], None] = lambda done, of: None,
     clock: Callable[[], float] = time.monotonic,
-) -> tuple[Point, list[Point]]:
+) -> tuple[MeasuredVariant, list[MeasuredVariant]]:
     """Measure the original and each finalist in interleaved rounds.
 
     A finalist whose process fails is left out of the rest and has no point; a round in which the original's fails is
@@ -120,7 +120,7 @@ def compare_finalists(
 
 def _judged(
     context: TrialContext, finalists: Sequence[TrialRecord], found: Comparison, patience: Patience
-) -> tuple[Point, list[Point]]:
+) -> tuple[MeasuredVariant, list[MeasuredVariant]]:
     """Return the original's point, and that of each finalist with its verdict."""
     ended = [run for run in found.runs.get(_ORIGINAL, ()) if not run.failure]
     original = [run for run in ended if run.counts] or ended
@@ -137,7 +137,7 @@ def _is_judged(claim: Claim) -> bool:
     return not claim.failure and claim.num_pairs >= _MIN_PAIRS
 
 
-def _finalist_point(context: TrialContext, finalist: TrialRecord, claim: Claim, patience: Patience) -> Point:
+def _finalist_point(context: TrialContext, finalist: TrialRecord, claim: Claim, patience: Patience) -> MeasuredVariant:
     """Return a finalist's point with its verdict, and the doubt about it where there is one."""
     assert claim.ratio is not None and claim.ci95 is not None
     point = _point(context, finalist, [new for _, new in claim.pairs])
@@ -148,7 +148,7 @@ def _finalist_point(context: TrialContext, finalist: TrialRecord, claim: Claim, 
     return point
 
 
-def is_gain(point: Point) -> bool:
+def is_gain(point: MeasuredVariant) -> bool:
     return point.verdict == Verdict.PASS
 
 
@@ -176,12 +176,12 @@ def _run(name: str, outcome: Outcome) -> Run:
     return Run(failure=message)
 
 
-def _point(context: TrialContext, finalist: TrialRecord | None, runs: Sequence[Run]) -> Point:
+def _point(context: TrialContext, finalist: TrialRecord | None, runs: Sequence[Run]) -> MeasuredVariant:
     latency = statistics.median(run.latency_ms for run in runs)
     facts = context.facts
     steps = () if finalist is None else finalist.steps
     size = facts.original_bytes if finalist is None else finalist.size_bytes or 0
-    return Point(
+    return MeasuredVariant(
         steps=steps,
         label=_ORIGINAL if finalist is None else finalist.label,
         number=None if finalist is None else finalist.number,

@@ -54,6 +54,6 @@ def measure_rebuilt(request: RebuildRequest) -> Run:
 
     The memory measured holds the compiler: a process that serves such a variant holds it too.
     """
-    subject = request.known.open()
-    artefact = as_artefact(build(subject, request.steps))
-    return time_alone(artefact.run, subject.flat_inputs, request.budget_s)
+    examined = request.known.open()
+    artefact = as_artefact(build(examined, request.steps))
+    return time_alone(artefact.run, examined.flat_inputs, request.budget_s)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from whet.tuner import figures
 from whet.tuner.figures import DASH
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import Point, Result
+from whet.tuner.result import MeasuredVariant, Result
 
 _SPEED = "Speedup over the original"
 
@@ -133,12 +133,12 @@ def _compile_tile(result: Result) -> Tile:
     return Tile(title, f"≈ {rough}", f"{how}, not measured in pairs; alone {latency}")
 
 
-def _said(point: Point) -> str:
+def _said(point: MeasuredVariant) -> str:
     return {"pass": "PASS", "fail": "FAIL", "inconclusive": "INCONCLUSIVE", "screened": "screening only"}.get(
         point.verdict, "not judged"
     )
 
 
-def record_of(result: Result, point: Point) -> TrialRecord | None:
+def record_of(result: Result, point: MeasuredVariant) -> TrialRecord | None:
     """The trial that a point comes from."""
     return next((t for t in result.trials if t.steps == point.steps and t.status == "done"), None)

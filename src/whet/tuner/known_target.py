@@ -19,7 +19,7 @@ from torch import Tensor
 from whet.measure.clock import use_device_of
 from whet.scripted import stateless
 from whet.signature import Signature, output_tensors, split, tensors_of
-from whet.workload import InferenceWorkload, Subject, examine, is_near
+from whet.workload import ExaminedWorkload, InferenceWorkload, examine, is_near
 from whet.workloads.handover import open_target
 
 INPUTS = "inputs.safetensors"
@@ -71,7 +71,7 @@ class KnownTarget(BaseModel):
     depends_on_grad_mode: bool = False
     content: str = ""
 
-    def open(self) -> Subject:
+    def open(self) -> ExaminedWorkload:
         """Build the target again and return it as it was examined.
 
         A target that this process builds otherwise is examined anew, since its outputs are others: one that draws its
@@ -80,11 +80,11 @@ class KnownTarget(BaseModel):
         workload = open_target(self.target)
         outputs = self._known_outputs(workload)
         if outputs is None:
-            subject = examine(workload, with_quality=False)
+            examined = examine(workload, with_quality=False)
         else:
-            subject = Subject(workload, self.signature, outputs, None, (), self.effects, self.shared)
-            subject = replace(subject, depends_on_grad_mode=self.depends_on_grad_mode)
-        return replace(subject, signature=self.signature, score=self.score, sample_scores=self.sample_scores)
+            examined = ExaminedWorkload(workload, self.signature, outputs, None, (), self.effects, self.shared)
+            examined = replace(examined, depends_on_grad_mode=self.depends_on_grad_mode)
+        return replace(examined, signature=self.signature, score=self.score, sample_scores=self.sample_scores)
 
     def _known_outputs(self, workload: InferenceWorkload) -> tuple[tuple[Tensor, ...], ...] | None:
         """Return the original's outputs by calibration batch; None where this workload is another one."""
@@ -118,10 +118,10 @@ def digest_of_content(workload: InferenceWorkload) -> str:
     return digest_of((f"{name} {tuple(tensor.shape)} {tensor.dtype}", tensor) for name, tensor in named)
 
 
-def write_inputs(subject: Subject, path: Path) -> None:
+def write_inputs(examined: ExaminedWorkload, path: Path) -> None:
     """Write the flat inputs of every batch, named batch.position; the metadata hold each one's device."""
     named = {
-        f"{i}.{j}": t.contiguous().clone() for i, flat in enumerate(subject.flat_inputs) for j, t in enumerate(flat)
+        f"{i}.{j}": t.contiguous().clone() for i, flat in enumerate(examined.flat_inputs) for j, t in enumerate(flat)
     }
     save_file(named, path, metadata={name: str(tensor.device) for name, tensor in named.items()})
 

@@ -91,28 +91,28 @@ def replay_recipe(request: ReplayRequest) -> Replayed:
     if doubt := doubt_about_model(request.model, workload):
         doubts.append(doubt)
         refuse(doubts, force=request.force)
-    subject, batch = with_free_batch(examine(workload))
+    examined, batch = with_free_batch(examine(workload))
     num_threads = torch.get_num_threads()  # the recipe may set its own as it is loaded
-    dropped = refusals(request.steps, subject, describe())
+    dropped = refusals(request.steps, examined, describe())
     names = {step.technique for step, _ in dropped}
     kept = tuple(step for step in request.steps if step.technique not in names)
-    artefact, built = make_variant(subject, kept, request.directory, batch)
-    agreement = agree(subject, artefact.run)
-    judgement = judge(subject, artefact, agreement, math.inf if request.max_drop is None else request.max_drop)
+    artefact, built = make_variant(examined, kept, request.directory, batch)
+    agreement = agree(examined, artefact.run)
+    judgement = judge(examined, artefact, agreement, math.inf if request.max_drop is None else request.max_drop)
     if judgement.reason:
         doubts.append(judgement.reason)
         refuse(doubts, force=request.force)
-    quality = subject.workload.quality
-    write_inputs(subject, request.directory.parent / INPUTS)
+    quality = examined.workload.quality
+    write_inputs(examined, request.directory.parent / INPUTS)
     return Replayed(
         **dict(built),
         steps=kept,
         dropped=tuple(dropped),
         differences=tuple(describe().differences(request.machine)) if request.machine else (),
         doubts=tuple(doubts),
-        original_bytes=checkpoint_bytes(subject.workload),
+        original_bytes=checkpoint_bytes(examined.workload),
         quality_name=quality.name if quality else AGREEMENT,
-        quality_baseline=subject.score,
+        quality_baseline=examined.score,
         quality=judgement.quality,
         drop=judgement.drop,
         change=judgement.change,

@@ -24,7 +24,7 @@ from whet.tuner import figures, plots
 from whet.tuner.figures import DASH
 from whet.tuner.key_figures import key_figures, record_of
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import MODEL, Point, Result
+from whet.tuner.result import MODEL, MeasuredVariant, Result
 from whet.tuner.verdict import noise_in_words
 
 _HERE = Path(__file__).parent
@@ -193,12 +193,12 @@ def _day(started_at: str) -> str:
         return ""
 
 
-def _spread(points: list[Point]) -> Callable[[Point], Markup]:
+def _spread(points: list[MeasuredVariant]) -> Callable[[MeasuredVariant], Markup]:
     """Draws the median of each process of a point as a dot, all points on one scale from zero."""
     width, height = 110, 16
     longest = max((t for p in points for t in p.process_latencies_ms), default=1.0)
 
-    def draw(point: Point) -> Markup:
+    def draw(point: MeasuredVariant) -> Markup:
         if not point.process_latencies_ms:
             return Markup(DASH)
         dots = "".join(

@@ -18,7 +18,7 @@ Word = Literal["gain", "no-gain", "inconclusive", "failed"]
 """inconclusive: the machine was too busy or the time too short to tell. failed: nothing could be measured."""
 
 
-class Point(BaseModel):
+class MeasuredVariant(BaseModel):
     """One variant as measured in processes of its own, from its artefact. `steps` empty: the original.
 
     number: of its trial; None of the original. beside_ms: the original's latency beside a point that was only screened:
@@ -108,10 +108,10 @@ class Result(BaseModel):
     busy: str = ""  # what else ran on the machine, where that disturbed the measurements for good
     quality_name: str
     higher_is_better: bool = True
-    baseline: Point
-    compile_only: Point | None = None
-    best: Point
-    finalists: list[Point] = Field(default_factory=list)
+    baseline: MeasuredVariant
+    compile_only: MeasuredVariant | None = None
+    best: MeasuredVariant
+    finalists: list[MeasuredVariant] = Field(default_factory=list)
     trials: list[TrialRecord] = Field(default_factory=list)
     refused: list[RefusedTechnique] = Field(default_factory=list)
     untried: list[UntriedTechnique] = Field(default_factory=list)
@@ -199,7 +199,7 @@ class Result(BaseModel):
         }
 
 
-def _figures(point: Point | None) -> dict[str, Any] | None:
+def _figures(point: MeasuredVariant | None) -> dict[str, Any] | None:
     if point is None:
         return None
     found = point.model_dump(mode="json", exclude={"process_latencies_ms"})

@@ -19,7 +19,7 @@ from whet.technique import BACKEND, PRECISION, Applies, Technique
 from whet.techniques import FOLLOWING, TABLE
 from whet.tuner.build import graph_refusal, in_order, is_in_process
 from whet.tuner.result import RefusedTechnique
-from whet.workload import Subject
+from whet.workload import ExaminedWorkload
 
 NONE = "none"
 Suggest = Callable[[str, Sequence[Any]], Any]
@@ -105,7 +105,7 @@ def steps_of(technique: str, options: Mapping[str, Sequence[Any]]) -> list[Step]
 
 
 def applicable_techniques(
-    subject: Subject, machine: Machine, limits: Limits, profile: Profile, *, exclude: Sequence[str] = ()
+    examined: ExaminedWorkload, machine: Machine, limits: Limits, profile: Profile, *, exclude: Sequence[str] = ()
 ) -> tuple[list[ApplicableTechnique], list[RefusedTechnique]]:
     """Ask every technique of the table whether it applies, with which options, and what it could gain at most."""
     applicable: list[ApplicableTechnique] = []
@@ -114,10 +114,10 @@ def applicable_techniques(
         if name in exclude:
             refused.append(RefusedTechnique(technique=name, reason="left out by --exclude"))
             continue
-        if why := graph_refusal(technique, subject) or _superseded(technique, subject):
+        if why := graph_refusal(technique, examined) or _superseded(technique, examined):
             refused.append(RefusedTechnique(technique=name, reason=why))
             continue
-        options, detail, reason = _options_that_apply(technique, subject, machine)
+        options, detail, reason = _options_that_apply(technique, examined, machine)
         if options is None:
             refused.append(RefusedTechnique(technique=name, reason=reason))
             continue
@@ -130,16 +130,16 @@ def applicable_techniques(
                 variants=tuple(_variant(technique, step, profile, limits) for step in steps_of(name, options)),
             )
         )
-    if not is_in_process([entry.default for entry in applicable]) and (why := program.refusal(subject)):
+    if not is_in_process([entry.default for entry in applicable]) and (why := program.refusal(examined)):
         # what keeps the model's code could not be saved, and nothing that works in process is there to take it
         refused += [RefusedTechnique(technique=entry.technique, reason=why) for entry in applicable]
         applicable = []
     return applicable, refused
 
 
-def _superseded(technique: Technique, subject: Subject) -> str:
+def _superseded(technique: Technique, examined: ExaminedWorkload) -> str:
     """Return why a technique is not tried where another one does the same faster, or ""."""
-    if not technique.instead or program.refusal(subject):
+    if not technique.instead or program.refusal(examined):
         return ""
     return f"{technique.instead} does the same faster; it is for models that no graph can stand for"
 
@@ -160,32 +160,32 @@ def _weight_scale(technique: Technique, options: Any) -> float:
 
 
 def _options_that_apply(
-    technique: Technique, subject: Subject, machine: Machine
+    technique: Technique, examined: ExaminedWorkload, machine: Machine
 ) -> tuple[dict[str, list[Any]] | None, str, str]:
     """Values per option that the technique accepts here, the others at their defaults; None where none is accepted."""
     defaults = {name: values[0] for name, values in technique.space.items()}
-    first = technique.check(subject, machine, technique.options(**defaults))
+    first = technique.check(examined, machine, technique.options(**defaults))
     if isinstance(first, Applies):
-        return _accepted(technique, subject, machine, defaults), first.detail, ""
+        return _accepted(technique, examined, machine, defaults), first.detail, ""
     # The default is refused; another value of one option may still be accepted (float32 where the chip has no bf16).
-    for name, kept in _accepted(technique, subject, machine, defaults).items():
+    for name, kept in _accepted(technique, examined, machine, defaults).items():
         if kept:
             chosen = {**defaults, name: kept[0]}
-            verdict = technique.check(subject, machine, technique.options(**chosen))
+            verdict = technique.check(examined, machine, technique.options(**chosen))
             detail = verdict.detail if isinstance(verdict, Applies) else ""
-            return {**_accepted(technique, subject, machine, chosen), name: kept}, detail, first.reason
+            return {**_accepted(technique, examined, machine, chosen), name: kept}, detail, first.reason
     return None, "", first.reason
 
 
 def _accepted(
-    technique: Technique, subject: Subject, machine: Machine, others: Mapping[str, Any]
+    technique: Technique, examined: ExaminedWorkload, machine: Machine, others: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
     """The values of each option that the technique accepts, with all other options as in `others`."""
     return {
         name: [
             value
             for value in values
-            if isinstance(technique.check(subject, machine, technique.options(**{**others, name: value})), Applies)
+            if isinstance(technique.check(examined, machine, technique.options(**{**others, name: value})), Applies)
         ]
         for name, values in technique.space.items()
     }

@@ -51,30 +51,30 @@ def examine_target(request: ExaminationRequest) -> TargetFacts:
     workload = open_target(request.target)
     open_s = time.perf_counter() - started
     content = digest_of_content(workload)
-    subject, batch = with_free_batch(examine(workload))
+    examined, batch = with_free_batch(examine(workload))
     weights = weights_digest(workload)  # before more calls than one can count: some buffers are counters
     machine = describe()
     began = time.perf_counter()
-    limits = load_limits(machine, device="cuda" if subject.device_type == "cuda" else "cpu")
+    limits = load_limits(machine, device="cuda" if examined.device_type == "cuda" else "cpu")
     limits_s = time.perf_counter() - began  # spent once on each machine
-    profiles, busy = undisturbed(lambda: profile_sizes(subject))
+    profiles, busy = undisturbed(lambda: profile_sizes(examined))
     profile = profiles[0][0]
-    applicable, refused = applicable_techniques(subject, machine, limits, profile, exclude=request.exclude)
-    write_inputs(subject, request.directory / INPUTS)
-    write_outputs(subject.outputs, request.directory / OUTPUTS)
+    applicable, refused = applicable_techniques(examined, machine, limits, profile, exclude=request.exclude)
+    write_inputs(examined, request.directory / INPUTS)
+    write_outputs(examined.outputs, request.directory / OUTPUTS)
     quality = workload.quality
     return TargetFacts(
         name=workload.name,
         open_s=open_s,
         examined_s=time.perf_counter() - started - limits_s,
         limits_s=limits_s,
-        signature=subject.signature,
+        signature=examined.signature,
         batch=batch,
-        score=subject.score,
-        sample_scores=subject.sample_scores,
-        effects=subject.effects,
-        shared=subject.shared,
-        depends_on_grad_mode=subject.depends_on_grad_mode,
+        score=examined.score,
+        sample_scores=examined.sample_scores,
+        effects=examined.effects,
+        shared=examined.shared,
+        depends_on_grad_mode=examined.depends_on_grad_mode,
         content=content,
         quality_name=quality.name if quality else AGREEMENT,
         higher_is_better=quality.higher_is_better if quality else True,
@@ -84,7 +84,7 @@ def examine_target(request: ExaminationRequest) -> TargetFacts:
         original_bytes=checkpoint_bytes(workload),
         applicable=tuple(applicable),
         refused=tuple(refused),
-        no_graph=program.refusal(subject),
+        no_graph=program.refusal(examined),
         exclude=request.exclude,
         limits=limits,
         profiles=tuple(profiles),

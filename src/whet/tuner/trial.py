@@ -30,7 +30,7 @@ from whet.tuner.quality_change import quality_change
 from whet.tuner.records import Agreement, Built, Judgement, Timing, TrialOutcome
 from whet.tuner.reloading import ANSWERS, write_answers
 from whet.tuner.target_examination import checkpoint_bytes
-from whet.workload import Subject, measure_score
+from whet.workload import ExaminedWorkload, measure_score
 
 
 class TrialRequest(BaseModel):
@@ -58,51 +58,51 @@ def run_trial(request: TrialRequest) -> TrialOutcome:
 
     A recipe that works in process is judged and timed as it is, and nothing is saved.
     """
-    subject = request.known.open()
+    examined = request.known.open()
     num_threads = torch.get_num_threads()  # a recipe may set its own as it is loaded
-    refused = refusals(request.steps, subject, describe())
+    refused = refusals(request.steps, examined, describe())
     if refused:
         reasons = "; ".join(f"{step.technique}: {why}" for step, why in refused)
         return TrialOutcome(status="refused", reason=reasons)
     started = time.perf_counter()
-    artefact, built = make_variant(subject, request.steps, request.directory, request.known.batch)
+    artefact, built = make_variant(examined, request.steps, request.directory, request.known.batch)
     build_s = time.perf_counter() - started
-    agreement = agree(subject, artefact.run)
-    judgement = judge(subject, artefact, agreement, request.max_drop)
+    agreement = agree(examined, artefact.run)
+    judgement = judge(examined, artefact, agreement, request.max_drop)
     outcome = TrialOutcome(build_s=build_s, agreement=agreement, **dict(built), **dict(judgement))
     if judgement.drop is None:
         return outcome
-    timing = time_pair(subject, artefact.run, request.timing_s, num_threads=num_threads)
+    timing = time_pair(examined, artefact.run, request.timing_s, num_threads=num_threads)
     return outcome.model_copy(update=dict(timing))
 
 
 def screen_again(request: TrialRequest) -> Timing:
     """Time a variant beside the original once more, as `run_trial` did: its artefact, or what its recipe makes."""
-    subject = request.known.open()
+    examined = request.known.open()
     num_threads = torch.get_num_threads()
     rebuilds = is_in_process(request.steps)
-    artefact = as_artefact(build(subject, request.steps)) if rebuilds else load(request.directory)
-    return time_pair(subject, artefact.run, request.timing_s, num_threads=num_threads)
+    artefact = as_artefact(build(examined, request.steps)) if rebuilds else load(request.directory)
+    return time_pair(examined, artefact.run, request.timing_s, num_threads=num_threads)
 
 
 def save_original(request: TrialRequest) -> Built:
     """Save the original as an artefact, and its answers beside that."""
-    subject = request.known.open()
-    return make_variant(subject, (), request.directory, request.known.batch)[1]
+    examined = request.known.open()
+    return make_variant(examined, (), request.directory, request.known.batch)[1]
 
 
 def make_variant(
-    subject: Subject, steps: Sequence[Step], directory: Path, batch: BatchDimension
+    examined: ExaminedWorkload, steps: Sequence[Step], directory: Path, batch: BatchDimension
 ) -> tuple[Artefact, Built]:
-    """Return what a recipe makes of a subject, as loaded back from `directory`, and what is known of it then.
+    """Return what a recipe makes of a model, as loaded back from `directory`, and what is known of it then.
 
     Beside the directory lies what it answers to the first batch. A recipe that works in process writes nothing.
     """
     if is_in_process(steps):
-        candidate = build(subject, steps)
-        return as_artefact(candidate), Built(notes=candidate.notes, size_bytes=checkpoint_bytes(subject.workload))
-    made = make(subject, steps, directory, batch)
-    write_answers(made.artefact.run, subject.flat_inputs[0], directory.parent / ANSWERS)
+        candidate = build(examined, steps)
+        return as_artefact(candidate), Built(notes=candidate.notes, size_bytes=checkpoint_bytes(examined.workload))
+    made = make(examined, steps, directory, batch)
+    write_answers(made.artefact.run, examined.flat_inputs[0], directory.parent / ANSWERS)
     return made.artefact, Built(
         notes=made.notes,
         size_bytes=size_bytes(directory),
@@ -111,7 +111,7 @@ def make_variant(
     )
 
 
-def judge(subject: Subject, predict: Callable[..., Any], agreement: Agreement, max_drop: float) -> Judgement:
+def judge(examined: ExaminedWorkload, predict: Callable[..., Any], agreement: Agreement, max_drop: float) -> Judgement:
     """Score a variant and hold its quality against the limit. A variant that returns NaN or infinity has no quality."""
     if agreement.distance is None:
         return Judgement(
@@ -119,15 +119,15 @@ def judge(subject: Subject, predict: Callable[..., Any], agreement: Agreement, m
             reason="its outputs hold NaN or infinity where the original's do not, or the other way round",
             rejected_for="outputs",
         )
-    quality = subject.workload.quality
+    quality = examined.workload.quality
     change = None
-    if quality is None or subject.score is None:
+    if quality is None or examined.score is None:
         name, value, drop = "agreement with the original", agreement.cosine, agreement.distance
     else:
         score = measure_score(quality, predict)
-        name, value, drop = quality.name, score.value, quality.drop(subject.score, score.value)
+        name, value, drop = quality.name, score.value, quality.drop(examined.score, score.value)
         change = quality_change(
-            subject.sample_scores, score.samples, higher_is_better=quality.higher_is_better, max_drop=max_drop
+            examined.sample_scores, score.samples, higher_is_better=quality.higher_is_better, max_drop=max_drop
         )
     if drop > max_drop:
         reason = f"{name} drops by {drop:.1%}, more than the {max_drop:.1%} allowed"
@@ -137,12 +137,12 @@ def judge(subject: Subject, predict: Callable[..., Any], agreement: Agreement, m
     return Judgement(status="done", quality=value, drop=drop, change=change)
 
 
-def time_pair(subject: Subject, run: Callable[..., Any], timing_s: float, *, num_threads: int) -> Timing:
+def time_pair(examined: ExaminedWorkload, run: Callable[..., Any], timing_s: float, *, num_threads: int) -> Timing:
     """Time the original and a variant in interleaved blocks of this process.
 
     The original runs on `num_threads` of torch's threads, the variant on as many as are set now.
     """
-    original = FlatModel(subject.workload.model, subject.signature).eval()
+    original = FlatModel(examined.workload.model, examined.signature).eval()
     threads = (num_threads, torch.get_num_threads())
 
     def call(which: int, function: Callable[..., Any], batch: tuple[Tensor, ...]) -> Any:
@@ -151,8 +151,8 @@ def time_pair(subject: Subject, run: Callable[..., Any], timing_s: float, *, num
         return function(*batch)
 
     pairs = measure_pairs(
-        [partial(call, 0, original, batch) for batch in subject.flat_inputs],
-        [partial(call, 1, run, batch) for batch in subject.flat_inputs],
+        [partial(call, 0, original, batch) for batch in examined.flat_inputs],
+        [partial(call, 1, run, batch) for batch in examined.flat_inputs],
         budget_s=timing_s,
     )
     speedup, ci95 = paired_ratio(pairs.first, pairs.second)

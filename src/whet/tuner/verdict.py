@@ -14,7 +14,7 @@ from whet.tuner.in_process import ADVICE
 from whet.tuner.outlook import MIN_ROUNDS
 from whet.tuner.plan import restores_quality
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import Point, UntriedTechnique
+from whet.tuner.result import MeasuredVariant, UntriedTechnique
 from whet.tuner.space import Space
 
 TIME_UP = "the time was up before its turn"
@@ -23,7 +23,7 @@ STOPPED = "its trial was stopped, as the budget was used up"
 _SIZE_MARGIN = 0.99  # a variant that is smaller by less than a percent is not called smaller
 
 
-def choose(goal: Goal, baseline: Point, points: Sequence[Point]) -> Point:
+def choose(goal: Goal, baseline: MeasuredVariant, points: Sequence[MeasuredVariant]) -> MeasuredVariant:
     """The best point that is proved better than the original; the original itself where none is."""
     proved = [p for p in points if improves(goal, baseline, p)]
     if goal.asks_for_speed:
@@ -33,12 +33,12 @@ def choose(goal: Goal, baseline: Point, points: Sequence[Point]) -> Point:
     return min(proved, key=lambda p: (p.size_bytes, -p.speedup), default=baseline)
 
 
-def improves(goal: Goal, baseline: Point, point: Point) -> bool:
+def improves(goal: Goal, baseline: MeasuredVariant, point: MeasuredVariant) -> bool:
     """Whether a point is proved better than the original in what was asked for, and within the memory allowed."""
     return not _is_too_large(goal, point) and _is_better(goal, baseline, point)
 
 
-def _is_better(goal: Goal, baseline: Point, point: Point) -> bool:
+def _is_better(goal: Goal, baseline: MeasuredVariant, point: MeasuredVariant) -> bool:
     if goal.asks_for_speed:
         return is_gain(point)
     if goal.objective == "memory":
@@ -46,7 +46,7 @@ def _is_better(goal: Goal, baseline: Point, point: Point) -> bool:
     return point.size_bytes < _SIZE_MARGIN * baseline.size_bytes
 
 
-def noise_in_words(baseline: Point) -> str:
+def noise_in_words(baseline: MeasuredVariant) -> str:
     """What as many pairs of the original with itself could show by chance; too few runs of it do not tell."""
     return f"{baseline.noise - 1:.1%}" if baseline.noise > 1 else "unknown: too few runs"
 
@@ -56,7 +56,9 @@ def all_failed(records: Sequence[TrialRecord]) -> bool:
     return bool(records) and all(r.status in ("failed", "refused") for r in records)
 
 
-def inconclusive(baseline: Point, points: Sequence[Point], patience: Patience, num_finalists: int = 0) -> str:
+def inconclusive(
+    baseline: MeasuredVariant, points: Sequence[MeasuredVariant], patience: Patience, num_finalists: int = 0
+) -> str:
     """Return why there is no verdict, in one sentence; "" where nothing stands in the way of one.
 
     Args:
@@ -78,16 +80,16 @@ def inconclusive(baseline: Point, points: Sequence[Point], patience: Patience, n
     return f"No verdict: {why}. The original stays. On a quiet machine, --resume goes on from here."
 
 
-def _is_thin(point: Point) -> bool:
+def _is_thin(point: MeasuredVariant) -> bool:
     """Return whether a point was judged by fewer rounds than can show anything."""
     return point.verdict == "inconclusive" and len(point.process_latencies_ms) < MIN_ROUNDS
 
 
 def no_gain(
     goal: Goal,
-    baseline: Point,
+    baseline: MeasuredVariant,
     records: Sequence[TrialRecord],
-    points: Sequence[Point] = (),
+    points: Sequence[MeasuredVariant] = (),
     beaten: TrialRecord | None = None,
     no_graph: str = "",
 ) -> str:
@@ -126,7 +128,13 @@ def no_gain(
 
 
 def gain(
-    goal: Goal, baseline: Point, best: Point, compile_only: Point | None, quality_name: str, *, is_fair: bool = True
+    goal: Goal,
+    baseline: MeasuredVariant,
+    best: MeasuredVariant,
+    compile_only: MeasuredVariant | None,
+    quality_name: str,
+    *,
+    is_fair: bool = True,
 ) -> str:
     """What was gained, in one sentence. is_fair: whether the original's memory is that of the model alone."""
     low, high = best.speedup_ci95
@@ -152,7 +160,7 @@ def gain(
     return text + "."
 
 
-def screened_original(facts: TargetFacts, records: Sequence[TrialRecord]) -> Point:
+def screened_original(facts: TargetFacts, records: Sequence[TrialRecord]) -> MeasuredVariant:
     """Return the original as a point where no process of the finals measured it.
 
     Its latency is the median of those measured beside the variants; without any, the profile's.
@@ -160,7 +168,7 @@ def screened_original(facts: TargetFacts, records: Sequence[TrialRecord]) -> Poi
     beside = [r.baseline_latency_ms for r in records if r.baseline_latency_ms]
     profiled = [profile.total_s * 1e3 for profile, count in facts.profiles for _ in range(count)]
     latency_ms = statistics.median(beside) if beside else statistics.fmean(profiled)
-    return Point(
+    return MeasuredVariant(
         latency_ms=latency_ms,
         throughput_per_s=facts.num_samples * 1e3 / latency_ms,
         peak_bytes=0,
@@ -171,7 +179,11 @@ def screened_original(facts: TargetFacts, records: Sequence[TrialRecord]) -> Poi
 
 
 def is_open(
-    goal: Goal, space: Space, records: Sequence[TrialRecord], points: Sequence[Point], beaten: TrialRecord | None
+    goal: Goal,
+    space: Space,
+    records: Sequence[TrialRecord],
+    points: Sequence[MeasuredVariant],
+    beaten: TrialRecord | None,
 ) -> bool:
     """Whether no trial has ended although techniques apply, or the finals have not judged the best one.
 
@@ -203,7 +215,7 @@ def out_of_time(records: Sequence[TrialRecord], best: TrialRecord | None, needed
     )
 
 
-def _is_too_large(goal: Goal, point: Point) -> bool:
+def _is_too_large(goal: Goal, point: MeasuredVariant) -> bool:
     return goal.max_memory_bytes is not None and point.peak_bytes > goal.max_memory_bytes
 
 
@@ -248,11 +260,11 @@ def pareto(records: Sequence[TrialRecord]) -> list[int]:
     ]
 
 
-def point_of(record: TrialRecord, num_samples: float) -> Point | None:
+def point_of(record: TrialRecord, num_samples: float) -> MeasuredVariant | None:
     """A trial as a point, where it did not come to the finals: its figures are screening figures."""
     if record.latency_ms is None or record.speedup is None or record.speedup_ci95 is None:
         return None
-    return Point(
+    return MeasuredVariant(
         steps=record.steps,
         label=record.label,
         number=record.number,

@@ -5,7 +5,7 @@
 """
 
 from whet.slo import Slo
-from whet.workload.examination import Subject, examine, is_near
+from whet.workload.examination import ExaminedWorkload, examine, is_near
 from whet.workload.generation import GenerationWorkload
 from whet.workload.inference import InferenceWorkload, samples_of
 from whet.workload.quality import Predict, Quality, Score, measure_quality, measure_score
@@ -16,6 +16,7 @@ Workload = InferenceWorkload
 """The first name of `InferenceWorkload`, which goes on working."""
 
 __all__ = [
+    "ExaminedWorkload",
     "GenerationWorkload",
     "InferenceWorkload",
     "Predict",
@@ -23,7 +24,6 @@ __all__ = [
     "Score",
     "Slo",
     "StreamWorkload",
-    "Subject",
     "TrainingWorkload",
     "Workload",
     "examine",

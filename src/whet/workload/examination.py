@@ -30,7 +30,7 @@ from whet.workload.quality import Predict, Score, measure_score
 
 
 @dataclass(frozen=True)
-class Subject:
+class ExaminedWorkload:
     """A workload whose model has been run and found sound: its signature, outputs and score are known.
 
     Attributes:
@@ -74,7 +74,7 @@ class Subject:
 
 def examine(
     workload: InferenceWorkload, *, with_quality: bool = True, with_behaviour: bool = True, with_effects: bool = True
-) -> Subject:
+) -> ExaminedWorkload:
     """Run the original: find its signature, and check that it works and can be compared with.
 
     with_behaviour: also find how it behaves beyond its outputs; not needed where the original is only measured.
@@ -106,7 +106,7 @@ def examine(
             signature = read_signature([*workload.inputs, *workload.calibration], raw[0], seen=seen)
     value = None if math.isnan(score.value) else score.value
     outputs = tuple(map(output_tensors, raw))
-    return Subject(workload, signature, outputs, value, score.samples, **vars(behaviour))
+    return ExaminedWorkload(workload, signature, outputs, value, score.samples, **vars(behaviour))
 
 
 def _run(model: nn.Module, batch: Batch) -> Any:

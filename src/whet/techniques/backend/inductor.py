@@ -23,8 +23,8 @@ from whet.errors import OptionError
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
-from whet.technique import BACKEND, Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import BACKEND, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {
     "engine": ("package", "jit", "cudagraphs"),
@@ -42,15 +42,15 @@ class Options:
     max_autotune: bool = False
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies where there is a C++ compiler."""
     if options.engine not in _SPACE["engine"]:
         raise OptionError(f"engine must be one of {', '.join(_SPACE['engine'])}, not {options.engine!r}")
-    device = subject.device_type
+    device = examined.device_type
     if options.engine == "cudagraphs" and device != "cuda":
-        return Refused("engine=cudagraphs replays CUDA graphs; the inputs are on the CPU")
+        return NotApplicable("engine=cudagraphs replays CUDA graphs; the inputs are on the CPU")
     if missing := inductor.missing_tools(at_load=options.engine != "package", device=device):
-        return Refused(missing)
+        return NotApplicable(missing)
     return Applies("compiled once, ahead of time" if options.engine == "package" else "compiled in every process")
 
 
@@ -61,18 +61,18 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate, compiled."""
-    subject = candidate.subject
+    examined = candidate.examined
     if options.engine == "package":
         compiled = inductor.InductorRuntime.compile(
-            candidate.module, subject, freezing=options.freezing, max_autotune=options.max_autotune
+            candidate.module, examined, freezing=options.freezing, max_autotune=options.max_autotune
         )
         return candidate.with_runtime(compiled)
     runtime = inductor.CompileRuntime(
-        program.export(candidate.module, subject),
+        program.export(candidate.module, examined),
         freezing=options.freezing,
         max_autotune=options.max_autotune,
         reduce_overhead=options.engine == "cudagraphs",
-        is_dynamic=subject.signature.is_dynamic,
+        is_dynamic=examined.signature.is_dynamic,
     )
     return candidate.with_runtime(runtime)
 

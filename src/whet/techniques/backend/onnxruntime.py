@@ -23,8 +23,8 @@ from whet.profiler.diagnosis import speedup_bound
 from whet.quantisation import onnx_int8
 from whet.quantisation.quantisable import branch_refusal
 from whet.rewriting import onnx_graph
-from whet.technique import BACKEND, PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import BACKEND, PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"precision": ("int8", "f32"), "mode": ("static", "dynamic")}
 
@@ -55,29 +55,31 @@ def dtype_of(options: Options) -> str:
     return _DTYPES[options.precision]
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies where the packages are installed and the model is on the CPU, in dtypes that NumPy knows."""
-    if subject.device_type != "cpu":
-        return Refused("the model is not on the CPU, where this backend runs")
+    if examined.device_type != "cpu":
+        return NotApplicable("the model is not on the CPU, where this backend runs")
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
-        return Refused(f"{' and '.join(missing)} {verb} not installed: pip install 'whet[onnx]'")
-    if any(tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2 for tensor in subject.flat_inputs[0]):
-        return Refused("the model takes 16-bit floats; ONNX Runtime's CPU kernels are for float32 and int8")
+        return NotApplicable(f"{' and '.join(missing)} {verb} not installed: pip install 'whet[onnx]'")
+    if any(tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2 for tensor in examined.flat_inputs[0]):
+        return NotApplicable("the model takes 16-bit floats; ONNX Runtime's CPU kernels are for float32 and int8")
     if options.precision != "int8":
         if options.mode != _SPACE["mode"][0]:
-            return Refused("mode belongs to int8")
+            return NotApplicable("mode belongs to int8")
         return Applies("the whole graph, in f32")
-    if why := branch_refusal(subject):
-        return Refused(why)
+    if why := branch_refusal(examined):
+        return NotApplicable(why)
     if options.mode == "dynamic":
-        kinds = [type(module).__name__ for module in subject.workload.model.modules()]
+        kinds = [type(module).__name__ for module in examined.workload.model.modules()]
         num_linear = sum(kind in ("Linear", "Conv1D", "MultiheadAttention") for kind in kinds)
         if num_linear < 2:
-            return Refused("dynamic int8 is for linear layers in the midst of a model, and this one has a last at most")
+            return NotApplicable(
+                "dynamic int8 is for linear layers in the midst of a model, and this one has a last at most"
+            )
         return Applies(f"{num_linear} linear layers, in int8 with ranges found at each call")
-    num_batches = len(subject.workload.calibration)
+    num_batches = len(examined.workload.calibration)
     return Applies(f"the whole graph, in int8 calibrated on {num_batches} batch{'es' * (num_batches > 1)}")
 
 
@@ -101,7 +103,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate as an ONNX model. Raises TargetError where it cannot be exported or quantised."""
     folder = onnx_graph.export(candidate)
     if options.precision == "int8":
-        folder = onnx_int8.quantize(folder, candidate.subject.flat_calibration, options.mode)
+        folder = onnx_int8.quantize(folder, candidate.examined.flat_calibration, options.mode)
     return candidate.with_runtime(ONNXRuntime(folder))
 
 

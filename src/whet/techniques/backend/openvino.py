@@ -29,8 +29,8 @@ from whet.profiler.diagnosis import speedup_bound
 from whet.quantisation import openvino_int8
 from whet.quantisation.quantisable import branch_refusal
 from whet.rewriting.low_precision import bfloat16_refusal
-from whet.technique import BACKEND, PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import BACKEND, PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {
     "precision": ("int8", "bf16", "f32"),
@@ -81,25 +81,27 @@ def dtype_of(options: Options) -> str:
     return _DTYPES[options.precision]
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies where the packages are installed, the model is on the CPU, and the chip computes in the precision."""
-    if subject.device_type != "cpu":
-        return Refused("the model is not on the CPU, where this backend runs")
+    if examined.device_type != "cpu":
+        return NotApplicable("the model is not on the CPU, where this backend runs")
     if find_spec("openvino") is None:
-        return Refused("openvino is not installed: pip install 'whet[openvino]'")
-    if "bf16" in (options.precision, options.rest) and (why := bfloat16_refusal(subject, machine)):
-        return Refused(why)
+        return NotApplicable("openvino is not installed: pip install 'whet[openvino]'")
+    if "bf16" in (options.precision, options.rest) and (why := bfloat16_refusal(examined, machine)):
+        return NotApplicable(why)
     if options.precision != "int8":
         if options.smooth_quant or options.keep or options.rest:
-            return Refused(f"smooth_quant, keep and rest belong to int8, not to {options.precision}")
+            return NotApplicable(f"smooth_quant, keep and rest belong to int8, not to {options.precision}")
         return Applies(f"the whole graph, in {options.precision}")
-    if why := branch_refusal(subject):
-        return Refused(why)
+    if why := branch_refusal(examined):
+        return NotApplicable(why)
     if find_spec("nncf") is None:
-        return Refused("nncf, which int8 needs, is not installed: pip install 'whet[openvino]'")
-    if options.smooth_quant and not _has_inner_linear(subject.workload.model):
-        return Refused("smooth_quant is for linear layers in the midst of a model, and this one has a last one at most")
-    num_batches = len(subject.workload.calibration)
+        return NotApplicable("nncf, which int8 needs, is not installed: pip install 'whet[openvino]'")
+    if options.smooth_quant and not _has_inner_linear(examined.workload.model):
+        return NotApplicable(
+            "smooth_quant is for linear layers in the midst of a model, and this one has a last one at most"
+        )
+    num_batches = len(examined.workload.calibration)
     return Applies(f"the whole graph, in int8 calibrated on {num_batches} batch{'es' * (num_batches > 1)}")
 
 
@@ -120,11 +122,11 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate compiled by OpenVINO. Raises TargetError where OpenVINO cannot take the model."""
     model = convert(candidate)
     notes: list[str] = []
-    precision = _float_precision(options, candidate.subject)
+    precision = _float_precision(options, candidate.examined)
     if options.precision == "int8":
         model, notes = openvino_int8.quantize(
             model,
-            candidate.subject.flat_calibration,
+            candidate.examined.flat_calibration,
             preset=options.preset,
             ranges=options.ranges,
             smooth_quant=options.smooth_quant,
@@ -133,21 +135,21 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
         )
     if options.precision != "f32":
         halve_weights(model)
-    settings = Settings(precision=precision, shapes=_tuned_shapes(candidate.subject))
+    settings = Settings(precision=precision, shapes=_tuned_shapes(candidate.examined))
     return candidate.with_runtime(OpenVINORuntime(model, settings), *notes)
 
 
-def _tuned_shapes(subject: Subject) -> tuple[tuple[int, ...], ...] | None:
+def _tuned_shapes(examined: ExaminedWorkload) -> tuple[tuple[int, ...], ...] | None:
     """Return the shapes of the inputs of a model with free dimensions; None where the batches differ in them."""
-    found = {tuple(tuple(x.shape) for x in batch) for batch in subject.flat_inputs}
-    return found.pop() if subject.signature.is_dynamic and len(found) == 1 else None
+    found = {tuple(tuple(x.shape) for x in batch) for batch in examined.flat_inputs}
+    return found.pop() if examined.signature.is_dynamic and len(found) == 1 else None
 
 
-def _float_precision(options: Options, subject: Subject) -> Literal["f32", "bf16"]:
+def _float_precision(options: Options, examined: ExaminedWorkload) -> Literal["f32", "bf16"]:
     """What all that is not int8 computes in."""
     asked = options.rest if options.precision == "int8" else options.precision
     if not asked:
-        return "f32" if bfloat16_refusal(subject, describe()) else "bf16"
+        return "f32" if bfloat16_refusal(examined, describe()) else "bf16"
     return "bf16" if asked == "bf16" else "f32"
 
 
@@ -160,10 +162,10 @@ def convert(candidate: Candidate) -> Any:
     openvino = import_openvino()
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # tracers warn about each other's deprecations
-        exported = program.export(candidate.module, candidate.subject)
+        exported = program.export(candidate.module, candidate.examined)
         with foreign(TargetError, "OpenVINO cannot convert the model", words=said):
             model = openvino.convert_model(exported)
-            _fix_shapes(model, candidate.subject)
+            _fix_shapes(model, candidate.examined)
     return model
 
 
@@ -183,9 +185,9 @@ def halve_weights(model: Any) -> None:
     import_openvino()._offline_transformations.compress_model_transformation(model)  # as openvino.save_model does
 
 
-def _fix_shapes(model: Any, subject: Subject) -> None:
+def _fix_shapes(model: Any, examined: ExaminedWorkload) -> None:
     """Set every dimension that never varies. Raises TargetError where the graph lost or gained an input or output."""
-    arguments, num_outputs = subject.signature.inputs, len(subject.outputs[0])
+    arguments, num_outputs = examined.signature.inputs, len(examined.outputs[0])
     if (len(model.inputs), len(model.outputs)) != (len(arguments), num_outputs):
         raise TargetError(
             f"its graph has {len(model.inputs)} inputs and {len(model.outputs)} outputs, "

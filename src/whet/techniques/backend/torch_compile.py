@@ -20,8 +20,8 @@ from whet.errors import TargetError, foreign
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
-from whet.technique import BACKEND, Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import BACKEND, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +29,19 @@ class Options:
     """Nothing to choose."""
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies to models that torch.export refuses, where there is a C++ compiler."""
     if missing := inductor.missing_tools(at_load=True):
-        return Refused(missing)
-    if subject.effects:
-        return Refused(
-            f"forward {'; '.join(subject.effects)}: torch.compile may leave that out, or do it at another time"
+        return NotApplicable(missing)
+    if examined.effects:
+        return NotApplicable(
+            f"forward {'; '.join(examined.effects)}: torch.compile may leave that out, or do it at another time"
         )
-    why = program.refusal(subject)
+    why = program.refusal(examined)
     if not why:
-        return Refused("torch.export takes the whole model, and other backends compile that into what can be saved")
+        return NotApplicable(
+            "torch.export takes the whole model, and other backends compile that into what can be saved"
+        )
     return Applies(f"compiled in each process, with graph breaks, as {why}")
 
 
@@ -50,11 +52,11 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate, compiled for its inputs. Raises TargetError where the compiler fails or makes a wrong model."""
-    subject = candidate.subject
-    runtime = InProcessRuntime(candidate.module, is_dynamic=subject.signature.is_dynamic)
+    examined = candidate.examined
+    runtime = InProcessRuntime(candidate.module, is_dynamic=examined.signature.is_dynamic)
     with foreign(TargetError, "torch.compile cannot compile the model"), inductor.quiet():
-        inductor.check_is_pure(runtime, subject)
-        for batch in (*subject.flat_inputs, *subject.flat_calibration):
+        inductor.check_is_pure(runtime, examined)
+        for batch in (*examined.flat_inputs, *examined.flat_calibration):
             runtime.run(batch)
     graphs, breaks = runtime.num_graphs, runtime.num_graph_breaks
     note = f"torch_compile: {_count(graphs, 'graph')} with {_count(breaks, 'graph break')} on the inputs given"

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
-from whet.technique import Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 _CONVOLUTIONS = frozenset({"Conv2d", "ConvTranspose2d"})
 
@@ -27,11 +27,11 @@ class Options:
     """Nothing to choose."""
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies to models with at least one 2-d convolution."""
-    num_convolutions = sum(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in subject.workload.model.modules())
+    num_convolutions = sum(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in examined.workload.model.modules())
     if num_convolutions == 0:
-        return Refused("the model has no 2-d convolution")
+        return NotApplicable("the model has no 2-d convolution")
     return Applies(f"{num_convolutions} convolutions")
 
 

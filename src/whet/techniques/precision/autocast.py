@@ -18,8 +18,8 @@ from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.rewriting.low_precision import bfloat16_refusal
-from whet.technique import PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,11 @@ def dtype_of(options: Options) -> str:
     return "bfloat16"
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies where the chip computes bfloat16 natively."""
-    if reason := bfloat16_refusal(subject, machine):
-        return Refused(reason)
-    return Applies(f"{machine.gpu if subject.device_type == 'cuda' else machine.chip} computes bfloat16 natively")
+    if reason := bfloat16_refusal(examined, machine):
+        return NotApplicable(reason)
+    return Applies(f"{machine.gpu if examined.device_type == 'cuda' else machine.chip} computes bfloat16 natively")
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
@@ -46,8 +46,8 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate inside torch.autocast; it shares its weights with the one given."""
-    dtypes = tuple(t.dtype for t in candidate.subject.outputs[0])
-    return candidate.with_module(_Autocast(candidate.module, candidate.subject.device_type, dtypes))
+    dtypes = tuple(t.dtype for t in candidate.examined.outputs[0])
+    return candidate.with_module(_Autocast(candidate.module, candidate.examined.device_type, dtypes))
 
 
 class _Autocast(nn.Module):

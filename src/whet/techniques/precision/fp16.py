@@ -18,8 +18,8 @@ from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.rewriting.low_precision import to_half
-from whet.technique import PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 _WORTH = 1.5  # times as fast as float32; below, the casts and the lost precision buy nothing
 # Rows and columns of the products that are compared: large enough to reach the product's kernel, small enough for 20 ms
@@ -38,12 +38,12 @@ def dtype_of(options: Options) -> str:
     return "float16"
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies where a small product is at least 1.5 times as fast in float16 as in float32."""
-    device = subject.device_type
+    device = examined.device_type
     ratio, size = float16_speedup(device), _size(device)
     measured = f"a {size}x{size} product in float16 runs at {ratio:.2g} times float32's speed here"
-    return Applies(measured) if ratio >= _WORTH else Refused(f"{measured}; {_WORTH} times is the least that pays")
+    return Applies(measured) if ratio >= _WORTH else NotApplicable(f"{measured}; {_WORTH} times is the least that pays")
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:

@@ -27,8 +27,8 @@ from whet.profiler.diagnosis import speedup_bound
 from whet.quantisation import quantisable
 from whet.quantisation.quantised_linear import int4_linear, replace_linears
 from whet.rewriting.unquantised_dtype import REST, around
-from whet.technique import PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
 _GROUP_SIZES = (GROUP_SIZE, 64, 128)  # the others stand in recipes that were written before there was one format
@@ -51,16 +51,16 @@ def weight_scale_of(options: Options) -> float:
     return 0.125 + 0.25 / GROUP_SIZE
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies to models with linear layers in float32 whose widths divide by the group size."""
     if options.group_size not in _GROUP_SIZES:
         raise OptionError(f"group_size must be one of {', '.join(map(str, _GROUP_SIZES))}")
-    if reason := quantisable.refusal(subject, machine, rest=options.rest):
-        return Refused(reason)
-    layers = quantisable.linears_of(subject)
+    if reason := quantisable.refusal(examined, machine, rest=options.rest):
+        return NotApplicable(reason)
+    layers = quantisable.linears_of(examined)
     num_fitting = sum(map(_fits, layers))
     if num_fitting == 0:
-        return Refused(f"no linear layer has inputs in groups of {GROUP_SIZE}")
+        return NotApplicable(f"no linear layer has inputs in groups of {GROUP_SIZE}")
     return Applies(f"{num_fitting} of {len(layers)} linear layers")
 
 

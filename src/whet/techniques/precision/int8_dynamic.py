@@ -21,8 +21,8 @@ from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.quantisation import pt2e, quantisable
 from whet.rewriting.unquantised_dtype import REST, around
-from whet.technique import BACKEND, PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import BACKEND, PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
 
@@ -38,15 +38,15 @@ def dtype_of(options: Options) -> str:
     return "int8"
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies to models with linear layers, on chips with int8 products."""
-    if reason := quantisable.refusal(subject, machine, rest=options.rest):
-        return Refused(reason)
+    if reason := quantisable.refusal(examined, machine, rest=options.rest):
+        return NotApplicable(reason)
     if not quantisable.has_int8_products(machine):
-        return Refused(f"{machine.chip} has no int8 products (VNNI or AMX)")
-    num_layers = len(quantisable.linears_of(subject))
+        return NotApplicable(f"{machine.chip} has no int8 products (VNNI or AMX)")
+    num_layers = len(quantisable.linears_of(examined))
     if num_layers == 0:
-        return Refused("the model has no linear layer; convolutions are quantised by static ranges only")
+        return NotApplicable("the model has no linear layer; convolutions are quantised by static ranges only")
     return Applies(f"{num_layers} linear layers; needs a compiler")
 
 

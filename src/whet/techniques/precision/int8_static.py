@@ -23,8 +23,8 @@ from whet.profiler.diagnosis import speedup_bound
 from whet.quantisation import pt2e, quantisable
 from whet.quantisation.observers import OBSERVERS
 from whet.rewriting.unquantised_dtype import REST, around
-from whet.technique import BACKEND, PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import BACKEND, PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"calibration": ("minmax", "percentile", "entropy"), "rest": REST}
 
@@ -41,14 +41,14 @@ def dtype_of(options: Options) -> str:
     return "int8"
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies to models with linear layers or convolutions, on chips with int8 products."""
-    if reason := quantisable.refusal(subject, machine, rest=options.rest):
-        return Refused(reason)
+    if reason := quantisable.refusal(examined, machine, rest=options.rest):
+        return NotApplicable(reason)
     if not quantisable.has_int8_products(machine):
-        return Refused(f"{machine.chip} has no int8 products (VNNI or AMX)")
-    num_layers = len(quantisable.layers_of(subject))
-    return Applies(f"{num_layers} layers, {len(subject.workload.calibration)} calibration batches; needs a compiler")
+        return NotApplicable(f"{machine.chip} has no int8 products (VNNI or AMX)")
+    num_layers = len(quantisable.layers_of(examined))
+    return Applies(f"{num_layers} layers, {len(examined.workload.calibration)} calibration batches; needs a compiler")
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:

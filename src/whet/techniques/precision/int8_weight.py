@@ -27,8 +27,8 @@ from whet.profiler.diagnosis import speedup_bound
 from whet.quantisation import quantisable
 from whet.quantisation.quantised_linear import Int8Embedding, int8_linear, replace_linears
 from whet.rewriting.unquantised_dtype import REST, around
-from whet.technique import PRECISION, Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
 
@@ -49,13 +49,13 @@ def weight_scale_of(options: Options) -> float:
     return 0.25
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies to models with linear layers in float32."""
-    if reason := quantisable.refusal(subject, machine, rest=options.rest):
-        return Refused(reason)
-    num_layers = len(quantisable.linears_of(subject))
+    if reason := quantisable.refusal(examined, machine, rest=options.rest):
+        return NotApplicable(reason)
+    num_layers = len(quantisable.linears_of(examined))
     if num_layers == 0:
-        return Refused("the model has no linear layer")
+        return NotApplicable("the model has no linear layer")
     return Applies(f"{num_layers} linear layers")
 
 

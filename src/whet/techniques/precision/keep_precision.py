@@ -19,8 +19,8 @@ from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.quantisation import quantisable
 from whet.quantisation.sensitivity import rank_layers
-from whet.technique import Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"layers": (2, 4, 8, 16)}
 
@@ -32,17 +32,19 @@ class Options:
     layers: int = 2
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies to models with more layers than are to be kept."""
     if options.layers < 1:
         raise OptionError(f"layers must be at least 1, not {options.layers}")
-    if reason := quantisable.device_refusal(subject):
-        return Refused(reason)
-    num_layers = len(quantisable.layers_of(subject))
+    if reason := quantisable.device_refusal(examined):
+        return NotApplicable(reason)
+    num_layers = len(quantisable.layers_of(examined))
     if num_layers == 0:
-        return Refused("the model has no linear layer or convolution with float32 weights")
+        return NotApplicable("the model has no linear layer or convolution with float32 weights")
     if num_layers <= options.layers:
-        return Refused(f"the model has {num_layers} layers to quantise; keeping {options.layers} would leave none")
+        return NotApplicable(
+            f"the model has {num_layers} layers to quantise; keeping {options.layers} would leave none"
+        )
     return Applies(f"{options.layers} of {num_layers} layers stay in float")
 
 
@@ -54,7 +56,7 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate with its most sensitive layers marked."""
     module = quantisable.with_linears(candidate.copy_module())
-    ranked = rank_layers(module, candidate.subject.flat_calibration)
+    ranked = rank_layers(module, candidate.examined.flat_calibration)
     if not ranked:
         raise TargetError("keep_precision finds no layer in the module; leave it out of the recipe")
     names = [name for name, _ in ranked[: options.layers]]

@@ -20,8 +20,8 @@ from whet.measure.cgroup import cpu_quota
 from whet.measure.cores import allowed_cores
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
-from whet.technique import Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 
 def _choices() -> tuple[int, ...]:
@@ -41,16 +41,16 @@ class Options:
     num_threads: int = _SPACE["num_threads"][0]
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies on CPUs with more cores or threads than one, and to another number than the one in force."""
-    if subject.device_type != "cpu":
-        return Refused("the model runs on the GPU; PyTorch's threads compute on the CPU alone")
+    if examined.device_type != "cpu":
+        return NotApplicable("the model runs on the GPU; PyTorch's threads compute on the CPU alone")
     if machine.cores == machine.torch_threads == 1:
-        return Refused("the machine has one core")
+        return NotApplicable("the machine has one core")
     if options.num_threads > machine.cores:
-        return Refused(f"{options.num_threads} threads are more than this machine's {machine.cores} cores")
+        return NotApplicable(f"{options.num_threads} threads are more than this machine's {machine.cores} cores")
     if options.num_threads == machine.torch_threads:
-        return Refused(f"PyTorch uses {machine.torch_threads} threads already")
+        return NotApplicable(f"PyTorch uses {machine.torch_threads} threads already")
     return Applies(f"{options.num_threads} instead of {machine.torch_threads} threads")
 
 

@@ -22,8 +22,8 @@ from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.quantisation.quantisable import is_plain
 from whet.rewriting.graph import operator, trace, trace_original, value, verify
-from whet.technique import Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 _TOLERANCE = 1e-4
 _CONVOLUTIONS = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -39,16 +39,16 @@ class Options:
     """Nothing to choose."""
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies where a batch norm directly follows a convolution or a linear layer that nothing else reads."""
-    if not any(isinstance(m, _BATCH_NORMS) for m in subject.workload.model.modules()):
-        return Refused("the model has no batch norm")
+    if not any(isinstance(m, _BATCH_NORMS) for m in examined.workload.model.modules()):
+        return NotApplicable("the model has no batch norm")
     try:
-        pairs = list(_find_pairs(trace_original(subject)))
+        pairs = list(_find_pairs(trace_original(examined)))
     except TargetError as error:
-        return Refused(str(error))
+        return NotApplicable(str(error))
     if not pairs:
-        return Refused("no batch norm directly follows a convolution")
+        return NotApplicable("no batch norm directly follows a convolution")
     return Applies(f"{len(pairs)} batch norms")
 
 
@@ -62,11 +62,11 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate with its batch norms folded away."""
     module = candidate.copy_module()
     num_folded = 0
-    for layer_path, norm_path in list(_find_pairs(trace(candidate.module, candidate.subject))):
+    for layer_path, norm_path in list(_find_pairs(trace(candidate.module, candidate.examined))):
         num_folded += _fold(module, layer_path, norm_path)
     if not num_folded:
         raise TargetError("fuse_conv_bn finds no batch norm to fold; leave it out of the recipe")
-    verify("fuse_conv_bn", module, candidate.module, candidate.subject, _TOLERANCE)
+    verify("fuse_conv_bn", module, candidate.module, candidate.examined, _TOLERANCE)
     return candidate.with_module(module)
 
 

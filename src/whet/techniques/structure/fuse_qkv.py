@@ -23,8 +23,8 @@ from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.rewriting.graph import Traced, is_changed_in_place, rebuild, trace, trace_original, verify
-from whet.technique import Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 _TOLERANCE = 1e-4
 _LINEARS = frozenset({"Linear", "NonDynamicallyQuantizableLinear"})
@@ -35,14 +35,14 @@ class Options:
     """Nothing to choose."""
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies where at least two linear layers read the same tensor."""
     try:
-        groups = _find_groups(trace_original(subject))
+        groups = _find_groups(trace_original(examined))
     except TargetError as error:
-        return Refused(str(error))
+        return NotApplicable(str(error))
     if not groups:
-        return Refused("no two linear layers read the same input")
+        return NotApplicable("no two linear layers read the same input")
     return Applies(f"{sum(map(len, groups))} linear layers become {len(groups)}")
 
 
@@ -53,14 +53,14 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate with its sibling linear layers fused; the separate weights are gone."""
-    traced = trace(candidate.module, candidate.subject)
+    traced = trace(candidate.module, candidate.examined)
     groups = _find_groups(traced)
     if not groups:
         raise TargetError("fuse_qkv finds no linear layers to fuse; leave it out of the recipe")
     for nodes in groups:
         _fuse(traced, nodes)
     module = Traced(rebuild(traced))
-    verify("fuse_qkv", module, candidate.module, candidate.subject, _TOLERANCE)
+    verify("fuse_qkv", module, candidate.module, candidate.examined, _TOLERANCE)
     return candidate.with_module(module)
 
 

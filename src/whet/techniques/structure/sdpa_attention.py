@@ -20,8 +20,8 @@ from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.rewriting.attention_pattern import count_fused, find_attention, fuse
 from whet.rewriting.graph import Traced, trace, trace_original, verify
-from whet.technique import Applies, Candidate, Refused, Stage, Technique, Verdict
-from whet.workload import Subject
+from whet.technique import Applicability, Applies, Candidate, NotApplicable, Stage, Technique
+from whet.workload import ExaminedWorkload
 
 _TOLERANCE = 1e-4
 
@@ -31,20 +31,20 @@ class Options:
     """Nothing to choose."""
 
 
-def check(subject: Subject, machine: Machine, options: Options) -> Verdict:
+def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
     """Applies to Hugging Face models set to eager attention, and where the graph shows attention by hand."""
-    eager = _eager_models(subject.workload.model)
+    eager = _eager_models(examined.workload.model)
     if eager:
         return Applies(f"{', '.join(type(m).__name__ for m in eager)} computes eager attention")
     try:
-        traced = trace_original(subject)
+        traced = trace_original(examined)
     except TargetError as error:
-        return Refused(str(error))
+        return NotApplicable(str(error))
     if found := find_attention(traced):
         return Applies(f"attention written out by hand in {len(found)} places")
     if count_fused(traced):
-        return Refused("the model already uses scaled_dot_product_attention")
-    return Refused("no softmax attention found")
+        return NotApplicable("the model already uses scaled_dot_product_attention")
+    return NotApplicable("no softmax attention found")
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
@@ -69,12 +69,12 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
                 f"sdpa_attention: {type(model).__name__} stays on eager attention: {str(error).splitlines()[0]}"
             )
     if not switched:
-        traced = trace(candidate.module, candidate.subject)
+        traced = trace(candidate.module, candidate.examined)
         found = find_attention(traced)
         if not found:
             raise TargetError("sdpa_attention finds no attention to fuse; leave it out of the recipe")
         module = Traced(fuse(traced, found))
-    verify("sdpa_attention", module, candidate.module, candidate.subject, _TOLERANCE)
+    verify("sdpa_attention", module, candidate.module, candidate.examined, _TOLERANCE)
     return candidate.with_module(module, *notes)
 
 
