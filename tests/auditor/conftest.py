@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from whet.auditor.collect import Problem, SourceFile, does_not_parse
-from whet.auditor.finding import Confidence, Finding, Fix, Gain, Hot, Priority, SetKeyword, Span
+from whet.auditor.finding import Confidence, Finding, Fix, Gain, HotPath, Priority, SetKeyword, Span
 
 MADE = Finding(
     code="SYN101",
@@ -20,7 +20,7 @@ MADE = Finding(
     priority=Priority.HIGH,
     confidence=Confidence.HIGH,
     gain=Gain(0.0, 0.3, "up to the share of the step that waits"),
-    hot=Hot("training loop", "main", "train.py", 2),
+    hot=HotPath("training loop", "main", "train.py", 2),
 )
 
 
@@ -89,7 +89,7 @@ def toy_audit(files: Sequence[SourceFile]) -> ToyAudit:
             found.append(
                 replace(
                     MADE, code=code, name=rule.NAME, path=file.path, span=span, priority=rule.PRIORITY, fix=fix,
-                    message=f"{ast.unparse(node)} waits", hot=Hot("training loop", "", file.path, 1),
+                    message=f"{ast.unparse(node)} waits", hot=HotPath("training loop", "", file.path, 1),
                 )
             )  # fmt: skip
     return ToyAudit(tuple(sorted(found, key=lambda f: (f.path, f.span, f.code))), tuple(problems))

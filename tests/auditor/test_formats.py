@@ -19,7 +19,7 @@ from whet.auditor.finding import (
     Finding,
     Fix,
     Gain,
-    Hot,
+    HotPath,
     Measured,
     Priority,
     ReplaceExpression,
@@ -147,7 +147,7 @@ def test_github(report: Report) -> None:
 @given(st.text("ab%:,\n\r0AD2C3=", max_size=20), st.text("ab%:,\n\r0AD2C3=", min_size=1, max_size=12))
 def test_github_brings_back_every_name_and_message(message: str, path: str) -> None:
     made = Finding(
-        "SYN101", "x", path, Span(1, 0, 2, 3), message, Priority.HIGH, Confidence.HIGH, Gain(0, 0, "a"), Hot("", "")
+        "SYN101", "x", path, Span(1, 0, 2, 3), message, Priority.HIGH, Confidence.HIGH, Gain(0, 0, "a"), HotPath("", "")
     )
     (level, properties, text), = commands(github.render(Report((made,))))  # fmt: skip
     assert level == "error"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whet.auditor.collect import SourceFile
-from whet.auditor.finding import Confidence, Finding, Fix, Gain, Hot, Measured, Priority, Span
+from whet.auditor.finding import Confidence, Finding, Fix, Gain, HotPath, Measured, Priority, Span
 from whet.auditor.formats import render
 from whet.auditor.report import Report
 from whet.cli.audit import main
@@ -22,7 +22,7 @@ def shown(finding: Finding, text: str = TEXT) -> str:
 
 
 def test_all_of_a_finding(make_finding: Make) -> None:
-    hot = Hot("training loop", "main", "train.py", 2, ("main", "log"), "for each token in tokens", "step > 3")
+    hot = HotPath("training loop", "main", "train.py", 2, ("main", "log"), "for each token in tokens", "step > 3")
     finding = make_finding(hot=hot, fix=Fix("sum on the GPU", False, ()))
     assert shown(finding) == (
         "train.py:3:5: SYN101 item-in-loop [high, sure]\n"
@@ -101,7 +101,7 @@ def test_carets_stand_under_the_place_and_lines_fit(before: str, place: str, aft
     line = f"{before}{place}{after};"
     finding = Finding(
         "SYN101", "item-in-loop", "train.py", Span(number, len(before), number, len(before) + len(place)),
-        "it waits " * 20, Priority.HIGH, Confidence.HIGH, Gain(0, 0.3, "words " * 30), Hot("training loop", "f"),
+        "it waits " * 20, Priority.HIGH, Confidence.HIGH, Gain(0, 0.3, "words " * 30), HotPath("training loop", "f"),
     )  # fmt: skip
     text = "\n" * (number - 1) + line + "\n"
     lines = shown(finding, text).splitlines()

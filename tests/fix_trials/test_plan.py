@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from whet.auditor.collect import SourceFile
-from whet.auditor.finding import Confidence, Finding, Fix, Gain, Hot, Priority, ReplaceExpression, Span
+from whet.auditor.finding import Confidence, Finding, Fix, Gain, HotPath, Priority, ReplaceExpression, Span
 from whet.errors import TargetError
 from whet.fix_trials import plan
 from whet.fix_trials.plan import measure_impact, script_at
@@ -107,7 +107,7 @@ def test_what_lies_in_inference_is_not_tried_and_it_says_why(
     place = script_at(tmp_path / "train.py", [], tmp_path.parent / "work", num_steps=6, limit_s=10)
 
     def look_in_evaluate(files: Sequence[SourceFile]) -> list[Finding]:
-        return [replace(found, hot=Hot("inference loop", "evaluate")) for found in look(files)]
+        return [replace(found, hot=HotPath("inference loop", "evaluate")) for found in look(files)]
 
     impact, _ = measure_impact(
         place, [SourceFile("train.py", SOURCE)], look_in_evaluate, budget_s=100, report=lambda line: None

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from whet.auditor.calls import CallKind
-from whet.auditor.heat import HeatKind
+from whet.auditor.hot_paths import HeatKind
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import LoopNode
-from whet.auditor.view import View
 
 _NAMED = re.compile(r"accum|grad_acc|micro|(^|_)gas$|update_freq|acc_steps|virtual|iter_size|update_every", re.I)
 
@@ -24,18 +24,18 @@ class Accumulation(NamedTuple):
     backwards: list[ast.Call]  # calls that run backward in each micro-step, by themselves or through a function
 
 
-def accumulations(view: View) -> Iterator[Accumulation]:
+def accumulations(context: RuleContext) -> Iterator[Accumulation]:
     """The loops of a module that accumulate gradients."""
-    for loop in view.loops(HeatKind.TRAINING):
+    for loop in context.loops(HeatKind.TRAINING):
         calls = [call for statement in loop.body for call in ast.walk(statement) if isinstance(call, ast.Call)]
-        for branch in _branches(view, calls):
+        for branch in _branches(context, calls):
             every = _modulus(branch.test)
             inside = set(ast.walk(branch))
-            if every is None or view.constant(every) == 1 or not _clears(calls, inside):
+            if every is None or context.constant(every) == 1 or not _clears(calls, inside):
                 continue
-            if any(_runs_backward(view, call) for call in calls if call in inside):
+            if any(_runs_backward(context, call) for call in calls if call in inside):
                 continue  # another model's turn, as in GANs
-            backwards = [call for call in calls if call not in inside and _runs_backward(view, call)]
+            backwards = [call for call in calls if call not in inside and _runs_backward(context, call)]
             if backwards:
                 yield Accumulation(loop, branch, every, backwards)
                 break
@@ -48,13 +48,13 @@ def last_name(expression: ast.expr) -> str:
     return expression.attr if isinstance(expression, ast.Attribute) else getattr(expression, "id", "")
 
 
-def _branches(view: View, calls: list[ast.Call]) -> Iterator[ast.If]:
+def _branches(context: RuleContext, calls: list[ast.Call]) -> Iterator[ast.If]:
     seen: set[ast.AST] = set()
     for call in calls:
-        if view.call_kind(call) is not CallKind.STEP:
+        if context.call_kind(call) is not CallKind.STEP:
             continue
         child: ast.AST = call
-        for up in view.ancestors(call):
+        for up in context.ancestors(call):
             if isinstance(up, ast.For | ast.While | ast.FunctionDef):
                 break
             if isinstance(up, ast.If) and child in up.body and up not in seen and _modulus(up.test) is not None:
@@ -76,10 +76,10 @@ def _clears(calls: list[ast.Call], inside: set[ast.AST]) -> bool:
     return bool(cleared) and all(call in inside for call in cleared)
 
 
-def _runs_backward(view: View, call: ast.Call) -> bool:
-    if view.call_kind(call) is CallKind.STEP:
+def _runs_backward(context: RuleContext, call: ast.Call) -> bool:
+    if context.call_kind(call) is CallKind.STEP:
         return False
-    return view.heat.makes_step(call, view.module)
+    return context.hot_paths.makes_step(call, context.module)
 
 
 def is_named_so(expression: ast.expr) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from whet.auditor import torch_names as names
-from whet.auditor.kinds import UNKNOWN, Kind, Value
+from whet.auditor.abstract_types import UNKNOWN, Kind, Value
 from whet.auditor.project import Project
 from whet.auditor.source import Class, Module
 

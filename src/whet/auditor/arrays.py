@@ -4,41 +4,41 @@ from __future__ import annotations
 
 import ast
 
-from whet.auditor.kinds import Kind
+from whet.auditor.abstract_types import Kind
 from whet.auditor.project import name_of
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Function
-from whet.auditor.view import View
 
 _OF_SPARSE = frozenset(("row", "col", "data", "indices", "indptr"))
 _MAKES_ARRAYS = ("numpy.", "scipy.optimize.linear_sum_assignment", "cv2.")
 
 
-def is_array(view: View, e: ast.expr, _depth: int = 0) -> bool:
+def is_array(context: RuleContext, e: ast.expr, _depth: int = 0) -> bool:
     """Whether an expression is a numpy array, as far as the code says."""
-    value = view.value(e)
+    value = context.value(e)
     if value.kind is Kind.ARRAY:
         return value.is_sure
     if value.kind not in (Kind.UNKNOWN, Kind.OTHER) or _depth > 3:
         return False
     if isinstance(e, ast.Attribute):
-        return e.attr in _OF_SPARSE and any(full.startswith("scipy") for full in view.module.imports.values())
+        return e.attr in _OF_SPARSE and any(full.startswith("scipy") for full in context.module.imports.values())
     if isinstance(e, ast.Subscript) and isinstance(e.value, ast.Call):
-        return view.dotted(e.value.func) in _MAKES_ARRAYS
+        return context.dotted(e.value.func) in _MAKES_ARRAYS
     if isinstance(e, ast.Name):
-        bindings = [b for b in view.function_of(e).bindings.get(e.id, []) if b.line <= e.lineno]
+        bindings = [b for b in context.function_of(e).bindings.get(e.id, []) if b.line <= e.lineno]
         made = [b.value for b in bindings if b.how == "value" and not b.path and b.value is not None]
-        return len(made) == len(bindings) == 1 and made[0] is not e and is_array(view, made[0], _depth + 1)
+        return len(made) == len(bindings) == 1 and made[0] is not e and is_array(context, made[0], _depth + 1)
     return False
 
 
-def is_list_of_arrays(view: View, e: ast.expr) -> bool:
+def is_list_of_arrays(context: RuleContext, e: ast.expr) -> bool:
     """Whether an expression is a list whose elements are numpy arrays."""
     if isinstance(e, ast.ListComp):
-        return is_array(view, e.elt) and not _is_item(e.elt)
+        return is_array(context, e.elt) and not _is_item(e.elt)
     if isinstance(e, ast.List):
-        return bool(e.elts) and all(is_array(view, element) and not _is_item(element) for element in e.elts)
+        return bool(e.elts) and all(is_array(context, element) and not _is_item(element) for element in e.elts)
     if isinstance(e, ast.Name):
-        return _is_filled_with_arrays(view, e) or _is_tested_for_arrays(view, e)
+        return _is_filled_with_arrays(context, e) or _is_tested_for_arrays(context, e)
     return False
 
 
@@ -51,9 +51,9 @@ def _is_item(e: ast.expr) -> bool:
     return isinstance(e, ast.Subscript) and not isinstance(e.value, ast.Call) and not isinstance(e.slice, ast.Slice)
 
 
-def _is_filled_with_arrays(view: View, e: ast.Name) -> bool:
+def _is_filled_with_arrays(context: RuleContext, e: ast.Name) -> bool:
     """Whether the list is bound to such a list, or starts empty and is appended arrays only."""
-    function = view.function_of(e)
+    function = context.function_of(e)
     bindings = [b for b in function.bindings.get(e.id, []) if b.line < e.lineno]
     if not bindings or bindings[-1].value is None or bindings[-1].how != "value":
         return False
@@ -63,11 +63,11 @@ def _is_filled_with_arrays(view: View, e: ast.Name) -> bool:
             return False
         value = value.elts[index]
     if isinstance(value, ast.ListComp):
-        return is_list_of_arrays(view, value)
+        return is_list_of_arrays(context, value)
     if not isinstance(value, ast.List) or value.elts:
         return False
     added = _appended(function, e.id)
-    return bool(added) and all(is_array(view, one) and not _is_item(one) for one in added)
+    return bool(added) and all(is_array(context, one) and not _is_item(one) for one in added)
 
 
 def _appended(function: Function, name: str) -> list[ast.expr]:
@@ -82,11 +82,11 @@ def _appended(function: Function, name: str) -> list[ast.expr]:
     ]
 
 
-def _is_tested_for_arrays(view: View, e: ast.Name) -> bool:
+def _is_tested_for_arrays(context: RuleContext, e: ast.Name) -> bool:
     """Whether the code itself asks, in an `if` around: `isinstance(e[0], np.ndarray)`."""
     child: ast.AST = e
-    for up in view.ancestors(e):
-        if up in view.module.function_of_node:
+    for up in context.ancestors(e):
+        if up in context.module.function_of_node:
             return False
         if isinstance(up, ast.If) and child in up.body:
             test = up.test

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from whet.auditor.dataflow import last_name, latest, reads, root_name
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 _PRODUCTS = frozenset("matmul bmm einsum baddbmm contract".split())
 _KEPT = frozenset(  # methods and functions between the product and the softmax, and between it and the values
@@ -18,10 +18,10 @@ _KEPT = frozenset(  # methods and functions between the product and the softmax,
 _DEEPEST = 12
 
 
-def scores_of(view: View, call: ast.Call) -> ast.expr | None:
+def scores_of(context: RuleContext, call: ast.Call) -> ast.expr | None:
     """What the softmax is of; None for other functions of that name."""
     if isinstance(call.func, ast.Attribute):
-        dotted = view.dotted(call.func) or ""
+        dotted = context.dotted(call.func) or ""
         if dotted.startswith(("numpy", "scipy", "jax", "tensorflow")):
             return None
         if call.args and (dotted.startswith(("torch", "self.")) or last_name(call.func.value) in ("F", "functional")):
@@ -30,16 +30,16 @@ def scores_of(view: View, call: ast.Call) -> ast.expr | None:
     return call.args[0] if call.args else None
 
 
-def product_in(view: View, e: ast.expr, depth: int) -> ast.expr | None:
+def product_in(context: RuleContext, e: ast.expr, depth: int) -> ast.expr | None:
     """The product of two activations that an expression is made of, through scales, masks and casts."""
     if depth > _DEEPEST:
         return None
-    if operands(view, e):
+    if operands(context, e):
         return e
     inner: list[ast.expr] = []
     match e:
         case ast.Name():
-            bound = latest(view, e)
+            bound = latest(context, e)
             inner = [bound] if bound is not None else []
         case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div()):
             inner = [e.left, e.right]
@@ -52,19 +52,19 @@ def product_in(view: View, e: ast.expr, depth: int) -> ast.expr | None:
             if name in _KEPT or "drop" in name or "mask" in name:
                 inner = [*([e.func.value] if isinstance(e.func, ast.Attribute) else []), *e.args[:3]]
     for one in inner:
-        found = product_in(view, one, depth + 1)
+        found = product_in(context, one, depth + 1)
         if found is not None:
             return found
     return None
 
 
-def weighted_by(view: View, e: ast.expr, depth: int) -> ast.expr | None:
+def weighted_by(context: RuleContext, e: ast.expr, depth: int) -> ast.expr | None:
     """The product with the values that an expression goes into."""
     if depth > _DEEPEST:
         return None
-    child, up = e, view.parent(e)
+    child, up = e, context.parent(e)
     while up is not None and not isinstance(up, ast.stmt):
-        if isinstance(up, ast.expr) and any(child is factor for factor in operands(view, up)):
+        if isinstance(up, ast.expr) and any(child is factor for factor in operands(context, up)):
             return up
         if isinstance(up, ast.Call) and child is not up.func:
             name = last_name(up.func).lower()
@@ -75,23 +75,23 @@ def weighted_by(view: View, e: ast.expr, depth: int) -> ast.expr | None:
         ):
             return None
         assert isinstance(up, ast.expr)
-        child, up = up, view.parent(up)
+        child, up = up, context.parent(up)
     if not isinstance(up, ast.Assign) or len(up.targets) != 1 or not isinstance(up.targets[0], ast.Name):
         return None
-    for read in reads(view.function_of(e), up.targets[0].id, up.end_lineno or up.lineno):
-        found = weighted_by(view, read, depth + 1)
+    for read in reads(context.function_of(e), up.targets[0].id, up.end_lineno or up.lineno):
+        found = weighted_by(context, read, depth + 1)
         if found is not None:
             return found
     return None
 
 
-def operands(view: View, e: ast.expr) -> tuple[ast.expr, ...]:
+def operands(context: RuleContext, e: ast.expr) -> tuple[ast.expr, ...]:
     """The two factors of a product of activations; () for anything else, products with parameters too."""
     factors: list[ast.expr] = []
     if isinstance(e, ast.BinOp) and isinstance(e.op, ast.MatMult):
         factors = [e.left, e.right]
     elif isinstance(e, ast.Call) and last_name(e.func) in _PRODUCTS:
-        dotted = view.dotted(e.func) or ""
+        dotted = context.dotted(e.func) or ""
         if dotted.startswith(("numpy", "jax", "scipy")):
             return ()
         is_method = isinstance(e.func, ast.Attribute) and not dotted.startswith("torch")

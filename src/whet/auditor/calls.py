@@ -6,10 +6,10 @@ import ast
 import re
 from enum import Enum
 
-from whet.auditor.inferred import Kinds
-from whet.auditor.kinds import Kind
+from whet.auditor.abstract_types import Kind
 from whet.auditor.project import Project, name_of
 from whet.auditor.source import Function, Module
+from whet.auditor.type_inference import TypeInference
 
 _LOSS = re.compile(r"(\w*_)?(criterion|loss\w*|crit)|\w*Loss")
 _INFERENCE = re.compile(
@@ -43,7 +43,7 @@ class CallKind(Enum):
 class Calls:
     """Classifies calls, and functions by what they are for."""
 
-    def __init__(self, project: Project, kinds: Kinds) -> None:
+    def __init__(self, project: Project, kinds: TypeInference) -> None:
         self._project = project
         self._kinds = kinds
         self._known: dict[ast.Call, CallKind] = {}

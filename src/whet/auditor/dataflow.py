@@ -5,24 +5,24 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Function
-from whet.auditor.view import View
 
 
-def latest(view: View, name: ast.Name) -> ast.expr | None:
+def latest(context: RuleContext, name: ast.Name) -> ast.expr | None:
     """What a name was last bound to above where it is read; None for parameters, loop targets and parts of tuples.
 
     Updates in place (`x += y`) are passed over, to what they update.
     """
-    here = view.statement(name)
-    for binding in sorted(view.function_of(name).bindings.get(name.id, ()), key=lambda b: b.line, reverse=True):
+    here = context.statement(name)
+    for binding in sorted(context.function_of(name).bindings.get(name.id, ()), key=lambda b: b.line, reverse=True):
         if binding.line > name.lineno or binding.how == "update" or binding.node is here:
             continue
         return binding.value if binding.how == "value" and not binding.path else None
     return None
 
 
-def origins(view: View, expression: ast.expr, deepest: int = 6) -> Iterator[ast.expr]:
+def origins(context: RuleContext, expression: ast.expr, deepest: int = 6) -> Iterator[ast.expr]:
     """The expression, and what its names were last bound to, and the names in those: nearest first."""
     seen: set[int] = set()
     waiting: list[tuple[ast.expr, int]] = [(expression, 0)]
@@ -32,7 +32,7 @@ def origins(view: View, expression: ast.expr, deepest: int = 6) -> Iterator[ast.
         if depth >= deepest:
             continue
         for name in (n for n in ast.walk(one) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)):
-            bound = latest(view, name)
+            bound = latest(context, name)
             if bound is not None and id(bound) not in seen:
                 seen.add(id(bound))
                 waiting.append((bound, depth + 1))

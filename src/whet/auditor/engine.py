@@ -12,12 +12,12 @@ from pathlib import Path
 from whet.auditor.collect import Problem, SourceFile, does_not_parse
 from whet.auditor.constants import Constants
 from whet.auditor.finding import Finding, Hit, Priority
-from whet.auditor.heat import Heat
-from whet.auditor.inferred import Kinds
+from whet.auditor.hot_paths import HotPaths
 from whet.auditor.project import Project
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.rules import RULES, Rule
 from whet.auditor.source import Module
-from whet.auditor.view import View
+from whet.auditor.type_inference import TypeInference
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,21 @@ def inspect_files(files: Sequence[SourceFile]) -> Audit:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             problems.append(does_not_parse(file, error))
     findings: list[Finding] = []
-    for view in views(modules):
-        findings += _findings(view)
+    for context in rule_contexts(modules):
+        findings += _findings(context)
     findings.sort(key=lambda finding: (finding.path, finding.span, finding.code))
     return Audit(tuple(findings), tuple(problems))
 
 
-def views(modules: Sequence[Module]) -> Iterator[View]:
+def rule_contexts(modules: Sequence[Module]) -> Iterator[RuleContext]:
     """What rules see of each module that uses PyTorch."""
     project = Project(modules)
-    kinds = Kinds(project)
-    heat = Heat(project, kinds)
+    kinds = TypeInference(project)
+    hot_paths = HotPaths(project, kinds)
     constants = Constants(project)
     for module in modules:
-        if module.uses_torch or any(function in heat.functions for function in module.functions):
-            yield View(module, project, kinds, heat, constants)
+        if module.uses_torch or any(function in hot_paths.functions for function in module.functions):
+            yield RuleContext(module, project, kinds, hot_paths, constants)
 
 
 def _root(files: Sequence[SourceFile]) -> Path:
@@ -85,24 +85,24 @@ def module_name(path: Path) -> str:
     return ".".join(parts) or path.stem
 
 
-def _findings(view: View) -> Iterator[Finding]:
+def _findings(context: RuleContext) -> Iterator[Finding]:
     for code, rule in RULES.items():
         seen: set[ast.AST] = set()
-        for hit in rule.check(view):
+        for hit in rule.check(context):
             if hit.at not in seen:
                 seen.add(hit.at)
-                yield _complete(view, code, rule, hit)
+                yield _complete(context, code, rule, hit)
 
 
-def _complete(view: View, code: str, rule: Rule, hit: Hit) -> Finding:
+def _complete(context: RuleContext, code: str, rule: Rule, hit: Hit) -> Finding:
     priority = hit.priority or rule.PRIORITY
     if hit.hot is not None and hit.hot.guard:
         priority = Priority.LOW
     return Finding(
         code=code,
         name=rule.NAME,
-        path=view.module.path,
-        span=view.span(hit.at),
+        path=context.module.path,
+        span=context.span(hit.at),
         message=hit.message,
         priority=priority,
         confidence=hit.confidence,

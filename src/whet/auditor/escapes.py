@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 
-from whet.auditor.kinds import Kind
+from whet.auditor.abstract_types import Kind
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Function
-from whet.auditor.view import View
 
 _NO_TENSORS = (Kind.NUMBER, Kind.TEXT, Kind.ARRAY, Kind.NONE, Kind.FRAME, Kind.DEVICE, Kind.DTYPE)
 _BUILTIN_NUMBERS = ("float", "int", "str", "len", "round", "bool")
 
 
-def returns_tensors(view: View, function: Function) -> bool:
+def returns_tensors(context: RuleContext, function: Function) -> bool:
     """Whether a function may hand out tensors: by return, by yield, or in an attribute or an item."""
     for node in ast.walk(function.node):
         if isinstance(node, ast.Yield | ast.YieldFrom | ast.Global | ast.Nonlocal):
@@ -22,16 +22,16 @@ def returns_tensors(view: View, function: Function) -> bool:
             if root is None or root not in function.bindings:
                 return True
     return any(
-        statement.value is not None and _may_hold_tensors(view, statement.value) for statement in function.returns
+        statement.value is not None and _may_hold_tensors(context, statement.value) for statement in function.returns
     )
 
 
-def leaves_block(view: View, block: ast.With) -> bool:
+def leaves_block(context: RuleContext, block: ast.With) -> bool:
     """Whether what a block binds is read below it, or is put where it stays."""
     bound = {node.id for node in ast.walk(block) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     end = block.end_lineno or block.lineno
-    is_repeated = any(isinstance(up, ast.For | ast.While) for up in view.ancestors(block))
-    for node in ast.walk(view.function_of(block).node):
+    is_repeated = any(isinstance(up, ast.For | ast.While) for up in context.ancestors(block))
+    for node in ast.walk(context.function_of(block).node):
         if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Load) or node.id not in bound:
             continue
         if node.lineno > end or (is_repeated and node.lineno < block.lineno):
@@ -49,25 +49,25 @@ def _fills(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "extend", "add", "update", "put")
 
 
-def _may_hold_tensors(view: View, e: ast.expr) -> bool:
+def _may_hold_tensors(context: RuleContext, e: ast.expr) -> bool:
     if isinstance(e, ast.Tuple | ast.List):
-        return any(_may_hold_tensors(view, one) for one in e.elts)
+        return any(_may_hold_tensors(context, one) for one in e.elts)
     if isinstance(e, ast.Dict):
-        return any(_may_hold_tensors(view, one) for one in e.values)
+        return any(_may_hold_tensors(context, one) for one in e.values)
     if isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id in _BUILTIN_NUMBERS:
         return False
     if isinstance(e, ast.Name):
-        bindings = view.function_of(e).bindings.get(e.id, [])
+        bindings = context.function_of(e).bindings.get(e.id, [])
         if not bindings or any(b.value is None or b.path or b.how not in ("value", "update") for b in bindings):
             return True
-        return any(b.value is not e and _is_tensor(view, b.value) for b in bindings if b.value is not None)
-    return _is_tensor(view, e)
+        return any(b.value is not e and _is_tensor(context, b.value) for b in bindings if b.value is not None)
+    return _is_tensor(context, e)
 
 
-def _is_tensor(view: View, e: ast.expr) -> bool:
+def _is_tensor(context: RuleContext, e: ast.expr) -> bool:
     if isinstance(e, ast.BinOp):
-        return _may_hold_tensors(view, e.left) or _may_hold_tensors(view, e.right)
-    value = view.value(e)
+        return _may_hold_tensors(context, e.left) or _may_hold_tensors(context, e.right)
+    value = context.value(e)
     return value.kind not in _NO_TENSORS or not value.is_sure
 
 

@@ -150,7 +150,7 @@ class Fix:
 
 
 @dataclass(frozen=True)
-class Hot:
+class HotPath:
     """Why a place in the code matters: it runs in every step of a loop, or may."""
 
     kind: str  # a HeatKind's value: "training loop", "inference loop", ...
@@ -181,7 +181,7 @@ class Hit:
     message: str
     gain: Gain
     confidence: Confidence = Confidence.MEDIUM
-    hot: Hot | None = None
+    hot: HotPath | None = None
     fix: Fix | None = None
     priority: Priority | None = None
 
@@ -215,7 +215,7 @@ class Finding:
     priority: Priority
     confidence: Confidence
     gain: Gain
-    hot: Hot | None = None
+    hot: HotPath | None = None
     fix: Fix | None = None
     measured: Measured | None = None
     cell: int | None = None  # the cell of a notebook, from 1; lines are those of the cell then

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from whet.auditor.calls import CallKind
 from whet.auditor.inference import runs_forward
 from whet.auditor.project import name_of
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Binding, Function, Module
-from whet.auditor.view import View
 
 SWITCHES = ("torch.no_grad", "torch.autograd.no_grad", "torch.autograd.grad_mode.no_grad")
 _OFF = re.compile(
@@ -46,17 +46,17 @@ def switch_above(module: Module, node: ast.AST) -> ast.expr | None:
     return None
 
 
-def is_off(view: View, node: ast.AST) -> bool:
+def is_off(context: RuleContext, node: ast.AST) -> bool:
     """Whether gradients are off at a node: there, by a call before it, or in a caller that the project has."""
-    return _is_off(view, view.module, node, 3)
+    return _is_off(context, context.module, node, 3)
 
 
-def _is_off(view: View, module: Module, node: ast.AST, depth: int) -> bool:
+def _is_off(context: RuleContext, module: Module, node: ast.AST, depth: int) -> bool:
     function = module.function_of(node)
     if switch_above(module, node) is not None or _is_switched(function) or _is_switched(module.top):
         return True
-    callers = view.project.callers(function) if depth else []
-    return any(_is_off(view, at.module, call, depth - 1) for at, call in callers[:8])
+    callers = context.project.callers(function) if depth else []
+    return any(_is_off(context, at.module, call, depth - 1) for at, call in callers[:8])
 
 
 def _is_switched(function: Function) -> bool:
@@ -70,10 +70,10 @@ def _is_switched(function: Function) -> bool:
     return False
 
 
-def differentiated(view: View, function: Function) -> Iterator[ast.expr]:
+def differentiated(context: RuleContext, function: Function) -> Iterator[ast.expr]:
     """What a function calls backward on: `loss` of `loss.backward()` and of `scaler.scale(loss).backward()`."""
     for call in function.calls:
-        if view.call_kind(call) is CallKind.BACKWARD and isinstance(call.func, ast.Attribute):
+        if context.call_kind(call) is CallKind.BACKWARD and isinstance(call.func, ast.Attribute):
             yield call.args[0] if call.args and not is_chain(call.func.value, call) else call.func.value
 
 
@@ -88,9 +88,9 @@ def names_in(expressions: Iterable[ast.AST | None]) -> set[str]:
     return {node.id for e in expressions if e is not None for node in ast.walk(e) if isinstance(node, ast.Name)}
 
 
-def feeds_backward(view: View, function: Function, name: str) -> bool:
+def feeds_backward(context: RuleContext, function: Function, name: str) -> bool:
     """Whether what a name holds is differentiated, through up to three assignments."""
-    known = names_in(differentiated(view, function))
+    known = names_in(differentiated(context, function))
     for _ in range(3):
         if name in known:
             return True
@@ -98,55 +98,55 @@ def feeds_backward(view: View, function: Function, name: str) -> bool:
     return name in known
 
 
-def carries_graph(view: View, e: ast.expr, _depth: int = 0) -> bool | None:
+def carries_graph(context: RuleContext, e: ast.expr, _depth: int = 0) -> bool | None:
     """Whether an expression holds on to the graph of a forward pass, where gradients are on; None if not known."""
     if _depth > _DEEPEST:
         return None
     match e:
         case ast.Name():
-            return _name_carries(view, e, _depth)
+            return _name_carries(context, e, _depth)
         case ast.Attribute():
             if e.attr in ("data", "grad", "shape", "device", "dtype"):
                 return False
-            return carries_graph(view, e.value, _depth + 1) if e.attr in _KEPT else None
+            return carries_graph(context, e.value, _depth + 1) if e.attr in _KEPT else None
         case ast.Subscript() | ast.Starred() | ast.Await():
-            return carries_graph(view, e.value, _depth + 1)
+            return carries_graph(context, e.value, _depth + 1)
         case ast.BinOp():
-            return _any(view, (e.left, e.right), _depth)
+            return _any(context, (e.left, e.right), _depth)
         case ast.UnaryOp():
-            return carries_graph(view, e.operand, _depth + 1)
+            return carries_graph(context, e.operand, _depth + 1)
         case ast.Tuple() | ast.List():
-            return _any(view, e.elts, _depth)
+            return _any(context, e.elts, _depth)
         case ast.Dict():
-            return _any(view, e.values, _depth)
+            return _any(context, e.values, _depth)
         case ast.IfExp():
-            return _any(view, (e.body, e.orelse), _depth)
+            return _any(context, (e.body, e.orelse), _depth)
         case ast.Call():
-            return _call_carries(view, e, _depth)
+            return _call_carries(context, e, _depth)
         case ast.Constant() | ast.Compare() | ast.JoinedStr():
             return False
     return None
 
 
-def _any(view: View, expressions: Iterable[ast.expr], depth: int) -> bool | None:
-    found = [carries_graph(view, e, depth + 1) for e in expressions]
+def _any(context: RuleContext, expressions: Iterable[ast.expr], depth: int) -> bool | None:
+    found = [carries_graph(context, e, depth + 1) for e in expressions]
     return True if True in found else None if None in found else False
 
 
-def _name_carries(view: View, name: ast.Name, depth: int) -> bool | None:
-    function = view.function_of(name)
+def _name_carries(context: RuleContext, name: ast.Name, depth: int) -> bool | None:
+    function = context.function_of(name)
     binding = latest(function, name)
     carries: bool | None = None
     if binding is not None and binding.value is not None:
         if binding.how == "item":
-            return False if binding.value is not None and "loader" in view.source(binding.value).lower() else None
+            return False if binding.value is not None and "loader" in context.source(binding.value).lower() else None
         if binding.how == "value":
-            if switch_above(view.module, binding.node) is not None:
+            if switch_above(context.module, binding.node) is not None:
                 return False
-            carries = carries_graph(view, binding.value, depth + 1)
+            carries = carries_graph(context, binding.value, depth + 1)
             if carries and binding.path and isinstance(binding.value, ast.Call) and binding.path[0] > 0:
                 carries = None if _picks(binding.value) is False else carries
-    if carries is None and name.id in {e.id for e in differentiated(view, function) if isinstance(e, ast.Name)}:
+    if carries is None and name.id in {e.id for e in differentiated(context, function) if isinstance(e, ast.Name)}:
         return True
     return carries
 
@@ -163,20 +163,20 @@ def latest(function: Function, name: ast.Name) -> Binding | None:
     return above[-1] if above else bindings[-1] if bindings else None
 
 
-def _call_carries(view: View, call: ast.Call, depth: int) -> bool | None:
+def _call_carries(context: RuleContext, call: ast.Call, depth: int) -> bool | None:
     function = call.func
     name = name_of(call)
     if name in _CUTS or name in _NUMBERS:
         return False
-    dotted = view.dotted(function) or ""
+    dotted = context.dotted(function) or ""
     if dotted.startswith(("torch.", "einops.")):
-        return False if name in _FACTORIES else _any(view, call.args, depth)
-    if runs_forward(view, call):
-        return switch_above(view.module, call) is None
+        return False if name in _FACTORIES else _any(context, call.args, depth)
+    if runs_forward(context, call):
+        return switch_above(context.module, call) is None
     if name in ("sum", "list", "tuple", "dict") and isinstance(function, ast.Name):
-        return _any(view, call.args, depth)
+        return _any(context, call.args, depth)
     if re.fullmatch(r"(\w*_)?(criterion|loss\w*|crit)|\w*Loss", name):
-        return _any(view, [*call.args, *(k.value for k in call.keywords)], depth)
-    if isinstance(function, ast.Attribute) and view.is_tensor(function.value):
-        return carries_graph(view, function.value, depth + 1)
+        return _any(context, [*call.args, *(k.value for k in call.keywords)], depth)
+    if isinstance(function, ast.Attribute) and context.is_tensor(function.value):
+        return carries_graph(context, function.value, depth + 1)
     return None

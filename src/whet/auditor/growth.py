@@ -6,8 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from whet.auditor.rule_context import RuleContext, is_known
 from whet.auditor.source import LoopNode
-from whet.auditor.view import View, is_known
 
 _JOINS = ("cat", "concat", "concatenate", "vstack", "hstack", "column_stack", "row_stack", "append")
 _LIBRARIES = ("torch", "numpy")
@@ -23,28 +23,28 @@ class Growth(NamedTuple):
     added: list[ast.expr]
 
 
-def growths(view: View) -> Iterator[Growth]:
+def growths(context: RuleContext) -> Iterator[Growth]:
     """All places where a tensor or an array grows from one round of a loop to the next."""
-    for call in view.calls(*_JOINS):
-        dotted = view.dotted(call.func) or ""
+    for call in context.calls(*_JOINS):
+        dotted = context.dotted(call.func) or ""
         if dotted.partition(".")[0] not in _LIBRARIES or dotted.count(".") != 1 or not call.args:
             continue
-        target = _assigned(view, call)
+        target = _assigned(context, call)
         parts = _parts(call)
         if target is None or target not in [ast.unparse(part) for part in parts]:
             continue
-        loop = loop_around(view, call)
-        if loop is None or _is_of_round(loop, target) or view.function_of(call).name == "__init__":
+        loop = loop_around(context, call)
+        if loop is None or _is_of_round(loop, target) or context.function_of(call).name == "__init__":
             continue
-        if has_few_rounds(view, loop) or _starts_anew(view, loop, target, call):
+        if has_few_rounds(context, loop) or _starts_anew(context, loop, target, call):
             continue
         yield Growth(call, target, loop, [part for part in parts if ast.unparse(part) != target])
 
 
-def loop_around(view: View, node: ast.AST) -> LoopNode | None:
+def loop_around(context: RuleContext, node: ast.AST) -> LoopNode | None:
     """The innermost loop whose body a node lies in, inside its function."""
     child = node
-    for up in view.ancestors(node):
+    for up in context.ancestors(node):
         if isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             return None
         if isinstance(up, ast.For | ast.AsyncFor | ast.While) and child in up.body:
@@ -71,7 +71,7 @@ def reads(loop: LoopNode, name: str, call: ast.Call) -> list[ast.AST]:
     return found
 
 
-def has_few_rounds(view: View, loop: LoopNode) -> bool:
+def has_few_rounds(context: RuleContext, loop: LoopNode) -> bool:
     """Whether a loop is known to run a handful of times."""
     if isinstance(loop, ast.While):
         return False
@@ -79,15 +79,15 @@ def has_few_rounds(view: View, loop: LoopNode) -> bool:
     if isinstance(over, ast.Tuple | ast.List):
         return len(over.elts) <= _FEW
     if isinstance(over, ast.Call) and getattr(over.func, "id", "") == "range" and over.args:
-        last = view.constant(over.args[min(1, len(over.args) - 1)])
+        last = context.constant(over.args[min(1, len(over.args) - 1)])
         return is_known(last) and isinstance(last, int) and last <= _FEW
     return False
 
 
-def _assigned(view: View, call: ast.Call) -> str | None:
+def _assigned(context: RuleContext, call: ast.Call) -> str | None:
     """The one target that the call's value goes to, as source; through `if else` and methods such as `.to()`."""
     node: ast.AST = call
-    for up in view.ancestors(call):
+    for up in context.ancestors(call):
         if isinstance(up, ast.Assign):
             is_one = len(up.targets) == 1 and isinstance(up.targets[0], ast.Name | ast.Attribute | ast.Subscript)
             return ast.unparse(up.targets[0]) if is_one else None
@@ -114,19 +114,19 @@ def _is_of_round(loop: LoopNode, target: str) -> bool:
     return any(isinstance(node, ast.Name) and node.id in bound for node in ast.walk(tree))
 
 
-def _starts_anew(view: View, loop: LoopNode, name: str, call: ast.Call) -> bool:
+def _starts_anew(context: RuleContext, loop: LoopNode, name: str, call: ast.Call) -> bool:
     """Whether each round of the loop gives the name another value, so that nothing grows over rounds."""
-    own = view.statement(call)
+    own = context.statement(call)
     for node in ast.walk(loop):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.For) else []
         flat = [e for t in targets for e in (t.elts if isinstance(t, ast.Tuple | ast.List) else [t])]
         if node is own or node is loop or name not in [ast.unparse(e) for e in flat]:
             continue
-        if not any(isinstance(up, ast.If) and name in ast.unparse(up.test) for up in view.ancestors(node)):
+        if not any(isinstance(up, ast.If) and name in ast.unparse(up.test) for up in context.ancestors(node)):
             value = node.value if isinstance(node, ast.Assign) else None
             if value is None or name not in [ast.unparse(e) for e in ast.walk(value) if isinstance(e, ast.expr)]:
                 return True
-            if isinstance(value, ast.Call) and view.kind(value) is not view.kind(call):
+            if isinstance(value, ast.Call) and context.kind(value) is not context.kind(call):
                 return True  # `x = layer(x)`: the next round has another tensor
             if isinstance(value, ast.Call) and not isinstance(value.func, ast.Attribute):
                 return True

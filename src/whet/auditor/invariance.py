@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from whet.auditor.gradients import names_in
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import LoopNode
-from whet.auditor.view import View
 
 _RANDOM = ("rand", "randn", "randint", "randperm", "multinomial", "normal", "choice", "sample", "shuffle", "uniform")
 _CHANGES = frozenset(
@@ -29,7 +29,7 @@ def changed_in(loop: LoopNode) -> set[str]:
     return found
 
 
-def is_invariant(view: View, expression: ast.AST, loop: LoopNode, changed: set[str] | None = None) -> bool:
+def is_invariant(context: RuleContext, expression: ast.AST, loop: LoopNode, changed: set[str] | None = None) -> bool:
     """Whether an expression has the same value in every round: nothing it reads changes, nothing in it is random."""
     changed = changed_in(loop) if changed is None else changed
     for node in ast.walk(expression):
@@ -42,9 +42,9 @@ def is_invariant(view: View, expression: ast.AST, loop: LoopNode, changed: set[s
     return True
 
 
-def sources_in(view: View, expression: ast.AST, loop: LoopNode) -> set[str]:
+def sources_in(context: RuleContext, expression: ast.AST, loop: LoopNode) -> set[str]:
     """All names an expression depends on, through what the loop's body binds them to."""
-    function = view.function_of(expression)
+    function = context.function_of(expression)
     inside = set(ast.walk(loop))
     known = names_in([expression])
     waiting = set(known)

@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from whet.auditor.dataflow import last_name
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Class, Function
-from whet.auditor.view import View
 
 
 class Pair(NamedTuple):
@@ -19,17 +19,17 @@ class Pair(NamedTuple):
     second: ast.Call
 
 
-def layer_pairs(view: View) -> Iterator[Pair]:
+def layer_pairs(context: RuleContext) -> Iterator[Pair]:
     """All pairs of layers of which the second reads the first's output, and nothing else does."""
-    for call in view.calls("Sequential"):
-        if view.dotted(call.func) == "torch.nn.Sequential":
+    for call in context.calls("Sequential"):
+        if context.dotted(call.func) == "torch.nn.Sequential":
             yield from _in_row(call.args)
-    for display in view.nodes(ast.List):
+    for display in context.nodes(ast.List):
         yield from _in_row(display.elts)
-    for cls in view.classes():
+    for cls in context.classes():
         forward = cls.methods.get("forward")
-        if forward is not None and view.is_model_class(cls):
-            yield from _in_forward(view, cls, forward)
+        if forward is not None and context.is_model_class(cls):
+            yield from _in_forward(context, cls, forward)
 
 
 def _in_row(elements: list[ast.expr]) -> Iterator[Pair]:
@@ -38,7 +38,7 @@ def _in_row(elements: list[ast.expr]) -> Iterator[Pair]:
             yield Pair(first, second)
 
 
-def _in_forward(view: View, cls: Class, forward: Function) -> Iterator[Pair]:
+def _in_forward(context: RuleContext, cls: Class, forward: Function) -> Iterator[Pair]:
     """self.bn(self.conv(x)), and x = self.conv(x); x = self.bn(x) in one block."""
     calls = [call for method in cls.methods.values() for call in method.calls]
     used: dict[str, int] = {}
@@ -47,7 +47,7 @@ def _in_forward(view: View, cls: Class, forward: Function) -> Iterator[Pair]:
     for call in forward.calls:
         inner = call.args[0] if len(call.args) == 1 else None
         if isinstance(inner, ast.Name):
-            inner = _bound_just_above(view, call, inner)
+            inner = _bound_just_above(context, call, inner)
         if not isinstance(inner, ast.Call) or used.get(_layer_name(inner)) != 1:
             continue
         first, second = _made(cls, _layer_name(inner)), _made(cls, _layer_name(call))
@@ -61,10 +61,10 @@ def _layer_name(call: ast.Call) -> str:
     return last_name(call.func) if is_own else ""
 
 
-def _bound_just_above(view: View, call: ast.Call, name: ast.Name) -> ast.expr | None:
+def _bound_just_above(context: RuleContext, call: ast.Call, name: ast.Name) -> ast.expr | None:
     """What the statement right above binds the name to, where the call's own binds the name anew."""
-    statement = view.statement(call)
-    block = next((b for b in _blocks(view.parent(statement)) if statement in b), [])
+    statement = context.statement(call)
+    block = next((b for b in _blocks(context.parent(statement)) if statement in b), [])
     place = block.index(statement) if statement in block else 0
     before = block[place - 1] if place else None
     if not isinstance(before, ast.Assign) or not isinstance(statement, ast.Assign):

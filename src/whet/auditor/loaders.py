@@ -8,8 +8,8 @@ from enum import Enum
 
 from whet.auditor.constants import UNKNOWN_VALUE
 from whet.auditor.project import name_of
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Binding, Function, Module
-from whet.auditor.view import View
 
 _DEEPEST = 6
 _WRAPPERS = frozenset("tqdm enumerate iter cycle islice track zip list prepare notebook_tqdm".split())
@@ -30,86 +30,86 @@ class Pinned(Enum):
     MAYBE = "maybe"
 
 
-def loader_calls(view: View) -> Iterator[ast.Call]:
+def loader_calls(context: RuleContext) -> Iterator[ast.Call]:
     """The module's calls that make a DataLoader, under whatever name it was imported."""
-    yield from view.calls_to(*_LOADERS)
+    yield from context.calls_to(*_LOADERS)
 
 
-def pinned(view: View, call: ast.Call) -> Pinned:
+def pinned(context: RuleContext, call: ast.Call) -> Pinned:
     """How a DataLoader is told to pin its memory."""
-    given = view.keyword(call, "pin_memory", 7)
+    given = context.keyword(call, "pin_memory", 7)
     if given is None:
-        return Pinned.MAYBE if view.has_star(call) else Pinned.NO
-    value = view.constant(given)
+        return Pinned.MAYBE if context.has_star(call) else Pinned.NO
+    value = context.constant(given)
     if value is UNKNOWN_VALUE:
-        return Pinned.YES if "is_available" in view.source(given) else Pinned.MAYBE
+        return Pinned.YES if "is_available" in context.source(given) else Pinned.MAYBE
     return Pinned.YES if value else Pinned.NO
 
 
-def loop_around(view: View, node: ast.AST) -> ast.For | None:
+def loop_around(context: RuleContext, node: ast.AST) -> ast.For | None:
     """The innermost `for` over a loader that a node lies in."""
-    for up in view.ancestors(node):
-        if isinstance(up, ast.For) and loader_of(view, up.iter) is not None:
+    for up in context.ancestors(node):
+        if isinstance(up, ast.For) and loader_of(context, up.iter) is not None:
             return up
         if isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef):
             return None
     return None
 
 
-def is_from_pinned(view: View, node: ast.AST) -> bool:
+def is_from_pinned(context: RuleContext, node: ast.AST) -> bool:
     """Whether the batch at a node comes from a loader that pins its memory.
 
     Where its loop or its loader cannot be followed, all loaders of the module have to do so.
     """
-    loop = loop_around(view, node)
-    made = loader_of(view, loop.iter) if loop is not None else None
+    loop = loop_around(context, node)
+    made = loader_of(context, loop.iter) if loop is not None else None
     if made is not None:
-        return pinned(view, made) is Pinned.YES
-    known = [pinned(view, call) for call in loader_calls(view)]
+        return pinned(context, made) is Pinned.YES
+    known = [pinned(context, call) for call in loader_calls(context)]
     return bool(known) and all(one is Pinned.YES for one in known)
 
 
-def loader_of(view: View, expression: ast.expr) -> ast.Call | None:
+def loader_of(context: RuleContext, expression: ast.expr) -> ast.Call | None:
     """The call of this module that makes the loader an expression stands for; None where it cannot be followed."""
-    return _follow(view, view.module, expression, 0)
+    return _follow(context, context.module, expression, 0)
 
 
-def _follow(view: View, module: Module, e: ast.expr, depth: int) -> ast.Call | None:
-    if depth > _DEEPEST or module is not view.module:
+def _follow(context: RuleContext, module: Module, e: ast.expr, depth: int) -> ast.Call | None:
+    if depth > _DEEPEST or module is not context.module:
         return None
     match e:
         case ast.Call():
-            if view.dotted(e.func) in _LOADERS:
+            if context.dotted(e.func) in _LOADERS:
                 return e
             if name_of(e) in _WRAPPERS and e.args:
-                return _follow(view, module, e.args[0], depth + 1)
-            made_by = view.target(e)
+                return _follow(context, module, e.args[0], depth + 1)
+            made_by = context.target(e)
             if made_by is None or not made_by.returns:
                 return None
             returned = made_by.returns[-1].value
-            return None if returned is None else _follow(view, made_by.module, returned, depth + 1)
+            return None if returned is None else _follow(context, made_by.module, returned, depth + 1)
         case ast.Name():
             function: Function | None = module.function_of(e)
             while function is not None:
                 if e.id in function.bindings:
-                    return _bound(view, module, function.bindings[e.id], depth)
+                    return _bound(context, module, function.bindings[e.id], depth)
                 if any(argument.arg == e.id for argument in function.arguments):
-                    return _given(view, function, e.id, depth)
+                    return _given(context, function, e.id, depth)
                 function = function.parent
         case ast.Attribute(value=ast.Name(id="self")):
             cls = module.class_of(e)
-            bindings = view.project.attribute(cls, e.attr) if cls is not None else []
-            return _bound(view, module, bindings, depth)
+            bindings = context.project.attribute(cls, e.attr) if cls is not None else []
+            return _bound(context, module, bindings, depth)
     return None
 
 
-def _bound(view: View, module: Module, bindings: list[Binding], depth: int) -> ast.Call | None:
+def _bound(context: RuleContext, module: Module, bindings: list[Binding], depth: int) -> ast.Call | None:
     for binding in reversed(bindings):
         if binding.how != "value" or binding.value is None:
             continue
         value = binding.value
         if binding.path and isinstance(value, ast.Call):
-            target = view.target(value)
+            target = context.target(value)
             if name_of(value) == "prepare" and binding.path[0] < len(value.args):
                 value = value.args[binding.path[0]]
             elif target is not None and target.returns:
@@ -121,18 +121,18 @@ def _bound(view: View, module: Module, bindings: list[Binding], depth: int) -> a
                 continue
         elif binding.path:
             continue
-        found = _follow(view, module, value, depth + 1)
+        found = _follow(context, module, value, depth + 1)
         if found is not None:
             return found
     return None
 
 
-def _given(view: View, function: Function, name: str, depth: int) -> ast.Call | None:
+def _given(context: RuleContext, function: Function, name: str, depth: int) -> ast.Call | None:
     names = [argument.arg for argument in function.arguments]
     place = names.index(name) - (1 if names[:1] == ["self"] else 0)
-    for at, call in view.project.callers(function)[:4]:
-        given = view.keyword(call, name, place)
-        found = _follow(view, at.module, given, depth + 1) if given is not None else None
+    for at, call in context.project.callers(function)[:4]:
+        given = context.keyword(call, name, place)
+        found = _follow(context, at.module, given, depth + 1) if given is not None else None
         if found is not None:
             return found
     return None

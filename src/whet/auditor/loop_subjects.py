@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 from enum import Enum
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.dataflow import last_name, latest, root_name
-from whet.auditor.finding import Hot
-from whet.auditor.heat import HeatKind
-from whet.auditor.kinds import Kind
-from whet.auditor.view import View
+from whet.auditor.finding import HotPath
+from whet.auditor.hot_paths import HeatKind
+from whet.auditor.rule_context import RuleContext
 
 Loop = ast.For | ast.comprehension
 _BATCH = re.compile(
@@ -51,19 +51,19 @@ class Subject(Enum):
     OTHER = "other"
 
 
-def subject(view: View, loop: Loop) -> Subject:
+def subject(context: RuleContext, loop: Loop) -> Subject:
     """What the loop runs over, by its bound, what it iterates and the name it gives."""
     iterable = loop.iter
     while isinstance(iterable, ast.Call) and last_name(iterable.func) in _WRAPPERS and iterable.args:
         if last_name(iterable.func) == "zip":
-            return _of_zip(view, iterable.args, loop.target)
+            return _of_zip(context, iterable.args, loop.target)
         iterable = iterable.args[0]
-    return _of_items(view, iterable, loop.target)
+    return _of_items(context, iterable, loop.target)
 
 
-def _of_zip(view: View, items: list[ast.expr], target: ast.expr) -> Subject:
+def _of_zip(context: RuleContext, items: list[ast.expr], target: ast.expr) -> Subject:
     """The first that is known; where a list of tensors or layers goes beside it, rows may differ."""
-    found = [_of_items(view, item, target) for item in items]
+    found = [_of_items(context, item, target) for item in items]
     known = [one for one in found if one is not Subject.OTHER]
     has_list = any(_NOT_ROWS.fullmatch(last_name(item)) or root_name(item) == "self" for item in items)
     if not known or known[0] is Subject.HEADS or (known[0] is Subject.BATCH and (has_list or found[0] is not known[0])):
@@ -71,9 +71,9 @@ def _of_zip(view: View, items: list[ast.expr], target: ast.expr) -> Subject:
     return known[0]
 
 
-def _of_items(view: View, e: ast.expr, target: ast.expr) -> Subject:
+def _of_items(context: RuleContext, e: ast.expr, target: ast.expr) -> Subject:
     if isinstance(e, ast.Call) and last_name(e.func) in ("range", "arange") and 0 < len(e.args) < 3:
-        return _of_bound(view, e.args[-1], target, 0)
+        return _of_bound(context, e.args[-1], target, 0)
     name = last_name(e)
     targets = [n.id for n in ast.walk(target) if isinstance(n, ast.Name)]
     if any("expert" in one.lower() for one in targets) and name:
@@ -83,25 +83,25 @@ def _of_items(view: View, e: ast.expr, target: ast.expr) -> Subject:
     if name and _HEADS_LISTS.fullmatch(name) and isinstance(e, ast.Attribute):
         return Subject.HEADS
     if isinstance(e, ast.Call) and isinstance(e.func, ast.Attribute) and e.func.attr in _SIDEWAYS:
-        return _of_parts(view, e, target)
+        return _of_parts(context, e, target)
     if isinstance(e, ast.Call) and isinstance(e.func, ast.Attribute) and e.func.attr == "tolist":
         e = e.func.value  # for left, right in pairs.tolist()
-    return Subject.BATCH if _is_whole(view, e) else Subject.OTHER
+    return Subject.BATCH if _is_whole(context, e) else Subject.OTHER
 
 
-def _of_parts(view: View, e: ast.Call, target: ast.expr) -> Subject:
+def _of_parts(context: RuleContext, e: ast.Call, target: ast.expr) -> Subject:
     """x.unbind(1), x.split(1, dim=1), x.transpose(0, 1): along time where the second dimension is meant."""
-    dimension = view.constant(view.keyword(e, "dim", 0 if last_name(e.func) in ("unbind", "transpose") else 1))
-    if last_name(e.func) == "split" and view.constant(view.keyword(e, "split_size", 0)) != 1:
+    dimension = context.constant(context.keyword(e, "dim", 0 if last_name(e.func) in ("unbind", "transpose") else 1))
+    if last_name(e.func) == "split" and context.constant(context.keyword(e, "split_size", 0)) != 1:
         return Subject.OTHER
     if last_name(e.func) in ("unbind", "split", "transpose") and dimension in (0, 1):
         return Subject.TIME if dimension == 1 or _is_time(target) or last_name(e.func) == "transpose" else Subject.BATCH
     return Subject.OTHER
 
 
-def _of_bound(view: View, e: ast.expr, target: ast.expr, depth: int) -> Subject:
+def _of_bound(context: RuleContext, e: ast.expr, target: ast.expr, depth: int) -> Subject:
     if isinstance(e, ast.BinOp) and isinstance(e.op, ast.Add | ast.Sub):  # range(T - 1)
-        return _of_bound(view, e.left, target, depth)
+        return _of_bound(context, e.left, target, depth)
     name = last_name(e)
     if _EXPERTS.fullmatch(name):
         return Subject.EXPERTS
@@ -111,7 +111,7 @@ def _of_bound(view: View, e: ast.expr, target: ast.expr, depth: int) -> Subject:
         return Subject.BATCH
     if _TIME.fullmatch(name):
         return Subject.TIME
-    dimension = _dimension(view, e)
+    dimension = _dimension(context, e)
     if dimension is not None:
         return (
             Subject.TIME
@@ -123,16 +123,16 @@ def _of_bound(view: View, e: ast.expr, target: ast.expr, depth: int) -> Subject:
             else Subject.OTHER
         )
     if isinstance(e, ast.Name) and depth < 3:
-        bound = latest(view, e)
+        bound = latest(context, e)
         if bound is not None:
-            return _of_bound(view, bound, target, depth + 1)
-        return _of_unpacked(view, e, target)
+            return _of_bound(context, bound, target, depth + 1)
+        return _of_unpacked(context, e, target)
     return Subject.OTHER
 
 
-def _of_unpacked(view: View, name: ast.Name, target: ast.expr) -> Subject:
+def _of_unpacked(context: RuleContext, name: ast.Name, target: ast.expr) -> Subject:
     """n, t = x.shape[:2]: by the place in the shape."""
-    for binding in reversed(view.function_of(name).bindings.get(name.id, [])):
+    for binding in reversed(context.function_of(name).bindings.get(name.id, [])):
         if binding.line > name.lineno or binding.value is None or len(binding.path) != 1 or binding.how != "value":
             continue
         shape = binding.value
@@ -149,18 +149,18 @@ def _of_unpacked(view: View, name: ast.Name, target: ast.expr) -> Subject:
     return Subject.OTHER
 
 
-def _dimension(view: View, e: ast.expr) -> int | None:
+def _dimension(context: RuleContext, e: ast.expr) -> int | None:
     """Which dimension x.shape[1], x.size(1) or len(x) of a tensor is; None for anything else."""
     owner: ast.expr
     if isinstance(e, ast.Subscript) and isinstance(e.value, ast.Attribute) and e.value.attr == "shape":
-        owner, index = e.value.value, view.constant(e.slice)
+        owner, index = e.value.value, context.constant(e.slice)
     elif isinstance(e, ast.Call) and last_name(e.func) == "size" and isinstance(e.func, ast.Attribute):
-        owner, index = e.func.value, view.constant(view.keyword(e, "dim", 0))
+        owner, index = e.func.value, context.constant(context.keyword(e, "dim", 0))
     elif isinstance(e, ast.Call) and last_name(e.func) == "len" and len(e.args) == 1:
-        return 0 if view.is_tensor(e.args[0]) else None
+        return 0 if context.is_tensor(e.args[0]) else None
     else:
         return None
-    is_array = view.kind(owner) in (Kind.ARRAY, Kind.FRAME, Kind.LIST) or re.search(
+    is_array = context.kind(owner) in (Kind.ARRAY, Kind.FRAME, Kind.LIST) or re.search(
         r"(^|_)np(_|$)|numpy|array|(^|_)df(_|$)", last_name(owner)
     )
     if is_array or not isinstance(index, int):
@@ -173,47 +173,47 @@ def _is_time(target: ast.expr) -> bool:
     return any(name in _TIME_TARGETS or name.endswith("_t") for name in names)
 
 
-def _is_whole(view: View, e: ast.expr) -> bool:
+def _is_whole(context: RuleContext, e: ast.expr) -> bool:
     """Whether it is one tensor for sure, and no list of tensors that is called one: by its annotation or its making."""
     if isinstance(e, ast.Subscript) and isinstance(e.slice, ast.Slice):
         return False
-    if not _is_tensor(view, e) or _NOT_ROWS.fullmatch(last_name(e)):
+    if not _is_tensor(context, e) or _NOT_ROWS.fullmatch(last_name(e)):
         return False
     bound = e
-    if isinstance(e, ast.Name) and latest(view, e) is None:
-        annotations = [a.annotation for a in view.function_of(e).arguments if a.arg == e.id and a.annotation]
-        if annotations and f"isinstance({e.id}, " not in view.source(view.function_of(e).node):
+    if isinstance(e, ast.Name) and latest(context, e) is None:
+        annotations = [a.annotation for a in context.function_of(e).arguments if a.arg == e.id and a.annotation]
+        if annotations and f"isinstance({e.id}, " not in context.source(context.function_of(e).node):
             words = ast.unparse(annotations[0]).replace("Optional", "").strip("[]'\" ")
             return re.fullmatch(r"(torch\.)?(\w+\.)*(\w*Tensor)( \| None)?", words) is not None
         return False
     if isinstance(e, ast.Name):
-        bound = latest(view, e) or e
+        bound = latest(context, e) or e
     is_made = isinstance(bound, ast.Call | ast.BinOp)
     while isinstance(bound, ast.Call) and isinstance(bound.func, ast.Attribute) and bound.func.attr in ("to", "cuda"):
         bound = bound.func.value
     return is_made and not (isinstance(bound, ast.Call) and last_name(bound.func) in _LISTS)
 
 
-def _is_tensor(view: View, e: ast.expr) -> bool:
-    return view.is_tensor(e, surely=True) and not isinstance(e, ast.Constant)
+def _is_tensor(context: RuleContext, e: ast.expr) -> bool:
+    return context.is_tensor(e, surely=True) and not isinstance(e, ast.Constant)
 
 
-def tensor_work(view: View, loop: Loop, body: list[ast.AST]) -> int:
+def tensor_work(context: RuleContext, loop: Loop, body: list[ast.AST]) -> int:
     """How many tensor operations of the body depend on the loop's variable: calls, operators and writes to slices."""
     names = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
     count = 0
     for node in (node for part in body for node in ast.walk(part)):
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            count += _mentions(node, names) and (view.is_tensor(node.value) or root_name(node) in names)
-        elif isinstance(node, ast.Call | ast.BinOp) and view.is_tensor(node):
-            names |= _made(view, node)
+            count += _mentions(node, names) and (context.is_tensor(node.value) or root_name(node) in names)
+        elif isinstance(node, ast.Call | ast.BinOp) and context.is_tensor(node):
+            names |= _made(context, node)
             count += _mentions(node, names)
     return count
 
 
-def _made(view: View, node: ast.expr) -> set[str]:
+def _made(context: RuleContext, node: ast.expr) -> set[str]:
     """The plain names that a statement binds to a value."""
-    statement = view.statement(node)
+    statement = context.statement(node)
     if isinstance(statement, ast.Assign):
         return {t.id for target in statement.targets for t in ast.walk(target) if isinstance(t, ast.Name)}
     return set()
@@ -223,34 +223,36 @@ def _mentions(node: ast.AST, names: set[str]) -> bool:
     return any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(node))
 
 
-def runs_often(view: View, node: ast.AST) -> tuple[bool, Hot | None]:
+def runs_often(context: RuleContext, node: ast.AST) -> tuple[bool, HotPath | None]:
     """Whether a node is in hot code, and why; also in a function on tensors that a library offers (no Hot then)."""
-    hot = view.hot(node)
-    function = view.function_of(node)
+    hot = context.hot(node)
+    function = context.function_of(node)
     if hot is not None:
         return not hot.guard and hot.kind != HeatKind.DATA and not _SHOWS.search(function.name), hot
     if isinstance(function.node, ast.Module) or _SELDOM.search(function.name):
         return False, None
-    if _NOT_LIBRARY.search(view.module.place):
+    if _NOT_LIBRARY.search(context.module.place):
         return False, None
     return any(a.annotation is not None and "Tensor" in ast.unparse(a.annotation) for a in function.arguments), None
 
 
-def independent_loops(view: View, wanted: Subject) -> Iterator[tuple[ast.AST, Loop, Hot | None]]:
+def independent_loops(context: RuleContext, wanted: Subject) -> Iterator[tuple[ast.AST, Loop, HotPath | None]]:
     """Loops and comprehensions over a subject in hot code, with tensor work in each turn and no state from the last."""
-    for loop in view.nodes(ast.For):
-        if subject(view, loop) is wanted and loop not in view.heat.loops and not hands_on(loop):
-            often, hot = runs_often(view, loop)
-            if often and (tensor_work(view, loop, list(loop.body)) or runs_target(loop, loop)):
+    for loop in context.nodes(ast.For):
+        if subject(context, loop) is wanted and loop not in context.hot_paths.loops and not hands_on(loop):
+            often, hot = runs_often(context, loop)
+            if often and (tensor_work(context, loop, list(loop.body)) or runs_target(loop, loop)):
                 yield loop, loop, hot
-    comprehensions: list[ast.ListComp | ast.GeneratorExp] = [*view.nodes(ast.ListComp)]
-    comprehensions += view.nodes(ast.GeneratorExp)
+    comprehensions: list[ast.ListComp | ast.GeneratorExp] = [*context.nodes(ast.ListComp)]
+    comprehensions += context.nodes(ast.GeneratorExp)
     for comprehension in comprehensions:
         generator = comprehension.generators[0]
-        if len(comprehension.generators) > 1 or subject(view, generator) is not wanted:
+        if len(comprehension.generators) > 1 or subject(context, generator) is not wanted:
             continue
-        often, hot = runs_often(view, comprehension)
-        if often and (tensor_work(view, generator, [comprehension.elt]) or runs_target(generator, comprehension.elt)):
+        often, hot = runs_often(context, comprehension)
+        if often and (
+            tensor_work(context, generator, [comprehension.elt]) or runs_target(generator, comprehension.elt)
+        ):
             yield comprehension, generator, hot
 
 

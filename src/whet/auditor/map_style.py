@@ -7,8 +7,8 @@ import re
 
 from whet.auditor.project import name_of
 from whet.auditor.project_words import is_script
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Class
-from whet.auditor.view import View
 
 _SPLITS = ("random_split", "Subset", "ConcatDataset")
 _OF_ONE_PROCESS = re.compile(
@@ -18,7 +18,7 @@ _OF_ONE_PROCESS = re.compile(
 _DEEPEST = 4
 
 
-def is_fixed(view: View, dataset: ast.expr | None, _depth: int = 0) -> bool:
+def is_fixed(context: RuleContext, dataset: ast.expr | None, _depth: int = 0) -> bool:
     """Whether a dataset is known to give the same samples by index in every process.
 
     That holds for torchvision's datasets, for those of the project whose class keeps nothing that belongs to one
@@ -27,41 +27,43 @@ def is_fixed(view: View, dataset: ast.expr | None, _depth: int = 0) -> bool:
     if dataset is None or _depth > _DEEPEST:
         return False
     if isinstance(dataset, ast.Name):
-        bindings = view.function_of(dataset).bindings.get(dataset.id) or view.module.top.bindings.get(dataset.id, [])
+        bindings = context.function_of(dataset).bindings.get(dataset.id) or context.module.top.bindings.get(
+            dataset.id, []
+        )
         if not bindings or any(b.value is None or b.how != "value" or b.value is dataset for b in bindings):
             return False
-        return all(is_fixed(view, b.value, _depth + 1) for b in bindings)
+        return all(is_fixed(context, b.value, _depth + 1) for b in bindings)
     if not isinstance(dataset, ast.Call) or any(isinstance(node, ast.Lambda) for node in ast.walk(dataset)):
         return False
-    dotted = view.dotted(dataset.func) or ""
+    dotted = context.dotted(dataset.func) or ""
     if dotted.startswith("torchvision.datasets."):
         return True
     if dotted.startswith("torch.utils.data.") and name_of(dataset) in _SPLITS and dataset.args:
         parts = dataset.args[0].elts if isinstance(dataset.args[0], ast.List) else dataset.args[:1]
-        return all(is_fixed(view, part, _depth + 1) for part in parts)
-    cls = view.value(dataset).cls
-    return cls is not None and _is_plain(view, cls)
+        return all(is_fixed(context, part, _depth + 1) for part in parts)
+    cls = context.value(dataset).cls
+    return cls is not None and _is_plain(context, cls)
 
 
-def is_unguarded(view: View, node: ast.AST) -> bool:
+def is_unguarded(context: RuleContext, node: ast.AST) -> bool:
     """Whether importing the script again, as spawned workers do, would run it again."""
-    if not any(isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for up in view.ancestors(node)):
-        return not any(isinstance(up, ast.If) and "__name__" in ast.unparse(up.test) for up in view.ancestors(node))
-    if not is_script(view.module) or "__name__" in view.module.text:
-        return any(isinstance(one, ast.Expr) and _runs_own(view, one) for one in view.module.tree.body)
+    if not any(isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) for up in context.ancestors(node)):
+        return not any(isinstance(up, ast.If) and "__name__" in ast.unparse(up.test) for up in context.ancestors(node))
+    if not is_script(context.module) or "__name__" in context.module.text:
+        return any(isinstance(one, ast.Expr) and _runs_own(context, one) for one in context.module.tree.body)
     return True
 
 
-def _runs_own(view: View, statement: ast.Expr) -> bool:
-    return isinstance(statement.value, ast.Call) and view.target(statement.value) is not None
+def _runs_own(context: RuleContext, statement: ast.Expr) -> bool:
+    return isinstance(statement.value, ast.Call) and context.target(statement.value) is not None
 
 
-def _is_plain(view: View, cls: Class) -> bool:
+def _is_plain(context: RuleContext, cls: Class) -> bool:
     """Whether a class hands out samples by index, and is all there is to know of it."""
     if not {"__getitem__", "__len__"} <= set(cls.methods) or "." in cls.qualname or not _is_at_top(cls):
         return False
     known = ("torch.utils.data.Dataset", "torch.utils.data.dataset.Dataset", "object")
-    if any(isinstance(base, str) and base not in known for base in view.project.ancestry(cls)):
+    if any(isinstance(base, str) and base not in known for base in context.project.ancestry(cls)):
         return False
     if _OF_ONE_PROCESS.search(cls.module.source_of(cls.node)):
         return False

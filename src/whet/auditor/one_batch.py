@@ -12,20 +12,20 @@ import re
 
 from whet.auditor.constants import Default
 from whet.auditor.finding import Edit, Fix, ReplaceExpression
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 _ACCUMULATION = re.compile(r"(\w*_)?(grad(ient)?s?_?)?acc(um)?(ulat(e|ion))?(_(steps?|iters?|grad(s|ients)?|batches))?")
 _LARGEST = 64  # samples; more may not fit
 
 
-def one_batch(view: View, batch_size: Default) -> Fix | None:
+def one_batch(context: RuleContext, batch_size: Default) -> Fix | None:
     """The fix for an option of batch size 1, where the same file has one option of accumulation with a default."""
     found = [
         default
-        for name, defaults in view.constants.options.items()
+        for name, defaults in context.constants.options.items()
         if _ACCUMULATION.fullmatch(name)
         for default in defaults
-        if default.module is view.module
+        if default.module is context.module
     ]
     if len(found) != 1 or not isinstance(found[0].node, ast.Constant) or not isinstance(batch_size.node, ast.Constant):
         return None
@@ -33,7 +33,7 @@ def one_batch(view: View, batch_size: Default) -> Fix | None:
     if not isinstance(times, int) or not 1 < times <= _LARGEST:
         return None
     edits: tuple[Edit, ...] = (
-        ReplaceExpression(view.span(batch_size.node), str(times)),
-        ReplaceExpression(view.span(found[0].node), "1"),
+        ReplaceExpression(context.span(batch_size.node), str(times)),
+        ReplaceExpression(context.span(found[0].node), "1"),
     )
     return Fix(f"one batch of {times} instead of {times} batches of one to an optimiser step", False, edits)

@@ -16,12 +16,12 @@ import textwrap
 
 from whet.auditor.finding import Fix, ReplaceStatement
 from whet.auditor.project import name_of
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 _Replacement = tuple[ast.expr, str]
 
 
-def one_forward(view: View, loop: ast.For, index: str) -> Fix | None:
+def one_forward(context: RuleContext, loop: ast.For, index: str) -> Fix | None:
     """The fix, where the loop is of this very form and uses its index for nothing else; else None."""
     bound = loop.iter
     if not isinstance(bound, ast.Call) or name_of(bound) != "range" or len(bound.args) != 1 or loop.orelse:
@@ -30,8 +30,12 @@ def one_forward(view: View, loop: ast.For, index: str) -> Fix | None:
         return None
     if not all(isinstance(statement, ast.Assign | ast.AugAssign) for statement in loop.body):
         return None
-    times = view.source(bound.args[0])
-    found = [_of_prefix(view, loop, index, times), _of_last(view, loop, times), _of_loss(view, loop, index, times)]
+    times = context.source(bound.args[0])
+    found = [
+        _of_prefix(context, loop, index, times),
+        _of_last(context, loop, times),
+        _of_loss(context, loop, index, times),
+    ]
     if any(replacement is None for replacement in found):
         return None
     replacements = [replacement for replacement in found if replacement is not None]
@@ -39,11 +43,11 @@ def one_forward(view: View, loop: ast.For, index: str) -> Fix | None:
     mended = {node for replaced, _ in replacements for node in ast.walk(replaced)}
     if any(node not in mended and node is not loop.target for node in used):
         return None
-    source = _body(view, loop, replacements)
-    return Fix("one causal forward pass for all prefixes", False, (ReplaceStatement(view.span(loop), source),))
+    source = _body(context, loop, replacements)
+    return Fix("one causal forward pass for all prefixes", False, (ReplaceStatement(context.span(loop), source),))
 
 
-def _of_prefix(view: View, loop: ast.For, index: str, times: str) -> _Replacement | None:
+def _of_prefix(context: RuleContext, loop: ast.For, index: str, times: str) -> _Replacement | None:
     """The one `y[:, :t]`."""
     found = []
     for node in ast.walk(loop):
@@ -54,10 +58,10 @@ def _of_prefix(view: View, loop: ast.For, index: str, times: str) -> _Replacemen
         upper = columns.upper if isinstance(columns, ast.Slice) else None
         if _is_all(rows) and is_cut and isinstance(upper, ast.Name) and upper.id == index:
             found.append(node)
-    return (found[0], f"{view.operand(found[0].value)}[:, : {times} - 1]") if len(found) == 1 else None
+    return (found[0], f"{context.operand(found[0].value)}[:, : {times} - 1]") if len(found) == 1 else None
 
 
-def _of_last(view: View, loop: ast.For, times: str) -> _Replacement | None:
+def _of_last(context: RuleContext, loop: ast.For, times: str) -> _Replacement | None:
     """The one `...[:, -1]`, of what the model gave."""
     found = []
     for node in ast.walk(loop):
@@ -68,35 +72,37 @@ def _of_last(view: View, loop: ast.For, times: str) -> _Replacement | None:
             if _is_all(rows) and is_one and all(map(_is_all, rest)) and ast.unparse(last) == "-1":
                 found.append(node)
     space = "" if times.isidentifier() or times.isdigit() else " "  # as formatters have it
-    return (found[0], f"{view.operand(found[0].value)}[:, -{times}{space}:]") if len(found) == 1 else None
+    return (found[0], f"{context.operand(found[0].value)}[:, -{times}{space}:]") if len(found) == 1 else None
 
 
-def _of_loss(view: View, loop: ast.For, index: str, times: str) -> _Replacement | None:
+def _of_loss(context: RuleContext, loop: ast.For, index: str, times: str) -> _Replacement | None:
     """The one cross_entropy(logits, y[:, t]) that a running sum takes, with nothing but its two arguments."""
-    calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call) and view.dotted(node.func) in _CROSS_ENTROPY]
+    calls = [
+        node for node in ast.walk(loop) if isinstance(node, ast.Call) and context.dotted(node.func) in _CROSS_ENTROPY
+    ]
     if len(calls) != 1 or len(calls[0].args) != 2 or calls[0].keywords:
         return None
     logits, target = calls[0].args
-    if not isinstance(logits, ast.Name) or not isinstance(target, ast.Subscript) or not _is_added(view, calls[0]):
+    if not isinstance(logits, ast.Name) or not isinstance(target, ast.Subscript) or not _is_added(context, calls[0]):
         return None
     place = target.slice
     if not isinstance(place, ast.Tuple) or len(place.elts) != 2 or not _is_all(place.elts[0]):
         return None
     if not isinstance(place.elts[1], ast.Name) or place.elts[1].id != index:
         return None
-    function, wanted = view.source(calls[0].func), view.operand(target.value)
+    function, wanted = context.source(calls[0].func), context.operand(target.value)
     return calls[0], f"{times} * {function}({logits.id}.flatten(0, 1), {wanted}[:, :{times}].flatten())"
 
 
 _CROSS_ENTROPY = ("torch.nn.functional.cross_entropy",)
 
 
-def _is_added(view: View, call: ast.Call) -> bool:
+def _is_added(context: RuleContext, call: ast.Call) -> bool:
     """`loss += call` or `loss = loss + call`."""
-    parent = view.parent(call)
+    parent = context.parent(call)
     if isinstance(parent, ast.AugAssign):
         return isinstance(parent.op, ast.Add) and parent.value is call
-    statement = view.parent(parent) if parent is not None else None
+    statement = context.parent(parent) if parent is not None else None
     if not isinstance(parent, ast.BinOp) or not isinstance(parent.op, ast.Add) or not isinstance(statement, ast.Assign):
         return False
     other = parent.left if parent.right is call else parent.right
@@ -109,12 +115,12 @@ def _is_all(e: ast.expr) -> bool:
     return isinstance(e, ast.Slice) and e.lower is None and e.upper is None and e.step is None
 
 
-def _body(view: View, loop: ast.For, replacements: list[_Replacement]) -> str:
+def _body(context: RuleContext, loop: ast.For, replacements: list[_Replacement]) -> str:
     """The loop's body with the replacements, at the margin, with its comments between statements."""
     first, last = loop.body[0].lineno, loop.body[-1].end_lineno or loop.body[-1].lineno
-    lines = view.module.python_lines[first - 1 : last]
-    for node, source in sorted(replacements, key=lambda one: view.span(one[0]), reverse=True):
-        span = view.span(node)
+    lines = context.module.python_lines[first - 1 : last]
+    for node, source in sorted(replacements, key=lambda one: context.span(one[0]), reverse=True):
+        span = context.span(node)
         head = lines[span.line - first][: span.column]
         tail = lines[span.end_line - first][span.end_column :]
         lines[span.line - first : span.end_line - first + 1] = [head + source + tail]

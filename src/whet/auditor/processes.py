@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Module
-from whet.auditor.view import View
 
 WRAPPERS = (
     "torch.nn.parallel.DistributedDataParallel",
@@ -22,29 +22,29 @@ _RANK = re.compile(
 _STARTS = ("init_process_group", "init_distributed", "setup_distributed", "init_distributed_mode")
 
 
-def wraps(view: View) -> Iterator[ast.Call]:
+def wraps(context: RuleContext) -> Iterator[ast.Call]:
     """Calls that wrap a model in DistributedDataParallel."""
-    yield from view.calls_to(*WRAPPERS)
+    yield from context.calls_to(*WRAPPERS)
 
 
-def runs_in_processes(view: View) -> bool:
+def runs_in_processes(context: RuleContext) -> bool:
     """Whether a module itself sets up data parallelism over processes."""
-    return any(True for _ in wraps(view)) or any(True for _ in view.calls(*_STARTS))
+    return any(True for _ in wraps(context)) or any(True for _ in context.calls(*_STARTS))
 
 
-def wrappers_kept(view: View) -> Iterator[ast.expr]:
+def wrappers_kept(context: RuleContext) -> Iterator[ast.expr]:
     """Where the wrapper itself is put into a variable, to be called later with options from elsewhere."""
-    for assignment in view.nodes(ast.Assign):
-        if isinstance(assignment.value, ast.Attribute) and view.dotted(assignment.value) in WRAPPERS:
+    for assignment in context.nodes(ast.Assign):
+        if isinstance(assignment.value, ast.Attribute) and context.dotted(assignment.value) in WRAPPERS:
             yield assignment.value
 
 
-def is_on_one_rank(view: View, node: ast.AST) -> bool:
+def is_on_one_rank(context: RuleContext, node: ast.AST) -> bool:
     """Whether one rank alone runs a node: by a condition, a decorator, an early return, or in a caller."""
-    return _is_on_one_rank(view, view.module, node, 2)
+    return _is_on_one_rank(context, context.module, node, 2)
 
 
-def _is_on_one_rank(view: View, module: Module, node: ast.AST, depth: int) -> bool:
+def _is_on_one_rank(context: RuleContext, module: Module, node: ast.AST, depth: int) -> bool:
     child = node
     for up in module.ancestors(node):
         if isinstance(up, ast.If | ast.IfExp) and child is not up.test and _RANK.search(module.source_of(up.test)):
@@ -57,8 +57,8 @@ def _is_on_one_rank(view: View, module: Module, node: ast.AST, depth: int) -> bo
             return True
         child = up
     function = module.function_of(node)
-    callers = view.project.callers(function) if depth and not isinstance(function.node, ast.Module) else []
-    return any(_is_on_one_rank(view, at.module, call, depth - 1) for at, call in callers[:8])
+    callers = context.project.callers(function) if depth and not isinstance(function.node, ast.Module) else []
+    return any(_is_on_one_rank(context, at.module, call, depth - 1) for at, call in callers[:8])
 
 
 def _is_of_one_rank(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -79,6 +79,6 @@ def _is_left_by_others(module: Module, up: ast.AST, child: ast.stmt) -> bool:
     )
 
 
-def is_rank_test(view: View, test: ast.expr) -> bool:
+def is_rank_test(context: RuleContext, test: ast.expr) -> bool:
     """Whether a condition asks for the rank and nothing else."""
-    return _RANK.search(view.source(test)) is not None and not isinstance(test, ast.BoolOp)
+    return _RANK.search(context.source(test)) is not None and not isinstance(test, ast.BoolOp)

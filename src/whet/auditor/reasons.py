@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 
-def has_comment(view: View, node: ast.AST) -> bool:
+def has_comment(context: RuleContext, node: ast.AST) -> bool:
     """Whether a comment stands on the lines of a node's statement, or right above it: its author had a reason."""
-    statement = view.statement(node)
-    lines = view.module.python_lines
+    statement = context.statement(node)
+    lines = context.module.python_lines
     own = lines[statement.lineno - 1 : statement.end_lineno or statement.lineno]
     if any("#" in line for line in own):
         return True

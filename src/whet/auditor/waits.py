@@ -6,9 +6,9 @@ import ast
 import re
 from typing import NamedTuple
 
-from whet.auditor.finding import Confidence, Fix, Gain, Hit, Hot, Priority
-from whet.auditor.heat import HeatKind
-from whet.auditor.kinds import Kind
+from whet.auditor.abstract_types import Kind
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, HotPath, Priority
+from whet.auditor.hot_paths import HeatKind
 from whet.auditor.placement import (
     is_for_environment,
     is_fresh_on_cpu,
@@ -17,8 +17,8 @@ from whet.auditor.placement import (
     was_waited_for,
 )
 from whet.auditor.project import name_of
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Function
-from whet.auditor.view import View
 
 WAIT_GAIN = Gain(0.0, 0.15, "a GPU that waits for its kernels to be queued; nothing on a CPU")
 COPY_GAIN = Gain(0.0, 0.15, "a GPU that waits for its kernels to be queued, or large copies; nothing on a CPU")
@@ -48,7 +48,7 @@ _TIMERS = frozenset("time perf_counter perf_counter_ns process_time monotonic el
 class Wait(NamedTuple):
     """A place where the CPU waits in every step."""
 
-    hot: Hot
+    hot: HotPath
     confidence: Confidence
     priority: Priority | None = None  # None: the rule's own
 
@@ -57,32 +57,32 @@ class Wait(NamedTuple):
         return Hit(at, message, gain, self.confidence, self.hot, fix, self.priority)
 
 
-def wait_for(view: View, node: ast.AST, tensor: ast.expr, *, known: bool = True) -> Wait | None:
+def wait_for(context: RuleContext, node: ast.AST, tensor: ast.expr, *, known: bool = True) -> Wait | None:
     """How a read of `tensor` at `node` holds up the step; None where it does not, or only in rare steps.
 
     known: only what is known or named as a tensor counts; else also what may be anything.
     """
-    value = view.value(tensor)
+    value = context.value(tensor)
     if value.kind not in _TENSOR_LIKE and (known or value.kind is not Kind.UNKNOWN):
         return None
-    if is_on_cpu(view, tensor) or is_left_behind(view, tensor):
+    if is_on_cpu(context, tensor) or is_left_behind(context, tensor):
         return None
     is_unknown = value.kind is Kind.UNKNOWN
-    is_sure = _holds_buffer(view, tensor) if is_unknown else value.is_sure
-    return wait_at(view, node, is_sure=is_sure or is_checked(view, node))
+    is_sure = _holds_buffer(context, tensor) if is_unknown else value.is_sure
+    return wait_at(context, node, is_sure=is_sure or is_checked(context, node))
 
 
-def wait_at(view: View, node: ast.AST, *, is_sure: bool) -> Wait | None:
+def wait_at(context: RuleContext, node: ast.AST, *, is_sure: bool) -> Wait | None:
     """As `wait_for`, for what waits whatever it reads. is_sure: whether it is certain that it waits for a GPU."""
-    hot = view.hot(node)
-    if hot is not None and not view.mentions_gpu and ".cpu()" not in view.module.text and hot.loop_line:
+    hot = context.hot(node)
+    if hot is not None and not context.mentions_gpu and ".cpu()" not in context.module.text and hot.loop_line:
         return None  # a loop for the CPU alone; a library's function runs wherever its caller's tensors are
-    if is_for_environment(view, node, hot) or is_of_other_framework(view, node):
+    if is_for_environment(context, node, hot) or is_of_other_framework(context, node):
         return None
     if hot is None:
-        if not is_sure or not is_library(view, node) or is_guarded(view, node):
+        if not is_sure or not is_library(context, node) or is_guarded(context, node):
             return None
-        return Wait(Hot(LIBRARY, view.function_of(node).qualname), Confidence.LOW, Priority.LOW)
+        return Wait(HotPath(LIBRARY, context.function_of(node).qualname), Confidence.LOW, Priority.LOW)
     if hot.guard or hot.kind == HeatKind.DATA:
         return None
     if hot.kind == HeatKind.INFERENCE_CALL:
@@ -90,19 +90,19 @@ def wait_at(view: View, node: ast.AST, *, is_sure: bool) -> Wait | None:
     return Wait(hot, Confidence.HIGH if is_sure else Confidence.MEDIUM)
 
 
-def wait_for_copy(view: View, node: ast.AST, tensor: ast.expr, *, known: bool) -> Wait | None:
+def wait_for_copy(context: RuleContext, node: ast.AST, tensor: ast.expr, *, known: bool) -> Wait | None:
     """As `wait_for`, for whole tensors that go to the CPU: what inference is for has to go there some time."""
-    wait = wait_for(view, node, tensor, known=known)
+    wait = wait_for(context, node, tensor, known=known)
     if wait is None or wait.hot.kind != HeatKind.INFERENCE:
         return wait
-    if was_waited_for(view, node, wait.hot):
+    if was_waited_for(context, node, wait.hot):
         return None
     return wait._replace(confidence=Confidence.LOW, priority=Priority.LOW)
 
 
-def is_guarded(view: View, node: ast.AST) -> bool:
+def is_guarded(context: RuleContext, node: ast.AST) -> bool:
     """Whether a node of a function that is not hot lies under an except, a raise, a debug flag, or in a lambda."""
-    for up in view.ancestors(node):
+    for up in context.ancestors(node):
         if isinstance(up, ast.ExceptHandler | ast.Raise | ast.Lambda):
             return True
         if isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -112,25 +112,25 @@ def is_guarded(view: View, node: ast.AST) -> bool:
     return False
 
 
-def is_on_cpu(view: View, tensor: ast.expr) -> bool:
+def is_on_cpu(context: RuleContext, tensor: ast.expr) -> bool:
     """Whether a tensor is known to lie in the CPU's memory: made there, or copied there before."""
-    value = view.value(tensor)
+    value = context.value(tensor)
     if value.device == "cpu":
         return True
-    if isinstance(tensor, ast.Call) and (to_cpu(view, tensor) is not None or is_fresh_on_cpu(view, tensor)):
+    if isinstance(tensor, ast.Call) and (to_cpu(context, tensor) is not None or is_fresh_on_cpu(context, tensor)):
         return True
     if isinstance(tensor, ast.Subscript | ast.Attribute):
-        return is_on_cpu(view, tensor.value)
-    if isinstance(tensor, ast.Call) and isinstance(tensor.func, ast.Attribute) and view.dotted(tensor.func) is None:
-        return is_on_cpu(view, tensor.func.value) if tensor.func.attr not in ("to", "cuda") else False
+        return is_on_cpu(context, tensor.value)
+    if isinstance(tensor, ast.Call) and isinstance(tensor.func, ast.Attribute) and context.dotted(tensor.func) is None:
+        return is_on_cpu(context, tensor.func.value) if tensor.func.attr not in ("to", "cuda") else False
     if isinstance(tensor, ast.Name):
-        bindings = [b for b in view.function_of(tensor).bindings.get(tensor.id, ()) if b.line < tensor.lineno]
+        bindings = [b for b in context.function_of(tensor).bindings.get(tensor.id, ()) if b.line < tensor.lineno]
         last = bindings[-1].value if bindings and bindings[-1].how == "value" else None
-        return isinstance(last, ast.Call) and to_cpu(view, last) is not None
+        return isinstance(last, ast.Call) and to_cpu(context, last) is not None
     return False
 
 
-def to_cpu(view: View, call: ast.Call) -> ast.expr | None:
+def to_cpu(context: RuleContext, call: ast.Call) -> ast.expr | None:
     """What a call copies to the CPU: x of `x.cpu()`, `x.to("cpu")`, `x.to(torch.device("cpu"))`; None for others."""
     if not isinstance(call.func, ast.Attribute):
         return None
@@ -138,7 +138,7 @@ def to_cpu(view: View, call: ast.Call) -> ast.expr | None:
         return call.func.value
     if call.func.attr != "to":
         return None
-    target = view.keyword(call, "device", 0)
+    target = context.keyword(call, "device", 0)
     if isinstance(target, ast.Call) and name_of(target) == "device" and target.args:
         target = target.args[0]
     is_cpu = isinstance(target, ast.Constant) and isinstance(target.value, str) and target.value.startswith("cpu")
@@ -161,44 +161,44 @@ def chain(expression: ast.expr) -> tuple[ast.expr, list[ast.expr]]:
             return expression, links
 
 
-def copied_in(view: View, expression: ast.expr) -> ast.expr | None:
+def copied_in(context: RuleContext, expression: ast.expr) -> ast.expr | None:
     """The tensor that a chain copies to the CPU on its way; None where it copies none."""
     for link in chain(expression)[1]:
         if isinstance(link, ast.Call):
-            source = to_cpu(view, link)
+            source = to_cpu(context, link)
             if source is not None:
                 return source
     return None
 
 
-def is_tensor_value(view: View, expression: ast.expr) -> bool:
+def is_tensor_value(context: RuleContext, expression: ast.expr) -> bool:
     """Whether an expression is a tensor and not one of its properties, of which the library does not know all."""
-    if not view.is_tensor(expression):
+    if not context.is_tensor(expression):
         return False
     if isinstance(expression, ast.Attribute):
-        if view.is_tensor(expression.value) and view.kind(expression.value) is Kind.TENSOR:
+        if context.is_tensor(expression.value) and context.kind(expression.value) is Kind.TENSOR:
             return expression.attr in _TENSOR_ATTRIBUTES
         return _NOT_VALUES.search(expression.attr) is None
     if isinstance(expression, ast.Call):
         return _NOT_VALUES.search(name_of(expression)) is None
     if isinstance(expression, ast.Subscript):
-        return view.kind(expression.value) is not Kind.TENSOR or is_tensor_value(view, expression.value)
+        return context.kind(expression.value) is not Kind.TENSOR or is_tensor_value(context, expression.value)
     if isinstance(expression, ast.Compare):
-        return any(is_tensor_value(view, side) for side in (expression.left, *expression.comparators))
+        return any(is_tensor_value(context, side) for side in (expression.left, *expression.comparators))
     if isinstance(expression, ast.BinOp):
-        return any(is_tensor_value(view, side) for side in (expression.left, expression.right))
+        return any(is_tensor_value(context, side) for side in (expression.left, expression.right))
     return True
 
 
-def is_timed(view: View, node: ast.AST) -> bool:
+def is_timed(context: RuleContext, node: ast.AST) -> bool:
     """Whether the statement stands right beside one that reads a clock, or in a function that measures."""
-    function = view.function_of(node)
+    function = context.function_of(node)
     if re.search(r"bench|profil|measur|timer|timing|timeit|latency|throughput|warm", function.name.lower()):
         return True
-    statement = view.statement(node)
-    parent = view.parent(statement)
+    statement = context.statement(node)
+    parent = context.parent(statement)
     while isinstance(parent, ast.If) and len(parent.body) == 1:
-        statement, parent = parent, view.parent(parent)
+        statement, parent = parent, context.parent(parent)
     for name in ("body", "orelse", "finalbody"):
         block = getattr(parent, name, None)
         if isinstance(block, list) and statement in block:
@@ -209,31 +209,31 @@ def is_timed(view: View, node: ast.AST) -> bool:
     return False
 
 
-def is_library(view: View, node: ast.AST) -> bool:
+def is_library(context: RuleContext, node: ast.AST) -> bool:
     """Whether a node's function takes tensors and may be called in every step by code that is not here."""
-    function = view.function_of(node)
-    if isinstance(function.node, ast.Module | ast.Lambda) or not view.module.uses_torch:
+    function = context.function_of(node)
+    if isinstance(function.node, ast.Module | ast.Lambda) or not context.module.uses_torch:
         return False
-    path = view.module.place
+    path = context.module.place
     if _ONCE_PATHS.search(path) or path.rpartition("/")[2].startswith(("test_", "convert", "setup", "conftest")):
         return False
-    if any(loop in view.heat.loops for loop in function.loops):
+    if any(loop in context.hot_paths.loops for loop in function.loops):
         return False  # it drives the loop, and runs once
     if _LOSS.search(function.qualname) and function.name != "__init__":
         return True
     if _ONCE.search(function.name.strip("_")) or function.name.startswith("__"):
         return False
-    return _takes_tensors(function) or _is_of_model(view, function) or is_checked(view, node)
+    return _takes_tensors(function) or _is_of_model(context, function) or is_checked(context, node)
 
 
-def _is_of_model(view: View, function: Function) -> bool:
+def _is_of_model(context: RuleContext, function: Function) -> bool:
     """Whether it is a method of an nn.Module, also of one whose base is not here: it has a forward pass or buffers."""
     cls = function.cls
     if cls is None:
         return False
-    if view.is_model_class(cls) or "forward" in cls.methods:
+    if context.is_model_class(cls) or "forward" in cls.methods:
         return True
-    return any(view.class_of(call) is cls for call in view.calls("register_buffer"))
+    return any(context.class_of(call) is cls for call in context.calls("register_buffer"))
 
 
 def _takes_tensors(function: Function) -> bool:
@@ -242,10 +242,10 @@ def _takes_tensors(function: Function) -> bool:
     return any(one is not None and one.annotation and "Tensor" in ast.unparse(one.annotation) for one in given)
 
 
-def is_checked(view: View, node: ast.AST) -> bool:
+def is_checked(context: RuleContext, node: ast.AST) -> bool:
     """Whether a node stands where `isinstance(x, torch.Tensor)` holds of something."""
     child = node
-    for up in view.ancestors(node):
+    for up in context.ancestors(node):
         if isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef):
             return False
         if isinstance(up, ast.If | ast.IfExp):
@@ -257,16 +257,16 @@ def is_checked(view: View, node: ast.AST) -> bool:
     return False
 
 
-def is_buffer(view: View, expression: ast.expr) -> bool:
+def is_buffer(context: RuleContext, expression: ast.expr) -> bool:
     """Whether an expression is `self.NAME` of a model that registers NAME as a buffer or a parameter."""
     if not isinstance(expression, ast.Attribute) or getattr(expression.value, "id", "") != "self":
         return False
-    for call in view.calls("register_buffer", "register_parameter"):
-        name = view.keyword(call, "name", 0)
+    for call in context.calls("register_buffer", "register_parameter"):
+        name = context.keyword(call, "name", 0)
         if isinstance(name, ast.Constant) and name.value == expression.attr:
             return True
     return False
 
 
-def _holds_buffer(view: View, expression: ast.expr) -> bool:
-    return any(isinstance(one, ast.Attribute) and is_buffer(view, one) for one in ast.walk(expression))
+def _holds_buffer(context: RuleContext, expression: ast.expr) -> bool:
+    return any(isinstance(one, ast.Attribute) and is_buffer(context, one) for one in ast.walk(expression))

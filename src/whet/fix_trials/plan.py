@@ -9,7 +9,7 @@ from pathlib import Path
 from whet.auditor.collect import SourceFile
 from whet.auditor.finding import Confidence, Finding, Measured
 from whet.auditor.fixing import apply_fixes
-from whet.auditor.heat import INFERS
+from whet.auditor.hot_paths import INFERS
 from whet.auditor.report import FixTrial, Impact, Phase
 from whet.comparison.claim import Claim, Verdict
 from whet.comparison.compare import compare

@@ -1,6 +1,6 @@
 """Every rule, by its code. One rule is one file in this folder, and in no other list.
 
-A rule's file has its card as docstring, CODE, NAME, PRIORITY and `check(view)`.
+A rule's file has its card as docstring, CODE, NAME, PRIORITY and `check(context)`.
 """
 
 import pkgutil
@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from whet.auditor.finding import Hit, Priority
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 
 class Rule(Protocol):
@@ -27,7 +27,7 @@ class Rule(Protocol):
     __doc__: str | None
 
     @staticmethod
-    def check(view: View) -> Iterator[Hit]:
+    def check(context: RuleContext) -> Iterator[Hit]:
         """Yield a hit for each place in a module where the rule fires."""
 
 

@@ -18,7 +18,7 @@ from whet.auditor.accumulation import accumulations, is_named_so, last_name
 from whet.auditor.calls import CallKind
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
 from whet.auditor.project_words import mentions
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "MEM104"
 NAME = "accumulation-not-normalised"
@@ -28,11 +28,11 @@ _SCALED = r"(?i)tokens\b|token_count|scale_grad|\.grad\b|num_items|normali[sz]er
 _DIVIDES_ITSELF = ("accelerator", "fabric", "engine", "trainer")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Accumulating loops in modules that nowhere divide by the number of micro-steps."""
-    for found in accumulations(view):
-        direct = [call for call in found.backwards if view.call_kind(call) is CallKind.BACKWARD]
-        if not direct or _is_divided(view, found.every) or not _sums_means(view):
+    for found in accumulations(context):
+        direct = [call for call in found.backwards if context.call_kind(call) is CallKind.BACKWARD]
+        if not direct or _is_divided(context, found.every) or not _sums_means(context):
             continue
         call = direct[0]
         owner = ast.unparse(call.func).lower()
@@ -40,25 +40,28 @@ def check(view: View) -> Iterator[Hit]:
             continue
         yield Hit(
             at=call,
-            hot=view.hot(call),
-            message=f"{view.shown(call)} adds up over {view.shown(found.every)} micro-steps and is not divided by them",
+            hot=context.hot(call),
+            message=(
+                f"{context.shown(call)} adds up over {context.shown(found.every)} "
+                f"micro-steps and is not divided by them"
+            ),
             confidence=Confidence.MEDIUM if is_named_so(found.every) else Confidence.LOW,
             gain=_GAIN,
-            fix=_divided(view, call, found.every),
+            fix=_divided(context, call, found.every),
         )
 
 
-def _is_divided(view: View, every: ast.expr) -> bool:
+def _is_divided(context: RuleContext, every: ast.expr) -> bool:
     name = last_name(every)
-    for node in view.nodes(ast.BinOp):
+    for node in context.nodes(ast.BinOp):
         if isinstance(node.op, ast.Div | ast.Mult) and _mentions(node.right, name, every):
             return True
-    for update in view.nodes(ast.AugAssign):
+    for update in context.nodes(ast.AugAssign):
         if isinstance(update.op, ast.Div | ast.Mult) and _mentions(update.value, name, every):
             return True
-    if any(True for _ in view.calls("scale_grads", "scale_grads_", "unscale_and_divide")):
+    if any(True for _ in context.calls("scale_grads", "scale_grads_", "unscale_and_divide")):
         return True  # by the number of tokens, all at once
-    return any(_mentions(call, name, every) for call in view.calls("div", "div_", "mul_", "scale_"))
+    return any(_mentions(call, name, every) for call in context.calls("div", "div_", "mul_", "scale_"))
 
 
 def _mentions(expression: ast.expr, name: str, every: ast.expr) -> bool:
@@ -72,17 +75,17 @@ def _mentions(expression: ast.expr, name: str, every: ast.expr) -> bool:
     return False
 
 
-def _sums_means(view: View) -> bool:
+def _sums_means(context: RuleContext) -> bool:
     """Whether losses are means, as they are by default: sums are meant to add up."""
-    reductions = (view.constant(k.value) for k in view.nodes(ast.keyword) if k.arg == "reduction")
+    reductions = (context.constant(k.value) for k in context.nodes(ast.keyword) if k.arg == "reduction")
     return "sum" not in reductions
 
 
-def _divided(view: View, call: ast.Call, every: ast.expr) -> Fix | None:
+def _divided(context: RuleContext, call: ast.Call, every: ast.expr) -> Fix | None:
     loss = call.func.value if isinstance(call.func, ast.Attribute) else None
     if not isinstance(loss, ast.Name) or call.args:
         return None
-    if mentions(view.project, view.module, _SCALED):
+    if mentions(context.project, context.module, _SCALED):
         return None
-    source = f"({loss.id} / {view.operand(every)})"
-    return view.replace(loss, source, "take the mean over the micro-steps", safe=False)
+    source = f"({loss.id} / {context.operand(every)})"
+    return context.replace(loss, source, "take the mean over the micro-steps", safe=False)

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 from whet.auditor.calls import CallKind
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
-from whet.auditor.heat import HeatKind
+from whet.auditor.hot_paths import HeatKind
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Function
-from whet.auditor.view import View
 
 CODE = "MEM106"
 NAME = "all-hidden-states-kept"
@@ -28,23 +28,23 @@ _ATTENTION_GAIN = Gain(0.0, 0.3, "attention falls back from the fused kernel, wi
 _FIELDS = {"output_hidden_states": "hidden_states", "output_attentions": "attentions"}
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Model calls that ask for all layers, and lists filled in forward passes."""
-    for keyword in view.nodes(ast.keyword):
-        call = view.parent(keyword)
+    for keyword in context.nodes(ast.keyword):
+        call = context.parent(keyword)
         if keyword.arg in _FIELDS and isinstance(call, ast.Call) and _is_true(keyword.value):
-            yield from _asked(view, call, keyword.arg)
-    for append in view.calls("append"):
-        yield from _gathered(view, append)
+            yield from _asked(context, call, keyword.arg)
+    for append in context.calls("append"):
+        yield from _gathered(context, append)
 
 
-def _asked(view: View, call: ast.Call, option: str) -> Iterator[Hit]:
-    if view.call_kind(call) is not CallKind.MODEL:
+def _asked(context: RuleContext, call: ast.Call, option: str) -> Iterator[Hit]:
+    if context.call_kind(call) is not CallKind.MODEL:
         return
-    hot = view.hot(call)
+    hot = context.hot(call)
     if hot is None or hot.guard:
         return
-    reads = _reads(view, call)
+    reads = _reads(context, call)
     if reads is None:
         return
     fields, by_number = reads
@@ -54,7 +54,7 @@ def _asked(view: View, call: ast.Call, option: str) -> Iterator[Hit]:
     what = "only the last is read" if uses else "none is read"
     fix = None
     if not uses and not by_number:
-        fix = _not_asked(view, call, option)
+        fix = _not_asked(context, call, option)
     yield Hit(
         at=call,
         hot=hot,
@@ -65,39 +65,39 @@ def _asked(view: View, call: ast.Call, option: str) -> Iterator[Hit]:
     )
 
 
-def _not_asked(view: View, call: ast.Call, option: str) -> Fix | None:
-    model = view.value(call.func)
+def _not_asked(context: RuleContext, call: ast.Call, option: str) -> Fix | None:
+    model = context.value(call.func)
     is_library = model.is_sure and model.cls is None and (model.dotted or "").startswith("transformers.")
     if model.cls is not None:
-        forward = view.project.method(model.cls, "forward")
+        forward = context.project.method(model.cls, "forward")
         if forward is None or forward.default_of(option) is None:
             return None
     is_safe = is_library and option == "output_hidden_states"
-    return view.remove_keyword(call, option, "ask for what is read", safe=is_safe)
+    return context.remove_keyword(call, option, "ask for what is read", safe=is_safe)
 
 
-def _reads(view: View, call: ast.Call) -> tuple[list[tuple[str, str]], bool] | None:
+def _reads(context: RuleContext, call: ast.Call) -> tuple[list[tuple[str, str]], bool] | None:
     """(field, index) of all that is read of a call's result, and whether by number; None where it goes elsewhere."""
-    parent = view.parent(call)
+    parent = context.parent(call)
     if isinstance(parent, ast.Attribute):
-        return [(parent.attr, _index(view, parent))], False
+        return [(parent.attr, _index(context, parent))], False
     if not isinstance(parent, ast.Assign) or len(parent.targets) != 1 or not isinstance(parent.targets[0], ast.Name):
         return None
     name = parent.targets[0].id
     fields, by_number = [], False
-    for node in view.nodes(ast.Name):
+    for node in context.nodes(ast.Name):
         if (
             node.id != name
             or not isinstance(node.ctx, ast.Load)
-            or view.function_of(node) is not view.function_of(call)
+            or context.function_of(node) is not context.function_of(call)
         ):
             continue
-        user = view.parent(node)
+        user = context.parent(node)
         if isinstance(user, ast.Attribute) and user.value is node:
-            fields.append((user.attr, _index(view, user)))
+            fields.append((user.attr, _index(context, user)))
         elif isinstance(user, ast.Subscript) and isinstance(user.slice, ast.Constant):
             if isinstance(user.slice.value, str):
-                fields.append((user.slice.value, _index(view, user)))
+                fields.append((user.slice.value, _index(context, user)))
             by_number = by_number or isinstance(user.slice.value, int)
             if isinstance(user.slice.value, int) and user.slice.value != 0:
                 return None
@@ -106,23 +106,23 @@ def _reads(view: View, call: ast.Call) -> tuple[list[tuple[str, str]], bool] | N
     return fields, by_number
 
 
-def _index(view: View, node: ast.expr) -> str:
-    parent = view.parent(node)
+def _index(context: RuleContext, node: ast.expr) -> str:
+    parent = context.parent(node)
     is_item = isinstance(parent, ast.Subscript) and parent.value is node
     return ast.unparse(parent.slice) if is_item and isinstance(parent, ast.Subscript) else ""
 
 
-def _gathered(view: View, append: ast.Call) -> Iterator[Hit]:
+def _gathered(context: RuleContext, append: ast.Call) -> Iterator[Hit]:
     """`outputs.append(x)` for each layer, with `outputs[-1]` as the only reader."""
     owner = append.func.value if isinstance(append.func, ast.Attribute) else None
     if not isinstance(owner, ast.Name):
         return
-    function = view.function_of(append)
-    hot = view.hot(append)
+    function = context.function_of(append)
+    hot = context.hot(append)
     if function.name != "forward" or hot is None or hot.guard or hot.kind == HeatKind.DATA:
         return
     is_list = any(isinstance(b.value, ast.List) and not b.value.elts for b in function.bindings.get(owner.id, ()))
-    readers = _readers(view, owner, function)
+    readers = _readers(context, owner, function)
     if is_list and hot.times_per_step and readers and all(read == "-1" for read in readers):
         yield Hit(
             at=append,
@@ -133,13 +133,13 @@ def _gathered(view: View, append: ast.Call) -> Iterator[Hit]:
         )
 
 
-def _readers(view: View, owner: ast.Name, function: Function) -> list[str]:
+def _readers(context: RuleContext, owner: ast.Name, function: Function) -> list[str]:
     found = []
-    for node in view.nodes(ast.Name):
-        if node.id == owner.id and isinstance(node.ctx, ast.Load) and view.function_of(node) is function:
-            parent = view.parent(node)
+    for node in context.nodes(ast.Name):
+        if node.id == owner.id and isinstance(node.ctx, ast.Load) and context.function_of(node) is function:
+            parent = context.parent(node)
             if not (isinstance(parent, ast.Attribute) and parent.attr == "append"):
-                found.append(_index(view, node))
+                found.append(_index(context, node))
     return found
 
 

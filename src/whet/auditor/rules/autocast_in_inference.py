@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from whet.auditor.calls import CallKind
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.heat import INFERS, TRAINS, HeatKind
-from whet.auditor.view import View, is_known
+from whet.auditor.hot_paths import INFERS, TRAINS, HeatKind
+from whet.auditor.rule_context import RuleContext, is_known
 
 CODE = "PRE103"
 NAME = "autocast-in-inference"
@@ -25,38 +25,38 @@ _GAIN = Gain(0.0, 0.2, "small batches, for which reading and casting weights is 
 _AUTOCAST = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.amp.autocast_mode.autocast")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Autocast around model calls, where nothing in the file trains."""
-    if "autocast" not in view.module.text or ".backward(" in view.module.text:
+    if "autocast" not in context.module.text or ".backward(" in context.module.text:
         return
-    if any(HeatKind(kind) in TRAINS for kind in view.heat.loops.values()):
+    if any(HeatKind(kind) in TRAINS for kind in context.hot_paths.loops.values()):
         return  # the weights are those of a model in training, or may be
-    for statement in view.nodes(ast.With):
+    for statement in context.nodes(ast.With):
         for item in statement.items:
             call = item.context_expr
-            if not isinstance(call, ast.Call) or view.dotted(call.func) not in _AUTOCAST or _is_off(view, call):
+            if not isinstance(call, ast.Call) or context.dotted(call.func) not in _AUTOCAST or _is_off(context, call):
                 continue
             if any(isinstance(node, ast.For | ast.While) for node in ast.walk(statement)):
                 continue  # entered once, it keeps what it has cast
-            model_call = next((c for c in ast.walk(statement) if isinstance(c, ast.Call) and _runs(view, c)), None)
-            hot = view.hot(model_call) if model_call is not None else None
+            model_call = next((c for c in ast.walk(statement) if isinstance(c, ast.Call) and _runs(context, c)), None)
+            hot = context.hot(model_call) if model_call is not None else None
             if model_call is None or hot is None or hot.guard or HeatKind(hot.kind) not in INFERS:
                 continue
             is_loop = hot.kind != HeatKind.INFERENCE_CALL
             yield Hit(
                 at=call,
                 hot=hot,
-                message=f"{view.shown(call)} casts the weights of {view.shown(model_call.func)} again in every call",
+                message=f"{context.shown(call)} casts the weights of {context.shown(model_call.func)} again in every call",
                 confidence=Confidence.MEDIUM if is_loop else Confidence.LOW,
                 gain=_GAIN,
             )
 
 
-def _runs(view: View, call: ast.Call) -> bool:
-    return view.call_kind(call) is CallKind.MODEL
+def _runs(context: RuleContext, call: ast.Call) -> bool:
+    return context.call_kind(call) is CallKind.MODEL
 
 
-def _is_off(view: View, call: ast.Call) -> bool:
-    enabled = view.keyword(call, "enabled")
-    value = view.constant(enabled)
+def _is_off(context: RuleContext, call: ast.Call) -> bool:
+    enabled = context.keyword(call, "enabled")
+    value = context.constant(enabled)
     return enabled is not None and is_known(value) and not value

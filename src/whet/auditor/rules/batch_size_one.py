@@ -16,10 +16,10 @@ import re
 from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.heat import HeatKind
+from whet.auditor.hot_paths import HeatKind
 from whet.auditor.loader_setup import Loader, loaders
 from whet.auditor.one_batch import one_batch
-from whet.auditor.view import View, is_known
+from whet.auditor.rule_context import RuleContext, is_known
 
 CODE = "DAT106"
 NAME = "batch-size-one"
@@ -31,35 +31,39 @@ _NOT_TRAINING = re.compile(
 )
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Options, then loaders, then loops."""
-    if view.module.is_test:
+    if context.module.is_test:
         return
-    yield from _options(view)
-    for loader in loaders(view):
-        yield from _loader(view, loader)
-    yield from _slices(view)
+    yield from _options(context)
+    for loader in loaders(context):
+        yield from _loader(context, loader)
+    yield from _slices(context)
 
 
-def _options(view: View) -> Iterator[Hit]:
-    for name, defaults in view.constants.options.items():
+def _options(context: RuleContext) -> Iterator[Hit]:
+    for name, defaults in context.constants.options.items():
         if not _OPTION.fullmatch(name) or _NOT_TRAINING.search(name):
             continue
         for default in defaults:
-            if default.module is view.module and _is_one(view.constant(default.node)) and _trains(view):
+            if default.module is context.module and _is_one(context.constant(default.node)) and _trains(context):
                 message = f"{default.option} is 1 by default: one sample per step"
-                fix = one_batch(view, default) if any(view.loops(HeatKind.TRAINING)) else None
+                fix = one_batch(context, default) if any(context.loops(HeatKind.TRAINING)) else None
                 yield Hit(at=default.call, message=message, confidence=Confidence.MEDIUM, gain=_GAIN, fix=fix)
-    for loop in view.loops(HeatKind.TRAINING):
-        function = view.function_of(loop)
+    for loop in context.loops(HeatKind.TRAINING):
+        function = context.function_of(loop)
         for argument in function.arguments:
             default_value = function.default_of(argument.arg)
-            if _OPTION.fullmatch(argument.arg) and default_value is not None and _is_one(view.constant(default_value)):
+            if (
+                _OPTION.fullmatch(argument.arg)
+                and default_value is not None
+                and _is_one(context.constant(default_value))
+            ):
                 message = f"{argument.arg} of {function.name} is 1 by default: one sample per step"
                 yield Hit(at=argument, message=message, confidence=Confidence.MEDIUM, gain=_GAIN)
 
 
-def _loader(view: View, loader: Loader) -> Iterator[Hit]:
+def _loader(context: RuleContext, loader: Loader) -> Iterator[Hit]:
     if "batch_sampler" in loader.arguments or not loader.is_complete:
         return
     size = loader.arguments.get("batch_size")
@@ -82,22 +86,22 @@ def _loader(view: View, loader: Loader) -> Iterator[Hit]:
     )
 
 
-def _slices(view: View) -> Iterator[Hit]:
-    for loop in view.loops(HeatKind.TRAINING):
-        found = (node for node in ast.walk(loop) if isinstance(node, ast.Call) and _takes_one(view, node))
+def _slices(context: RuleContext) -> Iterator[Hit]:
+    for loop in context.loops(HeatKind.TRAINING):
+        found = (node for node in ast.walk(loop) if isinstance(node, ast.Call) and _takes_one(context, node))
         call = next(iter(found), None)
-        hot = view.hot(call) if call is not None else None
+        hot = context.hot(call) if call is not None else None
         if call is None or hot is None or hot.guard or hot.loop_line != loop.lineno:
             continue
-        message = f"{view.shown(call)} trains on one sample at a time"
+        message = f"{context.shown(call)} trains on one sample at a time"
         yield Hit(at=call, hot=hot, message=message, confidence=Confidence.MEDIUM, gain=_GAIN)
 
 
-def _takes_one(view: View, call: ast.Call) -> bool:
+def _takes_one(context: RuleContext, call: ast.Call) -> bool:
     """Whether the call makes a step, or runs a model, on a slice of length one: `x[i:i + 1]`."""
     if not any(isinstance(a, ast.Subscript) and _is_one_long(a.slice) for a in call.args):
         return False
-    return view.heat.makes_step(call, view.module) or view.heat.runs_model(call, view.module)
+    return context.hot_paths.makes_step(call, context.module) or context.hot_paths.runs_model(call, context.module)
 
 
 def _is_one_long(e: ast.expr) -> bool:
@@ -112,6 +116,6 @@ def _is_one(value: object) -> bool:
     return is_known(value) and value == 1 and not isinstance(value, bool)
 
 
-def _trains(view: View) -> bool:
+def _trains(context: RuleContext) -> bool:
     """Whether the project trains at all: options of programs for inference may well be 1."""
-    return HeatKind.TRAINING in view.heat.loops.values()
+    return HeatKind.TRAINING in context.hot_paths.loops.values()

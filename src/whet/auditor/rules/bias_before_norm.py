@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.layer_order import layer_pairs
 from whet.auditor.project_words import mentions_anywhere
-from whet.auditor.view import View, is_known
+from whet.auditor.rule_context import RuleContext, is_known
 
 CODE = "CMP113"
 NAME = "bias-before-norm"
@@ -27,10 +27,10 @@ _BIAS_AT = {"Conv": 7, "ConvTranspose": 8, "Linear": 2}
 _NORMS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm", "LazyBatchNorm", "LazyInstanceNorm")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Pairs of a layer with a bias and a normalisation over what it adds to."""
-    for first, second in layer_pairs(view):
-        layer, norm = view.dotted(first.func) or "", view.dotted(second.func) or ""
+    for first, second in layer_pairs(context):
+        layer, norm = context.dotted(first.func) or "", context.dotted(second.func) or ""
         if not layer.startswith("torch.nn.") or not norm.startswith("torch.nn."):
             continue
         kind = layer.removeprefix("torch.nn.").removeprefix("Lazy").rstrip("123d")
@@ -38,16 +38,16 @@ def check(view: View) -> Iterator[Hit]:
             continue
         if any(keyword.arg is None for keyword in first.keywords):
             continue
-        given = view.keyword(first, "bias", _BIAS_AT[kind])
-        if given is not None and (not is_known(view.constant(given)) or view.constant(given) is not True):
+        given = context.keyword(first, "bias", _BIAS_AT[kind])
+        if given is not None and (not is_known(context.constant(given)) or context.constant(given) is not True):
             continue
-        is_default = given is None or view.keyword(first, "bias") is not None
+        is_default = given is None or context.keyword(first, "bias") is not None
         yield Hit(
             at=first,
-            message=f"the bias of {view.shown(first)} is taken away by {view.shown(second.func)}",
+            message=f"the bias of {context.shown(first)} is taken away by {context.shown(second.func)}",
             confidence=Confidence.HIGH,
             gain=_GAIN,
-            fix=view.set_keyword(first, "bias", "False", "leave the bias out", safe=False)
-            if is_default and not mentions_anywhere(view.project, _USED)
+            fix=context.set_keyword(first, "bias", "False", "leave the bias out", safe=False)
+            if is_default and not mentions_anywhere(context.project, _USED)
             else None,
         )

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from whet.auditor.copies import queued
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.loaders import is_from_pinned
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.transfers import blocking_copies, step_of
-from whet.auditor.view import View
 
 CODE = "MOV101"
 NAME = "blocking-transfer"
@@ -26,17 +26,17 @@ PRIORITY = Priority.MEDIUM
 _GAIN = Gain(0.0, 0.3, "up to the share of the step spent copying, with pinned memory; nothing on a CPU")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Copies of batches to a device which may be a GPU."""
-    for call, moved in blocking_copies(view):
-        hot = step_of(view, call)
-        if hot is None or is_from_pinned(view, call):
+    for call, moved in blocking_copies(context):
+        hot = step_of(context, call)
+        if hot is None or is_from_pinned(context, call):
             continue
         yield Hit(
             at=call,
             hot=hot,
-            message=f"{view.shown(call)} waits for the copy in every step",
-            confidence=Confidence.MEDIUM if view.value(moved).is_sure and hot.loop_line else Confidence.LOW,
+            message=f"{context.shown(call)} waits for the copy in every step",
+            confidence=Confidence.MEDIUM if context.value(moved).is_sure and hot.loop_line else Confidence.LOW,
             gain=_GAIN,
-            fix=queued(view, call, moved),
+            fix=queued(context, call, moved),
         )

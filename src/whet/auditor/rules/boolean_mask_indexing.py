@@ -14,10 +14,10 @@ import ast
 import re
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.kinds import Kind
 from whet.auditor.project import name_of
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.waits import is_library, is_tensor_value, wait_at
 
 CODE = "SYN109"
@@ -32,70 +32,72 @@ _MAKES_BOOLEANS = frozenset(
 _DEEPEST = 4
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Subscripts whose index is a boolean tensor, alone or among others; of each mask in a block the first."""
     seen: set[tuple[ast.AST | None, str]] = set()
-    for subscript in sorted(view.nodes(ast.Subscript), key=lambda one: (one.lineno, one.col_offset)):
-        owner = view.value(subscript.value)
+    for subscript in sorted(context.nodes(ast.Subscript), key=lambda one: (one.lineno, one.col_offset)):
+        owner = context.value(subscript.value)
         if owner.kind not in (Kind.TENSOR, Kind.OUTPUT, Kind.UNKNOWN) or owner.device == "cpu":
             continue
         indices = subscript.slice.elts if isinstance(subscript.slice, ast.Tuple) else [subscript.slice]
-        mask = next((index for index in indices if _is_mask(view, index)), None)
-        if mask is None or _fills(view, subscript):
+        mask = next((index for index in indices if _is_mask(context, index)), None)
+        if mask is None or _fills(context, subscript):
             continue
-        mask_value = view.value(mask)
+        mask_value = context.value(mask)
         is_known = mask_value.kind is Kind.TENSOR and mask_value.is_sure
-        if not is_known and owner.kind is Kind.UNKNOWN and not is_library(view, subscript):
+        if not is_known and owner.kind is Kind.UNKNOWN and not is_library(context, subscript):
             continue
-        if mask_value.kind is Kind.UNKNOWN and owner.kind is Kind.UNKNOWN and _is_of_numpy(view):
+        if mask_value.kind is Kind.UNKNOWN and owner.kind is Kind.UNKNOWN and _is_of_numpy(context):
             continue
         if mask_value.device == "cpu":
             continue
-        is_sure = is_known or (owner.kind is Kind.TENSOR and owner.is_sure) or not _is_of_numpy(view)
-        wait = wait_at(view, subscript, is_sure=is_sure)
-        place = (view.parent(view.statement(subscript)), ast.unparse(mask))
+        is_sure = is_known or (owner.kind is Kind.TENSOR and owner.is_sure) or not _is_of_numpy(context)
+        wait = wait_at(context, subscript, is_sure=is_sure)
+        place = (context.parent(context.statement(subscript)), ast.unparse(mask))
         if wait is not None and place not in seen:
             seen.add(place)
             yield Hit(
                 at=subscript,
                 hot=wait.hot,
-                message=f"{view.shown(subscript)} selects by a mask: the CPU waits for the GPU to count it",
+                message=f"{context.shown(subscript)} selects by a mask: the CPU waits for the GPU to count it",
                 confidence=wait.confidence if is_known else Confidence.LOW,
                 priority=wait.priority,
                 gain=_GAIN,
             )
 
 
-def _is_mask(view: View, index: ast.expr, depth: int = 0) -> bool:
+def _is_mask(context: RuleContext, index: ast.expr, depth: int = 0) -> bool:
     """Whether an index is a boolean tensor: made by a comparison, or a tensor that is called a mask."""
     if depth > _DEEPEST:
         return False
     match index:
         case ast.Compare():
-            return is_tensor_value(view, index)
+            return is_tensor_value(context, index)
         case ast.UnaryOp(op=ast.Invert()):
-            return _is_mask(view, index.operand, depth + 1)
+            return _is_mask(context, index.operand, depth + 1)
         case ast.BinOp(op=ast.BitAnd() | ast.BitOr() | ast.BitXor()):
-            return _is_mask(view, index.left, depth + 1) or _is_mask(view, index.right, depth + 1)
+            return _is_mask(context, index.left, depth + 1) or _is_mask(context, index.right, depth + 1)
         case ast.Call():
-            return is_tensor_value(view, index) and (name_of(index) in _MAKES_BOOLEANS or _is_to_bool(view, index))
+            return is_tensor_value(context, index) and (
+                name_of(index) in _MAKES_BOOLEANS or _is_to_bool(context, index)
+            )
         case ast.Subscript():
-            return _is_mask(view, index.value, depth + 1)
+            return _is_mask(context, index.value, depth + 1)
         case ast.Name():
-            is_unknown = view.kind(index) is Kind.UNKNOWN and _MASK_NAME.fullmatch(index.id) is not None
-            return (is_unknown or is_tensor_value(view, index)) and _is_bound_to_mask(view, index, depth)
+            is_unknown = context.kind(index) is Kind.UNKNOWN and _MASK_NAME.fullmatch(index.id) is not None
+            return (is_unknown or is_tensor_value(context, index)) and _is_bound_to_mask(context, index, depth)
     return False
 
 
-def _is_bound_to_mask(view: View, name: ast.Name, depth: int) -> bool:
-    bindings = [b for b in view.function_of(name).bindings.get(name.id, ()) if b.line <= name.lineno]
+def _is_bound_to_mask(context: RuleContext, name: ast.Name, depth: int) -> bool:
+    bindings = [b for b in context.function_of(name).bindings.get(name.id, ()) if b.line <= name.lineno]
     values = [binding.value for binding in bindings if binding.value is not None and not binding.path]
     if not values:
         return _MASK_NAME.fullmatch(name.id) is not None
     last = values[-1]
     if last is None or name in ast.walk(last):
         return False
-    return _is_mask(view, last, depth + 1) or (
+    return _is_mask(context, last, depth + 1) or (
         _MASK_NAME.fullmatch(name.id) is not None and not any(_makes_numbers(one) for one in values)
     )
 
@@ -107,23 +109,23 @@ def _makes_numbers(made: ast.expr | None) -> bool:
     return name_of(made) in ("long", "int", "nonzero", "float", "argsort", "topk", "where", "arange", "masked_fill")
 
 
-def _is_to_bool(view: View, call: ast.Call) -> bool:
+def _is_to_bool(context: RuleContext, call: ast.Call) -> bool:
     return any(
-        (view.dotted(argument) if isinstance(argument, ast.Attribute) else None) == "torch.bool"
+        (context.dotted(argument) if isinstance(argument, ast.Attribute) else None) == "torch.bool"
         for argument in [*call.args, *(keyword.value for keyword in call.keywords)]
     )
 
 
-def _is_of_numpy(view: View) -> bool:
+def _is_of_numpy(context: RuleContext) -> bool:
     """Whether what is not known may be an array."""
-    return "numpy" in view.module.imports.values() or "pandas" in view.module.imports.values()
+    return "numpy" in context.module.imports.values() or "pandas" in context.module.imports.values()
 
 
-def _fills(view: View, subscript: ast.Subscript) -> bool:
+def _fills(context: RuleContext, subscript: ast.Subscript) -> bool:
     """Whether the place is filled with a number, or is deleted: no indices are made then."""
     if isinstance(subscript.ctx, ast.Load):
         return False
-    parent = view.parent(subscript)
+    parent = context.parent(subscript)
     if not isinstance(parent, ast.Assign):
         return not isinstance(parent, ast.AugAssign)
-    return not is_tensor_value(view, parent.value)
+    return not is_tensor_value(context, parent.value)

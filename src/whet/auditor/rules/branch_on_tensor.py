@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Hit, Priority
 from whet.auditor.project import name_of
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.waits import WAIT_GAIN, is_on_cpu, is_tensor_value, wait_at
 
 CODE = "SYN106"
@@ -28,47 +28,47 @@ _REDUCTIONS = ("any", "all")
 _MADE_BY = ast.Call | ast.BinOp | ast.Compare | ast.UnaryOp
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Conditions of which a part is a tensor, and functions that read one to answer."""
-    for condition in _conditions(view):
-        part = _tensor_in(view, condition)
+    for condition in _conditions(context):
+        part = _tensor_in(context, condition)
         if part is not None:
-            yield from _hit(view, condition, part, is_sure=view.value(part).is_sure)
-    for call in view.calls_to(*_READ_ALL, *_OF_NUMBERS):
-        if call.args and is_tensor_value(view, call.args[0]):
-            yield from _hit(view, call, call.args[0], is_sure=view.value(call.args[0]).is_sure)
+            yield from _hit(context, condition, part, is_sure=context.value(part).is_sure)
+    for call in context.calls_to(*_READ_ALL, *_OF_NUMBERS):
+        if call.args and is_tensor_value(context, call.args[0]):
+            yield from _hit(context, call, call.args[0], is_sure=context.value(call.args[0]).is_sure)
 
 
-def _hit(view: View, condition: ast.expr, tensor: ast.expr, *, is_sure: bool) -> Iterator[Hit]:
-    wait = None if is_on_cpu(view, tensor) else wait_at(view, condition, is_sure=is_sure)
+def _hit(context: RuleContext, condition: ast.expr, tensor: ast.expr, *, is_sure: bool) -> Iterator[Hit]:
+    wait = None if is_on_cpu(context, tensor) else wait_at(context, condition, is_sure=is_sure)
     if wait is not None:
         yield wait.hit(
             condition,
-            f"{view.shown(condition)} is decided by a tensor: the CPU waits for the GPU in every step",
+            f"{context.shown(condition)} is decided by a tensor: the CPU waits for the GPU in every step",
             WAIT_GAIN,
         )
 
 
-def _conditions(view: View) -> Iterator[ast.expr]:
+def _conditions(context: RuleContext) -> Iterator[ast.expr]:
     """Every expression of which Python asks whether it is true, without `not`, `and`, `or` and bool() around it."""
-    for statement in view.nodes(ast.If):
+    for statement in context.nodes(ast.If):
         yield from _plain(statement.test)
-    for loop in view.nodes(ast.While):
+    for loop in context.nodes(ast.While):
         yield from _plain(loop.test)
-    for claim in view.nodes(ast.Assert):
+    for claim in context.nodes(ast.Assert):
         yield from _plain(claim.test)
-    for choice in view.nodes(ast.IfExp):
+    for choice in context.nodes(ast.IfExp):
         yield from _plain(choice.test)
-    for comprehension in view.nodes(ast.comprehension):
+    for comprehension in context.nodes(ast.comprehension):
         for test in comprehension.ifs:
             yield from _plain(test)
-    for operation in view.nodes(ast.BoolOp):
+    for operation in context.nodes(ast.BoolOp):
         for value in operation.values[:-1]:  # the last one is asked only where the whole is
             yield from _plain(value)
-    for inverted in view.nodes(ast.UnaryOp):
+    for inverted in context.nodes(ast.UnaryOp):
         if isinstance(inverted.op, ast.Not):
             yield from _plain(inverted.operand)
-    for call in view.calls("bool"):
+    for call in context.calls("bool"):
         if isinstance(call.func, ast.Name) and len(call.args) == 1:
             yield from _plain(call.args[0])
 
@@ -85,7 +85,7 @@ def _plain(test: ast.expr) -> Iterator[ast.expr]:
         yield test
 
 
-def _tensor_in(view: View, condition: ast.expr) -> ast.expr | None:
+def _tensor_in(context: RuleContext, condition: ast.expr) -> ast.expr | None:
     """The tensor that decides a condition; None where none does, or that is not sure enough."""
     if isinstance(condition, ast.Compare):
         if any(isinstance(operator, ast.Is | ast.IsNot | ast.In | ast.NotIn) for operator in condition.ops):
@@ -95,35 +95,35 @@ def _tensor_in(view: View, condition: ast.expr) -> ast.expr | None:
             isinstance(side, ast.Constant) and (side.value is None or isinstance(side.value, str)) for side in sides
         ):
             return None
-        if any(_is_enumerated(view, side) for side in sides):
+        if any(_is_enumerated(context, side) for side in sides):
             return None
-        return next((side for side in sides if _is_tensor_side(view, side)), None)
+        return next((side for side in sides if _is_tensor_side(context, side)), None)
     if isinstance(condition, ast.Call):
         if name_of(condition) in _REDUCTIONS and isinstance(condition.func, ast.Attribute) and not condition.args:
-            return condition.func.value if is_tensor_value(view, condition.func.value) else None
-        return condition if is_tensor_value(view, condition) and view.value(condition).is_sure else None
+            return condition.func.value if is_tensor_value(context, condition.func.value) else None
+        return condition if is_tensor_value(context, condition) and context.value(condition).is_sure else None
     if isinstance(condition, ast.Name):
-        return condition if is_tensor_value(view, condition) and _is_always_tensor(view, condition) else None
+        return condition if is_tensor_value(context, condition) and _is_always_tensor(context, condition) else None
     return None
 
 
-def _is_tensor_side(view: View, side: ast.expr) -> bool:
+def _is_tensor_side(context: RuleContext, side: ast.expr) -> bool:
     """Whether a side of a comparison is a tensor; sums that start from a number may be numbers all along."""
-    if not view.value(side).is_sure or not is_tensor_value(view, side):
+    if not context.value(side).is_sure or not is_tensor_value(context, side):
         return False
-    bindings = view.function_of(side).bindings.get(side.id, []) if isinstance(side, ast.Name) else []
+    bindings = context.function_of(side).bindings.get(side.id, []) if isinstance(side, ast.Name) else []
     return not any(isinstance(binding.value, ast.Constant) for binding in bindings)
 
 
-def _is_enumerated(view: View, side: ast.expr) -> bool:
+def _is_enumerated(context: RuleContext, side: ast.expr) -> bool:
     """Whether a side is a constant of torch that is no number, such as torch.per_tensor_symmetric."""
-    dotted = view.dotted(side) if isinstance(side, ast.Attribute) else None
+    dotted = context.dotted(side) if isinstance(side, ast.Attribute) else None
     return dotted is not None and dotted.startswith("torch.") and dotted not in ("torch.inf", "torch.nan", "torch.pi")
 
 
-def _is_always_tensor(view: View, name: ast.Name) -> bool:
+def _is_always_tensor(context: RuleContext, name: ast.Name) -> bool:
     """Whether a name is bound to results of tensor operations only: `if mask:` may also ask whether it is None."""
-    function = view.function_of(name)
+    function = context.function_of(name)
     bindings = function.bindings.get(name.id, [])
     if any(argument.arg == name.id for argument in function.arguments):
         return False
@@ -131,7 +131,7 @@ def _is_always_tensor(view: View, name: ast.Name) -> bool:
         binding.how == "value"
         and isinstance(binding.value, _MADE_BY)
         and not binding.path
-        and is_tensor_value(view, binding.value)
-        and view.value(binding.value).is_sure
+        and is_tensor_value(context, binding.value)
+        and context.value(binding.value).is_sure
         for binding in bindings
     )

@@ -14,10 +14,10 @@ Source      PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchro
 import ast
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.finding import Fix, Hit, Priority
-from whet.auditor.kinds import Kind
 from whet.auditor.project import name_of
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.waits import LIBRARY, WAIT_GAIN, is_on_cpu, is_tensor_value, wait_for
 
 CODE = "SYN107"
@@ -29,38 +29,38 @@ _READS_ALL = ("any", "all", "max", "min", "sorted")
 _SIZED = ("torch.arange", "torch.zeros", "torch.ones", "torch.empty", "torch.randperm", "torch.eye")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Builtins, sizes, bounds of slices and lists of numbers that are given tensors."""
-    for call in view.calls(*_COMPARES, "any", "all", "sorted", "range"):
-        if isinstance(call.func, ast.Name) and view.target(call) is None:
-            yield from _of_builtin(view, call)
-    for call in view.calls_to(*_SIZED):
+    for call in context.calls(*_COMPARES, "any", "all", "sorted", "range"):
+        if isinstance(call.func, ast.Name) and context.target(call) is None:
+            yield from _of_builtin(context, call)
+    for call in context.calls_to(*_SIZED):
         for size in call.args:
-            yield from _hit(view, call, size)
-    for call in view.calls_to("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "torch.LongTensor"):
+            yield from _hit(context, call, size)
+    for call in context.calls_to("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "torch.LongTensor"):
         if call.args:
-            yield from _of_list(view, call, call.args[0])
-    for part in view.nodes(ast.Slice):
+            yield from _of_list(context, call, call.args[0])
+    for part in context.nodes(ast.Slice):
         for bound in (part.lower, part.upper, part.step):
             if bound is not None:
-                yield from _hit(view, bound, bound)
+                yield from _hit(context, bound, bound)
 
 
-def _of_builtin(view: View, call: ast.Call) -> Iterator[Hit]:
+def _of_builtin(context: RuleContext, call: ast.Call) -> Iterator[Hit]:
     name = name_of(call)
     if name in _COMPARES and len(call.args) > 1:
         for argument in call.args:
-            yield from _hit(view, call, argument, _clamped(view, call))
+            yield from _hit(context, call, argument, _clamped(context, call))
     elif name == "range":
         for argument in call.args:
-            yield from _hit(view, call, argument)
+            yield from _hit(context, call, argument)
     elif name in _READS_ALL and len(call.args) == 1 and not isinstance(call.args[0], ast.GeneratorExp):
-        yield from _hit(view, call, call.args[0])
+        yield from _hit(context, call, call.args[0])
 
 
-def _of_list(view: View, call: ast.Call, data: ast.expr) -> Iterator[Hit]:
+def _of_list(context: RuleContext, call: ast.Call, data: ast.expr) -> Iterator[Hit]:
     """A tensor of a list of tensors reads them one by one; of one tensor it copies without waiting."""
-    value = view.value(data)
+    value = context.value(data)
     element = value.element
     if value.kind is not Kind.LIST or element is None or element.kind is not Kind.TENSOR or not element.is_sure:
         return
@@ -68,46 +68,52 @@ def _of_list(view: View, call: ast.Call, data: ast.expr) -> Iterator[Hit]:
         return
     inner = data.elt if isinstance(data, ast.ListComp) else data.elts[0] if isinstance(data, ast.List) else None
     if inner is not None:
-        yield from _hit(view, call, inner)
+        yield from _hit(context, call, inner)
 
 
-def _hit(view: View, at: ast.expr, tensor: ast.expr, fix: Fix | None = None) -> Iterator[Hit]:
+def _hit(context: RuleContext, at: ast.expr, tensor: ast.expr, fix: Fix | None = None) -> Iterator[Hit]:
     is_reduced = isinstance(tensor, ast.Call) and name_of(tensor) in _REDUCTIONS
-    if not is_tensor_value(view, tensor) or not (view.value(tensor).is_sure or is_reduced) or is_on_cpu(view, tensor):
+    if (
+        not is_tensor_value(context, tensor)
+        or not (context.value(tensor).is_sure or is_reduced)
+        or is_on_cpu(context, tensor)
+    ):
         return
-    if fix is None and isinstance(tensor, ast.Name) and _is_bare_argument(view, tensor):
+    if fix is None and isinstance(tensor, ast.Name) and _is_bare_argument(context, tensor):
         return  # sizes are given to forward too
-    wait = wait_for(view, at, tensor)
+    wait = wait_for(context, at, tensor)
     if wait is not None and (wait.hot.kind != LIBRARY or fix is not None):
         yield wait.hit(
             at,
-            f"{view.shown(at)} needs the number in {view.shown(tensor)}: the CPU waits for the GPU",
+            f"{context.shown(at)} needs the number in {context.shown(tensor)}: the CPU waits for the GPU",
             WAIT_GAIN,
             fix=fix,
         )
 
 
-def _is_bare_argument(view: View, name: ast.Name) -> bool:
+def _is_bare_argument(context: RuleContext, name: ast.Name) -> bool:
     """Whether a name is an argument without annotation that nothing else is bound to."""
-    function = view.function_of(name)
+    function = context.function_of(name)
     given = [argument for argument in function.arguments if argument.arg == name.id]
     return bool(given) and given[0].annotation is None and name.id not in function.bindings
 
 
-def _clamped(view: View, call: ast.Call) -> Fix | None:
+def _clamped(context: RuleContext, call: ast.Call) -> Fix | None:
     """For one tensor and one literal number, whatever their order."""
     if len(call.args) != 2 or call.keywords:
         return None
     numbers = [a for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, int | float)]
-    tensors = [a for a in call.args if is_tensor_value(view, a)]
+    tensors = [a for a in call.args if is_tensor_value(context, a)]
     if len(numbers) != 1 or len(tensors) != 1 or tensors[0] is numbers[0]:
         return None
     bound = "min" if name_of(call) == "max" else "max"
-    parent = view.parent(call)
+    parent = context.parent(call)
     others = (parent.left, parent.right) if isinstance(parent, ast.BinOp) else ()
     if not isinstance(tensors[0], ast.Call) or not any(
-        o is not call and view.is_tensor(o, surely=True) for o in others
+        o is not call and context.is_tensor(o, surely=True) for o in others
     ):
         return None  # what else it goes to may need a number
-    source = view.operand(tensors[0])
-    return view.replace(call, f"{source}.clamp({bound}={view.source(numbers[0])})", "clamp on the GPU", safe=False)
+    source = context.operand(tensors[0])
+    return context.replace(
+        call, f"{source}.clamp({bound}={context.source(numbers[0])})", "clamp on the GPU", safe=False
+    )

@@ -14,11 +14,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from whet.auditor.finding import Confidence, Gain, Hit, Hot, Priority
+from whet.auditor.finding import Confidence, Gain, Hit, HotPath, Priority
 from whet.auditor.growth import loop_around
-from whet.auditor.heat import HeatKind
+from whet.auditor.hot_paths import HeatKind
 from whet.auditor.project import name_of
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "INF104"
 NAME = "cache-rebuilt"
@@ -30,24 +30,24 @@ _NOT = re.compile(r"mask|ids|position|length|tokens|logits|input|scores|feature|
 _MAKERS = ("DynamicCache", "StaticCache", "KVCache", "EncoderDecoderCache", "QuantizedCache", "HybridCache")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Concatenations to a cache, caches made in a generation loop, and caches reordered there."""
-    for call in view.calls("cat", "concat", "concatenate"):
-        if _appends(view, call):
-            yield from _hit(view, call, f"{view.shown(call)} copies the whole cache for each token")
-    for call in view.calls(*_MAKERS):
-        hot = view.hot(call)
-        if loop_around(view, call) is not None and hot is not None and hot.kind == HeatKind.GENERATION:
-            yield from _hit(view, call, f"{view.shown(call)} starts an empty cache for each token")
-    for call in view.calls("index_select"):
-        hot = view.hot(call)
-        is_of_cache = isinstance(call.func, ast.Attribute) and _is_past_loop(view, call)
+    for call in context.calls("cat", "concat", "concatenate"):
+        if _appends(context, call):
+            yield from _hit(context, call, f"{context.shown(call)} copies the whole cache for each token")
+    for call in context.calls(*_MAKERS):
+        hot = context.hot(call)
+        if loop_around(context, call) is not None and hot is not None and hot.kind == HeatKind.GENERATION:
+            yield from _hit(context, call, f"{context.shown(call)} starts an empty cache for each token")
+    for call in context.calls("index_select"):
+        hot = context.hot(call)
+        is_of_cache = isinstance(call.func, ast.Attribute) and _is_past_loop(context, call)
         if is_of_cache and hot is not None and hot.kind == HeatKind.GENERATION:
-            yield from _hit(view, call, f"{view.shown(call)} copies the cache in another order for each token")
+            yield from _hit(context, call, f"{context.shown(call)} copies the cache in another order for each token")
 
 
-def _hit(view: View, call: ast.Call, message: str) -> Iterator[Hit]:
-    hot = view.hot(call)
+def _hit(context: RuleContext, call: ast.Call, message: str) -> Iterator[Hit]:
+    hot = context.hot(call)
     if hot is not None and (hot.guard or hot.kind == HeatKind.DATA):
         return
     yield Hit(
@@ -60,14 +60,14 @@ def _hit(view: View, call: ast.Call, message: str) -> Iterator[Hit]:
     )
 
 
-def _is_generation(hot: Hot | None) -> bool:
+def _is_generation(hot: HotPath | None) -> bool:
     return hot is not None and hot.kind == HeatKind.GENERATION
 
 
-def _appends(view: View, call: ast.Call) -> bool:
+def _appends(context: RuleContext, call: ast.Call) -> bool:
     """Whether it puts new keys or values behind those of the past."""
     parts = call.args[0].elts if call.args and isinstance(call.args[0], ast.Tuple | ast.List) else []
-    if len(parts) != 2 or not (view.dotted(call.func) or "").startswith("torch."):
+    if len(parts) != 2 or not (context.dotted(call.func) or "").startswith("torch."):
         return False
     first, second = ast.unparse(parts[0]), ast.unparse(parts[1])
     if _PAST.search(first) is None or _NOT.search(first) or _NOT.search(second):
@@ -75,8 +75,8 @@ def _appends(view: View, call: ast.Call) -> bool:
     return _KEYS.search(second) is not None
 
 
-def _is_past_loop(view: View, call: ast.Call) -> bool:
-    for up in view.ancestors(call):
+def _is_past_loop(context: RuleContext, call: ast.Call) -> bool:
+    for up in context.ancestors(call):
         generators = up.generators if isinstance(up, ast.ListComp | ast.GeneratorExp) else []
         if any(_PAST.search(ast.unparse(generator.iter)) for generator in generators):
             return True

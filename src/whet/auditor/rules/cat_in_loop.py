@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from whet.auditor.calls import CallKind
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.growth import Growth, growths, reads
-from whet.auditor.heat import HeatKind
-from whet.auditor.view import View
+from whet.auditor.hot_paths import HeatKind
+from whet.auditor.rule_context import RuleContext
 
 CODE = "MEM103"
 NAME = "cat-in-loop"
@@ -27,21 +27,21 @@ _TOKEN_GAIN = Gain(0.0, 0.02, "a row of token numbers; next to nothing beside th
 _OF_DICT = (".items()", ".keys()", ".values()")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Growths over the rounds of a loop, unless the loop needs all of it in each round."""
-    for growth in growths(view):
-        hot = view.hot(growth.call)
+    for growth in growths(context):
+        hot = context.hot(growth.call)
         if hot is not None and hot.guard:
             continue
         if hot is not None and hot.kind == HeatKind.FORWARD and "self." in ast.unparse(growth.loop).partition("\n")[0]:
             continue  # over layers, of which there are few
         if hot is None and isinstance(growth.loop, ast.For) and ast.unparse(growth.loop.iter).endswith(_OF_DICT):
             continue  # over a dict's columns, of which there are few
-        is_generation = _picks_tokens(view, growth)
+        is_generation = _picks_tokens(context, growth)
         is_read = bool(reads(growth.loop, growth.name, growth.call))
         if is_read and not is_generation:
             continue  # dense connections, growing contexts: the whole of it is wanted
-        words = ast.unparse(growth.loop.test) if isinstance(growth.loop, ast.While) else view.shown(growth.loop.iter)
+        words = ast.unparse(growth.loop.test) if isinstance(growth.loop, ast.While) else context.shown(growth.loop.iter)
         yield Hit(
             at=growth.call,
             hot=hot,
@@ -52,6 +52,6 @@ def check(view: View) -> Iterator[Hit]:
         )
 
 
-def _picks_tokens(view: View, growth: Growth) -> bool:
+def _picks_tokens(context: RuleContext, growth: Growth) -> bool:
     calls = (node for node in ast.walk(growth.loop) if isinstance(node, ast.Call))
-    return any(view.call_kind(call) is CallKind.PICK for call in calls)
+    return any(context.call_kind(call) is CallKind.PICK for call in calls)

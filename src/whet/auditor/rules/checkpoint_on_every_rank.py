@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.processes import is_on_one_rank, runs_in_processes
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "DST105"
 NAME = "checkpoint-on-every-rank"
@@ -26,20 +26,20 @@ _SMALL = re.compile(r"(^|[._])(args|config|cfg|opt)$")
 _OWN_FILE = re.compile(r"rank|worker|process_index|tmp|temp|buffer|bytesio|\bf\b|shard", re.IGNORECASE)
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Saves that nothing restricts to one rank."""
-    if not runs_in_processes(view) or _SHARDED.search(view.module.text):
+    if not runs_in_processes(context) or _SHARDED.search(context.module.text):
         return
-    for call in view.calls_to("torch.save"):
-        place = view.keyword(call, "f", 1)
-        if place is None or _OWN_FILE.search(ast.unparse(place)) or is_on_one_rank(view, call):
+    for call in context.calls_to("torch.save"):
+        place = context.keyword(call, "f", 1)
+        if place is None or _OWN_FILE.search(ast.unparse(place)) or is_on_one_rank(context, call):
             continue
-        if view.has_star(call) or _SMALL.search(ast.unparse(call.args[0])):
+        if context.has_star(call) or _SMALL.search(ast.unparse(call.args[0])):
             continue
         yield Hit(
             at=call,
-            hot=view.hot(call),
-            message=f"{view.shown(call)} is written by every rank, to the same place",
+            hot=context.hot(call),
+            message=f"{context.shown(call)} is written by every rank, to the same place",
             confidence=Confidence.MEDIUM,
             gain=_GAIN,
         )

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.growth import has_few_rounds, loop_around
-from whet.auditor.heat import HeatKind
-from whet.auditor.view import View
+from whet.auditor.hot_paths import HeatKind
+from whet.auditor.rule_context import RuleContext
 
 CODE = "DST104"
 NAME = "collective-in-python-loop"
@@ -27,68 +27,68 @@ _REDUCES = ("all_reduce", "reduce", "broadcast", "all_gather", "all_gather_into_
 _MOST = 2  # collectives side by side in a step that are not worth a word
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Collectives of torch.distributed in hot loops, or on gradients in any loop."""
     side_by_side: dict[ast.AST, list[ast.Call]] = {}
-    for call in view.calls_to(*(f"torch.distributed.{name}" for name in _REDUCES)):
-        loop = loop_around(view, call)
-        hot = view.hot(call)
+    for call in context.calls_to(*(f"torch.distributed.{name}" for name in _REDUCES)):
+        loop = loop_around(context, call)
+        hot = context.hot(call)
         if hot is not None and (hot.guard or hot.kind == HeatKind.DATA):
             continue
-        is_inner = loop is not None and loop not in view.heat.loops
-        if loop is not None and is_inner and not _is_over_ranks(view, loop) and not has_few_rounds(view, loop):
+        is_inner = loop is not None and loop not in context.hot_paths.loops
+        if loop is not None and is_inner and not _is_over_ranks(context, loop) and not has_few_rounds(context, loop):
             if hot is None and not _is_gradient(call):
                 continue
-            what = view.shown(loop.test if isinstance(loop, ast.While) else loop.iter)
+            what = context.shown(loop.test if isinstance(loop, ast.While) else loop.iter)
             yield Hit(
                 at=call,
                 hot=hot,
-                message=f"{view.shown(call)} is a trip over the network for each of {what}",
+                message=f"{context.shown(call)} is a trip over the network for each of {what}",
                 confidence=Confidence.MEDIUM,
                 gain=_GAIN,
             )
         elif hot is not None and not is_inner and hot.kind != HeatKind.FORWARD:
-            side_by_side.setdefault(_block(view, call), []).append(call)
+            side_by_side.setdefault(_block(context, call), []).append(call)
     for calls in side_by_side.values():
         if len(calls) > _MOST:
-            yield _several(view, calls)
-    yield from _barriers(view)
+            yield _several(context, calls)
+    yield from _barriers(context)
 
 
-def _several(view: View, calls: list[ast.Call]) -> Hit:
+def _several(context: RuleContext, calls: list[ast.Call]) -> Hit:
     first = min(calls, key=lambda call: call.lineno)
     return Hit(
         at=first,
-        hot=view.hot(first),
-        message=f"{len(calls)} collectives one after the other in each step, from {view.shown(first)} on",
+        hot=context.hot(first),
+        message=f"{len(calls)} collectives one after the other in each step, from {context.shown(first)} on",
         confidence=Confidence.MEDIUM,
         gain=_GAIN,
         priority=Priority.LOW,
     )
 
 
-def _barriers(view: View) -> Iterator[Hit]:
-    for call in view.calls_to("torch.distributed.barrier"):
-        hot = view.hot(call)
+def _barriers(context: RuleContext) -> Iterator[Hit]:
+    for call in context.calls_to("torch.distributed.barrier"):
+        hot = context.hot(call)
         if hot is None or hot.guard or hot.kind not in (HeatKind.TRAINING, HeatKind.TRAINING_STEP):
             continue
-        if isinstance(view.parent(view.statement(call)), ast.If):
+        if isinstance(context.parent(context.statement(call)), ast.If):
             continue
         yield Hit(
             at=call,
             hot=hot,
-            message=f"{view.shown(call)} makes all ranks wait for the slowest in every step",
+            message=f"{context.shown(call)} makes all ranks wait for the slowest in every step",
             confidence=Confidence.MEDIUM,
             gain=_GAIN,
         )
 
 
-def _block(view: View, call: ast.Call) -> ast.AST:
-    return loop_around(view, call) or view.function_of(call).node
+def _block(context: RuleContext, call: ast.Call) -> ast.AST:
+    return loop_around(context, call) or context.function_of(call).node
 
 
-def _is_over_ranks(view: View, loop: ast.AST) -> bool:
-    words = view.source(loop.iter).lower() if isinstance(loop, ast.For) else ""
+def _is_over_ranks(context: RuleContext, loop: ast.AST) -> bool:
+    words = context.source(loop.iter).lower() if isinstance(loop, ast.For) else ""
     return isinstance(loop, ast.While) or any(word in words for word in ("rank", "world", "group", "shard", "epoch"))
 
 

@@ -14,9 +14,9 @@ import ast
 from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.heat import TRAINS, HeatKind
+from whet.auditor.hot_paths import TRAINS, HeatKind
 from whet.auditor.project import name_of
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "MOV105"
 NAME = "constant-rebuilt-in-forward"
@@ -32,81 +32,81 @@ _KINDS = (*TRAINS, HeatKind.FORWARD, HeatKind.GENERATION, HeatKind.INFERENCE)
 _PASSED_BY = frozenset(("device", "dtype", "requires_grad", "pin_memory", "layout"))
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Factories whose arguments are all constant."""
-    for call in view.calls_to(*_MAKERS, *_SHAPES):
+    for call in context.calls_to(*_MAKERS, *_SHAPES):
         values = [*call.args, *(k.value for k in call.keywords if k.arg not in _PASSED_BY)]
-        is_constant = bool(values) and all(_is_constant(view, value) for value in values)
-        if not is_constant and not _is_positions(view, call):
+        is_constant = bool(values) and all(_is_constant(context, value) for value in values)
+        if not is_constant and not _is_positions(context, call):
             continue
-        if view.dotted(call.func) in _SHAPES and not _is_triangle(view, call):
+        if context.dotted(call.func) in _SHAPES and not _is_triangle(context, call):
             continue
         if name_of(call).lower().endswith("tensor") and not _holds_several(call):
             continue
-        hot = view.hot(call)
-        if hot is None or hot.guard or hot.kind not in _KINDS or _is_kept(view, call):
+        hot = context.hot(call)
+        if hot is None or hot.guard or hot.kind not in _KINDS or _is_kept(context, call):
             continue
         yield Hit(
             at=call,
             hot=hot,
-            message=f"{view.shown(call)} is made again in every call and is always the same"
+            message=f"{context.shown(call)} is made again in every call and is always the same"
             + ("" if is_constant else ", but for its length"),
             confidence=Confidence.MEDIUM if is_constant else Confidence.LOW,
             gain=_GAIN,
         )
 
 
-def _is_positions(view: View, call: ast.Call) -> bool:
+def _is_positions(context: RuleContext, call: ast.Call) -> bool:
     """Whether it makes position ids, of which a buffer could hold the most that are ever needed."""
-    statement = view.statement(call)
+    statement = context.statement(call)
     is_counted = name_of(call) == "arange" and len(call.args) == 1 and isinstance(statement, ast.Assign)
     return is_counted and any(getattr(target, "id", "") == "position_ids" for target in statement.targets)  # type: ignore[attr-defined]
 
 
-def _is_constant(view: View, value: ast.expr) -> bool:
+def _is_constant(context: RuleContext, value: ast.expr) -> bool:
     """Whether an expression can have one value only: literals, module constants, attributes set in __init__ alone."""
     match value:
         case ast.Constant():
             return True
         case ast.List() | ast.Tuple():
-            return all(_is_constant(view, element) for element in value.elts)
+            return all(_is_constant(context, element) for element in value.elts)
         case ast.UnaryOp():
-            return _is_constant(view, value.operand)
+            return _is_constant(context, value.operand)
         case ast.BinOp():
-            return _is_constant(view, value.left) and _is_constant(view, value.right)
+            return _is_constant(context, value.left) and _is_constant(context, value.right)
         case ast.Call(func=ast.Name(id="int" | "float" | "len" | "min" | "max")):
-            return all(_is_constant(view, argument) for argument in value.args)
+            return all(_is_constant(context, argument) for argument in value.args)
         case ast.Name():
-            return _is_module_constant(view, value)
+            return _is_module_constant(context, value)
         case ast.Attribute():
-            return _is_fixed(view, value)
+            return _is_fixed(context, value)
     return False
 
 
-def _is_module_constant(view: View, name: ast.Name) -> bool:
-    function = view.function_of(name)
+def _is_module_constant(context: RuleContext, name: ast.Name) -> bool:
+    function = context.function_of(name)
     if name.id in function.bindings or any(argument.arg == name.id for argument in function.arguments):
         return False
-    bindings = view.module.top.bindings.get(name.id, [])
-    return name.id.isupper() and (len(bindings) == 1 or name.id in view.module.imports)
+    bindings = context.module.top.bindings.get(name.id, [])
+    return name.id.isupper() and (len(bindings) == 1 or name.id in context.module.imports)
 
 
-def _is_fixed(view: View, attribute: ast.Attribute) -> bool:
+def _is_fixed(context: RuleContext, attribute: ast.Attribute) -> bool:
     """Whether an attribute of self is set in __init__ alone, or is read from the configuration."""
     if isinstance(attribute.value, ast.Attribute):
         return attribute.value.attr in ("config", "cfg", "args") and getattr(attribute.value.value, "id", "") == "self"
     if getattr(attribute.value, "id", "") == "math":
         return True
-    cls = view.class_of(attribute)
+    cls = context.class_of(attribute)
     if getattr(attribute.value, "id", "") != "self" or cls is None:
         return False
-    bindings = view.project.attribute(cls, attribute.attr)
-    homes = {view.module.function_of(b.node).name for b in bindings if b.node in view.module.parents}
-    return bool(bindings) and homes == {"__init__"} and not view.is_tensor(attribute)
+    bindings = context.project.attribute(cls, attribute.attr)
+    homes = {context.module.function_of(b.node).name for b in bindings if b.node in context.module.parents}
+    return bool(bindings) and homes == {"__init__"} and not context.is_tensor(attribute)
 
 
-def _is_triangle(view: View, call: ast.Call) -> bool:
-    parent = view.parent(call)
+def _is_triangle(context: RuleContext, call: ast.Call) -> bool:
+    parent = context.parent(call)
     return (isinstance(parent, ast.Call) and name_of(parent) in ("tril", "triu")) or (
         isinstance(parent, ast.Attribute) and parent.attr in ("tril", "triu")
     )
@@ -118,9 +118,9 @@ def _holds_several(call: ast.Call) -> bool:
     return any(one.elts for one in lists)
 
 
-def _is_kept(view: View, call: ast.Call) -> bool:
+def _is_kept(context: RuleContext, call: ast.Call) -> bool:
     """Whether the result goes to an attribute, as a cache does, or is only looped over."""
-    statement = view.statement(call)
+    statement = context.statement(call)
     if isinstance(statement, ast.Assign):
         return any(isinstance(target, ast.Attribute | ast.Subscript) for target in statement.targets)
     return isinstance(statement, ast.Raise)

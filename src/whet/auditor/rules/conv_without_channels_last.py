@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 from whet.auditor.calls import CallKind
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.heat import HeatKind
+from whet.auditor.hot_paths import HeatKind
 from whet.auditor.project_words import has_convolutions, is_script, says, uses_half
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "CMP109"
 NAME = "conv-without-channels-last"
@@ -25,20 +25,20 @@ PRIORITY = Priority.LOW
 _GAIN = Gain(0.0, 0.2, "large 2-d convolutions in half precision on tensor cores")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """The first call of the model in a step loop."""
-    project, module = view.project, view.module
+    project, module = context.project, context.module
     if not is_script(module) or not has_convolutions(project, module) or not uses_half(project, module):
         return
     if says(project, module, "channels_last", "memory_format", "channels_last_3d"):
         return
-    for loop in view.loops(HeatKind.TRAINING, HeatKind.INFERENCE):
+    for loop in context.loops(HeatKind.TRAINING, HeatKind.INFERENCE):
         for call in ast.walk(loop):
-            if isinstance(call, ast.Call) and view.call_kind(call) is CallKind.MODEL:
+            if isinstance(call, ast.Call) and context.call_kind(call) is CallKind.MODEL:
                 yield Hit(
                     at=call,
-                    hot=view.hot(call),
-                    message=f"{view.shown(call)}: 2-d convolutions in half precision, but never channels_last",
+                    hot=context.hot(call),
+                    message=f"{context.shown(call)}: 2-d convolutions in half precision, but never channels_last",
                     confidence=Confidence.MEDIUM,
                     gain=_GAIN,
                 )

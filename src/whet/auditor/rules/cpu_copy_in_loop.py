@@ -12,10 +12,10 @@ Source      PyTorch performance tuning guide, "Avoid unnecessary CPU-GPU synchro
 import ast
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.finding import Hit, Priority
-from whet.auditor.kinds import Kind
 from whet.auditor.project import name_of
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.waits import COPY_GAIN, chain, is_checked, to_cpu, wait_for_copy
 
 CODE = "SYN102"
@@ -25,29 +25,29 @@ _READS = frozenset("numpy tolist item".split())  # other rules report these
 _NEEDS_CPU = frozenset("pack_padded_sequence save print linear_sum_assignment".split())
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls of cpu() and to("cpu") on tensors, but for those whose values are read at once."""
-    for call in view.calls("cpu", "to"):
-        tensor = to_cpu(view, call)
-        if tensor is None or view.keyword(call, "non_blocking") or view.kind(tensor) is Kind.MODEL:
+    for call in context.calls("cpu", "to"):
+        tensor = to_cpu(context, call)
+        if tensor is None or context.keyword(call, "non_blocking") or context.kind(tensor) is Kind.MODEL:
             continue
-        if _is_read(view, call) or _is_needed(view, call):
+        if _is_read(context, call) or _is_needed(context, call):
             continue
         # Only tensors have `detach`, so what was detached is one, whatever it was called.
         is_detached = any(name_of(link) == "detach" for link in chain(tensor)[1] if isinstance(link, ast.Call))
-        wait = wait_for_copy(view, call, tensor, known=not (is_detached or is_checked(view, call)))
+        wait = wait_for_copy(context, call, tensor, known=not (is_detached or is_checked(context, call)))
         if wait is None:
             continue
-        yield wait.hit(call, f"{view.shown(call)} copies to the CPU in every step and waits for it", COPY_GAIN)
+        yield wait.hit(call, f"{context.shown(call)} copies to the CPU in every step and waits for it", COPY_GAIN)
 
 
-def _is_read(view: View, call: ast.Call) -> bool:
+def _is_read(context: RuleContext, call: ast.Call) -> bool:
     """Whether the chain goes on to numpy(), tolist() or item(), or to nothing."""
-    if isinstance(view.parent(call), ast.Expr):
+    if isinstance(context.parent(call), ast.Expr):
         return True  # the copy is not used; mostly it was on the CPU before
     node: ast.AST | None = call
     while isinstance(node, ast.Attribute | ast.Call | ast.Subscript):
-        up = view.parent(node)
+        up = context.parent(node)
         if isinstance(up, ast.Attribute) and up.attr in _READS:
             return True
         if isinstance(up, ast.Call) and up.func is not node:
@@ -58,6 +58,6 @@ def _is_read(view: View, call: ast.Call) -> bool:
     return False
 
 
-def _is_needed(view: View, call: ast.Call) -> bool:
+def _is_needed(context: RuleContext, call: ast.Call) -> bool:
     """Whether what takes the copy works on the CPU alone."""
-    return any(isinstance(up, ast.Call) and name_of(up) in _NEEDS_CPU for up in view.ancestors(call))
+    return any(isinstance(up, ast.Call) and name_of(up) in _NEEDS_CPU for up in context.ancestors(call))

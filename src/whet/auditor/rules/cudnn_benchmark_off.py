@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 from whet.auditor.dataflow import last_name
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.heat import HeatKind
+from whet.auditor.hot_paths import HeatKind
 from whet.auditor.project_words import has_convolutions, is_script, says
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "CMP112"
 NAME = "cudnn-benchmark-off"
@@ -28,30 +28,30 @@ _REASON = re.compile(r"seed|determin|reproduc", re.I)
 _VARIABLE = ("interpolate", "multi_scale", "multiscale", "GeneralizedRCNN", "detection", "compile", "Trainer")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Assignments that turn it off, else the training loop of a script that leaves it off."""
     is_set = False
-    for assignment in view.nodes(ast.Assign):
+    for assignment in context.nodes(ast.Assign):
         target = assignment.targets[0]
         if not isinstance(target, ast.Attribute) or target.attr != "benchmark" or last_name(target.value) != "cudnn":
             continue
         is_set = True
-        if view.constant(assignment.value) is False and not _has_reason(view, assignment):
+        if context.constant(assignment.value) is False and not _has_reason(context, assignment):
             yield Hit(
                 at=assignment,
-                message=f"{view.shown(assignment)}: cudnn takes a kernel by rule",
+                message=f"{context.shown(assignment)}: cudnn takes a kernel by rule",
                 confidence=Confidence.MEDIUM,
                 gain=_GAIN,
-                fix=view.replace(assignment.value, "True", "let cudnn try its kernels", safe=False),
+                fix=context.replace(assignment.value, "True", "let cudnn try its kernels", safe=False),
             )
-    if is_set or not is_script(view.module) or says(view.project, view.module, "cudnn", *_VARIABLE):
+    if is_set or not is_script(context.module) or says(context.project, context.module, "cudnn", *_VARIABLE):
         return
-    if not has_convolutions(view.project, view.module) or "cuda" not in view.module.text:
+    if not has_convolutions(context.project, context.module) or "cuda" not in context.module.text:
         return
-    for loop in view.loops(HeatKind.TRAINING):
+    for loop in context.loops(HeatKind.TRAINING):
         yield Hit(
             at=loop,
-            hot=view.hot(loop.body[0]),
+            hot=context.hot(loop.body[0]),
             message="convolutions are trained on CUDA, and cudnn never may try its kernels",
             confidence=Confidence.LOW,
             gain=_GAIN,
@@ -59,8 +59,8 @@ def check(view: View) -> Iterator[Hit]:
         return
 
 
-def _has_reason(view: View, assignment: ast.Assign) -> bool:
+def _has_reason(context: RuleContext, assignment: ast.Assign) -> bool:
     """Whether the lines around say why: a seed, determinism."""
-    lines = view.module.text.splitlines()
+    lines = context.module.text.splitlines()
     near = lines[max(0, assignment.lineno - 8) : assignment.lineno + 6]
-    return _REASON.search("\n".join([*near, view.function_of(assignment).name])) is not None
+    return _REASON.search("\n".join([*near, context.function_of(assignment).name])) is not None

@@ -13,8 +13,8 @@ Source      torch.nn.DataParallel, which recommends DistributedDataParallel even
 from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Function
-from whet.auditor.view import View
 
 CODE = "DST106"
 NAME = "data-parallel"
@@ -22,18 +22,18 @@ PRIORITY = Priority.MEDIUM
 _GAIN = Gain(0.0, 0.5, "two or more GPUs; nothing with one")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Wraps in DataParallel, the first of each function."""
     seen: set[Function] = set()
-    for call in view.calls_to(
+    for call in context.calls_to(
         "torch.nn.DataParallel", "torch.nn.parallel.DataParallel", "torch.nn.parallel.data_parallel"
     ):
-        if view.function_of(call) in seen:
+        if context.function_of(call) in seen:
             continue
-        seen.add(view.function_of(call))
+        seen.add(context.function_of(call))
         yield Hit(
             at=call,
-            message=f"{view.shown(call)} copies the model to every GPU in every step, from one process",
+            message=f"{context.shown(call)} copies the model to every GPU in every step, from one process",
             confidence=Confidence.HIGH,
             gain=_GAIN,
         )

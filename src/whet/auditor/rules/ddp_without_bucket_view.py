@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
 from whet.auditor.processes import wrappers_kept, wraps
 from whet.auditor.project_words import mentions
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "DST101"
 NAME = "ddp-without-bucket-view"
@@ -24,24 +24,24 @@ _BY_HAND = r"\.grad\b|\.main_grad\b"
 _GAIN = Gain(0.0, 0.03, "two copies of all gradients in a step")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Wraps that leave the option at its default."""
-    if "gradient_as_bucket_view" not in view.module.text:
-        for wrapper in wrappers_kept(view):
+    if "gradient_as_bucket_view" not in context.module.text:
+        for wrapper in wrappers_kept(context):
             message = "gradients are copied into buckets and back in every step"
             yield Hit(at=wrapper, message=message, confidence=Confidence.MEDIUM, gain=_GAIN)
-    for call in wraps(view):
-        if view.keyword(call, "gradient_as_bucket_view") is not None or view.has_star(call):
+    for call in wraps(context):
+        if context.keyword(call, "gradient_as_bucket_view") is not None or context.has_star(call):
             continue
         yield Hit(
             at=call,
             message="gradients are copied into buckets and back in every step",
             confidence=Confidence.HIGH,
             gain=_GAIN,
-            fix=None if mentions(view.project, view.module, _BY_HAND) else _as_views(view, call),
+            fix=None if mentions(context.project, context.module, _BY_HAND) else _as_views(context, call),
         )
 
 
-def _as_views(view: View, call: ast.Call) -> Fix:
+def _as_views(context: RuleContext, call: ast.Call) -> Fix:
     title = "let gradients be views of the buckets"
-    return view.set_keyword(call, "gradient_as_bucket_view", "True", title, safe=False)
+    return context.set_keyword(call, "gradient_as_bucket_view", "True", title, safe=False)

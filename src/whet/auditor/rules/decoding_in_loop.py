@@ -13,10 +13,10 @@ Source      PyTorch tutorial "Writing custom datasets, dataloaders and transform
 import ast
 from collections.abc import Iterator
 
-from whet.auditor.finding import Confidence, Gain, Hit, Hot, Priority
-from whet.auditor.heat import TRAINS, HeatKind
+from whet.auditor.finding import Confidence, Gain, Hit, HotPath, Priority
+from whet.auditor.hot_paths import TRAINS, HeatKind
 from whet.auditor.loader_setup import loaders
-from whet.auditor.view import View, is_known
+from whet.auditor.rule_context import RuleContext, is_known
 
 CODE = "DAT105"
 NAME = "decoding-in-loop"
@@ -51,30 +51,30 @@ _DECODERS = (
 _PIECES = ("json.loads", "json.load", "numpy.load", "pickle.load")  # quick: no finding in __getitem__
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls of decoders whose input changes from step to step."""
     without_workers: bool | None = None
-    for call in view.calls_to(*_DECODERS):
-        hot = view.hot(call)
-        if hot is None or hot.guard or not call.args or is_known(view.constant(call.args[0])):
+    for call in context.calls_to(*_DECODERS):
+        hot = context.hot(call)
+        if hot is None or hot.guard or not call.args or is_known(context.constant(call.args[0])):
             continue
         if HeatKind(hot.kind) in TRAINS:
-            yield _hit(view, call, hot, "while the training step waits", Confidence.HIGH)
-        elif hot.kind == HeatKind.DATA and view.dotted(call.func) not in _PIECES:
+            yield _hit(context, call, hot, "while the training step waits", Confidence.HIGH)
+        elif hot.kind == HeatKind.DATA and context.dotted(call.func) not in _PIECES:
             if without_workers is None:
-                without_workers = _have_no_workers(view)
+                without_workers = _have_no_workers(context)
             if without_workers:
-                yield _hit(view, call, hot, "in the training process: no loader has workers", Confidence.MEDIUM)
+                yield _hit(context, call, hot, "in the training process: no loader has workers", Confidence.MEDIUM)
 
 
-def _hit(view: View, call: ast.Call, hot: Hot, where: str, confidence: Confidence) -> Hit:
+def _hit(context: RuleContext, call: ast.Call, hot: HotPath, where: str, confidence: Confidence) -> Hit:
     return Hit(
-        at=call, hot=hot, message=f"{view.shown(call)} reads and decodes {where}", confidence=confidence, gain=_GAIN
+        at=call, hot=hot, message=f"{context.shown(call)} reads and decodes {where}", confidence=confidence, gain=_GAIN
     )
 
 
-def _have_no_workers(view: View) -> bool:
+def _have_no_workers(context: RuleContext) -> bool:
     """Whether the module makes loaders, and none with workers."""
-    made = list(loaders(view))
-    counts = [(view.constant(w) if (w := loader.arguments.get("num_workers")) is not None else 0) for loader in made]
+    made = list(loaders(context))
+    counts = [(context.constant(w) if (w := loader.arguments.get("num_workers")) is not None else 0) for loader in made]
     return bool(made) and all(loader.is_complete for loader in made) and all(count == 0 for count in counts)

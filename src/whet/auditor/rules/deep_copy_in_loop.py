@@ -13,10 +13,10 @@ import ast
 import re
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.heat import HeatKind
-from whet.auditor.kinds import Kind
-from whet.auditor.view import View
+from whet.auditor.hot_paths import HeatKind
+from whet.auditor.rule_context import RuleContext
 
 CODE = "MEM108"
 NAME = "deep-copy-in-loop"
@@ -26,34 +26,34 @@ _KEPT = re.compile(r"best|improve|<|>", re.IGNORECASE)
 _LOOPS = (HeatKind.TRAINING, HeatKind.INFERENCE, HeatKind.GENERATION, HeatKind.TRAINING_STEP)
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls of deepcopy of a model or a state."""
-    for call in view.calls_to("copy.deepcopy"):
-        if not call.args or not _is_weights(view, call.args[0]):
+    for call in context.calls_to("copy.deepcopy"):
+        if not call.args or not _is_weights(context, call.args[0]):
             continue
-        hot = view.hot(call)
-        if hot is None or hot.guard or hot.kind not in _LOOPS or _is_conditional(view, call):
+        hot = context.hot(call)
+        if hot is None or hot.guard or hot.kind not in _LOOPS or _is_conditional(context, call):
             continue
         yield Hit(
             at=call,
             hot=hot,
-            message=f"{view.shown(call)} copies all weights in every step",
-            confidence=Confidence.HIGH if view.value(call.args[0]).is_sure else Confidence.MEDIUM,
+            message=f"{context.shown(call)} copies all weights in every step",
+            confidence=Confidence.HIGH if context.value(call.args[0]).is_sure else Confidence.MEDIUM,
             gain=_GAIN,
         )
 
 
-def _is_weights(view: View, copied: ast.expr) -> bool:
+def _is_weights(context: RuleContext, copied: ast.expr) -> bool:
     if isinstance(copied, ast.Call) and isinstance(copied.func, ast.Attribute) and copied.func.attr == "state_dict":
         return True
-    return view.kind(copied) is Kind.MODEL
+    return context.kind(copied) is Kind.MODEL
 
 
-def _is_conditional(view: View, call: ast.Call) -> bool:
+def _is_conditional(context: RuleContext, call: ast.Call) -> bool:
     """Whether it is copied when something got better, or is not there yet."""
-    for up in view.ancestors(call):
+    for up in context.ancestors(call):
         if isinstance(up, ast.For | ast.While | ast.FunctionDef):
             return False
-        if isinstance(up, ast.If) and (_KEPT.search(view.source(up.test)) or "None" in view.source(up.test)):
+        if isinstance(up, ast.If) and (_KEPT.search(context.source(up.test)) or "None" in context.source(up.test)):
             return True
     return False

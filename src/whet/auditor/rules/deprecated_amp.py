@@ -29,7 +29,7 @@ from whet.auditor.finding import (
 )
 from whet.auditor.project_words import mentions
 from whet.auditor.requirements import supports
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "PRE102"
 NAME = "deprecated-amp"
@@ -44,87 +44,87 @@ _MODULES = ("torch.cuda.amp", "torch.cpu.amp", "torch.cuda.amp.grad_scaler")
 _FIRST = {"autocast": "enabled", "GradScaler": "init_scale"}  # what used to be the first argument
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Imports of the old names, old names spelt out, and apex."""
-    if "amp" not in view.module.text:
+    if "amp" not in context.module.text:
         return
-    for statement in view.nodes(ast.ImportFrom):
+    for statement in context.nodes(ast.ImportFrom):
         if statement.module in _MODULES and not statement.level:
-            yield from _imported(view, statement)
-    for attribute in view.nodes(ast.Attribute):
-        if attribute.attr in _NAMES and view.dotted(attribute) in _OLD:
-            yield from _spelt_out(view, attribute)
-    for call in view.calls_to("apex.amp.initialize"):
+            yield from _imported(context, statement)
+    for attribute in context.nodes(ast.Attribute):
+        if attribute.attr in _NAMES and context.dotted(attribute) in _OLD:
+            yield from _spelt_out(context, attribute)
+    for call in context.calls_to("apex.amp.initialize"):
         message = "apex.amp is no longer maintained: torch.amp does the same"
         yield Hit(at=call, message=message, confidence=Confidence.HIGH, gain=_GAIN)
 
 
-def _imported(view: View, statement: ast.ImportFrom) -> Iterator[Hit]:
-    if _is_fallback(view, statement) or not any(alias.name in _NAMES for alias in statement.names):
+def _imported(context: RuleContext, statement: ast.ImportFrom) -> Iterator[Hit]:
+    if _is_fallback(context, statement) or not any(alias.name in _NAMES for alias in statement.names):
         return
     names = ", ".join(alias.name for alias in statement.names)
     message = f"{statement.module}.{names} is deprecated: torch.amp, with the device's name, takes its place"
-    fix = _moved_import(view, statement)
+    fix = _moved_import(context, statement)
     yield Hit(at=statement, message=message, confidence=Confidence.HIGH, gain=_GAIN, fix=fix)
 
 
-def _spelt_out(view: View, attribute: ast.Attribute) -> Iterator[Hit]:
-    if _is_fallback(view, attribute) or _is_annotation(view, attribute):
+def _spelt_out(context: RuleContext, attribute: ast.Attribute) -> Iterator[Hit]:
+    if _is_fallback(context, attribute) or _is_annotation(context, attribute):
         return
-    parent = view.parent(attribute)
+    parent = context.parent(attribute)
     at: ast.expr = parent if isinstance(parent, ast.Call) and parent.func is attribute else attribute
-    message = f"{view.shown(at)} is deprecated: torch.amp, with the device's name, takes its place"
+    message = f"{context.shown(at)} is deprecated: torch.amp, with the device's name, takes its place"
     fix = None
     if isinstance(at, ast.Call) and attribute.attr in _MOVED:
-        device = (view.dotted(attribute) or "").split(".")[1]
-        source = _new_call(view, at, f"torch.amp.{attribute.attr}", attribute.attr, device)
-        edits: list[Edit] = [] if source is None else [ReplaceExpression(view.span(at), source)]
-        if edits and view.module.imports.get("torch") != "torch":
+        device = (context.dotted(attribute) or "").split(".")[1]
+        source = _new_call(context, at, f"torch.amp.{attribute.attr}", attribute.attr, device)
+        edits: list[Edit] = [] if source is None else [ReplaceExpression(context.span(at), source)]
+        if edits and context.module.imports.get("torch") != "torch":
             edits.append(AddImport("torch"))
-        fix = _fix(view, edits, [attribute.attr]) if edits else None
+        fix = _fix(context, edits, [attribute.attr]) if edits else None
     yield Hit(at=at, message=message, confidence=Confidence.HIGH, gain=_GAIN, fix=fix)
 
 
-def _moved_import(view: View, statement: ast.ImportFrom) -> Fix | None:
+def _moved_import(context: RuleContext, statement: ast.ImportFrom) -> Fix | None:
     """Import from torch.amp, and give each call of the imported names its device."""
     device = (statement.module or "").split(".")[1]
     edits: list[Edit] = []
     for alias in statement.names:
         local = alias.asname or alias.name
-        uses = [name for name in view.nodes(ast.Name) if name.id == local]
+        uses = [name for name in context.nodes(ast.Name) if name.id == local]
         if alias.name not in _MOVED or any(isinstance(name.ctx, ast.Store) for name in uses):
             return None
         for name in uses:
-            call = view.parent(name)
-            source = _new_call(view, call, local, alias.name, device) if isinstance(call, ast.Call) else None
+            call = context.parent(name)
+            source = _new_call(context, call, local, alias.name, device) if isinstance(call, ast.Call) else None
             if source is None or not isinstance(call, ast.Call) or call.func is not name:
                 return None
-            edits.append(ReplaceExpression(view.span(call), source))
+            edits.append(ReplaceExpression(context.span(call), source))
     names = ", ".join(f"{a.name} as {a.asname}" if a.asname else a.name for a in statement.names)
-    edits.append(ReplaceStatement(view.span(statement), f"from torch.amp import {names}"))
-    return _fix(view, edits, [alias.name for alias in statement.names])
+    edits.append(ReplaceStatement(context.span(statement), f"from torch.amp import {names}"))
+    return _fix(context, edits, [alias.name for alias in statement.names])
 
 
-def _fix(view: View, edits: list[Edit], names: list[str]) -> Fix | None:
+def _fix(context: RuleContext, edits: list[Edit], names: list[str]) -> Fix | None:
     """The edits as a fix, as safe as the project's requirements allow."""
-    known = [supports(view.module.path, _SINCE[name]) for name in names]
-    if False in known or mentions(view.project, view.module, _ASKED):
+    known = [supports(context.module.path, _SINCE[name]) for name in names]
+    if False in known or mentions(context.project, context.module, _ASKED):
         return None
     return Fix("use torch.amp", None not in known, tuple(edits))
 
 
-def _new_call(view: View, call: ast.Call, function: str, name: str, device: str) -> str | None:
+def _new_call(context: RuleContext, call: ast.Call, function: str, name: str, device: str) -> str | None:
     """The call with the device in front, and what used to come first by its name."""
-    if len(call.args) > 1 or view.has_star(call):
+    if len(call.args) > 1 or context.has_star(call):
         return None
-    given = [f'"{device}"', *(f"{_FIRST[name]}={view.source(argument)}" for argument in call.args)]
-    given += [view.source(keyword) for keyword in call.keywords]
+    given = [f'"{device}"', *(f"{_FIRST[name]}={context.source(argument)}" for argument in call.args)]
+    given += [context.source(keyword) for keyword in call.keywords]
     return f"{function}({', '.join(given)})"
 
 
-def _is_annotation(view: View, attribute: ast.Attribute) -> bool:
+def _is_annotation(context: RuleContext, attribute: ast.Attribute) -> bool:
     child: ast.AST = attribute
-    for up in view.ancestors(attribute):
+    for up in context.ancestors(attribute):
         if isinstance(up, ast.arg) or (isinstance(up, ast.AnnAssign) and child is up.annotation):
             return True
         if isinstance(up, ast.Call | ast.stmt):
@@ -133,15 +133,15 @@ def _is_annotation(view: View, attribute: ast.Attribute) -> bool:
     return False
 
 
-def _is_fallback(view: View, node: ast.AST) -> bool:
+def _is_fallback(context: RuleContext, node: ast.AST) -> bool:
     """Whether it stands for older versions of torch: in an `except`, or beside a try or a test for the new name."""
-    for up in view.ancestors(node):
+    for up in context.ancestors(node):
         if isinstance(up, ast.ExceptHandler):
             return True
-        if isinstance(up, ast.Try | ast.If) and "torch.amp" in view.source(up):
+        if isinstance(up, ast.Try | ast.If) and "torch.amp" in context.source(up):
             return True
-        if isinstance(up, ast.If) and any(word in view.source(up.test) for word in ("version", "hasattr", "TORCH")):
+        if isinstance(up, ast.If) and any(word in context.source(up.test) for word in ("version", "hasattr", "TORCH")):
             return True
-        if up in view.module.function_of_node and "version" in getattr(up, "name", ""):
+        if up in context.module.function_of_node and "version" in getattr(up, "name", ""):
             return True
     return False

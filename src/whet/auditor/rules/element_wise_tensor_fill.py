@@ -13,11 +13,11 @@ Source      PyTorch documentation, "Tensor views" and torch.Tensor.index_put_.
 import ast
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.calls import CallKind
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.heat import HeatKind
-from whet.auditor.kinds import Kind
-from whet.auditor.view import View
+from whet.auditor.hot_paths import HeatKind
+from whet.auditor.rule_context import RuleContext
 
 CODE = "DAT107"
 NAME = "element-wise-tensor-fill"
@@ -25,37 +25,37 @@ PRIORITY = Priority.MEDIUM
 _GAIN = Gain(0.0, 0.3, "hundreds of elements, at a few microseconds each")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Writes by index in loops, then tensors made of lists of tensors."""
-    for statement in view.nodes(ast.Assign):
+    for statement in context.nodes(ast.Assign):
         target = statement.targets[0]
         if len(statement.targets) == 1 and isinstance(target, ast.Subscript) and _is_element(target):
-            yield from _write(view, statement, target)
-    for call in view.calls_to("torch.tensor", "torch.FloatTensor", "torch.LongTensor", "torch.as_tensor"):
-        if call.args and isinstance(call.args[0], ast.ListComp) and _holds_tensors(view, call.args[0]):
-            hot = view.hot(call)
+            yield from _write(context, statement, target)
+    for call in context.calls_to("torch.tensor", "torch.FloatTensor", "torch.LongTensor", "torch.as_tensor"):
+        if call.args and isinstance(call.args[0], ast.ListComp) and _holds_tensors(context, call.args[0]):
+            hot = context.hot(call)
             if hot is not None and not hot.guard:
-                message = f"{view.shown(call)} reads tensors one by one; torch.stack does it at once"
+                message = f"{context.shown(call)} reads tensors one by one; torch.stack does it at once"
                 yield Hit(at=call, hot=hot, message=message, confidence=Confidence.MEDIUM, gain=_GAIN)
 
 
-def _write(view: View, statement: ast.Assign, target: ast.Subscript) -> Iterator[Hit]:
-    loop = _loop(view, statement)
-    if loop is None or loop in view.heat.loops or _depends_on_last_turn(view, statement, loop):
+def _write(context: RuleContext, statement: ast.Assign, target: ast.Subscript) -> Iterator[Hit]:
+    loop = _loop(context, statement)
+    if loop is None or loop in context.hot_paths.loops or _depends_on_last_turn(context, statement, loop):
         return
     counters = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
     if not counters & {node.id for node in ast.walk(target.slice) if isinstance(node, ast.Name)}:
         return
-    value = view.value(target.value)
+    value = context.value(target.value)
     if value.kind is not Kind.TENSOR or not value.is_sure:
         return
-    hot = view.hot(statement)
+    hot = context.hot(statement)
     if hot is None or hot.guard:
         return
     yield Hit(
         at=statement,
         hot=hot,
-        message=f"{view.shown(target)} is written in a Python loop, one element at a time",
+        message=f"{context.shown(target)} is written in a Python loop, one element at a time",
         confidence=Confidence.MEDIUM if hot.kind != HeatKind.INFERENCE_CALL else Confidence.LOW,
         priority=Priority.LOW if hot.kind == HeatKind.DATA else None,
         gain=_GAIN,
@@ -70,19 +70,19 @@ def _is_element(target: ast.Subscript) -> bool:
     )
 
 
-def _loop(view: View, node: ast.AST) -> ast.For | None:
-    for up in view.ancestors(node):
+def _loop(context: RuleContext, node: ast.AST) -> ast.For | None:
+    for up in context.ancestors(node):
         if isinstance(up, ast.For):
             return up
-        if isinstance(up, ast.While) or up in view.module.function_of_node:
+        if isinstance(up, ast.While) or up in context.module.function_of_node:
             return None
     return None
 
 
-def _depends_on_last_turn(view: View, statement: ast.Assign, loop: ast.For) -> bool:
+def _depends_on_last_turn(context: RuleContext, statement: ast.Assign, loop: ast.For) -> bool:
     """Whether a turn needs the one before (a recurrence, no fill), runs a model, or the loop is left early."""
     for node in ast.walk(loop):
-        if isinstance(node, ast.Call) and view.call_kind(node) in (CallKind.MODEL, CallKind.STEP, CallKind.GENERATE):
+        if isinstance(node, ast.Call) and context.call_kind(node) in (CallKind.MODEL, CallKind.STEP, CallKind.GENERATE):
             return True
         if isinstance(node, ast.AugAssign):
             return True
@@ -101,8 +101,8 @@ def _updates_itself(assign: ast.Assign) -> bool:
     return bool(stored & {node.id for node in ast.walk(assign.value) if isinstance(node, ast.Name)})
 
 
-def _holds_tensors(view: View, comprehension: ast.ListComp) -> bool:
+def _holds_tensors(context: RuleContext, comprehension: ast.ListComp) -> bool:
     e = comprehension.elt
     if isinstance(e, ast.Call) and isinstance(e.func, ast.Attribute) and e.func.attr == "item":
-        return view.is_tensor(e.func.value, surely=True)
-    return view.is_tensor(e, surely=True)
+        return context.is_tensor(e.func.value, surely=True)
+    return context.is_tensor(e, surely=True)

@@ -18,11 +18,11 @@ import re
 from collections.abc import Iterator
 
 from whet.auditor.finding import Fix, Gain, Hit, Priority, ReplaceStatement
-from whet.auditor.heat import INFERS, TRAINS, HeatKind
+from whet.auditor.hot_paths import INFERS, TRAINS, HeatKind
 from whet.auditor.project import name_of
 from whet.auditor.reasons import has_comment
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Function
-from whet.auditor.view import View
 from whet.auditor.waits import wait_at
 
 CODE = "SYN112"
@@ -37,15 +37,15 @@ _DEVICES = ("cuda", "xpu", "mps", "npu", "accelerator", "hpu", "musa")
 _FUNCTIONS = tuple(f"torch.{device}.empty_cache" for device in _DEVICES)
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls of empty_cache() and gc.collect() in every step."""
-    for call in view.calls("empty_cache", "collect"):
-        dotted = view.dotted(call.func)
+    for call in context.calls("empty_cache", "collect"):
+        dotted = context.dotted(call.func)
         is_collection = dotted == "gc.collect"
-        of_accelerator = "get_accelerator" in view.source(call.func) and not is_collection
+        of_accelerator = "get_accelerator" in context.source(call.func) and not is_collection
         if dotted not in _FUNCTIONS and not is_collection and not of_accelerator:
             continue
-        wait = wait_at(view, call, is_sure=True)
+        wait = wait_at(context, call, is_sure=True)
         if wait is None or wait.hot.kind not in (*TRAINS, *INFERS, HeatKind.FORWARD):
             continue
         if wait.hot.kind == HeatKind.INFERENCE_CALL and not wait.hot.times_per_step:
@@ -53,31 +53,31 @@ def check(view: View) -> Iterator[Hit]:
         yield Hit(
             at=call,
             hot=wait.hot,
-            message=f"{view.shown(call)} "
+            message=f"{context.shown(call)} "
             + ("walks all Python objects" if is_collection else "frees memory that is allocated again")
             + " in every step",
             confidence=wait.confidence,
             priority=Priority.MEDIUM if is_collection else wait.priority,
             gain=_GC_GAIN if is_collection else _GAIN,
-            fix=_removed(view, call),
+            fix=_removed(context, call),
         )
 
 
-def _removed(view: View, call: ast.Call) -> Fix | None:
-    statement = view.parent(call)
-    if not isinstance(statement, ast.Expr) or has_comment(view, statement) or _is_meant(view, statement):
+def _removed(context: RuleContext, call: ast.Call) -> Fix | None:
+    statement = context.parent(call)
+    if not isinstance(statement, ast.Expr) or has_comment(context, statement) or _is_meant(context, statement):
         return None
-    return Fix("leave memory to the allocator", False, (ReplaceStatement(view.span(statement), ""),))
+    return Fix("leave memory to the allocator", False, (ReplaceStatement(context.span(statement), ""),))
 
 
-def _is_meant(view: View, statement: ast.Expr) -> bool:
+def _is_meant(context: RuleContext, statement: ast.Expr) -> bool:
     """Whether the place shows that memory is short, or that it is measured."""
-    function = view.function_of(statement)
-    if _FREES.search(function.name) or _MEASURES.search(_source_of(view, function)):
+    function = context.function_of(statement)
+    if _FREES.search(function.name) or _MEASURES.search(_source_of(context, function)):
         return True
-    if _AFTER_DELETING.search(view.module.text):
+    if _AFTER_DELETING.search(context.module.text):
         return True
-    parent = view.parent(statement)
+    parent = context.parent(statement)
     if isinstance(parent, ast.If):
         return True
     block = next((b for b in (getattr(parent, "body", []), getattr(parent, "orelse", [])) if statement in b), [])
@@ -87,8 +87,8 @@ def _is_meant(view: View, statement: ast.Expr) -> bool:
     return bool(before) and (isinstance(before[-1], ast.Delete) or _moves_away(before[-1]))
 
 
-def _source_of(view: View, function: Function) -> str:
-    return "" if isinstance(function.node, ast.Module) else view.source(function.node)
+def _source_of(context: RuleContext, function: Function) -> str:
+    return "" if isinstance(function.node, ast.Module) else context.source(function.node)
 
 
 def _is_of_memory(e: ast.expr) -> bool:

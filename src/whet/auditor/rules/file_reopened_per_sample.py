@@ -13,9 +13,9 @@ Source      h5py documentation, "Multiprocessing and HDF5"; PyTorch forum practi
 import ast
 from collections.abc import Iterator
 
-from whet.auditor.finding import Confidence, Gain, Hit, Hot, Priority
-from whet.auditor.heat import HeatKind
-from whet.auditor.view import View
+from whet.auditor.finding import Confidence, Gain, Hit, HotPath, Priority
+from whet.auditor.hot_paths import HeatKind
+from whet.auditor.rule_context import RuleContext
 
 CODE = "DAT109"
 NAME = "file-reopened-per-sample"
@@ -38,73 +38,73 @@ _CONTAINERS = (
 )
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Containers opened per sample, then files opened per turn of a loop."""
-    if not view.module.uses_torch:
+    if not context.module.uses_torch:
         return
     builtin = (
-        call for call in view.calls("open") if isinstance(call.func, ast.Name) and view.dotted(call.func) is None
+        call for call in context.calls("open") if isinstance(call.func, ast.Name) and context.dotted(call.func) is None
     )
-    for call in [*view.calls_to(*_CONTAINERS), *builtin]:
-        hot = view.hot(call)
-        if not call.args or view.keyword(call, "mmap_mode") is not None or (hot is not None and hot.guard):
+    for call in [*context.calls_to(*_CONTAINERS), *builtin]:
+        hot = context.hot(call)
+        if not call.args or context.keyword(call, "mmap_mode") is not None or (hot is not None and hot.guard):
             continue
-        if hot is not None and hot.kind == HeatKind.DATA and _is_in_getitem(view, call):
-            if not _is_kept(view, call) and _is_fixed(view, call):
-                message = f"{view.shown(call)} opens the whole file again for every sample"
+        if hot is not None and hot.kind == HeatKind.DATA and _is_in_getitem(context, call):
+            if not _is_kept(context, call) and _is_fixed(context, call):
+                message = f"{context.shown(call)} opens the whole file again for every sample"
                 yield Hit(at=call, hot=hot, message=message, confidence=Confidence.MEDIUM, gain=_GAIN)
         elif isinstance(call.func, ast.Name) and call.func.id == "open":
-            yield from _in_loop(view, call, hot)
+            yield from _in_loop(context, call, hot)
 
 
-def _in_loop(view: View, call: ast.Call, hot: Hot | None) -> Iterator[Hit]:
-    loop = _loop_around(view, call)
-    if loop is None or any(node in view.heat.loops for node in ast.walk(loop)):
+def _in_loop(context: RuleContext, call: ast.Call, hot: HotPath | None) -> Iterator[Hit]:
+    loop = _loop_around(context, call)
+    if loop is None or any(node in context.hot_paths.loops for node in ast.walk(loop)):
         return  # what a loop around training does, it does seldom
-    if not _is_invariant(call, loop) or _is_guarded(view, call):
+    if not _is_invariant(call, loop) or _is_guarded(context, call):
         return
-    message = f"{view.shown(call)} opens the same file in every turn of the loop at line {loop.lineno}"
+    message = f"{context.shown(call)} opens the same file in every turn of the loop at line {loop.lineno}"
     yield Hit(at=call, hot=hot, message=message, confidence=Confidence.MEDIUM, gain=_GAIN, priority=Priority.LOW)
 
 
-def _is_in_getitem(view: View, call: ast.Call) -> bool:
-    return view.function_of(call).name in ("__getitem__", "__getitems__")
+def _is_in_getitem(context: RuleContext, call: ast.Call) -> bool:
+    return context.function_of(call).name in ("__getitem__", "__getitems__")
 
 
-def _is_fixed(view: View, call: ast.Call) -> bool:
+def _is_fixed(context: RuleContext, call: ast.Call) -> bool:
     """Whether the path depends on self and the module only: on no parameter and no local variable made from one."""
-    function = view.function_of(call)
+    function = context.function_of(call)
     parameters = {argument.arg for argument in function.arguments if argument.arg != "self"}
     names = {node.id for node in ast.walk(call.args[0]) if isinstance(node, ast.Name)}
     return bool(names or isinstance(call.args[0], ast.Constant)) and not names & (parameters | set(function.bindings))
 
 
-def _is_kept(view: View, call: ast.Call) -> bool:
+def _is_kept(context: RuleContext, call: ast.Call) -> bool:
     """Whether what is opened is kept for the next sample, in an attribute."""
-    statement = view.statement(call)
+    statement = context.statement(call)
     if isinstance(statement, ast.Assign) and any(isinstance(t, ast.Attribute) for t in statement.targets):
         return True
-    return _is_guarded(view, call)
+    return _is_guarded(context, call)
 
 
-def _is_guarded(view: View, call: ast.Call) -> bool:
+def _is_guarded(context: RuleContext, call: ast.Call) -> bool:
     """Whether it is opened only where there is nothing yet."""
-    for up in view.ancestors(call):
+    for up in context.ancestors(call):
         if isinstance(up, ast.If) and any(isinstance(node, ast.Is | ast.NotIn) for node in ast.walk(up.test)):
             return True
         if isinstance(up, ast.If) and isinstance(up.test, ast.UnaryOp):
             return True
-        if up in view.module.function_of_node:
+        if up in context.module.function_of_node:
             return False
     return False
 
 
-def _loop_around(view: View, call: ast.Call) -> ast.For | None:
+def _loop_around(context: RuleContext, call: ast.Call) -> ast.For | None:
     """The innermost loop in the call's own function, unless something leaves it."""
-    for up in view.ancestors(call):
+    for up in context.ancestors(call):
         if isinstance(up, ast.For):
             return None if any(isinstance(node, ast.Break | ast.Return) for node in ast.walk(up)) else up
-        if isinstance(up, ast.While) or up in view.module.function_of_node:
+        if isinstance(up, ast.While) or up in context.module.function_of_node:
             return None
     return None
 

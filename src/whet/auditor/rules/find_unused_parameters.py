@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.project import name_of
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "DST102"
 NAME = "find-unused-parameters"
@@ -26,28 +26,28 @@ _OPTIONS = ("find_unused_parameters", "ddp_find_unused_parameters")
 _STRATEGIES = ("ddp_find_unused_parameters_true", "ddp_notebook_find_unused_parameters_true")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """All ways to ask for it."""
-    for keyword in view.nodes(ast.keyword):
-        if keyword.arg not in _OPTIONS or not isinstance(view.parent(keyword), ast.Call):
+    for keyword in context.nodes(ast.keyword):
+        if keyword.arg not in _OPTIONS or not isinstance(context.parent(keyword), ast.Call):
             continue
-        default = view.default(keyword.value)
-        call = view.parent(keyword)
+        default = context.default(keyword.value)
+        call = context.parent(keyword)
         if _is_true(keyword.value if default is None else default.node) and isinstance(call, ast.Call):
             yield _hit(call, f"{name_of(call)} looks for unused parameters in every step")
-    for constant in view.nodes(ast.Constant):
+    for constant in context.nodes(ast.Constant):
         if constant.value in _STRATEGIES:
-            yield _hit(constant, f"{view.shown(constant)} looks for unused parameters in every step")
+            yield _hit(constant, f"{context.shown(constant)} looks for unused parameters in every step")
         elif constant.value in _OPTIONS:
-            yield from _by_key(view, constant)
+            yield from _by_key(context, constant)
 
 
-def _by_key(view: View, key: ast.Constant) -> Iterator[Hit]:
+def _by_key(context: RuleContext, key: ast.Constant) -> Iterator[Hit]:
     """`options["find_unused_parameters"] = True`, `{"find_unused_parameters": True}`, `.get(..., True)`."""
-    parent = view.parent(key)
+    parent = context.parent(key)
     value: ast.expr | None = None
     if isinstance(parent, ast.Subscript):
-        user = view.parent(parent)
+        user = context.parent(parent)
         value = user.value if isinstance(user, ast.Assign) and parent in user.targets else None
     elif isinstance(parent, ast.Dict):
         value = next((v for k, v in zip(parent.keys, parent.values, strict=True) if k is key), None)

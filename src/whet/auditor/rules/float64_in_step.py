@@ -13,11 +13,11 @@ Source      NVIDIA CUDA C++ programming guide, "Arithmetic instructions", throug
 import ast
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.heat import HeatKind
-from whet.auditor.kinds import Kind
+from whet.auditor.hot_paths import HeatKind
 from whet.auditor.project import name_of
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "PRE106"
 NAME = "float64-in-step"
@@ -32,59 +32,59 @@ _SCALARS = frozenset(
 )
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Conversions of tensors, models in double precision, and the default."""
-    if "double" not in view.module.text and "float64" not in view.module.text:
+    if "double" not in context.module.text and "float64" not in context.module.text:
         return
-    for call in view.calls("double", "to", "type"):
-        if not isinstance(call.func, ast.Attribute) or not _is_conversion(view, call):
+    for call in context.calls("double", "to", "type"):
+        if not isinstance(call.func, ast.Attribute) or not _is_conversion(context, call):
             continue
         owner = call.func.value
-        if view.kind(owner) is Kind.MODEL and call.func.attr == "double":
-            if view.mentions_gpu and any(view.loops(HeatKind.TRAINING)):
-                message = f"{view.shown(call)}: the whole model computes in float64"
+        if context.kind(owner) is Kind.MODEL and call.func.attr == "double":
+            if context.mentions_gpu and any(context.loops(HeatKind.TRAINING)):
+                message = f"{context.shown(call)}: the whole model computes in float64"
                 yield Hit(at=call, message=message, confidence=Confidence.LOW, gain=_GAIN)
-        elif view.is_tensor(owner) and not _is_scalar(owner):
-            yield from _tensor(view, call)
-    for call in view.calls_to("torch.set_default_dtype"):
-        if call.args and view.dotted(call.args[0]) in _DOUBLE[:2]:
+        elif context.is_tensor(owner) and not _is_scalar(owner):
+            yield from _tensor(context, call)
+    for call in context.calls_to("torch.set_default_dtype"):
+        if call.args and context.dotted(call.args[0]) in _DOUBLE[:2]:
             message = "everything is float64 by default"
             yield Hit(at=call, message=message, confidence=Confidence.MEDIUM, gain=_GAIN)
 
 
-def _is_conversion(view: View, call: ast.Call) -> bool:
+def _is_conversion(context: RuleContext, call: ast.Call) -> bool:
     assert isinstance(call.func, ast.Attribute)
     if call.func.attr == "double":
         return not call.args
     given = [*call.args[:2], *(keyword.value for keyword in call.keywords if keyword.arg == "dtype")]
-    return any(view.dotted(one) in _DOUBLE for one in given)
+    return any(context.dotted(one) in _DOUBLE for one in given)
 
 
-def _tensor(view: View, call: ast.Call) -> Iterator[Hit]:
-    is_moved = _goes_to_gpu(view, call)
-    hot = view.hot(call)
+def _tensor(context: RuleContext, call: ast.Call) -> Iterator[Hit]:
+    is_moved = _goes_to_gpu(context, call)
+    hot = context.hot(call)
     if hot is not None and (hot.guard or HeatKind(hot.kind) is HeatKind.DATA):
         return
     is_step = hot is not None and HeatKind(hot.kind) not in (HeatKind.FORWARD, HeatKind.INFERENCE_CALL)
-    if not is_moved and not (is_step and view.mentions_gpu):
+    if not is_moved and not (is_step and context.mentions_gpu):
         return
     where = "for the GPU" if is_moved else "in every step"
-    message = f"{view.shown(call)} makes float64 {where}"
+    message = f"{context.shown(call)} makes float64 {where}"
     yield Hit(at=call, hot=hot, message=message, confidence=Confidence.LOW, gain=_GAIN)
 
 
-def _goes_to_gpu(view: View, call: ast.Call) -> bool:
+def _goes_to_gpu(context: RuleContext, call: ast.Call) -> bool:
     """Whether the same expression moves it to a device that is not known to be the CPU."""
     assert isinstance(call.func, ast.Attribute)
-    chain = [up for up in (view.parent(view.parent(call) or call), call.func.value) if isinstance(up, ast.Call)]
+    chain = [up for up in (context.parent(context.parent(call) or call), call.func.value) if isinstance(up, ast.Call)]
     for other in chain:
         if not isinstance(other.func, ast.Attribute) or other.func.attr not in ("to", "cuda"):
             continue
         if other.func.attr == "cuda":
             return True
-        target = view.keyword(other, "device", 0)
-        if target is not None and view.kind(target) not in (Kind.DTYPE, Kind.TENSOR):
-            return view.kind(target) is Kind.DEVICE or "device" in view.source(target)
+        target = context.keyword(other, "device", 0)
+        if target is not None and context.kind(target) not in (Kind.DTYPE, Kind.TENSOR):
+            return context.kind(target) is Kind.DEVICE or "device" in context.source(target)
     return False
 
 

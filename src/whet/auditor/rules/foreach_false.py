@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.project_words import says
 from whet.auditor.reasons import has_comment
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "CMP107"
 NAME = "foreach-false"
@@ -33,24 +33,26 @@ _NAMES = (
 )
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls with foreach=False."""
-    for call in view.calls_to(*_NAMES):
-        given = view.keyword(call, "foreach")
-        if given is None or view.constant(given) is not False:
+    for call in context.calls_to(*_NAMES):
+        given = context.keyword(call, "foreach")
+        if given is None or context.constant(given) is not False:
             continue
         if (
-            view.constant(view.keyword(call, "fused")) is True
-            or view.constant(view.keyword(call, "capturable")) is True
+            context.constant(context.keyword(call, "fused")) is True
+            or context.constant(context.keyword(call, "capturable")) is True
         ):
             continue
         yield Hit(
             at=call,
-            hot=view.hot(call),
-            message=f"{view.shown(call.func)} goes through the parameters one by one",
-            confidence=Confidence.LOW if says(view.project, view.module, "DTensor", "dtensor") else Confidence.HIGH,
+            hot=context.hot(call),
+            message=f"{context.shown(call.func)} goes through the parameters one by one",
+            confidence=Confidence.LOW
+            if says(context.project, context.module, "DTensor", "dtensor")
+            else Confidence.HIGH,
             gain=_GAIN,
             fix=None
-            if has_comment(view, call) or says(view.project, view.module, "DTensor", "dtensor", "fully_shard")
-            else view.remove_keyword(call, "foreach", "let all parameters go together", safe=False),
+            if has_comment(context, call) or says(context.project, context.module, "DTensor", "dtensor", "fully_shard")
+            else context.remove_keyword(call, "foreach", "let all parameters go together", safe=False),
         )

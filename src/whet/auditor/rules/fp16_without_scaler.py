@@ -13,12 +13,12 @@ Source      PyTorch documentation, "Automatic Mixed Precision examples", gradien
 import ast
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.calls import CallKind
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
-from whet.auditor.heat import TRAINS, HeatKind
-from whet.auditor.kinds import Kind
+from whet.auditor.hot_paths import TRAINS, HeatKind
 from whet.auditor.precision import scales_loss
-from whet.auditor.view import View, is_known
+from whet.auditor.rule_context import RuleContext, is_known
 
 CODE = "PRE105"
 NAME = "fp16-without-scaler"
@@ -27,66 +27,66 @@ _GAIN = Gain(0.0, 0.1, "steps lost to gradients that vanish; no time per step")
 _AUTOCAST = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Autocast in training code, then models converted as a whole."""
-    if ".backward(" not in view.module.text or scales_loss(view.module):
+    if ".backward(" not in context.module.text or scales_loss(context.module):
         return
-    for statement in view.nodes(ast.With):
+    for statement in context.nodes(ast.With):
         for item in statement.items:
             call = item.context_expr
-            if isinstance(call, ast.Call) and view.dotted(call.func) in _AUTOCAST and _is_float16(view, call):
-                yield from _autocast(view, statement, call)
-    for call in view.calls("half"):
+            if isinstance(call, ast.Call) and context.dotted(call.func) in _AUTOCAST and _is_float16(context, call):
+                yield from _autocast(context, statement, call)
+    for call in context.calls("half"):
         if (
             isinstance(call.func, ast.Attribute)
-            and view.kind(call.func.value) is Kind.MODEL
-            and _is_trained(view, call)
+            and context.kind(call.func.value) is Kind.MODEL
+            and _is_trained(context, call)
         ):
-            message = f"{view.shown(call)} trains in float16 without a loss scaler"
+            message = f"{context.shown(call)} trains in float16 without a loss scaler"
             yield Hit(at=call, message=message, confidence=Confidence.LOW, gain=_GAIN)
 
 
-def _autocast(view: View, statement: ast.With, call: ast.Call) -> Iterator[Hit]:
-    models = [c for c in ast.walk(statement) if isinstance(c, ast.Call) and view.call_kind(c) is CallKind.MODEL]
-    hot = view.hot(models[0]) if models and _calls_backward(view, statement) else None
+def _autocast(context: RuleContext, statement: ast.With, call: ast.Call) -> Iterator[Hit]:
+    models = [c for c in ast.walk(statement) if isinstance(c, ast.Call) and context.call_kind(c) is CallKind.MODEL]
+    hot = context.hot(models[0]) if models and _calls_backward(context, statement) else None
     if hot is None or hot.guard or HeatKind(hot.kind) not in TRAINS:
         return
-    message = f"{view.shown(call)} trains in float16 without a loss scaler"
-    yield Hit(at=call, hot=hot, message=message, confidence=Confidence.MEDIUM, gain=_GAIN, fix=_bfloat16(view, call))
+    message = f"{context.shown(call)} trains in float16 without a loss scaler"
+    yield Hit(at=call, hot=hot, message=message, confidence=Confidence.MEDIUM, gain=_GAIN, fix=_bfloat16(context, call))
 
 
-def _calls_backward(view: View, statement: ast.With) -> bool:
+def _calls_backward(context: RuleContext, statement: ast.With) -> bool:
     """Whether the same function has a `loss.backward()`: a wrapper's `backward(loss)` may scale the loss."""
-    calls = (call for call in view.function_of(statement).calls if view.call_kind(call) is CallKind.BACKWARD)
+    calls = (call for call in context.function_of(statement).calls if context.call_kind(call) is CallKind.BACKWARD)
     return any(not call.args for call in calls)
 
 
-def _is_float16(view: View, call: ast.Call) -> bool:
+def _is_float16(context: RuleContext, call: ast.Call) -> bool:
     """Whether the type is float16, said or by default; False where the device or the type is not known."""
-    enabled = view.keyword(call, "enabled")
-    if enabled is not None and view.constant(enabled) is False:
+    enabled = context.keyword(call, "enabled")
+    if enabled is not None and context.constant(enabled) is False:
         return False
-    is_cuda_only = (view.dotted(call.func) or "").startswith("torch.cuda")
-    dtype = view.keyword(call, "dtype", 1)
+    is_cuda_only = (context.dotted(call.func) or "").startswith("torch.cuda")
+    dtype = context.keyword(call, "dtype", 1)
     if dtype is not None:
-        return view.dotted(dtype) in ("torch.float16", "torch.half")
-    device = view.constant(view.keyword(call, "device_type", 0))
+        return context.dotted(dtype) in ("torch.float16", "torch.half")
+    device = context.constant(context.keyword(call, "device_type", 0))
     return is_cuda_only or (is_known(device) and str(device).startswith("cuda"))
 
 
-def _bfloat16(view: View, call: ast.Call) -> Fix | None:
-    if view.module.imports.get("torch") != "torch" or len(call.args) > 1:
+def _bfloat16(context: RuleContext, call: ast.Call) -> Fix | None:
+    if context.module.imports.get("torch") != "torch" or len(call.args) > 1:
         return None
-    return view.set_keyword(call, "dtype", "torch.bfloat16", "use bfloat16, which needs no scaler", safe=False)
+    return context.set_keyword(call, "dtype", "torch.bfloat16", "use bfloat16, which needs no scaler", safe=False)
 
 
-def _is_trained(view: View, call: ast.Call) -> bool:
+def _is_trained(context: RuleContext, call: ast.Call) -> bool:
     """Whether the optimiser gets the parameters of the model by the same name."""
     assert isinstance(call.func, ast.Attribute)
-    name = view.source(call.func.value)
+    name = context.source(call.func.value)
     return any(
         isinstance(other.func, ast.Attribute)
-        and view.source(other.func.value) == name
-        and any(view.kind(up) is Kind.OPTIMIZER for up in view.ancestors(other) if isinstance(up, ast.Call))
-        for other in view.calls("parameters")
+        and context.source(other.func.value) == name
+        and any(context.kind(up) is Kind.OPTIMIZER for up in context.ancestors(other) if isinstance(up, ast.Call))
+        for other in context.calls("parameters")
     )

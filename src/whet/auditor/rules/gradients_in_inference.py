@@ -17,14 +17,14 @@ import re
 from collections.abc import Iterator
 
 from whet.auditor.escapes import returns_tensors
-from whet.auditor.finding import AddDecorator, AddImport, Confidence, Fix, Gain, Hit, Hot, Priority
+from whet.auditor.finding import AddDecorator, AddImport, Confidence, Fix, Gain, Hit, HotPath, Priority
 from whet.auditor.gradients import is_off
-from whet.auditor.heat import INFERS, HeatKind
+from whet.auditor.hot_paths import INFERS, HeatKind
 from whet.auditor.inference import is_hook, only_infers, runs_forward, takes_gradients
 from whet.auditor.placement import is_of_other_framework
 from whet.auditor.project_words import is_script, trains
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Function
-from whet.auditor.view import View
 
 CODE = "INF101"
 NAME = "gradients-in-inference"
@@ -33,56 +33,56 @@ _EVALUATES = re.compile(r"^_?(eval|evaluate|evaluation|valid|validate|validation
 _GAIN = Gain(0.02, 0.25, "small operators, bound by their launch; memory more than time for large ones")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """The first model call of each function that infers and nowhere turns gradients off."""
     seen: set[Function] = set()
-    for call in view.nodes(ast.Call):
-        if not runs_forward(view, call) or "YOLO(" in view.module.text:
+    for call in context.nodes(ast.Call):
+        if not runs_forward(context, call) or "YOLO(" in context.module.text:
             continue
-        function = view.function_of(call)
+        function = context.function_of(call)
         if function in seen:
             continue
-        hot = view.hot(call)
-        if hot is None or hot.kind not in INFERS or not _wants_no_gradients(view, function, hot):
+        hot = context.hot(call)
+        if hot is None or hot.kind not in INFERS or not _wants_no_gradients(context, function, hot):
             continue
-        if is_off(view, call) or is_of_other_framework(view, call):
+        if is_off(context, call) or is_of_other_framework(context, call):
             continue
         seen.add(function)
         yield Hit(
             at=call,
             hot=hot,
-            message=f"{view.shown(call)} records a graph that nothing differentiates",
+            message=f"{context.shown(call)} records a graph that nothing differentiates",
             confidence=Confidence.HIGH if hot.kind == HeatKind.INFERENCE else Confidence.MEDIUM,
             gain=_GAIN,
-            fix=_decorated(view, function),
+            fix=_decorated(context, function),
         )
 
 
-def _wants_no_gradients(view: View, function: Function, hot: Hot) -> bool:
-    if is_hook(view, function) or takes_gradients(view, function):
+def _wants_no_gradients(context: RuleContext, function: Function, hot: HotPath) -> bool:
+    if is_hook(context, function) or takes_gradients(context, function):
         return False
     if hot.kind == HeatKind.GENERATION and function.name == "generate":
         return True
     if hot.kind == HeatKind.INFERENCE_CALL or function.cls is not None:
-        return only_infers(view, function)
+        return only_infers(context, function)
     return True
 
 
-def _decorated(view: View, function: Function) -> Fix | None:
+def _decorated(context: RuleContext, function: Function) -> Fix | None:
     """Only for functions whose results nobody differentiates. A generator would leak the mode to its caller."""
-    if not isinstance(function.node, ast.FunctionDef) or view.module.is_test:
+    if not isinstance(function.node, ast.FunctionDef) or context.module.is_test:
         return None
     if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(function.node)):
         return None
-    if view.module.imports.get("torch", "torch") != "torch" or not _is_for_answers(view, function):
+    if context.module.imports.get("torch", "torch") != "torch" or not _is_for_answers(context, function):
         return None
-    edits = (AddDecorator(view.span(function.node), "torch.no_grad()"), AddImport("torch"))
+    edits = (AddDecorator(context.span(function.node), "torch.no_grad()"), AddImport("torch"))
     return Fix("record no graph", False, edits)
 
 
-def _is_for_answers(view: View, function: Function) -> bool:
-    if not returns_tensors(view, function):
+def _is_for_answers(context: RuleContext, function: Function) -> bool:
+    if not returns_tensors(context, function):
         return True
-    if _EVALUATES.search(function.name) and any(loop in view.heat.loops for loop in function.loops):
+    if _EVALUATES.search(function.name) and any(loop in context.hot_paths.loops for loop in function.loops):
         return True
-    return is_script(view.module) and not trains(view.project, view.module)
+    return is_script(context.module) and not trains(context.project, context.module)

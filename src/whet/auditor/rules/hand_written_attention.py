@@ -16,6 +16,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.attention import operands, product_in, scores_of, weighted_by
 from whet.auditor.dataflow import last_name, latest, reads
 from whet.auditor.finding import (
@@ -29,10 +30,9 @@ from whet.auditor.finding import (
     ReplaceExpression,
     ReplaceStatement,
 )
-from whet.auditor.kinds import Kind
 from whet.auditor.project import name_of
 from whet.auditor.requirements import supports
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "CMP102"
 NAME = "hand-written-attention"
@@ -43,102 +43,103 @@ _SPLIT_HEADS = ("rearrange", "transpose", "permute", "view", "reshape", "unflatt
 _DISPATCHED = ("ALL_ATTENTION_FUNCTIONS", "_attn_implementation", "SdpaAttention", "SdpaSelfAttention")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls of softmax between two products."""
-    if any(word in view.module.text for word in _DISPATCHED):
+    if any(word in context.module.text for word in _DISPATCHED):
         return
-    for call in view.calls("softmax", "Softmax", "softmax_one", "attend"):
-        scores = scores_of(view, call)
-        product = product_in(view, scores, 0) if scores is not None else None
+    for call in context.calls("softmax", "Softmax", "softmax_one", "attend"):
+        scores = scores_of(context, call)
+        product = product_in(context, scores, 0) if scores is not None else None
         if product is None or (product is scores and isinstance(scores, ast.Name)):
             continue
-        weighted = weighted_by(view, call, 0)
-        if weighted is None or _has_alternative(view, call):
+        weighted = weighted_by(context, call, 0)
+        if weighted is None or _has_alternative(context, call):
             continue
-        hot = view.hot(call)
+        hot = context.hot(call)
         if hot is not None and hot.guard:
             continue
         yield Hit(
             at=call,
             hot=hot,
-            message=f"{view.shown(call)} of {view.shown(product)}: attention written out, its scores go through memory",
+            message=f"{context.shown(call)} of {context.shown(product)}: attention written out, its scores go through memory",
             confidence=Confidence.MEDIUM if hot is not None else Confidence.LOW,
             gain=_GAIN,
-            fix=_fused(view, call, scores, product, weighted) if scores is not None else None,
+            fix=_fused(context, call, scores, product, weighted) if scores is not None else None,
         )
 
 
-def _has_alternative(view: View, call: ast.Call) -> bool:
+def _has_alternative(context: RuleContext, call: ast.Call) -> bool:
     """Whether the same function or class can use a fused kernel: then this is its fallback."""
-    cls = view.class_of(call)
-    scopes = [view.function_of(call).node, *([cls.node] if cls is not None else [])]
-    return any(not isinstance(scope, ast.Module) and _ALTERNATIVE.search(view.source(scope)) for scope in scopes)
+    cls = context.class_of(call)
+    scopes = [context.function_of(call).node, *([cls.node] if cls is not None else [])]
+    return any(not isinstance(scope, ast.Module) and _ALTERNATIVE.search(context.source(scope)) for scope in scopes)
 
 
-def _fused(view: View, call: ast.Call, scores: ast.expr, product: ast.expr, weighted: ast.expr) -> Fix | None:
+def _fused(context: RuleContext, call: ast.Call, scores: ast.expr, product: ast.expr, weighted: ast.expr) -> Fix | None:
     """For scores = q @ k.transpose(-2, -1) [* or / scale]; weights = softmax(scores); weights @ v, in one block."""
-    if supports(view.module.path, (2, 1)) is False or view.module.imports.get("torch", "torch") != "torch":
+    if supports(context.module.path, (2, 1)) is False or context.module.imports.get("torch", "torch") != "torch":
         return None
     used: list[ast.stmt] = []  # statements that only hand the value on, which go away
-    scaled = _only_value(view, scores, used)
+    scaled = _only_value(context, scores, used)
     scale = "1.0"
     if isinstance(scaled, ast.BinOp) and isinstance(scaled.op, ast.Mult | ast.Div):
-        if not _is_plain_number(view, scaled.right):
+        if not _is_plain_number(context, scaled.right):
             return None
-        written = view.source(scaled.right)
+        written = context.source(scaled.right)
         scale = written if isinstance(scaled.op, ast.Mult) else f"1.0 / ({written})"
-        scaled = _only_value(view, scaled.left, used)
-    if scaled is not product or not _is_last_dimension(view, call):
+        scaled = _only_value(context, scaled.left, used)
+    if scaled is not product or not _is_last_dimension(context, call):
         return None
-    query, key = operands(view, product)
-    weights, values = operands(view, weighted)
+    query, key = operands(context, product)
+    weights, values = operands(context, weighted)
     if (
-        _only_value(view, weights, used) is not call
+        _only_value(context, weights, used) is not call
         or not isinstance(query, ast.Name)
         or not isinstance(values, ast.Name)
     ):
         return None
     if not _is_transposed(key) or not isinstance(key, ast.Call) or not isinstance(key.func, ast.Attribute):
         return None
-    last = view.statement(weighted)
-    if any(view.parent(statement) is not view.parent(last) for statement in used):
+    last = context.statement(weighted)
+    if any(context.parent(statement) is not context.parent(last) for statement in used):
         return None
-    names = [view.source(one) for one in (query, key.func.value, values)]
+    names = [context.source(one) for one in (query, key.func.value, values)]
     called = f"torch.nn.functional.scaled_dot_product_attention({', '.join(names)}, scale={scale})"
-    edits: list[Edit] = [ReplaceExpression(view.span(weighted), called)]
-    edits += [ReplaceStatement(view.span(statement), "") for statement in used]
-    if not any(isinstance(one, ast.Call) and name_of(one) in _SPLIT_HEADS for one in view.function_of(call).calls):
+    edits: list[Edit] = [ReplaceExpression(context.span(weighted), called)]
+    edits += [ReplaceStatement(context.span(statement), "") for statement in used]
+    if not any(isinstance(one, ast.Call) and name_of(one) in _SPLIT_HEADS for one in context.function_of(call).calls):
         return None  # the kernel takes at least a batch and a sequence of vectors: those of heads surely are
     edits.append(AddImport("torch"))
     return Fix("let one fused kernel do the attention", False, tuple(edits))
 
 
-def _only_value(view: View, e: ast.expr, used: list[ast.stmt]) -> ast.expr | None:
+def _only_value(context: RuleContext, e: ast.expr, used: list[ast.stmt]) -> ast.expr | None:
     """What a name stands for, where it is read once; any other expression itself."""
     if not isinstance(e, ast.Name):
         return e
-    bound = latest(view, e)
-    if bound is None or e.id in {argument.arg for argument in view.function_of(e).arguments}:
+    bound = latest(context, e)
+    if bound is None or e.id in {argument.arg for argument in context.function_of(e).arguments}:
         return None
-    statement = view.statement(bound)
+    statement = context.statement(bound)
     if not isinstance(statement, ast.Assign) or len(statement.targets) != 1 or statement.value is not bound:
         return None
-    if len(reads(view.function_of(e), e.id, statement.end_lineno or statement.lineno)) != 1:
+    if len(reads(context.function_of(e), e.id, statement.end_lineno or statement.lineno)) != 1:
         return None
     used.append(statement)
     return bound
 
 
-def _is_plain_number(view: View, e: ast.expr) -> bool:
-    return view.kind(e) is Kind.NUMBER or (isinstance(e, ast.Call) and view.dotted(e.func) == "math.sqrt")
+def _is_plain_number(context: RuleContext, e: ast.expr) -> bool:
+    return context.kind(e) is Kind.NUMBER or (isinstance(e, ast.Call) and context.dotted(e.func) == "math.sqrt")
 
 
-def _is_last_dimension(view: View, call: ast.Call) -> bool:
+def _is_last_dimension(context: RuleContext, call: ast.Call) -> bool:
     position = (
-        0 if isinstance(call.func, ast.Attribute) and not (view.dotted(call.func) or "").startswith("torch") else 1
+        0 if isinstance(call.func, ast.Attribute) and not (context.dotted(call.func) or "").startswith("torch") else 1
     )
     return (
-        view.constant(view.keyword(call, "dim", position)) == -1 and len(call.args) + len(call.keywords) == position + 1
+        context.constant(context.keyword(call, "dim", position)) == -1
+        and len(call.args) + len(call.keywords) == position + 1
     )
 
 

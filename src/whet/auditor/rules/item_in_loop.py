@@ -15,10 +15,10 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import AddImport, Fix, Hit, InsertAfter, Priority, ReplaceExpression
 from whet.auditor.growth import loop_around
-from whet.auditor.heat import TRAINS
+from whet.auditor.hot_paths import TRAINS
 from whet.auditor.project import name_of
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import LoopNode
-from whet.auditor.view import View
 from whet.auditor.waits import WAIT_GAIN, copied_in, is_tensor_value, wait_for
 
 CODE = "SYN101"
@@ -28,32 +28,32 @@ _SHOW = frozenset("print format set_postfix set_description".split())
 _WAITED_FOR = frozenset("nonzero argwhere tolist numpy unique".split())  # other rules report these
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls of item() on what may be a tensor, and float() or int() of what is one."""
-    for call in view.calls("item"):
+    for call in context.calls("item"):
         if isinstance(call.func, ast.Attribute) and not call.args:
-            yield from _hit(view, call, call.func.value, known=False)
-    for call in view.calls("float", "int"):
-        if not isinstance(call.func, ast.Name) or len(call.args) != 1 or not is_tensor_value(view, call.args[0]):
+            yield from _hit(context, call, call.func.value, known=False)
+    for call in context.calls("float", "int"):
+        if not isinstance(call.func, ast.Name) or len(call.args) != 1 or not is_tensor_value(context, call.args[0]):
             continue
-        value = view.value(call.args[0])
-        hot = view.hot(call)
+        value = context.value(call.args[0])
+        hot = context.hot(call)
         if value.is_sure or (hot is not None and hot.kind in TRAINS):
-            yield from _hit(view, call, call.args[0], known=True)
+            yield from _hit(context, call, call.args[0], known=True)
 
 
-def _hit(view: View, call: ast.Call, tensor: ast.expr, *, known: bool) -> Iterator[Hit]:
+def _hit(context: RuleContext, call: ast.Call, tensor: ast.expr, *, known: bool) -> Iterator[Hit]:
     if any(isinstance(link, ast.Call) and name_of(link) in _WAITED_FOR for link in _links(tensor)):
         return
-    tensor = copied_in(view, tensor) or tensor
-    wait = wait_for(view, call, tensor, known=known)
+    tensor = copied_in(context, tensor) or tensor
+    wait = wait_for(context, call, tensor, known=known)
     if wait is None:
         return
     yield wait.hit(
         call,
-        f"{view.shown(call)} makes the CPU wait for the GPU in every step",
+        f"{context.shown(call)} makes the CPU wait for the GPU in every step",
         WAIT_GAIN,
-        fix=_detached(view, call, tensor),
+        fix=_detached(context, call, tensor),
     )
 
 
@@ -63,42 +63,42 @@ def _links(expression: ast.expr) -> Iterator[ast.expr]:
         expression = expression.func if isinstance(expression, ast.Call) else expression.value
 
 
-def _detached(view: View, call: ast.Call, tensor: ast.expr) -> Fix | None:
+def _detached(context: RuleContext, call: ast.Call, tensor: ast.expr) -> Fix | None:
     """Only for a running sum that the loop does nothing else with but show it: what else reads it needs a number."""
-    parent = view.parent(call)
+    parent = context.parent(call)
     if not isinstance(parent, ast.AugAssign) or not isinstance(parent.op, ast.Add) or parent.value is not call:
         return None
     if not isinstance(call.func, ast.Attribute) or tensor is not call.func.value:
         return None
-    loop = loop_around(view, call)
-    if loop is None or not isinstance(parent.target, ast.Name) or not _is_only_shown(view, parent, loop):
+    loop = loop_around(context, call)
+    if loop is None or not isinstance(parent.target, ast.Name) or not _is_only_shown(context, parent, loop):
         return None
-    if view.module.imports.get("torch", "torch") != "torch":
+    if context.module.imports.get("torch", "torch") != "torch":
         return None
     name = parent.target.id
     edits = (
-        ReplaceExpression(view.span(call), f"{view.operand(tensor)}.detach()"),
-        InsertAfter(view.span(loop), f"{name} = torch.as_tensor({name}).item()"),
+        ReplaceExpression(context.span(call), f"{context.operand(tensor)}.detach()"),
+        InsertAfter(context.span(loop), f"{name} = torch.as_tensor({name}).item()"),
         AddImport("torch"),
     )
     return Fix("sum on the GPU; read the sum after the loop", False, edits)
 
 
-def _is_only_shown(view: View, update: ast.AugAssign, loop: LoopNode) -> bool:
+def _is_only_shown(context: RuleContext, update: ast.AugAssign, loop: LoopNode) -> bool:
     """Whether a sum starts as a number before the loop, and the loop only adds to it and shows it."""
     assert isinstance(update.target, ast.Name)
-    name, function = update.target.id, view.function_of(update)
+    name, function = update.target.id, context.function_of(update)
     bindings = [binding for binding in function.bindings.get(name, ()) if binding.how != "update"]
     if not bindings or not all(isinstance(binding.value, ast.Constant) for binding in bindings):
         return False
     if any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom | ast.Global) for node in ast.walk(loop)):
         return False
     for node in ast.walk(loop):
-        if not isinstance(node, ast.Name) or node.id != name or view.parent(node) is update:
+        if not isinstance(node, ast.Name) or node.id != name or context.parent(node) is update:
             continue
-        if isinstance(node.ctx, ast.Load) and not any(_shows(up) for up in view.ancestors(node)):
+        if isinstance(node.ctx, ast.Load) and not any(_shows(up) for up in context.ancestors(node)):
             return False
-        if isinstance(node.ctx, ast.Store) and isinstance(view.parent(node), ast.AugAssign):
+        if isinstance(node.ctx, ast.Store) and isinstance(context.parent(node), ast.AugAssign):
             return False
     return True
 

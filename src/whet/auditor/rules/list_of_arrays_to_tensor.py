@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from whet.auditor.arrays import is_list_of_arrays
 from whet.auditor.finding import AddImport, Confidence, Edit, Fix, Gain, Hit, Priority, ReplaceExpression
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Function
-from whet.auditor.view import View
 
 CODE = "DAT108"
 NAME = "list-of-arrays-to-tensor"
@@ -26,20 +26,20 @@ _TYPED = ("FloatTensor", "LongTensor", "IntTensor", "DoubleTensor", "BoolTensor"
 _MAKERS = tuple(f"torch.{name}" for name in ("tensor", "as_tensor", *_TYPED))
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls that make a tensor of what is known to be a list of arrays, or may be one by its annotation."""
-    for call in view.calls_to(*_MAKERS):
+    for call in context.calls_to(*_MAKERS):
         if not call.args:
             continue
         data = call.args[0]
-        hot = view.hot(call)
+        hot = context.hot(call)
         priority = None if hot is not None else Priority.LOW
-        if is_list_of_arrays(view, data):
-            message = f"{view.shown(call)} reads a list of numpy arrays number by number"
-            fix = _stacked(view, call, data)
+        if is_list_of_arrays(context, data):
+            message = f"{context.shown(call)} reads a list of numpy arrays number by number"
+            fix = _stacked(context, call, data)
             yield Hit(call, message, _GAIN, Confidence.HIGH, hot=hot, fix=fix, priority=priority)
-        elif isinstance(data, ast.Name) and _may_be_arrays(view.function_of(data), data.id):
-            message = f"{view.shown(call)}: {data.id} may be a list of numpy arrays, which is read number by number"
+        elif isinstance(data, ast.Name) and _may_be_arrays(context.function_of(data), data.id):
+            message = f"{context.shown(call)}: {data.id} may be a list of numpy arrays, which is read number by number"
             yield Hit(call, message, _GAIN, Confidence.LOW, hot=hot, priority=Priority.LOW)
 
 
@@ -52,11 +52,11 @@ def _may_be_arrays(function: Function, name: str) -> bool:
     return False
 
 
-def _stacked(view: View, call: ast.Call, data: ast.expr) -> Fix:
-    numpy = next((local for local, full in view.module.imports.items() if full == "numpy"), None)
-    source = f"{numpy or 'numpy'}.array({view.source(data)})"
-    edits: list[Edit] = [ReplaceExpression(view.span(data), source)]
+def _stacked(context: RuleContext, call: ast.Call, data: ast.expr) -> Fix:
+    numpy = next((local for local, full in context.module.imports.items() if full == "numpy"), None)
+    source = f"{numpy or 'numpy'}.array({context.source(data)})"
+    edits: list[Edit] = [ReplaceExpression(context.span(data), source)]
     if numpy is None:
         edits.append(AddImport("numpy"))
-    has_dtype = view.keyword(call, "dtype") is not None or view.dotted(call.func) not in _MAKERS[:2]
+    has_dtype = context.keyword(call, "dtype") is not None or context.dotted(call.func) not in _MAKERS[:2]
     return Fix("make one array first", has_dtype, tuple(edits))

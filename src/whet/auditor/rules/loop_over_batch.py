@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.loop_subjects import Subject, independent_loops
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "CMP115"
 NAME = "loop-over-batch"
@@ -28,14 +28,14 @@ _UNEVEN = re.compile(r"unique|nonzero|argwhere|masked_select")  # of each sample
 _RAGGED = frozenset("pad_sequence pack_sequence nested_tensor as_nested_tensor unpad_sequence".split())
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Loops and comprehensions over samples that do tensor work, but for those that write each sample out,
     or make samples of different lengths.
     """
-    for node, loop, hot in independent_loops(view, Subject.BATCH):
+    for node, loop, hot in independent_loops(context, Subject.BATCH):
         if any(_TEXT.search(_name(call)) for call in ast.walk(node) if isinstance(call, ast.Call)):
             continue
-        if any(isinstance(up, ast.Call) and _name(up) in _RAGGED for up in view.ancestors(node)):
+        if any(isinstance(up, ast.Call) and _name(up) in _RAGGED for up in context.ancestors(node)):
             continue
         called = [_name(call) for call in ast.walk(node) if isinstance(call, ast.Call)]
         if not isinstance(node, ast.For) and any(_UNEVEN.match(name) for name in called):
@@ -43,7 +43,7 @@ def check(view: View) -> Iterator[Hit]:
         yield Hit(
             at=node,
             hot=hot,
-            message=f"one row of a tensor after the other: for {view.shown(loop.target)} in {view.shown(loop.iter)}",
+            message=f"one row of a tensor after the other: for {context.shown(loop.target)} in {context.shown(loop.iter)}",
             confidence=Confidence.MEDIUM if hot is not None else Confidence.LOW,
             gain=_GAIN,
         )

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.loop_subjects import Subject, independent_loops
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "CMP116"
 NAME = "loop-over-experts"
@@ -22,13 +22,13 @@ PRIORITY = Priority.MEDIUM
 _GAIN = Gain(0.0, 0.4, "eight experts or more, few tokens for each")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Loops and comprehensions over experts that do tensor work."""
-    for node, loop, hot in independent_loops(view, Subject.EXPERTS):
+    for node, loop, hot in independent_loops(context, Subject.EXPERTS):
         yield Hit(
             at=node,
             hot=hot,
-            message=f"one expert after the other: for {view.shown(loop.target)} in {view.shown(loop.iter)}",
+            message=f"one expert after the other: for {context.shown(loop.target)} in {context.shown(loop.iter)}",
             confidence=Confidence.MEDIUM if hot is not None else Confidence.LOW,
             gain=_GAIN,
         )

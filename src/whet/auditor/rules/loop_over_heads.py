@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.loop_subjects import Subject, independent_loops
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "CMP104"
 NAME = "loop-over-heads"
@@ -22,13 +22,13 @@ PRIORITY = Priority.MEDIUM
 _GAIN = Gain(0.0, 0.2, "many small heads; a loop that is a good part of the step")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Loops and comprehensions over heads that do tensor work."""
-    for node, loop, hot in independent_loops(view, Subject.HEADS):
+    for node, loop, hot in independent_loops(context, Subject.HEADS):
         yield Hit(
             at=node,
             hot=hot,
-            message=f"one head after the other: for {view.shown(loop.target)} in {view.shown(loop.iter)}",
+            message=f"one head after the other: for {context.shown(loop.target)} in {context.shown(loop.iter)}",
             confidence=Confidence.MEDIUM if hot is not None else Confidence.LOW,
             gain=_GAIN,
         )

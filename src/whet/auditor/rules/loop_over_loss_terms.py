@@ -16,10 +16,10 @@ from collections.abc import Iterator
 
 from whet.auditor.calls import CallKind
 from whet.auditor.dataflow import last_name, names_in
-from whet.auditor.finding import Confidence, Gain, Hit, Hot, Priority
-from whet.auditor.heat import HeatKind
+from whet.auditor.finding import Confidence, Gain, Hit, HotPath, Priority
+from whet.auditor.hot_paths import HeatKind
 from whet.auditor.one_forward import one_forward
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "CMP105"
 NAME = "loop-over-loss-terms"
@@ -31,17 +31,17 @@ _LOSS = re.compile(
 )
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """For-loops over a range, in hot code, with a loss or a forward pass of each index."""
-    for loop in view.nodes(ast.For):
+    for loop in context.nodes(ast.For):
         index = _index(loop)
-        if index is None or loop in view.heat.loops:
+        if index is None or loop in context.hot_paths.loops:
             continue
-        hot = view.hot(loop)
+        hot = context.hot(loop)
         if hot is None or hot.guard or hot.kind in (HeatKind.DATA, HeatKind.GENERATION, HeatKind.INFERENCE_CALL):
             continue
-        yield from _prefix(view, loop, index, hot)
-        yield from _term(view, loop, index, hot)
+        yield from _prefix(context, loop, index, hot)
+        yield from _term(context, loop, index, hot)
 
 
 def _index(loop: ast.For) -> str | None:
@@ -53,15 +53,15 @@ def _index(loop: ast.For) -> str | None:
     return loop.target.id if is_range and isinstance(loop.target, ast.Name) else None
 
 
-def _prefix(view: View, loop: ast.For, index: str, hot: Hot) -> Iterator[Hit]:
+def _prefix(context: RuleContext, loop: ast.For, index: str, hot: HotPath) -> Iterator[Hit]:
     """A forward pass on what is cut off at the index."""
     if _cut_at(loop, index) is None:
         return
     cut = _cut_names(loop, index)
     for call in ast.walk(loop):
-        if not isinstance(call, ast.Call) or view.call_kind(call) is not CallKind.MODEL:
+        if not isinstance(call, ast.Call) or context.call_kind(call) is not CallKind.MODEL:
             continue
-        dotted = view.value(call.func).dotted or ""
+        dotted = context.value(call.func).dotted or ""
         if dotted.startswith("torch.nn.") and dotted != "torch.nn.Module":
             continue  # one layer
         arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
@@ -69,11 +69,11 @@ def _prefix(view: View, loop: ast.For, index: str, hot: Hot) -> Iterator[Hit]:
             yield Hit(
                 at=call,
                 hot=hot,
-                message=f"{view.shown(call)}: a forward pass for each prefix, for {index} in {view.shown(loop.iter)}",
+                message=f"{context.shown(call)}: a forward pass for each prefix, for {index} in {context.shown(loop.iter)}",
                 confidence=Confidence.MEDIUM,
                 gain=_PREFIX_GAIN,
                 priority=Priority.HIGH,
-                fix=one_forward(view, loop, index),
+                fix=one_forward(context, loop, index),
             )
             return
 
@@ -97,21 +97,21 @@ def _cut_at(node: ast.AST, index: str) -> ast.Slice | None:
     return None
 
 
-def _term(view: View, loop: ast.For, index: str, hot: Hot) -> Iterator[Hit]:
+def _term(context: RuleContext, loop: ast.For, index: str, hot: HotPath) -> Iterator[Hit]:
     """loss += criterion(out[:, t], y[:, t]), or losses.append(...) of it."""
     if hot.kind == HeatKind.INFERENCE:
         return
     for call in ast.walk(loop):
         if not isinstance(call, ast.Call) or not _LOSS.fullmatch(last_name(call.func)) or len(call.args) < 2:
             continue
-        if not all(_is_at(argument, index) for argument in call.args[:2]) or not _is_summed(view, call):
+        if not all(_is_at(argument, index) for argument in call.args[:2]) or not _is_summed(context, call):
             continue
-        if any(isinstance(up, ast.If) for up in _between(view, call, loop)):
+        if any(isinstance(up, ast.If) for up in _between(context, call, loop)):
             continue
         yield Hit(
             at=call,
             hot=hot,
-            message=f"{view.shown(call)}: one small loss for each {index} in {view.shown(loop.iter)}",
+            message=f"{context.shown(call)}: one small loss for each {index} in {context.shown(loop.iter)}",
             confidence=Confidence.MEDIUM,
             gain=_LOSS_GAIN,
             priority=Priority.LOW,
@@ -123,9 +123,9 @@ def _is_at(e: ast.expr, index: str) -> bool:
     return any(isinstance(node, ast.Subscript) and index in names_in(node.slice) for node in ast.walk(e))
 
 
-def _is_summed(view: View, call: ast.Call) -> bool:
+def _is_summed(context: RuleContext, call: ast.Call) -> bool:
     """Whether a running sum or a list takes the loss."""
-    for up in view.ancestors(call):
+    for up in context.ancestors(call):
         if isinstance(up, ast.AugAssign):
             return isinstance(up.op, ast.Add)
         if isinstance(up, ast.Call) and last_name(up.func) == "append":
@@ -138,8 +138,8 @@ def _is_summed(view: View, call: ast.Call) -> bool:
     return False
 
 
-def _between(view: View, node: ast.AST, loop: ast.For) -> Iterator[ast.AST]:
-    for up in view.ancestors(node):
+def _between(context: RuleContext, node: ast.AST, loop: ast.For) -> Iterator[ast.AST]:
+    for up in context.ancestors(node):
         if up is loop:
             return
         yield up

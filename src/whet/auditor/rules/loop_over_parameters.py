@@ -16,9 +16,9 @@ from collections.abc import Iterator
 
 from whet.auditor.dataflow import last_name
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.heat import TRAINS
+from whet.auditor.hot_paths import TRAINS
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Class
-from whet.auditor.view import View
 
 CODE = "CMP117"
 NAME = "loop-over-parameters"
@@ -34,29 +34,31 @@ _OPTIMISER_WORK = frozenset("add_ mul_ div_ sub_ addcmul_ addcdiv_ lerp_ copy_ a
 _TOGETHER = re.compile(r"_foreach|multi_tensor|fused|foreach|triton|xla")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Loops and comprehensions over parameters in training steps, and in optimisers."""
-    nodes: list[ast.For | ast.ListComp | ast.GeneratorExp] = [*view.nodes(ast.For)]
-    nodes += [*view.nodes(ast.ListComp), *view.nodes(ast.GeneratorExp)]
+    nodes: list[ast.For | ast.ListComp | ast.GeneratorExp] = [*context.nodes(ast.For)]
+    nodes += [*context.nodes(ast.ListComp), *context.nodes(ast.GeneratorExp)]
     for node in nodes:
         loop = node if isinstance(node, ast.For) else node.generators[0]
         if not _is_over_parameters(loop.iter):
             continue
         names = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
         body: list[ast.AST] = [*node.body] if isinstance(node, ast.For) else [node.elt]
-        in_optimiser = _is_in_optimiser(view, node)
+        in_optimiser = _is_in_optimiser(context, node)
         if in_optimiser:
-            if _num_calls(body, names, _OPTIMISER_WORK) < 3 or _TOGETHER.search(view.source(_class_node(view, node))):
+            if _num_calls(body, names, _OPTIMISER_WORK) < 3 or _TOGETHER.search(
+                context.source(_class_node(context, node))
+            ):
                 continue
         elif not _works_on_gradients(body, names):
             continue
-        hot = view.hot(node)
+        hot = context.hot(node)
         if (hot is None and not in_optimiser) or (hot is not None and (hot.guard or hot.kind not in TRAINS)):
             continue
         yield Hit(
             at=node,
             hot=hot,
-            message=f"one parameter after the other: for {view.shown(loop.target)} in {view.shown(loop.iter)}",
+            message=f"one parameter after the other: for {context.shown(loop.target)} in {context.shown(loop.iter)}",
             confidence=Confidence.MEDIUM,
             gain=_GAIN,
         )
@@ -90,18 +92,18 @@ def _num_calls(body: list[ast.AST], names: set[str], wanted: frozenset[str]) -> 
     return sum(isinstance(call.func, ast.Attribute) and call.func.attr in wanted for call in calls)
 
 
-def _is_in_optimiser(view: View, node: ast.AST) -> bool:
-    cls = view.class_of(node)
-    if cls is None or view.function_of(node).name not in ("step", "_step", "update"):
+def _is_in_optimiser(context: RuleContext, node: ast.AST) -> bool:
+    cls = context.class_of(node)
+    if cls is None or context.function_of(node).name not in ("step", "_step", "update"):
         return False
-    return any(isinstance(base, str) and _is_optimiser(base) for base in view.project.ancestry(cls))
+    return any(isinstance(base, str) and _is_optimiser(base) for base in context.project.ancestry(cls))
 
 
 def _is_optimiser(base: str) -> bool:
     return base.startswith("torch.optim.") or base.rpartition(".")[2] == "Optimizer"
 
 
-def _class_node(view: View, node: ast.AST) -> ast.AST:
-    cls = view.class_of(node)
+def _class_node(context: RuleContext, node: ast.AST) -> ast.AST:
+    cls = context.class_of(node)
     assert isinstance(cls, Class)
     return cls.node

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 
 from whet.auditor.calls import CallKind
 from whet.auditor.dataflow import last_name, names_bound_in, names_in
-from whet.auditor.finding import Confidence, Gain, Hit, Hot, Priority
-from whet.auditor.heat import HeatKind
+from whet.auditor.finding import Confidence, Gain, Hit, HotPath, Priority
+from whet.auditor.hot_paths import HeatKind
 from whet.auditor.loop_subjects import Subject, is_made_above, runs_often, subject, tensor_work
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "CMP103"
 NAME = "loop-over-time-steps"
@@ -29,18 +29,18 @@ _CELLS = ("torch.nn.LSTMCell", "torch.nn.GRUCell", "torch.nn.RNNCell")
 _GENERATES = re.compile(r"argmax|multinomial|top_?k|sampl|categorical|generate|greedy|scheduler|denoise", re.I)
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """For-loops over time whose body works on tensors."""
-    for loop in view.nodes(ast.For):
-        found = subject(view, loop)
-        if found not in (Subject.TIME, Subject.POSITIONS) or _is_step_loop(view, loop):
+    for loop in context.nodes(ast.For):
+        found = subject(context, loop)
+        if found not in (Subject.TIME, Subject.POSITIONS) or _is_step_loop(context, loop):
             continue
-        often, hot = runs_often(view, loop)
+        often, hot = runs_often(context, loop)
         if not often or (hot is not None and hot.kind in (HeatKind.GENERATION, HeatKind.INFERENCE_CALL)):
             continue
         carried = _carried(loop)
-        cell, is_carried = _cell(view, loop, carried), bool(carried)
-        num_operations = tensor_work(view, loop, list(loop.body))
+        cell, is_carried = _cell(context, loop, carried), bool(carried)
+        num_operations = tensor_work(context, loop, list(loop.body))
         if cell is None and (num_operations < 2 or ((found is Subject.POSITIONS or hot is None) and not is_carried)):
             continue
         if _picks(loop):
@@ -48,37 +48,39 @@ def check(view: View) -> Iterator[Hit]:
         yield Hit(
             at=loop,
             hot=hot,
-            message=f"Python runs {_header(view, loop)} step by step"
-            + (f", {view.shown(cell.func)} each time" if cell else f", {num_operations} tensor operations each time"),
+            message=f"Python runs {_header(context, loop)} step by step"
+            + (
+                f", {context.shown(cell.func)} each time" if cell else f", {num_operations} tensor operations each time"
+            ),
             confidence=_confidence(cell, is_carried, hot),
             gain=_GAIN,
             priority=Priority.HIGH if cell is not None and hot is not None else None,
         )
 
 
-def _confidence(cell: ast.Call | None, is_carried: bool, hot: Hot | None) -> Confidence:
+def _confidence(cell: ast.Call | None, is_carried: bool, hot: HotPath | None) -> Confidence:
     if hot is None:
         return Confidence.LOW
     return Confidence.HIGH if cell is not None else Confidence.MEDIUM if is_carried else Confidence.LOW
 
 
-def _header(view: View, loop: ast.For) -> str:
-    return f"for {view.shown(loop.target)} in {view.shown(loop.iter)}"
+def _header(context: RuleContext, loop: ast.For) -> str:
+    return f"for {context.shown(loop.target)} in {context.shown(loop.iter)}"
 
 
-def _is_step_loop(view: View, loop: ast.For) -> bool:
-    return any(step_loop is loop for step_loop in view.loops())
+def _is_step_loop(context: RuleContext, loop: ast.For) -> bool:
+    return any(step_loop is loop for step_loop in context.loops())
 
 
-def _cell(view: View, loop: ast.For, carried: set[str]) -> ast.Call | None:
+def _cell(context: RuleContext, loop: ast.For, carried: set[str]) -> ast.Call | None:
     """A recurrent cell that the body calls, or a model that gets the state it gave."""
     for node in ast.walk(loop):
         if not isinstance(node, ast.Call):
             continue
-        if view.value(node.func).dotted in _CELLS:
+        if context.value(node.func).dotted in _CELLS:
             return node
         arguments = [a.id for a in node.args if isinstance(a, ast.Name)]
-        if len(node.args) > 1 and carried.intersection(arguments) and view.call_kind(node) is CallKind.MODEL:
+        if len(node.args) > 1 and carried.intersection(arguments) and context.call_kind(node) is CallKind.MODEL:
             return node
     return None
 

@@ -13,13 +13,13 @@ Source      PyTorch FAQ, "My model reports cuda runtime error(2): out of memory"
 import ast
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.calls import CallKind
-from whet.auditor.finding import Confidence, Fix, Gain, Hit, Hot, Priority
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, HotPath, Priority
 from whet.auditor.gradients import carries_graph, differentiated, feeds_backward, is_off
-from whet.auditor.heat import INFERS, TRAINS
-from whet.auditor.kinds import Kind
+from whet.auditor.hot_paths import INFERS, TRAINS
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Function
-from whet.auditor.view import View
 
 CODE = "MEM102"
 NAME = "loss-kept-with-graph"
@@ -28,44 +28,45 @@ _GAIN = Gain(0.0, 0.05, "allocations only; memory is what it saves, in proportio
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Sums and lists that outlive the step and are given tensors with their graph."""
-    for update in view.nodes(ast.AugAssign):
+    for update in context.nodes(ast.AugAssign):
         if isinstance(update.op, ast.Add):
-            yield from _hit(view, update, update.target, update.value)
-    for assignment in view.nodes(ast.Assign):
+            yield from _hit(context, update, update.target, update.value)
+    for assignment in context.nodes(ast.Assign):
         target, value = assignment.targets[0], assignment.value
         if not isinstance(value, ast.BinOp) or not isinstance(value.op, ast.Add) or not isinstance(target, ast.Name):
             continue
         if isinstance(value.left, ast.Name) and value.left.id == target.id:
-            yield from _hit(view, assignment, target, value.right)
-    for call in view.calls("append"):
+            yield from _hit(context, assignment, target, value.right)
+    for call in context.calls("append"):
         if isinstance(call.func, ast.Attribute) and len(call.args) == 1:
-            yield from _hit(view, call, call.func.value, call.args[0])
+            yield from _hit(context, call, call.func.value, call.args[0])
 
 
-def _hit(view: View, at: ast.stmt | ast.Call, kept: ast.expr, value: ast.expr) -> Iterator[Hit]:
-    hot = view.hot(at)
-    if hot is None or hot.guard or hot.kind not in TRAINS | INFERS or carries_graph(view, value) is not True:
+def _hit(context: RuleContext, at: ast.stmt | ast.Call, kept: ast.expr, value: ast.expr) -> Iterator[Hit]:
+    hot = context.hot(at)
+    if hot is None or hot.guard or hot.kind not in TRAINS | INFERS or carries_graph(context, value) is not True:
         return
-    function = view.function_of(at)
-    if not _outlives_step(view, at, kept, function, hot) or _is_differentiated(view, kept, function, at):
+    function = context.function_of(at)
+    if not _outlives_step(context, at, kept, function, hot) or _is_differentiated(context, kept, function, at):
         return
-    if is_off(view, at):
+    if is_off(context, at):
         return
     trains = hot.kind in TRAINS
     yield Hit(
         at=at,
         hot=hot,
-        message=f"{view.shown(at)} keeps the graph of every step alive" + ("" if trains else ", activations and all"),
-        confidence=Confidence.HIGH if trains and view.is_tensor(value, surely=True) else Confidence.MEDIUM,
+        message=f"{context.shown(at)} keeps the graph of every step alive"
+        + ("" if trains else ", activations and all"),
+        confidence=Confidence.HIGH if trains and context.is_tensor(value, surely=True) else Confidence.MEDIUM,
         gain=_GAIN,
-        fix=_detached(view, value, may_be_safe=trains and _has_backward(view, function)),
+        fix=_detached(context, value, may_be_safe=trains and _has_backward(context, function)),
         priority=None if trains else Priority.HIGH,
     )
 
 
-def _outlives_step(view: View, at: ast.AST, kept: ast.expr, function: Function, hot: Hot) -> bool:
+def _outlives_step(context: RuleContext, at: ast.AST, kept: ast.expr, function: Function, hot: HotPath) -> bool:
     """Whether what is kept was there before the step and stays after it."""
     root = kept
     while isinstance(root, ast.Subscript | ast.Attribute):
@@ -73,22 +74,22 @@ def _outlives_step(view: View, at: ast.AST, kept: ast.expr, function: Function, 
     if not isinstance(root, ast.Name):
         return False
     name = ast.unparse(kept if isinstance(kept, ast.Attribute) else root)
-    loop = next((up for up in view.ancestors(at) if up in view.heat.loops), None)
+    loop = next((up for up in context.ancestors(at) if up in context.hot_paths.loops), None)
     if loop is None:
         is_local = root.id in function.bindings and root.id != "self"
-        return not is_local and not _is_reset(view, function.node, name, at)
+        return not is_local and not _is_reset(context, function.node, name, at)
     if isinstance(root, ast.Name) and root is not kept and root.id == "self" and not isinstance(kept, ast.Attribute):
         return False
-    return not _is_reset(view, loop, name, at)
+    return not _is_reset(context, loop, name, at)
 
 
-def _is_reset(view: View, scope: ast.AST, name: str, at: ast.AST) -> bool:
+def _is_reset(context: RuleContext, scope: ast.AST, name: str, at: ast.AST) -> bool:
     """Whether the name is bound anew, cleared or read for more than a length within the scope."""
-    own = set(ast.walk(view.statement(at)))
+    own = set(ast.walk(context.statement(at)))
     for node in ast.walk(scope):
         if node in own or not isinstance(node, ast.Name | ast.Attribute) or ast.unparse(node) != name:
             continue
-        parent = view.parent(node)
+        parent = context.parent(node)
         if isinstance(node.ctx, ast.Store | ast.Del):
             if not (isinstance(parent, ast.AugAssign) and parent.target is node):
                 return True
@@ -103,28 +104,28 @@ def _is_reset(view: View, scope: ast.AST, name: str, at: ast.AST) -> bool:
     return False
 
 
-def _is_differentiated(view: View, kept: ast.expr, function: Function, at: ast.AST) -> bool:
-    if isinstance(kept, ast.Name) and feeds_backward(view, function, kept.id):
+def _is_differentiated(context: RuleContext, kept: ast.expr, function: Function, at: ast.AST) -> bool:
+    if isinstance(kept, ast.Name) and feeds_backward(context, function, kept.id):
         return True
     text = ast.unparse(kept)
-    if f"{text}.backward" in view.module.text:
+    if f"{text}.backward" in context.module.text:
         return True
-    in_loop = any(up in view.heat.loops for up in view.ancestors(at))
+    in_loop = any(up in context.hot_paths.loops for up in context.ancestors(at))
     returned = {
         node.id for r in function.returns if r.value for node in ast.walk(r.value) if isinstance(node, ast.Name)
     }
     return not in_loop and isinstance(kept, ast.Name) and kept.id in returned
 
 
-def _has_backward(view: View, function: Function) -> bool:
-    return any(view.call_kind(call) is CallKind.BACKWARD and not call.keywords for call in function.calls)
+def _has_backward(context: RuleContext, function: Function) -> bool:
+    return any(context.call_kind(call) is CallKind.BACKWARD and not call.keywords for call in function.calls)
 
 
-def _detached(view: View, value: ast.expr, *, may_be_safe: bool) -> Fix | None:
+def _detached(context: RuleContext, value: ast.expr, *, may_be_safe: bool) -> Fix | None:
     """Safe of what backward runs on in the same step: its graph is gone, so nothing can differentiate it again."""
-    losses = {e.id for e in differentiated(view, view.function_of(value)) if isinstance(e, ast.Name)}
+    losses = {e.id for e in differentiated(context, context.function_of(value)) if isinstance(e, ast.Name)}
     is_loss = isinstance(value, ast.Name) and value.id in losses
-    if not is_loss and view.kind(value) is not Kind.TENSOR:
+    if not is_loss and context.kind(value) is not Kind.TENSOR:
         return None
-    source = f"{view.operand(value)}.detach()"
-    return view.replace(value, source, "keep the number without its graph", safe=may_be_safe and is_loss)
+    source = f"{context.operand(value)}.detach()"
+    return context.replace(value, source, "keep the number without its graph", safe=may_be_safe and is_loss)

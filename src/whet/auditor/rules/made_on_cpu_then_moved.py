@@ -14,12 +14,13 @@ Source      PyTorch performance tuning guide, "Create tensors directly on the ta
 import ast
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.constants import UNKNOWN_VALUE
-from whet.auditor.finding import Confidence, Fix, Gain, Hit, Hot, Priority
-from whet.auditor.heat import HeatKind
-from whet.auditor.kinds import Kind
+from whet.auditor.finding import Confidence, Fix, Gain, Hit, HotPath, Priority
+from whet.auditor.hot_paths import HeatKind
 from whet.auditor.placement import is_for_environment
 from whet.auditor.project import name_of
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Function
 from whet.auditor.transfers import (
     RANDOM,
@@ -30,7 +31,6 @@ from whet.auditor.transfers import (
     made_on_cpu,
     transfers,
 )
-from whet.auditor.view import View
 from whet.auditor.waits import LIBRARY, is_library
 
 CODE = "MOV104"
@@ -41,77 +41,77 @@ _SAFE = frozenset("zeros ones full empty eye tensor as_tensor".split())
 _DATA = frozenset("tensor as_tensor FloatTensor LongTensor Tensor IntTensor BoolTensor".split())
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Copies of what a factory has just made; of data, which have to be copied anyway, the first of each function."""
     with_data: set[Function] = set()
-    copies = sorted([*transfers(view), *_casts(view)], key=lambda copy: (copy[0].lineno, copy[0].col_offset))
+    copies = sorted([*transfers(context), *_casts(context)], key=lambda copy: (copy[0].lineno, copy[0].col_offset))
     for call, moved in copies:
-        made = made_on_cpu(view, moved) or made_before(view, moved) or made_by_helper(view, moved)
+        made = made_on_cpu(context, moved) or made_before(context, moved) or made_by_helper(context, moved)
         if made is None:
             continue
-        hot = _hot(view, call, made)
+        hot = _hot(context, call, made)
         if hot is None:
             continue
-        holds_data = name_of(made) in _DATA and (not made.args or view.constant(made.args[0]) is UNKNOWN_VALUE)
+        holds_data = name_of(made) in _DATA and (not made.args or context.constant(made.args[0]) is UNKNOWN_VALUE)
         is_seldom = hot.kind in (LIBRARY, HeatKind.INFERENCE_CALL)
-        function = view.function_of(call)
+        function = context.function_of(call)
         if holds_data and function in with_data:
             continue
         with_data |= {function} if holds_data else set()
         yield Hit(
             at=call,
             hot=hot,
-            message=f"{view.shown(call)} is made on the CPU and copied to the GPU in every step",
+            message=f"{context.shown(call)} is made on the CPU and copied to the GPU in every step",
             confidence=Confidence.LOW if holds_data or is_seldom else Confidence.MEDIUM,
             priority=Priority.LOW if holds_data or is_seldom else None,
             gain=_GAIN,
-            fix=_on_device(view, call, made) if moved is made else None,
+            fix=_on_device(context, call, made) if moved is made else None,
         )
 
 
-def _casts(view: View) -> Iterator[tuple[ast.Call, ast.expr]]:
+def _casts(context: RuleContext) -> Iterator[tuple[ast.Call, ast.expr]]:
     """Copies to where another tensor lies: `x.type_as(y)`, `x.to(y)`."""
-    for call in view.calls("type_as", "to"):
+    for call in context.calls("type_as", "to"):
         is_cast = isinstance(call.func, ast.Attribute) and len(call.args) == 1
-        if is_cast and (name_of(call) == "type_as" or view.is_tensor(call.args[0])):
+        if is_cast and (name_of(call) == "type_as" or context.is_tensor(call.args[0])):
             yield call, call.func.value  # type: ignore[attr-defined]  # is_cast: it is an attribute
 
 
-def _hot(view: View, call: ast.Call, made: ast.Call) -> Hot | None:
-    hot = view.hot(call)
+def _hot(context: RuleContext, call: ast.Call, made: ast.Call) -> HotPath | None:
+    hot = context.hot(call)
     if hot is not None:
         # What was made before the loop is MOV106's.
-        is_inside = view.function_of(made) is not view.function_of(call) or view.hot(made) is not None
+        is_inside = context.function_of(made) is not context.function_of(call) or context.hot(made) is not None
         is_once = hot.kind == HeatKind.INFERENCE_CALL and not hot.via and not hot.times_per_step
-        if hot.guard or is_worker(hot.kind) or not is_inside or is_once or is_for_environment(view, call, hot):
+        if hot.guard or is_worker(hot.kind) or not is_inside or is_once or is_for_environment(context, call, hot):
             return None
         return hot
-    function = view.function_of(call)
-    return Hot(LIBRARY, function.qualname) if is_library(view, call) else None
+    function = context.function_of(call)
+    return HotPath(LIBRARY, function.qualname) if is_library(context, call) else None
 
 
-def _on_device(view: View, call: ast.Call, made: ast.Call) -> Fix | None:
+def _on_device(context: RuleContext, call: ast.Call, made: ast.Call) -> Fix | None:
     """The factory's call with a device of its own, where nothing else changes by it."""
     name = name_of(made)
-    if name not in TAKE_DEVICE or view.has_star(made) or call.func.attr not in ("to", "cuda"):  # type: ignore[attr-defined]
+    if name not in TAKE_DEVICE or context.has_star(made) or call.func.attr not in ("to", "cuda"):  # type: ignore[attr-defined]
         return None
     if any(keyword.arg in ("generator", "requires_grad", "out", "pin_memory") for keyword in made.keywords):
         return None
     if any(keyword.arg not in ("device", "non_blocking") for keyword in call.keywords) or len(call.args) > 1:
         return None
-    target = view.keyword(call, "device", 0)
-    if target is not None and not _is_device(view, target):
+    target = context.keyword(call, "device", 0)
+    if target is not None and not _is_device(context, target):
         return None
-    device = "'cuda'" if target is None else view.source(target)
-    if target is not None and name_of(call) == "cuda" and not isinstance(view.constant(target), str | int):
+    device = "'cuda'" if target is None else context.source(target)
+    if target is not None and name_of(call) == "cuda" and not isinstance(context.constant(target), str | int):
         return None  # cuda(None) is another device than device=None
-    source = view.source(made)
+    source = context.source(made)
     if "#" in source or any(isinstance(argument, ast.GeneratorExp) for argument in made.args):
         return None
     head = source[: source.rindex(")")].rstrip()
     comma = "" if head.endswith(("(", ",")) else ","
     is_safe = name in _SAFE or (name == "arange" and len(made.args) == 1)
-    return view.replace(
+    return context.replace(
         call,
         f"{head}{comma}{' ' if comma or head.endswith(',') else ''}device={device})",
         "make the tensor on the GPU",
@@ -119,8 +119,8 @@ def _on_device(view: View, call: ast.Call, made: ast.Call) -> Fix | None:
     )
 
 
-def _is_device(view: View, target: ast.expr) -> bool:
+def _is_device(context: RuleContext, target: ast.expr) -> bool:
     """Whether `device=` takes what `.to()` was given: that may be a dtype or a tensor too."""
-    if isinstance(view.constant(target), str | int) or view.kind(target) is Kind.DEVICE:
+    if isinstance(context.constant(target), str | int) or context.kind(target) is Kind.DEVICE:
         return True
-    return view.source(target).removesuffix("()").endswith("device")
+    return context.source(target).removesuffix("()").endswith("device")

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.processes import wraps
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "DST107"
 NAME = "missing-distributed-sampler"
@@ -26,17 +26,17 @@ _SHARES = re.compile(
 )
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Loaders of modules that wrap a model themselves."""
-    if not any(True for _ in wraps(view)) or _SHARES.search(view.module.text):
+    if not any(True for _ in wraps(context)) or _SHARES.search(context.module.text):
         return
-    for call in view.calls_to("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader"):
-        shuffle = view.keyword(call, "shuffle", 2)
-        if view.has_star(call) or view.constant(shuffle) is not True:
+    for call in context.calls_to("torch.utils.data.DataLoader", "torch.utils.data.dataloader.DataLoader"):
+        shuffle = context.keyword(call, "shuffle", 2)
+        if context.has_star(call) or context.constant(shuffle) is not True:
             continue
         yield Hit(
             at=call,
-            message=f"{view.shown(call)} gives every rank the whole data set",
+            message=f"{context.shown(call)} gives every rank the whole data set",
             confidence=Confidence.MEDIUM,
             gain=_GAIN,
         )

@@ -15,8 +15,8 @@ import re
 from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.heat import HeatKind
-from whet.auditor.view import View
+from whet.auditor.hot_paths import HeatKind
+from whet.auditor.rule_context import RuleContext
 
 CODE = "MEM105"
 NAME = "no-checkpointing"
@@ -33,47 +33,51 @@ _WORDS = (
 )
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Lists of blocks made by a comprehension over a known range."""
-    for call in view.calls("ModuleList", "Sequential"):
+    for call in context.calls("ModuleList", "Sequential"):
         made = call.args[0] if call.args else None
         inner = made.value if isinstance(made, ast.Starred) else made
         if not isinstance(inner, ast.ListComp | ast.GeneratorExp) or not isinstance(inner.elt, ast.Call):
             continue
-        num_blocks = _rounds(view, inner)
-        if num_blocks < _FEWEST or not _is_deep_block(view, inner.elt) or not view.is_model_class(view.class_of(call)):
+        num_blocks = _rounds(context, inner)
+        if (
+            num_blocks < _FEWEST
+            or not _is_deep_block(context, inner.elt)
+            or not context.is_model_class(context.class_of(call))
+        ):
             continue
-        if not _trains(view) or _checkpoints(view):
+        if not _trains(context) or _checkpoints(context):
             continue
         yield Hit(
             at=call,
             hot=None,
-            message=f"{num_blocks} × {view.shown(inner.elt.func)} keep all their activations for the backward pass",
+            message=f"{num_blocks} × {context.shown(inner.elt.func)} keep all their activations for the backward pass",
             confidence=Confidence.LOW,
             gain=_GAIN,
         )
 
 
-def _rounds(view: View, comprehension: ast.ListComp | ast.GeneratorExp) -> int:
+def _rounds(context: RuleContext, comprehension: ast.ListComp | ast.GeneratorExp) -> int:
     over = comprehension.generators[0].iter
     if len(comprehension.generators) != 1 or not isinstance(over, ast.Call) or len(over.args) != 1:
         return 0
-    last = view.constant(over.args[0]) if getattr(over.func, "id", "") == "range" else 0
+    last = context.constant(over.args[0]) if getattr(over.func, "id", "") == "range" else 0
     return last if isinstance(last, int) else 0
 
 
-def _is_deep_block(view: View, made: ast.Call) -> bool:
+def _is_deep_block(context: RuleContext, made: ast.Call) -> bool:
     """Whether it is a block of several layers, not a lone Linear."""
-    dotted = view.dotted(made.func) or ""
+    dotted = context.dotted(made.func) or ""
     name = ast.unparse(made.func).rpartition(".")[2]
     if dotted.startswith("torch.nn."):
         return "Transformer" in name
     return _BLOCK.search(name) is not None and "Norm" not in name and "Embed" not in name
 
 
-def _trains(view: View) -> bool:
-    return HeatKind.TRAINING in view.heat.loops.values()
+def _trains(context: RuleContext) -> bool:
+    return HeatKind.TRAINING in context.hot_paths.loops.values()
 
 
-def _checkpoints(view: View) -> bool:
-    return any(word in module.text for module in view.project.modules for word in _WORDS)
+def _checkpoints(context: RuleContext) -> bool:
+    return any(word in module.text for module in context.project.modules for word in _WORDS)

@@ -14,15 +14,15 @@ Source      PyTorch documentation of torch.compile and torch.nn.Module.compile.
 import ast
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.calls import CallKind
 from whet.auditor.dataflow import names_in
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, InsertAfter, Priority
-from whet.auditor.heat import HeatKind
-from whet.auditor.kinds import Kind
+from whet.auditor.hot_paths import HeatKind
 from whet.auditor.project_words import is_script, mentions, says
 from whet.auditor.requirements import supports
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Function, LoopNode
-from whet.auditor.view import View
 
 CODE = "CMP101"
 NAME = "no-compile"
@@ -39,67 +39,67 @@ _COMPILED = (
 ).split()
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """The first step loop of a script, at the statement that makes its model."""
-    if not is_script(view.module) or says(view.project, view.module, *_COMPILED):
+    if not is_script(context.module) or says(context.project, context.module, *_COMPILED):
         return
-    for loop in view.loops(HeatKind.TRAINING, HeatKind.INFERENCE):
-        call = _forward_call(view, loop)
-        made = _made(view, call) if call is not None else None
+    for loop in context.loops(HeatKind.TRAINING, HeatKind.INFERENCE):
+        call = _forward_call(context, loop)
+        made = _made(context, call) if call is not None else None
         if call is None or made is None:
             continue
         yield Hit(
             at=made,
-            hot=view.hot(call),
-            message=f"{view.shown(made)} is never compiled, and {view.shown(call.func)} runs in every step",
+            hot=context.hot(call),
+            message=f"{context.shown(made)} is never compiled, and {context.shown(call.func)} runs in every step",
             confidence=Confidence.MEDIUM,
             gain=_GAIN,
-            fix=_compiled(view, call, made),
+            fix=_compiled(context, call, made),
         )
         return
 
 
-def _forward_call(view: View, loop: LoopNode) -> ast.Call | None:
+def _forward_call(context: RuleContext, loop: LoopNode) -> ast.Call | None:
     """The first call of a model by its name that every turn of the loop makes."""
     calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     for call in sorted(calls, key=lambda call: call.lineno):
-        hot = view.hot(call) if view.call_kind(call) is CallKind.MODEL else None
-        if hot is not None and not hot.guard and "target" not in view.source(call.func):
+        hot = context.hot(call) if context.call_kind(call) is CallKind.MODEL else None
+        if hot is not None and not hot.guard and "target" not in context.source(call.func):
             return call
     return None
 
 
-def _made(view: View, call: ast.Call) -> ast.stmt | None:
+def _made(context: RuleContext, call: ast.Call) -> ast.stmt | None:
     """The statement that makes the model: an instance of a class or a pretrained one, in the loop's own scopes."""
     assert isinstance(call.func, ast.Name)
-    scope: Function | None = view.function_of(call)
+    scope: Function | None = context.function_of(call)
     while scope is not None:
         for binding in scope.bindings.get(call.func.id, []):
             value = binding.value
             if binding.how != "value" or binding.path or not isinstance(value, ast.Call):
                 continue
             is_new = call.func.id not in names_in(value)
-            if is_new and view.kind(value) is Kind.MODEL and isinstance(binding.node, ast.Assign):
+            if is_new and context.kind(value) is Kind.MODEL and isinstance(binding.node, ast.Assign):
                 return binding.node
         scope = scope.parent
     return None
 
 
-def _compiled(view: View, call: ast.Call, made: ast.stmt) -> Fix | None:
+def _compiled(context: RuleContext, call: ast.Call, made: ast.stmt) -> Fix | None:
     """Compile in place after the last statement that binds the name; only where all are in one block."""
     assert isinstance(call.func, ast.Name)
-    value = view.value(made.value) if isinstance(made, ast.Assign) else view.value(call.func)
-    if value.kind is not Kind.MODEL or not value.is_sure or supports(view.module.path, (2, 2)) is False:
+    value = context.value(made.value) if isinstance(made, ast.Assign) else context.value(call.func)
+    if value.kind is not Kind.MODEL or not value.is_sure or supports(context.module.path, (2, 2)) is False:
         return None
-    if mentions(view.project, view.module, _NOT_COMPILED):
+    if mentions(context.project, context.module, _NOT_COMPILED):
         return None
-    scope = view.function_of(made)
+    scope = context.function_of(made)
     bindings = scope.bindings.get(call.func.id, [])
-    blocks = {view.parent(binding.node) for binding in bindings}
-    if len(blocks) != 1 or scope is not view.function_of(call) or any(b.how != "value" for b in bindings):
+    blocks = {context.parent(binding.node) for binding in bindings}
+    if len(blocks) != 1 or scope is not context.function_of(call) or any(b.how != "value" for b in bindings):
         return None
     last = max((binding.node for binding in bindings), key=lambda node: getattr(node, "lineno", 0))
     if not isinstance(last, ast.Assign) or last.lineno > call.lineno:
         return None
-    edit = InsertAfter(view.span(last), f"{call.func.id}.compile()")
+    edit = InsertAfter(context.span(last), f"{call.func.id}.compile()")
     return Fix("compile the model in place", False, (edit,))

@@ -16,13 +16,13 @@ import ast
 import re
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.dataflow import root_name
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, InsertAfter, InsertBefore, Priority
-from whet.auditor.heat import HeatKind
+from whet.auditor.hot_paths import HeatKind
 from whet.auditor.inference import is_hook, runs_forward, takes_gradients
-from whet.auditor.kinds import Kind
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import LoopNode
-from whet.auditor.view import View
 
 CODE = "INF105"
 NAME = "no-eval"
@@ -35,34 +35,34 @@ _DIFFERS = re.compile(r"dropout|batch_?norm", re.IGNORECASE)
 _IN_EVAL = ("from_pretrained", "torch.hub", "torchvision.models", "SentenceTransformer", "pipeline(", "jit.load")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Inference loops of modules without any eval()."""
-    if any(_EVAL.search(module.text) for module in view.project.modules):
+    if any(_EVAL.search(module.text) for module in context.project.modules):
         return
-    if any(word in view.module.text for word in _IN_EVAL):
+    if any(word in context.module.text for word in _IN_EVAL):
         return
-    for loop in view.loops(HeatKind.INFERENCE):
-        function = view.function_of(loop)
-        if is_hook(view, function) or takes_gradients(view, function):
+    for loop in context.loops(HeatKind.INFERENCE):
+        function = context.function_of(loop)
+        if is_hook(context, function) or takes_gradients(context, function):
             continue
-        call = _model_call(view, loop)
+        call = _model_call(context, loop)
         if call is not None:
             yield Hit(
                 at=call,
-                hot=view.hot(call),
-                message=f"{view.shown(call.func)} is evaluated in training mode: nothing calls eval()",
+                hot=context.hot(call),
+                message=f"{context.shown(call.func)} is evaluated in training mode: nothing calls eval()",
                 confidence=Confidence.MEDIUM,
                 gain=_GAIN,
-                fix=_in_eval_mode(view, call, loop),
+                fix=_in_eval_mode(context, call, loop),
             )
 
 
-def _model_call(view: View, loop: LoopNode) -> ast.Call | None:
+def _model_call(context: RuleContext, loop: LoopNode) -> ast.Call | None:
     """The loop's first call of a model that has, or may have, layers that differ in training."""
     for call in ast.walk(loop):
-        if isinstance(call, ast.Call) and runs_forward(view, call):
-            value = view.value(call.func)
-            if _is_handed_over(view, call.func):
+        if isinstance(call, ast.Call) and runs_forward(context, call):
+            value = context.value(call.func)
+            if _is_handed_over(context, call.func):
                 continue
             if value.kind is Kind.MODEL and value.cls is not None:
                 source = value.cls.module.text
@@ -73,19 +73,19 @@ def _model_call(view: View, loop: LoopNode) -> ast.Call | None:
     return None
 
 
-def _is_handed_over(view: View, model: ast.expr) -> bool:
+def _is_handed_over(context: RuleContext, model: ast.expr) -> bool:
     """Whether it is an attribute of what the function was given: whoever put it there sees to its mode."""
     root = root_name(model)
-    given = [argument.arg for argument in view.function_of(model).arguments]
+    given = [argument.arg for argument in context.function_of(model).arguments]
     return isinstance(model, ast.Attribute) and root in given and root not in ("self", "cls")
 
 
-def _in_eval_mode(view: View, call: ast.Call, loop: LoopNode) -> Fix | None:
-    value = view.value(call.func)
+def _in_eval_mode(context: RuleContext, call: ast.Call, loop: LoopNode) -> Fix | None:
+    value = context.value(call.func)
     if not isinstance(call.func, ast.Name) or value.kind is not Kind.MODEL or not value.is_sure:
         return None
     if any(isinstance(node, ast.Return | ast.Yield | ast.YieldFrom | ast.Raise) for node in ast.walk(loop)):
         return None
-    name, at = call.func.id, view.span(loop)
+    name, at = call.func.id, context.span(loop)
     edits = (InsertBefore(at, f"{name}.eval()"), InsertAfter(at, f"{name}.train()"))
     return Fix("evaluate in eval mode", False, edits)

@@ -18,13 +18,13 @@ from collections.abc import Iterator
 
 from whet.auditor.calls import CallKind
 from whet.auditor.escapes import leaves_block, returns_tensors
-from whet.auditor.finding import AddImport, Confidence, Fix, Gain, Hit, Hot, Priority, ReplaceExpression
+from whet.auditor.finding import AddImport, Confidence, Fix, Gain, Hit, HotPath, Priority, ReplaceExpression
 from whet.auditor.gradients import SWITCHES
-from whet.auditor.heat import INFERS, TRAINS
+from whet.auditor.hot_paths import INFERS, TRAINS
 from whet.auditor.inference import only_infers, runs_forward, takes_gradients
 from whet.auditor.project import name_of
 from whet.auditor.project_words import is_script, trains
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "INF102"
 NAME = "no-grad-not-inference-mode"
@@ -53,81 +53,81 @@ _WRITES = (
 )
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """The first decorator or `with` statement that uses no_grad for inference."""
-    if any(word in view.module.text.lower() for word in _SHARDED):
+    if any(word in context.module.text.lower() for word in _SHARDED):
         return
-    uses = [n for n in view.nodes(ast.Name, ast.Attribute) if isinstance(n, ast.Name | ast.Attribute)]
-    for node in sorted((n for n in uses if _is_no_grad(view, n)), key=lambda n: n.lineno):
-        parent = view.parent(node)
+    uses = [n for n in context.nodes(ast.Name, ast.Attribute) if isinstance(n, ast.Name | ast.Attribute)]
+    for node in sorted((n for n in uses if _is_no_grad(context, n)), key=lambda n: n.lineno):
+        parent = context.parent(node)
         used = parent if isinstance(parent, ast.Call) and parent.func is node else node
-        user = view.parent(used)
+        user = context.parent(used)
         scope: ast.AST | None = None
         if isinstance(user, ast.FunctionDef) and used in user.decorator_list:
             scope = user
         elif isinstance(user, ast.withitem):
-            scope = view.parent(user)
-        if scope is None or not _infers(view, scope):
+            scope = context.parent(user)
+        if scope is None or not _infers(context, scope):
             continue
         yield Hit(
             at=used,
-            message=f"{view.shown(used)} still tracks versions and views for gradients that are never taken",
+            message=f"{context.shown(used)} still tracks versions and views for gradients that are never taken",
             confidence=Confidence.LOW,
             gain=_GAIN,
-            fix=_inference_mode(view, node, scope),
+            fix=_inference_mode(context, node, scope),
         )
         return
 
 
-def _inference_mode(view: View, node: ast.Name | ast.Attribute, scope: ast.AST) -> Fix | None:
-    if not is_script(view.module) or trains(view.project, view.module) or view.module.is_test:
+def _inference_mode(context: RuleContext, node: ast.Name | ast.Attribute, scope: ast.AST) -> Fix | None:
+    if not is_script(context.module) or trains(context.project, context.module) or context.module.is_test:
         return None
-    if view.module.imports.get("torch", "torch") != "torch":
+    if context.module.imports.get("torch", "torch") != "torch":
         return None
-    inner = view.module.function_of_node.get(scope)
-    escapes = returns_tensors(view, inner) if inner is not None else True
+    inner = context.module.function_of_node.get(scope)
+    escapes = returns_tensors(context, inner) if inner is not None else True
     if isinstance(scope, ast.With):
-        escapes = leaves_block(view, scope)
+        escapes = leaves_block(context, scope)
     if escapes:
         return None
-    edits = (ReplaceExpression(view.span(node), "torch.inference_mode"), AddImport("torch"))
+    edits = (ReplaceExpression(context.span(node), "torch.inference_mode"), AddImport("torch"))
     return Fix("use inference mode", False, edits)
 
 
-def _is_no_grad(view: View, node: ast.Name | ast.Attribute) -> bool:
+def _is_no_grad(context: RuleContext, node: ast.Name | ast.Attribute) -> bool:
     last = node.attr if isinstance(node, ast.Attribute) else node.id
-    return last == "no_grad" and view.dotted(node) in SWITCHES
+    return last == "no_grad" and context.dotted(node) in SWITCHES
 
 
-def _infers(view: View, scope: ast.AST) -> bool:
+def _infers(context: RuleContext, scope: ast.AST) -> bool:
     """Whether a scope runs a model, writes to no parameters, and lies in no training step."""
-    inner = view.module.function_of_node.get(scope)
-    function = inner or view.function_of(scope)
+    inner = context.module.function_of_node.get(scope)
+    function = inner or context.function_of(scope)
     calls = [node for node in ast.walk(scope) if isinstance(node, ast.Call)]
     if any(name_of(call) in _WRITES for call in calls) or _CHANGES.search(function.name):
         return False
-    if inner is not None and (takes_gradients(view, function) or function.name == "forward"):
+    if inner is not None and (takes_gradients(context, function) or function.name == "forward"):
         return False
-    if inner is None and any(runs_forward(view, call) for call in function.calls if call.lineno > _end(scope)):
+    if inner is None and any(runs_forward(context, call) for call in function.calls if call.lineno > _end(scope)):
         return False  # its answers may go into a forward pass that is differentiated
-    heat = [view.hot(call) for call in calls]
-    if any(hot is not None and hot.kind in TRAINS and not hot.guard for hot in heat):
+    hot_paths = [context.hot(call) for call in calls]
+    if any(hot is not None and hot.kind in TRAINS and not hot.guard for hot in hot_paths):
         return False
-    if any(_is_asked(view, call, hot) for call, hot in zip(calls, heat, strict=True)):
+    if any(_is_asked(context, call, hot) for call, hot in zip(calls, hot_paths, strict=True)):
         return True
-    is_main = inner is not None and _MODEL.search(view.source(scope)) is not None
-    return bool(calls) and only_infers(view, function) and (is_main or inner is None)
+    is_main = inner is not None and _MODEL.search(context.source(scope)) is not None
+    return bool(calls) and only_infers(context, function) and (is_main or inner is None)
 
 
 def _end(scope: ast.AST) -> int:
     return getattr(scope, "end_lineno", 0)
 
 
-def _is_asked(view: View, call: ast.Call, hot: Hot | None) -> bool:
+def _is_asked(context: RuleContext, call: ast.Call, hot: HotPath | None) -> bool:
     if hot is not None and hot.kind in TRAINS:
         return name_of(call) in _ASKS
-    if runs_forward(view, call) or view.call_kind(call) is CallKind.GENERATE:
+    if runs_forward(context, call) or context.call_kind(call) is CallKind.GENERATE:
         return hot is not None and (hot.kind in INFERS or bool(hot.guard))
     if hot is not None and hot.kind in INFERS:
-        return view.heat.runs_model(call, view.module)
+        return context.hot_paths.runs_model(call, context.module)
     return False

@@ -15,13 +15,13 @@ import ast
 import re
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.calls import CallKind
-from whet.auditor.finding import AddImport, Confidence, Fix, Gain, Hit, Hot, Priority, WrapStatements
-from whet.auditor.heat import TRAINS, HeatKind, inside
-from whet.auditor.kinds import Kind
+from whet.auditor.finding import AddImport, Confidence, Fix, Gain, Hit, HotPath, Priority, WrapStatements
+from whet.auditor.hot_paths import TRAINS, HeatKind, inside
 from whet.auditor.precision import is_mixed, is_only_apex, speaks_of_half
 from whet.auditor.project import name_of
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "PRE101"
 NAME = "no-mixed-precision"
@@ -39,68 +39,68 @@ _BESIDE = re.compile(r"augment|transform|normali[sz]e|preprocess|teacher|metric|
 _KEPT = (ast.Assign, ast.AugAssign, ast.AnnAssign)
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """The first forward pass in a training loop or step: one decision for the whole file."""
-    learning = dict.fromkeys(view.function_of(call) for call in view.calls("backward", "manual_backward"))
-    if not learning or not view.mentions_gpu or view.module.is_test or is_mixed(view.module):
+    learning = dict.fromkeys(context.function_of(call) for call in context.calls("backward", "manual_backward"))
+    if not learning or not context.mentions_gpu or context.module.is_test or is_mixed(context.module):
         return
-    is_apex = is_only_apex(view.module)
-    if (speaks_of_half(view.module) and not is_apex) or _NOT_FOR_HALF.search(view.module.text):
+    is_apex = is_only_apex(context.module)
+    if (speaks_of_half(context.module) and not is_apex) or _NOT_FOR_HALF.search(context.module.text):
         return
     for function in learning:
-        if any(is_mixed(at.module) for at, _ in view.project.callers(function)):
+        if any(is_mixed(at.module) for at, _ in context.project.callers(function)):
             continue
         for call in sorted(function.calls, key=lambda one: (one.lineno, one.col_offset)):
             if (
-                view.call_kind(call) is not CallKind.MODEL
+                context.call_kind(call) is not CallKind.MODEL
                 or not call.args + call.keywords
                 or _BESIDE.search(name_of(call))
             ):
                 continue
-            hot = view.hot(call)
-            if hot is None or HeatKind(hot.kind) not in TRAINS or hot.guard or not _learns(view, call):
+            hot = context.hot(call)
+            if hot is None or HeatKind(hot.kind) not in TRAINS or hot.guard or not _learns(context, call):
                 continue
-            yield _hit(view, call, hot, is_apex=is_apex)
+            yield _hit(context, call, hot, is_apex=is_apex)
             return
 
 
-def _learns(view: View, call: ast.Call) -> bool:
+def _learns(context: RuleContext, call: ast.Call) -> bool:
     """Whether gradients flow through the forward pass."""
-    for up in inside(view.module, call):
+    for up in inside(context.module, call):
         if isinstance(up, ast.With) and any("no_grad" in ast.unparse(i.context_expr) for i in up.items):
             return False
     return True
 
 
-def _hit(view: View, call: ast.Call, hot: Hot, *, is_apex: bool) -> Hit:
+def _hit(context: RuleContext, call: ast.Call, hot: HotPath, *, is_apex: bool) -> Hit:
     words = "but for apex, which is no longer maintained" if is_apex else "no mixed precision in sight"
     return Hit(
         at=call,
         hot=hot,
-        message=f"{view.shown(call)} runs in float32: {words}",
+        message=f"{context.shown(call)} runs in float32: {words}",
         confidence=Confidence.LOW if is_apex else Confidence.MEDIUM,
         gain=_GAIN,
-        fix=None if is_apex else _autocast(view, call),
+        fix=None if is_apex else _autocast(context, call),
     )
 
 
-def _autocast(view: View, call: ast.Call) -> Fix | None:
+def _autocast(context: RuleContext, call: ast.Call) -> Fix | None:
     """Wrap the statements from the forward pass to the one before what the backward pass is in."""
-    device = _device_type(view, call)
-    first = view.statement(call)
-    parent = view.parent(first)
+    device = _device_type(context, call)
+    first = context.statement(call)
+    parent = context.parent(first)
     block = getattr(parent, "body", [])
-    if device is None or _UNSAFE.search(view.module.text) or not isinstance(block, list) or first not in block:
+    if device is None or _UNSAFE.search(context.module.text) or not isinstance(block, list) or first not in block:
         return None
-    if view.module.imports.get("torch") != "torch" or not isinstance(first, _KEPT):
+    if context.module.imports.get("torch") != "torch" or not isinstance(first, _KEPT):
         return None
     last: ast.stmt = first
     for statement in block[block.index(first) + 1 :]:
-        if any(view.call_kind(c) is CallKind.BACKWARD for c in ast.walk(statement) if isinstance(c, ast.Call)):
+        if any(context.call_kind(c) is CallKind.BACKWARD for c in ast.walk(statement) if isinstance(c, ast.Call)):
             header = f"with torch.autocast({device}, dtype=torch.bfloat16):"
-            if _goes_to_numpy(view, block[block.index(first) : block.index(last) + 1]):
+            if _goes_to_numpy(context, block[block.index(first) : block.index(last) + 1]):
                 return None
-            edits = (WrapStatements(view.span(first), view.span(last), header), AddImport("torch"))
+            edits = (WrapStatements(context.span(first), context.span(last), header), AddImport("torch"))
             return Fix("run the forward pass and the loss in mixed precision", False, edits)
         if isinstance(statement, _KEPT):
             last = statement
@@ -109,10 +109,10 @@ def _autocast(view: View, call: ast.Call) -> Fix | None:
     return None
 
 
-def _goes_to_numpy(view: View, wrapped: list[ast.stmt]) -> bool:
+def _goes_to_numpy(context: RuleContext, wrapped: list[ast.stmt]) -> bool:
     """Whether numpy is given something that the statements bind."""
     bound = {n.id for s in wrapped for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    reads = (call for call in view.function_of(wrapped[0]).calls if name_of(call) in ("numpy", "asarray", "array"))
+    reads = (call for call in context.function_of(wrapped[0]).calls if name_of(call) in ("numpy", "asarray", "array"))
     return any(isinstance(n, ast.Name) and n.id in bound for call in reads for n in ast.walk(call))
 
 
@@ -120,16 +120,16 @@ def _is_zero_grad(e: ast.expr) -> bool:
     return isinstance(e, ast.Call) and name_of(e) == "zero_grad"
 
 
-def _device_type(view: View, call: ast.Call) -> str | None:
+def _device_type(context: RuleContext, call: ast.Call) -> str | None:
     """The source of the device's type, as the function that makes the step names its device."""
-    for other in view.function_of(call).calls:
+    for other in context.function_of(call).calls:
         if not isinstance(other.func, ast.Attribute):
             continue
         if other.func.attr == "cuda":
             return '"cuda"'
-        target = view.keyword(other, "device", 0) if other.func.attr == "to" else None
-        if target is not None and isinstance(target, ast.Name | ast.Attribute) and view.kind(target) is Kind.DEVICE:
-            return f"torch.device({view.source(target)}).type"
+        target = context.keyword(other, "device", 0) if other.func.attr == "to" else None
+        if target is not None and isinstance(target, ast.Name | ast.Attribute) and context.kind(target) is Kind.DEVICE:
+            return f"torch.device({context.source(target)}).type"
         if isinstance(target, ast.Constant) and str(target.value).startswith("cuda"):
             return '"cuda"'
     return None

@@ -17,7 +17,7 @@ from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
 from whet.auditor.loader_setup import Loader, loaders
 from whet.auditor.loaders import loader_calls
 from whet.auditor.project_words import mentions
-from whet.auditor.view import View, is_known
+from whet.auditor.rule_context import RuleContext, is_known
 
 CODE = "DAT103"
 NAME = "no-persistent-workers"
@@ -26,42 +26,42 @@ _CHANGED = r"set_epoch|\.dataset\.\w+ *[-+*]?=[^=]|\.dataset\.\w+\(|(train|val|t
 _GAIN = Gain(0.0, 0.1, "start of the workers / length of an epoch")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Loaders with workers, or with a number of them that the caller chooses."""
-    for loader in loaders(view, also_like_loaders=True):
+    for loader in loaders(context, also_like_loaders=True):
         workers = loader.arguments.get("num_workers")
         if workers is None or not loader.is_complete or "persistent_workers" in loader.arguments:
             continue
-        number = view.constant(workers)
+        number = context.constant(workers)
         if loader.is_repeated is False or (is_known(number) and not number):
             continue
-        if _is_made_anew(view, loader):
+        if _is_made_anew(context, loader):
             continue
-        if loader.use == "evaluation" and loader.is_repeated is None and not _is_kept(view, loader):
+        if loader.use == "evaluation" and loader.is_repeated is None and not _is_kept(context, loader):
             continue
         is_sure = loader.is_repeated is True and is_known(number) and bool(number)
         yield Hit(
             at=loader.options if loader.options is not None and _holds_workers(loader) else loader.call,
-            message=f"the workers of {loader.name or 'this loader'} ({view.shown(workers)}) start anew in every epoch",
+            message=f"the workers of {loader.name or 'this loader'} ({context.shown(workers)}) start anew in every epoch",
             confidence=Confidence.HIGH if is_sure else Confidence.MEDIUM if loader.is_repeated else Confidence.LOW,
             gain=_GAIN,
-            fix=_kept_alive(view, loader, workers),
+            fix=_kept_alive(context, loader, workers),
         )
 
 
-def _is_kept(view: View, loader: Loader) -> bool:
+def _is_kept(context: RuleContext, loader: Loader) -> bool:
     """Whether a loader for evaluation outlives one pass: an attribute, or what a function hands out."""
-    statement = view.statement(loader.call)
-    if any(word in view.function_of(loader.call).name for word in ("test", "predict")):
+    statement = context.statement(loader.call)
+    if any(word in context.function_of(loader.call).name for word in ("test", "predict")):
         return False
-    return "." in loader.name or isinstance(statement, ast.Return) or view.function_of(loader.call).name == ""
+    return "." in loader.name or isinstance(statement, ast.Return) or context.function_of(loader.call).name == ""
 
 
-def _is_made_anew(view: View, loader: Loader) -> bool:
+def _is_made_anew(context: RuleContext, loader: Loader) -> bool:
     """Whether the name gets another loader in a loop, the one over epochs."""
-    around = list(view.ancestors(loader.call))
-    bindings = view.function_of(loader.call).bindings.get(loader.name, [])
-    others = [up for b in bindings for up in view.ancestors(b.node) if isinstance(up, ast.For | ast.While)]
+    around = list(context.ancestors(loader.call))
+    bindings = context.function_of(loader.call).bindings.get(loader.name, [])
+    others = [up for b in bindings for up in context.ancestors(b.node) if isinstance(up, ast.For | ast.While)]
     return any(up not in around for up in others)
 
 
@@ -71,12 +71,12 @@ def _holds_workers(loader: Loader) -> bool:
     )
 
 
-def _kept_alive(view: View, loader: Loader, workers: ast.expr) -> Fix | None:
-    if any(keyword.arg is None for keyword in loader.call.keywords) or loader.call not in set(loader_calls(view)):
+def _kept_alive(context: RuleContext, loader: Loader, workers: ast.expr) -> Fix | None:
+    if any(keyword.arg is None for keyword in loader.call.keywords) or loader.call not in set(loader_calls(context)):
         return None
-    if mentions(view.project, view.module, _CHANGED):
+    if mentions(context.project, context.module, _CHANGED):
         return None
-    value = "True" if isinstance(workers, ast.Constant) else f"{view.source(workers)} > 0"
+    value = "True" if isinstance(workers, ast.Constant) else f"{context.source(workers)} > 0"
     if not isinstance(workers, ast.Constant | ast.Name | ast.Attribute):
         return None
-    return view.set_keyword(loader.call, "persistent_workers", value, "keep the workers between epochs", safe=False)
+    return context.set_keyword(loader.call, "persistent_workers", value, "keep the workers between epochs", safe=False)

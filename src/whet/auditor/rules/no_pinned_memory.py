@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from whet.auditor.copies import is_certain
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
 from whet.auditor.loaders import Pinned, loader_calls, loader_of, loop_around, pinned
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.transfers import transfers
-from whet.auditor.view import View
 
 CODE = "MOV102"
 NAME = "no-pinned-memory"
@@ -30,55 +30,57 @@ _MOVES = re.compile(r"cuda|device|\.to\(")
 _CPU_ONLY = re.compile(r"""device\s*=\s*(torch\.device\()?["']cpu["']\)?\s*$""", re.MULTILINE)
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls of DataLoader that do not pin, in modules that use a GPU."""
-    calls = [call for call in loader_calls(view) if pinned(view, call) is Pinned.NO]
-    if not calls or not _uses_gpu(view):
+    calls = [call for call in loader_calls(context) if pinned(context, call) is Pinned.NO]
+    if not calls or not _uses_gpu(context):
         return
     for call in calls:
-        given = view.keyword(call, "pin_memory", 7)
+        given = context.keyword(call, "pin_memory", 7)
         is_option = given is not None and not isinstance(given, ast.Constant)
         yield Hit(
             at=call,
-            message=f"{view.shown(call.func)}(...) does not pin its memory, so copies to the GPU are slow and block",
+            message=f"{context.shown(call.func)}(...) does not pin its memory, so copies to the GPU are slow and block",
             confidence=Confidence.LOW if given is not None else Confidence.MEDIUM,
             gain=_GAIN,
-            fix=None if is_option or not _is_of_cpu(view, call) else _pinned(view, call),
+            fix=None if is_option or not _is_of_cpu(context, call) else _pinned(context, call),
         )
 
 
-def _pinned(view: View, call: ast.Call) -> Fix:
-    value = "torch.cuda.is_available()" if view.module.imports.get("torch") == "torch" else "True"
-    return view.set_keyword(call, "pin_memory", value, "pin the loader's memory", safe=_is_moved_later(view, call))
+def _pinned(context: RuleContext, call: ast.Call) -> Fix:
+    value = "torch.cuda.is_available()" if context.module.imports.get("torch") == "torch" else "True"
+    return context.set_keyword(
+        call, "pin_memory", value, "pin the loader's memory", safe=_is_moved_later(context, call)
+    )
 
 
-def _uses_gpu(view: View) -> bool:
-    text, parts = view.module.text, view.module.place.split("/")
+def _uses_gpu(context: RuleContext) -> bool:
+    text, parts = context.module.text, context.module.place.split("/")
     if "tests" in parts[:-1] or parts[-1].startswith("test_"):
         return False
     return _GPU.search(text) is not None and _CPU_ONLY.search(text) is None
 
 
-def _is_of_cpu(view: View, call: ast.Call) -> bool:
+def _is_of_cpu(context: RuleContext, call: ast.Call) -> bool:
     """Whether the batches are likely made on the CPU: their loop moves them, or the dataset moves nothing."""
-    for copy, _ in transfers(view):
-        loop = loop_around(view, copy)
-        if loop is not None and loader_of(view, loop.iter) is call:
+    for copy, _ in transfers(context):
+        loop = loop_around(context, copy)
+        if loop is not None and loader_of(context, loop.iter) is call:
             return True
-    dataset = view.keyword(call, "dataset", 0)
+    dataset = context.keyword(call, "dataset", 0)
     if dataset is None:
         return False
-    value = view.value(dataset)
+    value = context.value(dataset)
     if value.cls is not None:
         return _MOVES.search(value.cls.module.source_of(value.cls.node)) is None
     return (value.dotted or "").startswith("torchvision.datasets.")
 
 
-def _is_moved_later(view: View, call: ast.Call) -> bool:
+def _is_moved_later(context: RuleContext, call: ast.Call) -> bool:
     """Whether a loop over this very loader surely moves its tensors from the CPU to CUDA."""
-    for copy, moved in transfers(view):
-        if is_certain(view, copy, moved):
-            loop = loop_around(view, copy)
-            if loop is not None and loader_of(view, loop.iter) is call:
+    for copy, moved in transfers(context):
+        if is_certain(context, copy, moved):
+            loop = loop_around(context, copy)
+            if loop is not None and loader_of(context, loop.iter) is call:
                 return True
     return False

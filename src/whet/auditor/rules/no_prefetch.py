@@ -14,10 +14,10 @@ import ast
 from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.heat import HeatKind
+from whet.auditor.hot_paths import HeatKind
 from whet.auditor.loaders import Pinned, loader_of, pinned
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.transfers import follows_tensor, transfers
-from whet.auditor.view import View
 
 CODE = "MOV107"
 NAME = "no-prefetch"
@@ -26,31 +26,31 @@ _GAIN = Gain(0.0, 0.3, "up to the share of the step in which the GPU waits for d
 _TOP = 4  # statements
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Training loops over a loader that is set up here, and whose batch is copied first of all."""
-    for loop in view.loops(HeatKind.TRAINING):
+    for loop in context.loops(HeatKind.TRAINING):
         if not isinstance(loop, ast.For):
             continue
-        made = loader_of(view, loop.iter)
-        if made is None or view.has_star(made) or pinned(view, made) is not Pinned.NO:
+        made = loader_of(context, loop.iter)
+        if made is None or context.has_star(made) or pinned(context, made) is not Pinned.NO:
             continue
-        workers = view.keyword(made, "num_workers", 5)
-        if workers is not None and view.constant(workers) != 0:
+        workers = context.keyword(made, "num_workers", 5)
+        if workers is not None and context.constant(workers) != 0:
             continue
         copies = [
             call
-            for call, _ in transfers(view)
-            if view.keyword(call, "non_blocking", 1) is None
-            and not follows_tensor(view, call)
+            for call, _ in transfers(context)
+            if context.keyword(call, "non_blocking", 1) is None
+            and not follows_tensor(context, call)
             and any(call in ast.walk(statement) for statement in loop.body[:_TOP])
         ]
-        hot = view.hot(copies[0]) if copies else None
+        hot = context.hot(copies[0]) if copies else None
         if hot is None or hot.guard:
             continue
         yield Hit(
             at=loop.iter,
             hot=hot,
-            message=f"loading {view.shown(loop.iter)}, {view.shown(copies[0])} and the step take turns",
+            message=f"loading {context.shown(loop.iter)}, {context.shown(copies[0])} and the step take turns",
             confidence=Confidence.LOW,
             gain=_GAIN,
         )

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from whet.auditor.finding import AddImport, Confidence, Edit, Fix, Gain, Hit, Priority, SetKeyword
 from whet.auditor.loader_setup import Loader, is_in_memory, loaders
 from whet.auditor.map_style import is_fixed, is_unguarded
-from whet.auditor.view import View, is_known
+from whet.auditor.rule_context import RuleContext, is_known
 
 CODE = "DAT102"
 NAME = "no-workers"
@@ -28,29 +28,29 @@ _OF_ONE_PROCESS = re.compile(r"cuda|device|\bglobal\b|model|queue|lock")
 _NUM_WORKERS = "min(4, os.cpu_count() or 1)"
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Loaders whose workers are known to be none, unless their dataset lies in memory ready to use."""
-    for loader in loaders(view):
+    for loader in loaders(context):
         workers = loader.arguments.get("num_workers")
         if workers is None and not loader.is_complete:
             continue
-        if workers is not None and not _is_zero(view.constant(workers)):
+        if workers is not None and not _is_zero(context.constant(workers)):
             continue
-        is_of_graphs = "torch_geometric" in (view.dotted(loader.call.func) or "")  # collating these is the work
-        if is_in_memory(view, loader.arguments.get("dataset")) and not is_of_graphs:
+        is_of_graphs = "torch_geometric" in (context.dotted(loader.call.func) or "")  # collating these is the work
+        if is_in_memory(context, loader.arguments.get("dataset")) and not is_of_graphs:
             continue
         if set(loader.arguments) == {"dataset", "batch_sampler"}:
             continue
         is_default = workers is not None and not isinstance(workers, ast.Constant)
-        words = f"{view.shown(workers)} is 0 by default" if workers is not None and is_default else "no workers"
+        words = f"{context.shown(workers)} is 0 by default" if workers is not None and is_default else "no workers"
         yield Hit(
             at=loader.call,
-            hot=view.hot(loader.call) if loader.hot_loop is None else None,
+            hot=context.hot(loader.call) if loader.hot_loop is None else None,
             message=f"{words}: batches of {loader.name or 'this loader'} are made in the main process, between steps",
             confidence=Confidence.MEDIUM if loader.use and not is_default else Confidence.LOW,
             priority=Priority.LOW if loader.use == "evaluation" or is_default else None,
             gain=_GAIN,
-            fix=None if is_default else _with_workers(view, loader),
+            fix=None if is_default else _with_workers(context, loader),
         )
 
 
@@ -58,26 +58,26 @@ def _is_zero(value: object) -> bool:
     return is_known(value) and value == 0 and not isinstance(value, bool)
 
 
-def _may_run_elsewhere(view: View, loader: Loader) -> bool:
+def _may_run_elsewhere(context: RuleContext, loader: Loader) -> bool:
     """Whether processes of their own, each with a copy, can do what the dataset and the collating do."""
-    if not is_fixed(view, loader.arguments.get("dataset")) or is_unguarded(view, loader.call):
+    if not is_fixed(context, loader.arguments.get("dataset")) or is_unguarded(context, loader.call):
         return False
     collate = loader.arguments.get("collate_fn")
     if collate is None:
         return True
-    dotted = view.dotted(collate)
-    function = view.project.function_at(dotted) if dotted is not None else None
+    dotted = context.dotted(collate)
+    function = context.project.function_at(dotted) if dotted is not None else None
     if function is None or function.parent is not function.module.top or function.cls is not None:
         return False
     return _OF_ONE_PROCESS.search(function.module.source_of(function.node)) is None
 
 
-def _with_workers(view: View, loader: Loader) -> Fix | None:
+def _with_workers(context: RuleContext, loader: Loader) -> Fix | None:
     if any(keyword.arg is None for keyword in loader.call.keywords) or len(loader.call.args) > 5:
         return None
-    if view.module.imports.get("os", "os") != "os" or not _may_run_elsewhere(view, loader):
+    if context.module.imports.get("os", "os") != "os" or not _may_run_elsewhere(context, loader):
         return None
-    at = view.span(loader.call)
+    at = context.span(loader.call)
     edits: list[Edit] = [SetKeyword(at, "num_workers", _NUM_WORKERS)]
     if "persistent_workers" not in loader.arguments and loader.is_repeated is True:
         edits.append(SetKeyword(at, "persistent_workers", "True"))

@@ -14,9 +14,9 @@ Source      PyTorch documentation of torch.nonzero: "causes host-device synchron
 import ast
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.finding import Hit, Priority
-from whet.auditor.kinds import Kind
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.waits import WAIT_GAIN, wait_for
 
 CODE = "SYN108"
@@ -27,32 +27,32 @@ _FUNCTIONS = tuple(f"torch.{name}" for name in _METHODS)
 _OF_TENSORS = ("masked_select", "unique_consecutive")  # numpy and pandas have no methods of these names
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls as functions of torch and as methods of tensors."""
-    for call in view.calls_to(*_FUNCTIONS):
+    for call in context.calls_to(*_FUNCTIONS):
         if call.args:
-            yield from _hit(view, call, call.args[0], known=False)
-    for call in view.calls_to("torch.where"):
+            yield from _hit(context, call, call.args[0], known=False)
+    for call in context.calls_to("torch.where"):
         if len(call.args) == 1 and not call.keywords:
-            yield from _hit(view, call, call.args[0], known=False)
-    for call in view.calls(*_METHODS):
-        if isinstance(call.func, ast.Attribute) and view.dotted(call.func) not in _FUNCTIONS:
-            if isinstance(call.func.value, ast.Name) and view.value(call.func.value).dotted is not None:
+            yield from _hit(context, call, call.args[0], known=False)
+    for call in context.calls(*_METHODS):
+        if isinstance(call.func, ast.Attribute) and context.dotted(call.func) not in _FUNCTIONS:
+            if isinstance(call.func.value, ast.Name) and context.value(call.func.value).dotted is not None:
                 continue  # a module such as numpy
-            known = call.func.attr not in _OF_TENSORS and not _is_comparison(view, call.func.value)
-            yield from _hit(view, call, call.func.value, known=known)
+            known = call.func.attr not in _OF_TENSORS and not _is_comparison(context, call.func.value)
+            yield from _hit(context, call, call.func.value, known=known)
 
 
-def _is_comparison(view: View, owner: ast.expr) -> bool:
+def _is_comparison(context: RuleContext, owner: ast.expr) -> bool:
     """Whether nonzero is called on a comparison of what may be tensors: where nothing here is numpy's."""
-    return isinstance(owner, ast.Compare) and "numpy" not in view.module.imports.values()
+    return isinstance(owner, ast.Compare) and "numpy" not in context.module.imports.values()
 
 
-def _hit(view: View, call: ast.Call, tensor: ast.expr, *, known: bool) -> Iterator[Hit]:
-    if isinstance(tensor, ast.Compare) and view.kind(tensor) is Kind.OTHER and not known:
+def _hit(context: RuleContext, call: ast.Call, tensor: ast.expr, *, known: bool) -> Iterator[Hit]:
+    if isinstance(tensor, ast.Compare) and context.kind(tensor) is Kind.OTHER and not known:
         tensor = tensor.left
-    wait = wait_for(view, call, tensor, known=known)
+    wait = wait_for(context, call, tensor, known=known)
     if wait is not None:
         yield wait.hit(
-            call, f"{view.shown(call)} has a size that depends on values: the CPU waits for the GPU", WAIT_GAIN
+            call, f"{context.shown(call)} has a size that depends on values: the CPU waits for the GPU", WAIT_GAIN
         )

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from whet.auditor.dataflow import last_name, origins
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.heat import HeatKind
-from whet.auditor.view import View
+from whet.auditor.hot_paths import HeatKind
+from whet.auditor.rule_context import RuleContext
 
 CODE = "CMP114"
 NAME = "numpy-in-forward"
@@ -35,35 +35,35 @@ _CHOSEN = frozenset("linear_sum_assignment randint choice permutation rand randn
 _HOT = (HeatKind.FORWARD, HeatKind.TRAINING, HeatKind.TRAINING_STEP, HeatKind.GENERATION)
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Tensors made of arrays that were computed from tensors."""
-    if not any(name.startswith(_OUTSIDE) or name + "." in _OUTSIDE for name in view.module.imports.values()):
+    if not any(name.startswith(_OUTSIDE) or name + "." in _OUTSIDE for name in context.module.imports.values()):
         return
-    for call in view.calls_to(*_MAKERS):
-        hot = view.hot(call)
+    for call in context.calls_to(*_MAKERS):
+        hot = context.hot(call)
         if not call.args or hot is None or hot.guard or hot.kind not in _HOT:
             continue
-        worked = _round_trip(view, call.args[0])
+        worked = _round_trip(context, call.args[0])
         if worked is None:
             continue
         yield Hit(
             at=call,
             hot=hot,
-            message=f"{view.shown(worked)} works on the CPU between two tensors",
+            message=f"{context.shown(worked)} works on the CPU between two tensors",
             confidence=Confidence.MEDIUM,
             gain=_GAIN,
         )
 
 
-def _round_trip(view: View, e: ast.expr) -> ast.Call | None:
+def _round_trip(context: RuleContext, e: ast.expr) -> ast.Call | None:
     """The call outside of torch that an array comes from, where it worked on a tensor's array."""
     worked, is_from_tensor = None, False
-    for origin in origins(view, e):
+    for origin in origins(context, e):
         for call in (n for n in ast.walk(origin) if isinstance(n, ast.Call)):
             name = last_name(call.func)
             if name == "numpy" and isinstance(call.func, ast.Attribute) and not call.args:
                 is_from_tensor = True
-            elif (view.dotted(call.func) or "").startswith(_OUTSIDE) and name not in _CHOSEN and call.args:
+            elif (context.dotted(call.func) or "").startswith(_OUTSIDE) and name not in _CHOSEN and call.args:
                 worked = worked or call
-                is_from_tensor = is_from_tensor or any(view.is_tensor(a, surely=True) for a in call.args)
+                is_from_tensor = is_from_tensor or any(context.is_tensor(a, surely=True) for a in call.args)
     return worked if is_from_tensor else None

@@ -15,7 +15,7 @@ import ast
 from collections.abc import Iterator
 
 from whet.auditor.finding import Hit, Priority
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.waits import COPY_GAIN, copied_in, wait_for_copy
 
 CODE = "SYN103"
@@ -23,21 +23,21 @@ NAME = "numpy-in-loop"
 PRIORITY = Priority.MEDIUM
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Chains that copy a tensor to the CPU and end in numpy()."""
-    for call in view.calls("numpy"):
+    for call in context.calls("numpy"):
         if isinstance(call.func, ast.Attribute):
-            yield from _hit(view, call, call.func.value)
-    for call in view.calls_to("numpy.array", "numpy.asarray"):
+            yield from _hit(context, call, call.func.value)
+    for call in context.calls_to("numpy.array", "numpy.asarray"):
         if call.args:
-            yield from _hit(view, call, call.args[0])
+            yield from _hit(context, call, call.args[0])
 
 
-def _hit(view: View, call: ast.Call, source: ast.expr) -> Iterator[Hit]:
-    tensor = copied_in(view, source)
+def _hit(context: RuleContext, call: ast.Call, source: ast.expr) -> Iterator[Hit]:
+    tensor = copied_in(context, source)
     if tensor is None:
         return
-    wait = wait_for_copy(view, call, tensor, known=False)
+    wait = wait_for_copy(context, call, tensor, known=False)
     if wait is None:
         return
-    yield wait.hit(call, f"{view.shown(call)} copies to the CPU in every step and waits for it", COPY_GAIN)
+    yield wait.hit(call, f"{context.shown(call)} copies to the CPU in every step and waits for it", COPY_GAIN)

@@ -12,8 +12,8 @@ Source      torch.distributed.all_gather_object, on its cost.
 from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.heat import HeatKind
-from whet.auditor.view import View
+from whet.auditor.hot_paths import HeatKind
+from whet.auditor.rule_context import RuleContext
 
 CODE = "DST108"
 NAME = "object-collectives-in-loop"
@@ -23,20 +23,20 @@ _NAMES = ("all_gather_object", "broadcast_object_list", "gather_object", "scatte
 _LOOPS = (HeatKind.TRAINING, HeatKind.INFERENCE, HeatKind.TRAINING_STEP, HeatKind.GENERATION)
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Collectives of objects that run in every step."""
-    found = [*view.calls_to(*(f"torch.distributed.{name}" for name in _NAMES))]
-    found += view.calls_to("accelerate.utils.gather_object", "accelerate.utils.broadcast_object_list")
+    found = [*context.calls_to(*(f"torch.distributed.{name}" for name in _NAMES))]
+    found += context.calls_to("accelerate.utils.gather_object", "accelerate.utils.broadcast_object_list")
     for call in found:
-        hot = view.hot(call)
+        hot = context.hot(call)
         if hot is None or hot.guard or hot.kind not in _LOOPS:
             continue
-        if "object" in view.function_of(call).name:
+        if "object" in context.function_of(call).name:
             continue  # a wrapper of the collective: its callers are what counts
         yield Hit(
             at=call,
             hot=hot,
-            message=f"{view.shown(call)} pickles and waits for all ranks in every step",
+            message=f"{context.shown(call)} pickles and waits for all ranks in every step",
             confidence=Confidence.HIGH if hot.loop_line else Confidence.MEDIUM,
             gain=_GAIN,
             priority=None if hot.loop_line and not hot.via else Priority.LOW,

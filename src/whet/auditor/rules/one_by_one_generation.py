@@ -14,16 +14,16 @@ import ast
 import re
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.calls import CallKind
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.growth import has_few_rounds, loop_around
-from whet.auditor.heat import INFERS
+from whet.auditor.hot_paths import INFERS
 from whet.auditor.inference import runs_forward
 from whet.auditor.invariance import sources_in
-from whet.auditor.kinds import Kind
 from whet.auditor.project import name_of
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Binding, LoopNode
-from whet.auditor.view import View
 
 CODE = "INF107"
 NAME = "one-by-one-generation"
@@ -33,64 +33,66 @@ _BATCHES = re.compile(r"batch|chunk|slice|loader|itr\b|minibatch|group|split|str
 _TURNS = re.compile(r"history|conversation|messages|past|state|session|turn", re.IGNORECASE)
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls in loops over single samples."""
-    for call in view.nodes(ast.Call):
-        how = _how(view, call)
+    for call in context.nodes(ast.Call):
+        how = _how(context, call)
         if how is None:
             continue
-        loop = loop_around(view, call)
-        if not isinstance(loop, ast.For) or has_few_rounds(view, loop) or not _is_over_samples(view, call, loop):
+        loop = loop_around(context, call)
+        if not isinstance(loop, ast.For) or has_few_rounds(context, loop) or not _is_over_samples(context, call, loop):
             continue
-        hot = view.hot(call)
+        hot = context.hot(call)
         if hot is not None and (hot.guard or hot.kind not in INFERS):
             continue
-        if how == "model" and (hot is None or not _is_one_sample(view, call, loop)):
+        if how == "model" and (hot is None or not _is_one_sample(context, call, loop)):
             continue
         yield Hit(
             at=call,
             hot=hot,
-            message=f"{view.shown(call.func)} runs on one {view.shown(loop.target)} at a time",
+            message=f"{context.shown(call.func)} runs on one {context.shown(loop.target)} at a time",
             confidence=Confidence.MEDIUM if how != "model" else Confidence.LOW,
             gain=_GAIN,
             priority=None if how != "model" else Priority.MEDIUM,
         )
 
 
-def _how(view: View, call: ast.Call) -> str | None:
-    kind = view.call_kind(call)
-    if kind is CallKind.GENERATE or (name_of(call) == "generate" and _is_model(view, call)):
+def _how(context: RuleContext, call: ast.Call) -> str | None:
+    kind = context.call_kind(call)
+    if kind is CallKind.GENERATE or (name_of(call) == "generate" and _is_model(context, call)):
         return "generate"
-    if runs_forward(view, call):
+    if runs_forward(context, call):
         return "model"
     if isinstance(call.func, ast.Name | ast.Attribute) and call.args:
-        return "pipeline" if view.value(call.func).dotted == "transformers.pipeline" else None
+        return "pipeline" if context.value(call.func).dotted == "transformers.pipeline" else None
     return None
 
 
-def _is_model(view: View, call: ast.Call) -> bool:
+def _is_model(context: RuleContext, call: ast.Call) -> bool:
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     is_own = isinstance(owner, ast.Name) and owner.id == "self"
     if owner is None or is_own or not (call.args or call.keywords):
         return False
-    return view.kind(owner) is Kind.MODEL or re.search(r"(^|_|\.)(llm|gpt\d?|lm)$", ast.unparse(owner)) is not None
+    return context.kind(owner) is Kind.MODEL or re.search(r"(^|_|\.)(llm|gpt\d?|lm)$", ast.unparse(owner)) is not None
 
 
-def _is_over_samples(view: View, call: ast.Call, loop: ast.For) -> bool:
+def _is_over_samples(context: RuleContext, call: ast.Call, loop: ast.For) -> bool:
     """Whether the loop gives single samples, and the call's arguments come from them and from no earlier round."""
-    if view.kind(loop.iter) is Kind.LOADER or _BATCHES.search(view.source(loop.target) + view.source(loop.iter)):
+    if context.kind(loop.iter) is Kind.LOADER or _BATCHES.search(
+        context.source(loop.target) + context.source(loop.iter)
+    ):
         return False
     counted = loop.iter.args if isinstance(loop.iter, ast.Call) and name_of(loop.iter) in ("range", "trange") else []
     if len(counted) == 3:
         return False
     targets = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
     arguments = [*call.args, *(k.value for k in call.keywords)]
-    sources = set().union(*(sources_in(view, argument, loop) for argument in arguments)) if arguments else set()
+    sources = set().union(*(sources_in(context, argument, loop) for argument in arguments)) if arguments else set()
     if not sources & targets or any(_TURNS.search(name) for name in sources):
         return False
     if counted and not _indexes(loop, targets):
         return False
-    return not _carries(view, loop, sources)
+    return not _carries(context, loop, sources)
 
 
 def _indexes(loop: ast.For, targets: set[str]) -> bool:
@@ -101,10 +103,10 @@ def _indexes(loop: ast.For, targets: set[str]) -> bool:
     return False
 
 
-def _carries(view: View, loop: LoopNode, sources: set[str]) -> bool:
+def _carries(context: RuleContext, loop: LoopNode, sources: set[str]) -> bool:
     """Whether something the call reads is updated from round to round, as the tokens so far are."""
     inside = set(ast.walk(loop))
-    function = view.function_of(loop)
+    function = context.function_of(loop)
     for name in sources:
         bindings = [b for b in function.bindings.get(name, ()) if b.node is not loop]
         own = [b for b in bindings if b.node in inside]
@@ -123,13 +125,13 @@ def _reads_itself(bindings: list[Binding], name: str) -> bool:
     )
 
 
-def _is_one_sample(view: View, call: ast.Call, loop: LoopNode) -> bool:
+def _is_one_sample(context: RuleContext, call: ast.Call, loop: LoopNode) -> bool:
     """Whether an argument is given a batch dimension of one: `x.unsqueeze(0)`, `x[None]`, `torch.tensor([x])`."""
-    function = view.function_of(call)
+    function = context.function_of(call)
     inside = set(ast.walk(loop))
     waiting: list[ast.AST] = [*call.args, *(k.value for k in call.keywords)]
     for argument in list(waiting):
-        for name in sources_in(view, argument, loop):
+        for name in sources_in(context, argument, loop):
             waiting += [b.value for b in function.bindings.get(name, ()) if b.node in inside and b.value is not None]
     return any(_adds_dimension(node) for e in waiting for node in ast.walk(e))
 

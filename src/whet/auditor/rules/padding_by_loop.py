@@ -12,9 +12,9 @@ Source      PyTorch documentation, torch.nn.utils.rnn.pad_sequence.
 import ast
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.kinds import Kind
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "DAT111"
 NAME = "padding-by-loop"
@@ -23,31 +23,36 @@ _GAIN = Gain(0.0, 0.1, "hundreds of rows per batch; nothing where workers run ah
 _MAKERS = ("torch.zeros", "torch.ones", "torch.full", "torch.empty", "torch.zeros_like", "torch.full_like")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Assignments to a slice of a row, whose length changes from row to row."""
-    for statement in view.nodes(ast.Assign):
+    for statement in context.nodes(ast.Assign):
         target = statement.targets[0]
         if not isinstance(target, ast.Subscript) or not isinstance(target.slice, ast.Tuple):
             continue
-        counter = _counter(view, statement)
+        counter = _counter(context, statement)
         first, *rest = target.slice.elts
-        if not counter or not isinstance(first, ast.Name) or first.id not in counter or not _is_made_here(view, target):
+        if (
+            not counter
+            or not isinstance(first, ast.Name)
+            or first.id not in counter
+            or not _is_made_here(context, target)
+        ):
             continue
         if not any(isinstance(part, ast.Slice) and _is_ragged(part) for part in rest):
             continue
-        hot = view.hot(statement)
-        if hot is None or hot.guard or view.kind(target.value) is not Kind.TENSOR:
+        hot = context.hot(statement)
+        if hot is None or hot.guard or context.kind(target.value) is not Kind.TENSOR:
             continue
-        message = f"{view.shown(target)} is padded row by row in a Python loop"
+        message = f"{context.shown(target)} is padded row by row in a Python loop"
         yield Hit(at=statement, hot=hot, message=message, confidence=Confidence.MEDIUM, gain=_GAIN)
 
 
-def _counter(view: View, statement: ast.stmt) -> set[str]:
+def _counter(context: RuleContext, statement: ast.stmt) -> set[str]:
     """The names that the loop right around the statement counts with."""
-    parent = view.parent(statement)
+    parent = context.parent(statement)
     while isinstance(parent, ast.If | ast.With):
-        parent = view.parent(parent)
-    if not isinstance(parent, ast.For) or parent in view.heat.loops:
+        parent = context.parent(parent)
+    if not isinstance(parent, ast.For) or parent in context.hot_paths.loops:
         return set()
     return {node.id for node in ast.walk(parent.target) if isinstance(node, ast.Name)}
 
@@ -57,15 +62,15 @@ def _is_ragged(part: ast.Slice) -> bool:
     return any(end is not None and not isinstance(end, ast.Constant) for end in (part.lower, part.upper))
 
 
-def _is_made_here(view: View, target: ast.Subscript) -> bool:
+def _is_made_here(context: RuleContext, target: ast.Subscript) -> bool:
     """Whether the same function makes the tensor of a fixed size first."""
     if not isinstance(target.value, ast.Name):
         return False
-    for binding in view.function_of(target).bindings.get(target.value.id, []):
+    for binding in context.function_of(target).bindings.get(target.value.id, []):
         value = binding.value
-        while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and not view.dotted(value.func):
+        while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and not context.dotted(value.func):
             value = value.func.value
-        if isinstance(value, ast.Call) and (view.dotted(value.func) in _MAKERS or _is_new(value)):
+        if isinstance(value, ast.Call) and (context.dotted(value.func) in _MAKERS or _is_new(value)):
             return True
     return False
 

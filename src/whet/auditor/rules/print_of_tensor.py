@@ -14,9 +14,9 @@ import ast
 from collections.abc import Iterator
 
 from whet.auditor.finding import Hit, Priority
-from whet.auditor.heat import INFERS, TRAINS, HeatKind
+from whet.auditor.hot_paths import INFERS, TRAINS, HeatKind
 from whet.auditor.project import name_of
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.waits import WAIT_GAIN, is_tensor_value, wait_for
 
 CODE = "SYN105"
@@ -28,23 +28,25 @@ _LOGGERS = ("wandb", "mlflow", "run", "experiment", "neptune", "trackio")
 _KINDS = (*TRAINS, *INFERS, HeatKind.FORWARD)
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls that write something, of which a part is a tensor."""
-    for call in view.calls("print", *_LEVELS, *_WRITERS, "log", "log_metrics"):
+    for call in context.calls("print", *_LEVELS, *_WRITERS, "log", "log_metrics"):
         if not _writes(call):
             continue
         is_lazy = name_of(call) == "debug"  # a message that is seldom made, unless it is an f-string
         for shown in (part for one in _arguments(call) for part in _parts(one)):
-            if not is_tensor_value(view, shown) or (is_lazy and not isinstance(view.parent(shown), ast.FormattedValue)):
+            if not is_tensor_value(context, shown) or (
+                is_lazy and not isinstance(context.parent(shown), ast.FormattedValue)
+            ):
                 continue
-            wait = wait_for(view, call, shown)
+            wait = wait_for(context, call, shown)
             if wait is None or wait.hot.kind not in _KINDS:
                 continue
-            if not view.value(shown).is_sure and wait.hot.kind not in TRAINS:
+            if not context.value(shown).is_sure and wait.hot.kind not in TRAINS:
                 continue  # a loss by its name alone
             yield wait.hit(
                 call,
-                f"{view.shown(call.func)} writes {view.shown(shown)}, a tensor, in every step and waits for it",
+                f"{context.shown(call.func)} writes {context.shown(shown)}, a tensor, in every step and waits for it",
                 WAIT_GAIN,
             )
             break

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from whet.auditor.calls import CallKind
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.growth import growths, loop_around
-from whet.auditor.heat import INFERS, TRAINS, HeatKind
+from whet.auditor.hot_paths import INFERS, TRAINS, HeatKind
 from whet.auditor.invariance import changed_in, is_invariant
 from whet.auditor.project import name_of
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import LoopNode
-from whet.auditor.view import View
 
 CODE = "INF108"
 NAME = "recomputed-in-decoding"
@@ -34,54 +34,54 @@ _ENCODES = re.compile(
 _TIMED = re.compile(r"perf_counter|time\.time\(|benchmark|warm_?up|Event\(|profil|timeit", re.IGNORECASE)
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Loop-invariant encoder calls in step loops, and sources given with every token."""
     changed: dict[LoopNode, set[str]] = {}
-    for call in view.nodes(ast.Call):
+    for call in context.nodes(ast.Call):
         name = name_of(call)
-        if _ENCODES.match(name) is None or (isinstance(view.parent(call), ast.Expr) and name != "set_timesteps"):
+        if _ENCODES.match(name) is None or (isinstance(context.parent(call), ast.Expr) and name != "set_timesteps"):
             continue
-        loop = loop_around(view, call)
-        hot = view.hot(call) if loop is not None else None
+        loop = loop_around(context, call)
+        hot = context.hot(call) if loop is not None else None
         if loop is None or hot is None or hot.guard or hot.kind not in INFERS | {HeatKind.TRAINING} or hot.via:
             continue
-        if (hot.kind in TRAINS and not _is_frozen(view, call)) or _TIMED.search(
-            view.source(view.function_of(call).node)
+        if (hot.kind in TRAINS and not _is_frozen(context, call)) or _TIMED.search(
+            context.source(context.function_of(call).node)
         ):
             continue
-        if (not call.args and not call.keywords) or not _is_model_or_text(view, call):
+        if (not call.args and not call.keywords) or not _is_model_or_text(context, call):
             continue
-        if is_invariant(view, call, loop, changed.setdefault(loop, changed_in(loop))) and not _is_first_only(
-            view, call
+        if is_invariant(context, call, loop, changed.setdefault(loop, changed_in(loop))) and not _is_first_only(
+            context, call
         ):
             yield Hit(
                 at=call,
                 hot=hot,
-                message=f"{view.shown(call)} gives the same in every round of the loop",
+                message=f"{context.shown(call)} gives the same in every round of the loop",
                 confidence=Confidence.MEDIUM,
                 gain=_GAIN,
             )
-    yield from _sources(view)
+    yield from _sources(context)
 
 
-def _is_frozen(view: View, call: ast.Call) -> bool:
+def _is_frozen(context: RuleContext, call: ast.Call) -> bool:
     """In training, an encoder may learn: only tokenizers and what runs under no_grad stay the same."""
     name = name_of(call)
-    under = any(isinstance(up, ast.With) and "no_grad" in view.source(up.items[0]) for up in view.ancestors(call))
+    under = any(isinstance(up, ast.With) and "no_grad" in context.source(up.items[0]) for up in context.ancestors(call))
     return "token" in name or under
 
 
-def _is_model_or_text(view: View, call: ast.Call) -> bool:
+def _is_model_or_text(context: RuleContext, call: ast.Call) -> bool:
     name = name_of(call)
     is_text_method = name in ("encode", "decode") and isinstance(call.func, ast.Attribute)
     if is_text_method and isinstance(call.func, ast.Attribute):
-        return "token" in ast.unparse(call.func.value) or view.heat.runs_model(call, view.module)
+        return "token" in ast.unparse(call.func.value) or context.hot_paths.runs_model(call, context.module)
     return True
 
 
-def _is_first_only(view: View, call: ast.Call) -> bool:
+def _is_first_only(context: RuleContext, call: ast.Call) -> bool:
     """Whether it is computed where it is missing: `if cond is None: cond = encoder(x)`."""
-    for up in view.ancestors(call):
+    for up in context.ancestors(call):
         if isinstance(up, ast.For | ast.While):
             return False
         if isinstance(up, ast.If | ast.IfExp):
@@ -89,11 +89,11 @@ def _is_first_only(view: View, call: ast.Call) -> bool:
     return False
 
 
-def _sources(view: View) -> Iterator[Hit]:
+def _sources(context: RuleContext) -> Iterator[Hit]:
     """`model(src, ids)` for each token, where ids grow and src stays."""
-    for growth in growths(view):
+    for growth in growths(context):
         for call in (node for node in ast.walk(growth.loop) if isinstance(node, ast.Call)):
-            if view.call_kind(call) is not CallKind.MODEL:
+            if context.call_kind(call) is not CallKind.MODEL:
                 continue
             given = {k.arg: k.value for k in call.keywords if k.arg}
             decoded = given.get("decoder_input_ids", given.get("tgt"))
@@ -102,11 +102,11 @@ def _sources(view: View) -> Iterator[Hit]:
                 source, decoded = call.args[0], call.args[1]
             if decoded is None or source is None or "encoder_outputs" in given:
                 continue
-            if growth.name in ast.unparse(decoded) and is_invariant(view, source, growth.loop):
+            if growth.name in ast.unparse(decoded) and is_invariant(context, source, growth.loop):
                 yield Hit(
                     at=call,
-                    hot=view.hot(call),
-                    message=f"{view.shown(call)} encodes {view.shown(source)} again for each token",
+                    hot=context.hot(call),
+                    message=f"{context.shown(call)} encodes {context.shown(source)} again for each token",
                     confidence=Confidence.MEDIUM,
                     gain=_GAIN,
                 )

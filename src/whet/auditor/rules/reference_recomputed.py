@@ -14,10 +14,10 @@ import re
 from collections.abc import Iterator
 
 from whet.auditor.calls import CallKind
-from whet.auditor.finding import Confidence, Gain, Hit, Hot, Priority
+from whet.auditor.finding import Confidence, Gain, Hit, HotPath, Priority
 from whet.auditor.gradients import switch_above
-from whet.auditor.heat import TRAINS, HeatKind
-from whet.auditor.view import View, is_known
+from whet.auditor.hot_paths import TRAINS, HeatKind
+from whet.auditor.rule_context import RuleContext, is_known
 
 CODE = "INF106"
 NAME = "reference-recomputed"
@@ -42,60 +42,60 @@ _AUGMENTED = (
 )
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls of frozen models under no_grad in training loops with epochs around them, or in a framework's step."""
-    for call in view.nodes(ast.Call):
-        name = _frozen(view, call)
+    for call in context.nodes(ast.Call):
+        name = _frozen(context, call)
         if name is None:
             continue
-        hot = view.hot(call)
-        if hot is None or hot.guard or hot.kind not in TRAINS or switch_above(view.module, call) is None:
+        hot = context.hot(call)
+        if hot is None or hot.guard or hot.kind not in TRAINS or switch_above(context.module, call) is None:
             continue
-        text = view.module.text
-        if _FOLLOWS.search(text) or any(word in text for word in _AUGMENTED) or _samples_anew(view):
+        text = context.module.text
+        if _FOLLOWS.search(text) or any(word in text for word in _AUGMENTED) or _samples_anew(context):
             continue
-        if not (_has_epochs(view, hot) if hot.loop_line else "precompute" not in text):
+        if not (_has_epochs(context, hot) if hot.loop_line else "precompute" not in text):
             continue
         yield Hit(
             at=call,
             hot=hot,
-            message=f"{view.shown(call)} computes the same for the same sample in every epoch",
+            message=f"{context.shown(call)} computes the same for the same sample in every epoch",
             confidence=Confidence.LOW if "teacher" in name or "vae" in name or not hot.loop_line else Confidence.MEDIUM,
             gain=_GAIN,
         )
 
 
-def _frozen(view: View, call: ast.Call) -> str | None:
+def _frozen(context: RuleContext, call: ast.Call) -> str | None:
     """The frozen model that a call runs, or that it gives to a function which does."""
     owner = call.func
     if isinstance(owner, ast.Attribute) and owner.attr in ("encode", "forward"):
         owner = owner.value
-    elif view.call_kind(call) is not CallKind.MODEL:
+    elif context.call_kind(call) is not CallKind.MODEL:
         given = [argument for argument in call.args if _REFERENCE.search(ast.unparse(argument))]
-        if not given or view.target(call) is None:
+        if not given or context.target(call) is None:
             return None
         owner = given[0]
     name = ast.unparse(owner)
     return name if isinstance(owner, ast.Name | ast.Attribute) and _FROZEN.search(name) else None
 
 
-def _samples_anew(view: View) -> bool:
+def _samples_anew(context: RuleContext) -> bool:
     """Whether the training loop makes its own samples, which no epoch sees twice."""
-    if any(_ON_POLICY.search(cls.qualname) for cls in view.classes()):
+    if any(_ON_POLICY.search(cls.qualname) for cls in context.classes()):
         return True
-    hots = (view.hot(call) for call in view.calls("generate"))
+    hots = (context.hot(call) for call in context.calls("generate"))
     return any(hot is not None and hot.kind in TRAINS and not hot.guard for hot in hots)
 
 
-def _has_epochs(view: View, hot: Hot) -> bool:
+def _has_epochs(context: RuleContext, hot: HotPath) -> bool:
     """Whether the step loop lies in one over epochs, by its words, and of more than one."""
-    loop = next((one for one in view.loops(HeatKind.TRAINING) if one.lineno == hot.loop_line), None)
-    if loop is None or hot.loop_path != view.module.path:
+    loop = next((one for one in context.loops(HeatKind.TRAINING) if one.lineno == hot.loop_line), None)
+    if loop is None or hot.loop_path != context.module.path:
         return False
-    for up in view.ancestors(loop):
+    for up in context.ancestors(loop):
         if isinstance(up, ast.FunctionDef):
             return False
         if isinstance(up, ast.For) and "epoch" in (ast.unparse(up.target) + ast.unparse(up.iter)).lower():
-            last = view.constant(up.iter.args[-1]) if isinstance(up.iter, ast.Call) and up.iter.args else None
+            last = context.constant(up.iter.args[-1]) if isinstance(up.iter, ast.Call) and up.iter.args else None
             return not is_known(last) or last != 1
     return False

@@ -14,7 +14,7 @@ import ast
 from collections.abc import Iterator
 
 from whet.auditor.finding import Hit, Priority
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.waits import WAIT_GAIN, wait_for
 
 CODE = "SYN110"
@@ -22,19 +22,19 @@ NAME = "repeat-interleave-without-output-size"
 PRIORITY = Priority.MEDIUM
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls as a function and as a method."""
-    for call in view.calls("repeat_interleave"):
-        if view.has_star(call) or view.keyword(call, "output_size") is not None:
+    for call in context.calls("repeat_interleave"):
+        if context.has_star(call) or context.keyword(call, "output_size") is not None:
             continue
-        is_function = view.dotted(call.func) == "torch.repeat_interleave"
-        repeats = view.keyword(call, "repeats", 1 if is_function else 0)
+        is_function = context.dotted(call.func) == "torch.repeat_interleave"
+        repeats = context.keyword(call, "repeats", 1 if is_function else 0)
         if repeats is None and is_function:
-            repeats = view.keyword(call, "input", 0)  # torch.repeat_interleave(repeats): indices
+            repeats = context.keyword(call, "input", 0)  # torch.repeat_interleave(repeats): indices
         if repeats is None or not (is_function or isinstance(call.func, ast.Attribute)):
             continue
-        wait = wait_for(view, call, repeats)
+        wait = wait_for(context, call, repeats)
         if wait is not None:
             yield wait.hit(
-                call, f"{view.shown(call)} waits for the sum of {view.shown(repeats)} in every step", WAIT_GAIN
+                call, f"{context.shown(call)} waits for the sum of {context.shown(repeats)} in every step", WAIT_GAIN
             )

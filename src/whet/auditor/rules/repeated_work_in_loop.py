@@ -13,13 +13,13 @@ Source      PyTorch performance tuning guide; loop-invariant code motion, Aho et
 import ast
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.calls import CallKind
 from whet.auditor.dataflow import last_name, names_bound_in, names_in, root_name
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.heat import TRAINS, HeatKind
-from whet.auditor.kinds import Kind
+from whet.auditor.hot_paths import TRAINS, HeatKind
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import LoopNode
-from whet.auditor.view import View
 
 CODE = "CMP119"
 NAME = "repeated-work-in-loop"
@@ -36,24 +36,29 @@ _RANDOM = frozenset(
 )
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls in step loops of which every name is bound before the loop."""
-    for loop in view.loops():
+    for loop in context.loops():
         if isinstance(loop, ast.While):
             continue
         changed = _changed(loop)
-        trains = view.heat.loops[loop] in TRAINS
+        trains = context.hot_paths.loops[loop] in TRAINS
         for call in _calls(loop):
-            if not _is_work(view, call, trains=trains) or not _is_settled(view, call, changed):
+            if not _is_work(context, call, trains=trains) or not _is_settled(context, call, changed):
                 continue
-            hot = view.hot(call)
-            if hot is None or hot.guard or hot.kind == HeatKind.DATA or _is_part_of_settled(view, call, changed, loop):
+            hot = context.hot(call)
+            if (
+                hot is None
+                or hot.guard
+                or hot.kind == HeatKind.DATA
+                or _is_part_of_settled(context, call, changed, loop)
+            ):
                 continue
             yield Hit(
                 at=call,
                 hot=hot,
-                message=f"{view.shown(call)} is the same in every step",
-                confidence=Confidence.LOW if view.call_kind(call) is CallKind.MODEL else Confidence.MEDIUM,
+                message=f"{context.shown(call)} is the same in every step",
+                confidence=Confidence.LOW if context.call_kind(call) is CallKind.MODEL else Confidence.MEDIUM,
                 gain=_GAIN,
             )
 
@@ -78,20 +83,24 @@ def _changed(loop: LoopNode) -> set[str]:
     return names
 
 
-def _is_work(view: View, call: ast.Call, *, trains: bool) -> bool:
+def _is_work(context: RuleContext, call: ast.Call, *, trains: bool) -> bool:
     """Whether a call is worth doing once: a tokenizer, an encoder, a tensor operation; not what is trained."""
     name = last_name(call.func)
-    if isinstance(call.func, ast.Name | ast.Attribute) and view.kind(call.func) is Kind.TOKENIZER:
+    if isinstance(call.func, ast.Name | ast.Attribute) and context.kind(call.func) is Kind.TOKENIZER:
         return True
     if name in _WORK and not (trains and name.startswith(("encode_", "get_"))):
-        return view.is_tensor(call) or name.startswith(("encode_", "get_"))
-    if trains or view.call_kind(call) is not CallKind.MODEL or name.startswith(("unwrap", "get_", "prepare", "load")):
+        return context.is_tensor(call) or name.startswith(("encode_", "get_"))
+    if (
+        trains
+        or context.call_kind(call) is not CallKind.MODEL
+        or name.startswith(("unwrap", "get_", "prepare", "load"))
+    ):
         return False
-    dotted = view.value(call.func).dotted or ""
+    dotted = context.value(call.func).dotted or ""
     return dotted == "torch.nn.Module" or not dotted.startswith("torch.nn.")
 
 
-def _is_settled(view: View, call: ast.Call, changed: set[str]) -> bool:
+def _is_settled(context: RuleContext, call: ast.Call, changed: set[str]) -> bool:
     """Whether all it reads is bound before the loop, and nothing in it is random."""
     arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
     read = set().union(*(names_in(argument) for argument in arguments)) if arguments else set()
@@ -102,11 +111,11 @@ def _is_settled(view: View, call: ast.Call, changed: set[str]) -> bool:
     return not called & _RANDOM and not any(name.endswith("_") for name in called)
 
 
-def _is_part_of_settled(view: View, call: ast.Call, changed: set[str], loop: LoopNode) -> bool:
+def _is_part_of_settled(context: RuleContext, call: ast.Call, changed: set[str], loop: LoopNode) -> bool:
     """Whether a call around it is reported already."""
-    for up in view.ancestors(call):
+    for up in context.ancestors(call):
         if up is loop:
             return False
-        if isinstance(up, ast.Call) and _is_settled(view, up, changed) and _is_work(view, up, trains=False):
+        if isinstance(up, ast.Call) and _is_settled(context, up, changed) and _is_work(context, up, trains=False):
             return True
     return False

@@ -12,11 +12,11 @@ Source      PyTorch, "Saving and loading models".
 import ast
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.heat import HeatKind
-from whet.auditor.kinds import Kind
+from whet.auditor.hot_paths import HeatKind
 from whet.auditor.processes import is_rank_test
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "MEM109"
 NAME = "save-in-loop"
@@ -24,34 +24,34 @@ PRIORITY = Priority.HIGH
 _GAIN = Gain(0.1, 0.8, "a save takes as long as several steps")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Saves that every step of a training loop makes."""
-    calls = [*view.calls_to("torch.save", "safetensors.torch.save_file", "torch.distributed.checkpoint.save")]
-    calls += [c for c in view.calls("save_pretrained") if isinstance(c.func, ast.Attribute)]
-    calls += [c for c in view.calls("save_state", "save_checkpoint") if isinstance(c.func, ast.Attribute)]
+    calls = [*context.calls_to("torch.save", "safetensors.torch.save_file", "torch.distributed.checkpoint.save")]
+    calls += [c for c in context.calls("save_pretrained") if isinstance(c.func, ast.Attribute)]
+    calls += [c for c in context.calls("save_state", "save_checkpoint") if isinstance(c.func, ast.Attribute)]
     for call in calls:
-        hot = view.hot(call)
-        if hot is None or hot.guard or hot.kind != HeatKind.TRAINING or _is_conditional(view, call) or hot.via:
+        hot = context.hot(call)
+        if hot is None or hot.guard or hot.kind != HeatKind.TRAINING or _is_conditional(context, call) or hot.via:
             continue
-        if isinstance(call.func, ast.Attribute) and view.kind(call.func.value) is Kind.TOKENIZER:
+        if isinstance(call.func, ast.Attribute) and context.kind(call.func.value) is Kind.TOKENIZER:
             continue
         yield Hit(
             at=call,
             hot=hot,
-            message=f"{view.shown(call)} writes a checkpoint in every step",
+            message=f"{context.shown(call)} writes a checkpoint in every step",
             confidence=Confidence.HIGH,
             gain=_GAIN,
         )
 
 
-def _is_conditional(view: View, call: ast.Call) -> bool:
+def _is_conditional(context: RuleContext, call: ast.Call) -> bool:
     """Whether a condition other than a rank's stands between the loop and the save."""
     child: ast.AST = call
-    for up in view.ancestors(call):
-        if up in view.heat.loops or isinstance(up, ast.FunctionDef):
+    for up in context.ancestors(call):
+        if up in context.hot_paths.loops or isinstance(up, ast.FunctionDef):
             return False
         if isinstance(up, ast.If | ast.Try | ast.IfExp) and not (
-            isinstance(up, ast.If) and child in up.body and is_rank_test(view, up.test)
+            isinstance(up, ast.If) and child in up.body and is_rank_test(context, up.test)
         ):
             return True
         child = up

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from whet.auditor.dataflow import last_name, names_in, root_name
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "CMP108"
 NAME = "single-tensor-ema"
@@ -26,22 +26,22 @@ _AVERAGE = re.compile(r"ema|average|averag|momentum|moving|polyak|soft_?update|t
 _COLLECTIONS = re.compile(r"(\w+_)?(params?|parameters|weights)(_\w+)?")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """For-loops over two sets of parameters, or over one state dict, that mix in place."""
-    for loop in view.nodes(ast.For):
-        if not _is_over_parameters(loop) or "_foreach" in view.source(view.function_of(loop).node):
+    for loop in context.nodes(ast.For):
+        if not _is_over_parameters(loop) or "_foreach" in context.source(context.function_of(loop).node):
             continue
         if not _mixes(loop):
             continue
-        hot = view.hot(loop)
+        hot = context.hot(loop)
         if hot is not None and hot.guard:
             continue
-        if hot is None and not _is_for_averages(view, loop):
+        if hot is None and not _is_for_averages(context, loop):
             continue
         yield Hit(
             at=loop,
             hot=hot,
-            message=f"averaged one by one: for {view.shown(loop.target)} in {view.shown(loop.iter)}",
+            message=f"averaged one by one: for {context.shown(loop.target)} in {context.shown(loop.iter)}",
             confidence=Confidence.HIGH if hot is not None else Confidence.MEDIUM,
             gain=_GAIN,
         )
@@ -107,10 +107,10 @@ def _is_of_gradient(e: ast.expr) -> bool:
     return any(isinstance(n, ast.Attribute) and n.attr == "grad" for n in ast.walk(e))
 
 
-def _is_for_averages(view: View, loop: ast.For) -> bool:
+def _is_for_averages(context: RuleContext, loop: ast.For) -> bool:
     """Whether the names around say that this runs with each step of training."""
-    function, cls = view.function_of(loop), view.class_of(loop)
-    names = [function.name, cls.qualname if cls is not None else "", view.source(loop.iter)]
+    function, cls = context.function_of(loop), context.class_of(loop)
+    names = [function.name, cls.qualname if cls is not None else "", context.source(loop.iter)]
     return any(_AVERAGE.search(name) for name in names) and not re.search(
         r"init|copy|load|store|merge|reset", function.name
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from whet.auditor.accumulation import accumulations
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.processes import wraps
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "DST103"
 NAME = "sync-every-micro-step"
@@ -23,22 +23,24 @@ _GAIN = Gain(0.0, 0.4, "several nodes, or cards without a fast link between them
 _SKIPS = ("no_sync", "require_backward_grad_sync", ".accumulate(", "set_requires_gradient_sync", "no_backward_sync")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """The backward pass of each micro-step in accumulating loops."""
-    for found in accumulations(view):
-        wraps_itself = any(True for _ in wraps(view))
-        modules = [view.module] if wraps_itself else view.project.modules
-        if not (wraps_itself or _is_data_parallel(view)) or any(word in m.text for m in modules for word in _SKIPS):
+    for found in accumulations(context):
+        wraps_itself = any(True for _ in wraps(context))
+        modules = [context.module] if wraps_itself else context.project.modules
+        if not (wraps_itself or _is_data_parallel(context)) or any(word in m.text for m in modules for word in _SKIPS):
             continue
         call = found.backwards[0]
         yield Hit(
             at=call,
-            hot=view.hot(call),
-            message=f"{view.shown(call)} all-reduces in each of {view.shown(found.every)} micro-steps",
+            hot=context.hot(call),
+            message=f"{context.shown(call)} all-reduces in each of {context.shown(found.every)} micro-steps",
             confidence=Confidence.HIGH if wraps_itself else Confidence.MEDIUM,
             gain=_GAIN,
         )
 
 
-def _is_data_parallel(view: View) -> bool:
-    return any("DistributedDataParallel(" in module.text or " DDP(" in module.text for module in view.project.modules)
+def _is_data_parallel(context: RuleContext) -> bool:
+    return any(
+        "DistributedDataParallel(" in module.text or " DDP(" in module.text for module in context.project.modules
+    )

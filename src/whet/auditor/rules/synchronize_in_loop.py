@@ -16,9 +16,9 @@ import re
 from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Fix, Hit, Priority, ReplaceStatement
-from whet.auditor.heat import INFERS, TRAINS, HeatKind
+from whet.auditor.hot_paths import INFERS, TRAINS, HeatKind
 from whet.auditor.reasons import has_comment
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.waits import WAIT_GAIN, is_timed, wait_at
 
 CODE = "SYN111"
@@ -29,36 +29,38 @@ _DEVICES = ("cuda", "xpu", "mps", "npu", "accelerator", "hpu", "musa")
 _FUNCTIONS = tuple(f"torch.{device}.synchronize" for device in _DEVICES)
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls of synchronize() in every step."""
-    for call in view.calls("synchronize"):
-        dotted = view.dotted(call.func)
-        owner = view.source(call.func.value).lower() if isinstance(call.func, ast.Attribute) and not call.args else ""
+    for call in context.calls("synchronize"):
+        dotted = context.dotted(call.func)
+        owner = (
+            context.source(call.func.value).lower() if isinstance(call.func, ast.Attribute) and not call.args else ""
+        )
         is_whole = dotted in _FUNCTIONS or "current_stream" in owner or "get_accelerator" in owner
         if not is_whole and "stream" not in owner:
             continue
-        wait = wait_at(view, call, is_sure=True)
+        wait = wait_at(context, call, is_sure=True)
         if wait is None or wait.hot.kind not in (*TRAINS, *INFERS, HeatKind.FORWARD):
             continue
-        timed = is_timed(view, call)
+        timed = is_timed(context, call)
         if timed and wait.hot.kind not in TRAINS:
             continue
         yield Hit(
             at=call,
             hot=wait.hot,
-            message=f"{view.shown(call)} makes the CPU wait for the GPU in every step",
+            message=f"{context.shown(call)} makes the CPU wait for the GPU in every step",
             confidence=wait.confidence if is_whole and not timed else Confidence.LOW,
             priority=wait.priority if is_whole and not timed else Priority.LOW,
             gain=WAIT_GAIN,
-            fix=_removed(view, call) if is_whole and not timed else None,
+            fix=_removed(context, call) if is_whole and not timed else None,
         )
 
 
-def _removed(view: View, call: ast.Call) -> Fix | None:
-    statement = view.parent(call)
-    if not isinstance(statement, ast.Expr) or has_comment(view, statement):
+def _removed(context: RuleContext, call: ast.Call) -> Fix | None:
+    statement = context.parent(call)
+    if not isinstance(statement, ast.Expr) or has_comment(context, statement):
         return None
-    around = view.function_of(call).node
-    if _RELIES.search(view.module.text if isinstance(around, ast.Module) else view.source(around)):
+    around = context.function_of(call).node
+    if _RELIES.search(context.module.text if isinstance(around, ast.Module) else context.source(around)):
         return None
-    return Fix("do not wait", False, (ReplaceStatement(view.span(statement), ""),))
+    return Fix("do not wait", False, (ReplaceStatement(context.span(statement), ""),))

@@ -13,10 +13,10 @@ import ast
 from collections.abc import Iterator
 
 from whet.auditor.finding import AddImport, Confidence, Fix, Gain, Hit, InsertBefore, Priority
-from whet.auditor.heat import HeatKind
+from whet.auditor.hot_paths import HeatKind
 from whet.auditor.precision import is_mixed, is_of_small_models, sets_tf32, speaks_of_half
 from whet.auditor.reasons import has_comment
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "PRE104"
 NAME = "tf32-off"
@@ -25,64 +25,68 @@ _GAIN = Gain(0.0, 0.4, "a GPU since Ampere, and products of float32 matrices tak
 _SETTING = 'torch.set_float32_matmul_precision("high")'
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Settings that turn it off, then the entry of a script that has none."""
-    if not view.mentions_gpu or view.module.is_test or not view.module.uses_torch:
+    if not context.mentions_gpu or context.module.is_test or not context.module.uses_torch:
         return
-    yield from _turned_off(view)
-    if not any(view.loops(HeatKind.TRAINING)) or is_mixed(view.module) or speaks_of_half(view.module):
+    yield from _turned_off(context)
+    if not any(context.loops(HeatKind.TRAINING)) or is_mixed(context.module) or speaks_of_half(context.module):
         return
-    if sets_tf32(view.project) or is_of_small_models(view.module):
+    if sets_tf32(context.project) or is_of_small_models(context.module):
         return
-    entry = _entry(view)
+    entry = _entry(context)
     if entry is not None:
         at, first = entry
         message = "the script trains in float32 and never turns TF32 on"
         fix = None
-        if first is not None and view.module.imports.get("torch") == "torch":
-            fix = Fix("let products use TF32", False, (InsertBefore(view.span(first), _SETTING), AddImport("torch")))
+        if first is not None and context.module.imports.get("torch") == "torch":
+            fix = Fix("let products use TF32", False, (InsertBefore(context.span(first), _SETTING), AddImport("torch")))
         yield Hit(at=at, message=message, confidence=Confidence.LOW, gain=_GAIN, fix=fix)
 
 
-def _turned_off(view: View) -> Iterator[Hit]:
-    for statement in view.nodes(ast.Assign):
+def _turned_off(context: RuleContext) -> Iterator[Hit]:
+    for statement in context.nodes(ast.Assign):
         target = statement.targets[0]
         if (
             isinstance(target, ast.Attribute)
             and target.attr == "allow_tf32"
-            and view.constant(statement.value) is False
+            and context.constant(statement.value) is False
         ):
-            dotted = view.dotted(target) or ""
-            if not dotted.startswith("torch.backends") or _is_switched(view, statement):
+            dotted = context.dotted(target) or ""
+            if not dotted.startswith("torch.backends") or _is_switched(context, statement):
                 continue
-            message = f"{view.shown(target)} is set to False"
+            message = f"{context.shown(target)} is set to False"
             fix = None
-            if not has_comment(view, statement):
-                fix = view.replace(statement.value, "True", "let products use TF32", safe=False)
+            if not has_comment(context, statement):
+                fix = context.replace(statement.value, "True", "let products use TF32", safe=False)
             yield Hit(at=statement, message=message, confidence=Confidence.MEDIUM, gain=_GAIN, fix=fix)
-    for call in view.calls_to("torch.set_float32_matmul_precision"):
-        if call.args and view.constant(call.args[0]) == "highest" and not _is_switched(view, view.statement(call)):
+    for call in context.calls_to("torch.set_float32_matmul_precision"):
+        if (
+            call.args
+            and context.constant(call.args[0]) == "highest"
+            and not _is_switched(context, context.statement(call))
+        ):
             fix = None
-            if not has_comment(view, call):
-                fix = view.replace(call.args[0], '"high"', "let products use TF32", safe=False)
+            if not has_comment(context, call):
+                fix = context.replace(call.args[0], '"high"', "let products use TF32", safe=False)
             message = "float32 products at the highest precision leave the tensor cores unused"
             yield Hit(at=call, message=message, confidence=Confidence.MEDIUM, gain=_GAIN, fix=fix)
 
 
-def _is_switched(view: View, statement: ast.stmt) -> bool:
+def _is_switched(context: RuleContext, statement: ast.stmt) -> bool:
     """Whether it is one branch of a choice, or a test's or context's restoring of what was."""
-    return any(isinstance(up, ast.If | ast.Try | ast.With) for up in view.ancestors(statement))
+    return any(isinstance(up, ast.If | ast.Try | ast.With) for up in context.ancestors(statement))
 
 
-def _entry(view: View) -> tuple[ast.AST, ast.stmt | None] | None:
+def _entry(context: RuleContext) -> tuple[ast.AST, ast.stmt | None] | None:
     """Where the script begins: the guard and the first statement under it, or the first training loop at its top."""
-    for statement in view.module.tree.body:
+    for statement in context.module.tree.body:
         if isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
             return statement, statement.body[0]
-    loops = [loop for loop in view.loops(HeatKind.TRAINING) if view.function_of(loop) is view.module.top]
+    loops = [loop for loop in context.loops(HeatKind.TRAINING) if context.function_of(loop) is context.module.top]
     if not loops:
         return None
     outer: ast.AST = loops[0]
-    while (up := view.parent(outer)) is not view.module.tree and up is not None:
+    while (up := context.parent(outer)) is not context.module.tree and up is not None:
         outer = up
     return loops[0], outer if isinstance(outer, ast.stmt) else None

@@ -13,11 +13,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from whet.auditor.finding import Confidence, Gain, Hit, Hot, Priority
-from whet.auditor.heat import TRAINS, HeatKind
-from whet.auditor.kinds import Kind
+from whet.auditor.abstract_types import Kind
+from whet.auditor.finding import Confidence, Gain, Hit, HotPath, Priority
+from whet.auditor.hot_paths import TRAINS, HeatKind
 from whet.auditor.project import name_of
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "DAT104"
 NAME = "tokenising-in-loop"
@@ -31,50 +31,50 @@ _MADE_NOW = re.compile(r"generat|respon|complet|output|pred|decod|sampled|augmen
 _NOT_TEXT = frozenset(("images", "audio", "audios", "videos", "raw_speech"))
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls of tokenizers in what runs in every training step or for every sample."""
-    for call in view.nodes(ast.Call):
-        if not _tokenises(view, call):
+    for call in context.nodes(ast.Call):
+        if not _tokenises(context, call):
             continue
-        hot = view.hot(call)
+        hot = context.hot(call)
         if hot is None or hot.guard or HeatKind(hot.kind) not in TRAINS | {HeatKind.DATA}:
             continue
-        if hot.kind == HeatKind.DATA and not _is_for_a_loader(view):
+        if hot.kind == HeatKind.DATA and not _is_for_a_loader(context):
             continue
-        if hot.kind == HeatKind.TRAINING_STEP and not hot.loop_line and _is_given_new_text(view, call):
+        if hot.kind == HeatKind.TRAINING_STEP and not hot.loop_line and _is_given_new_text(context, call):
             continue
-        if _MADE_NOW.search(" ".join(view.source(argument) for argument in call.args).lower()):
+        if _MADE_NOW.search(" ".join(context.source(argument) for argument in call.args).lower()):
             continue
-        yield _hit(view, call, hot)
+        yield _hit(context, call, hot)
 
 
-def _tokenises(view: View, call: ast.Call) -> bool:
+def _tokenises(context: RuleContext, call: ast.Call) -> bool:
     name = name_of(call)
     if any(keyword.arg in _NOT_TEXT for keyword in call.keywords) or (not call.args and not call.keywords):
         return False
     if name in _METHODS and isinstance(call.func, ast.Attribute):
-        return view.kind(call.func.value) is Kind.TOKENIZER
-    return _CALLABLE.fullmatch(name) is not None and view.kind(call.func) is Kind.TOKENIZER
+        return context.kind(call.func.value) is Kind.TOKENIZER
+    return _CALLABLE.fullmatch(name) is not None and context.kind(call.func) is Kind.TOKENIZER
 
 
-def _is_for_a_loader(view: View) -> bool:
+def _is_for_a_loader(context: RuleContext) -> bool:
     """Whether the file speaks of loaders, so that a function named collate is what it seems."""
-    return any(word in view.module.text for word in ("DataLoader", "collate_fn", "data_collator", "Dataset"))
+    return any(word in context.module.text for word in ("DataLoader", "collate_fn", "data_collator", "Dataset"))
 
 
-def _is_given_new_text(view: View, call: ast.Call) -> bool:
+def _is_given_new_text(context: RuleContext, call: ast.Call) -> bool:
     """Whether the text is made in the step itself, by decoding or by a model that generates."""
-    calls = (name_of(other) for other in view.function_of(call).calls if other.lineno <= call.lineno)
+    calls = (name_of(other) for other in context.function_of(call).calls if other.lineno <= call.lineno)
     return any(name in ("generate", "batch_decode", "decode") for name in calls)
 
 
-def _hit(view: View, call: ast.Call, hot: Hot) -> Hit:
+def _hit(context: RuleContext, call: ast.Call, hot: HotPath) -> Hit:
     is_data = hot.kind == HeatKind.DATA
     where = "for every sample or batch of every epoch" if is_data else "in every step"
     return Hit(
         at=call,
         hot=hot,
-        message=f"{view.shown(call)} tokenises {where}",
+        message=f"{context.shown(call)} tokenises {where}",
         confidence=Confidence.MEDIUM,
         priority=Priority.LOW if is_data else None,
         gain=_GAIN,

@@ -14,7 +14,7 @@ import ast
 from collections.abc import Iterator
 
 from whet.auditor.finding import Hit, Priority
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.waits import WAIT_GAIN, copied_in, wait_for_copy
 
 CODE = "SYN104"
@@ -22,13 +22,13 @@ NAME = "tolist-in-loop"
 PRIORITY = Priority.MEDIUM
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls of tolist() on what is a tensor, or was copied as one."""
-    for call in view.calls("tolist"):
+    for call in context.calls("tolist"):
         if not isinstance(call.func, ast.Attribute) or call.args:
             continue
-        copied = copied_in(view, call.func.value)
-        wait = wait_for_copy(view, call, copied or call.func.value, known=copied is None)
+        copied = copied_in(context, call.func.value)
+        wait = wait_for_copy(context, call, copied or call.func.value, known=copied is None)
         if wait is None:
             continue
-        yield wait.hit(call, f"{view.shown(call)} makes the CPU wait for the GPU in every step", WAIT_GAIN)
+        yield wait.hit(call, f"{context.shown(call)} makes the CPU wait for the GPU in every step", WAIT_GAIN)

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.project_words import uses_half
+from whet.auditor.rule_context import RuleContext
 from whet.auditor.source import Class
-from whet.auditor.view import View
 
 CODE = "CMP110"
 NAME = "unaligned-dimensions"
@@ -39,43 +39,43 @@ _WIDTHS = {
 }
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Layers whose width only they and the next layer share."""
-    if not uses_half(view.project, view.module):
+    if not uses_half(context.project, context.module):
         return
     inputs: dict[Class | None, set[int]] = {}
     outputs: list[tuple[ast.Call, int]] = []
     for name, (taken, given) in _PLACES.items():
-        for call in view.calls_to(f"torch.nn.{name}"):
-            width = _width(view, call, *taken) if taken is not None else None
+        for call in context.calls_to(f"torch.nn.{name}"):
+            width = _width(context, call, *taken) if taken is not None else None
             if width is not None:
-                inputs.setdefault(view.class_of(call), set()).add(width)
-            width = _width(view, call, *given)
+                inputs.setdefault(context.class_of(call), set()).add(width)
+            width = _width(context, call, *given)
             if width is not None:
                 outputs.append((call, width))
     for call, width in outputs:
-        if width in inputs.get(view.class_of(call), ()):
-            yield _hit(view, call, width)
+        if width in inputs.get(context.class_of(call), ()):
+            yield _hit(context, call, width)
     for name, place in _WIDTHS.items():
-        for call in view.calls_to(f"torch.nn.{name}"):
-            width = _width(view, call, *place)
+        for call in context.calls_to(f"torch.nn.{name}"):
+            width = _width(context, call, *place)
             if width is not None:
-                yield _hit(view, call, width)
+                yield _hit(context, call, width)
 
 
-def _width(view: View, call: ast.Call, position: int, keyword: str) -> int | None:
+def _width(context: RuleContext, call: ast.Call, position: int, keyword: str) -> int | None:
     """The constant width at a place, where it is unaligned."""
-    given = view.keyword(call, keyword, position)
-    value = view.constant(given) if given is not None else None
+    given = context.keyword(call, keyword, position)
+    value = context.constant(given) if given is not None else None
     if not isinstance(value, int) or isinstance(value, bool):
         return None
     return value if value >= _LEAST and value % _MULTIPLE else None
 
 
-def _hit(view: View, call: ast.Call, width: int) -> Hit:
+def _hit(context: RuleContext, call: ast.Call, width: int) -> Hit:
     return Hit(
         at=call,
-        message=f"{view.shown(call)}: a hidden width of {width}, no multiple of {_MULTIPLE}, in half precision",
+        message=f"{context.shown(call)}: a hidden width of {width}, no multiple of {_MULTIPLE}, in half precision",
         confidence=Confidence.MEDIUM,
         gain=_GAIN,
     )

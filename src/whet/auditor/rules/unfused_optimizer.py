@@ -14,12 +14,12 @@ Source      torch.optim documentation, "fused implementation"; release notes of 
 import ast
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority
-from whet.auditor.heat import TRAINS
-from whet.auditor.kinds import Kind
+from whet.auditor.hot_paths import TRAINS
 from whet.auditor.project_words import mentions
 from whet.auditor.requirements import supports
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "CMP106"
 NAME = "unfused-optimizer"
@@ -33,32 +33,32 @@ _DECIDED = ("fused", "foreach", "capturable", "differentiable")
 _NAMES = tuple(f"torch.optim.{place}{name}" for name in _FUSED for place in ("", f"{name.lower()}.", "optimizer."))
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls that make one of the optimisers that have a fused form."""
-    if not view.mentions_gpu and not any(True for _ in view.loops(*TRAINS)):
+    if not context.mentions_gpu and not any(True for _ in context.loops(*TRAINS)):
         return
-    for call in view.calls_to(*_NAMES):
-        if any(view.keyword(call, name) is not None for name in _DECIDED) or _has_options(call):
+    for call in context.calls_to(*_NAMES):
+        if any(context.keyword(call, name) is not None for name in _DECIDED) or _has_options(call):
             continue
-        if not call.args and view.keyword(call, "params") is None:
+        if not call.args and context.keyword(call, "params") is None:
             continue
-        if _is_small(view, view.keyword(call, "params", 0)):
+        if _is_small(context, context.keyword(call, "params", 0)):
             continue
         yield Hit(
             at=call,
-            message=f"{view.shown(call.func)} without fused=True: several kernels for each update",
+            message=f"{context.shown(call.func)} without fused=True: several kernels for each update",
             confidence=Confidence.MEDIUM,
             gain=_GAIN,
-            fix=_fused(view, call),
+            fix=_fused(context, call),
         )
 
 
-def _fused(view: View, call: ast.Call) -> Fix | None:
-    if supports(view.module.path, (2, 4)) is False or (view.dotted(call.func) or "").endswith("Adagrad"):
+def _fused(context: RuleContext, call: ast.Call) -> Fix | None:
+    if supports(context.module.path, (2, 4)) is False or (context.dotted(call.func) or "").endswith("Adagrad"):
         return None
-    if mentions(view.project, view.module, _WITHOUT):
+    if mentions(context.project, context.module, _WITHOUT):
         return None
-    return view.set_keyword(call, "fused", "True", "update all parameters in one kernel", safe=False)
+    return context.set_keyword(call, "fused", "True", "update all parameters in one kernel", safe=False)
 
 
 def _has_options(call: ast.Call) -> bool:
@@ -66,10 +66,10 @@ def _has_options(call: ast.Call) -> bool:
     return any(keyword.arg is None for keyword in call.keywords)
 
 
-def _is_small(view: View, parameters: ast.expr | None) -> bool:
+def _is_small(context: RuleContext, parameters: ast.expr | None) -> bool:
     """Whether what is optimised is a tensor or a few, written one by one: an image, a latent."""
     if isinstance(parameters, ast.List | ast.Tuple):
         return all(
-            isinstance(one, ast.Name | ast.Attribute) and view.kind(one) is not Kind.LIST for one in parameters.elts
+            isinstance(one, ast.Name | ast.Attribute) and context.kind(one) is not Kind.LIST for one in parameters.elts
         )
     return False

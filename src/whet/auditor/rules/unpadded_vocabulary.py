@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from whet.auditor.finding import Confidence, Gain, Hit, Priority
 from whet.auditor.project_words import uses_half
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "CMP111"
 NAME = "unpadded-vocabulary"
@@ -26,50 +26,53 @@ _LEAST, _MULTIPLE = 4000, 64
 _FIXED = re.compile(r"from_pretrained|PreTrainedModel|load_state_dict|load_weights|num_classes")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Output layers and tied embeddings of a constant size."""
-    if not (uses_half(view.project, view.module) or view.mentions_gpu):
+    if not (uses_half(context.project, context.module) or context.mentions_gpu):
         return
-    sizes = {view.source(size) for call, size in _sized(view, "Linear", 1, "out_features")}
+    sizes = {context.source(size) for call, size in _sized(context, "Linear", 1, "out_features")}
     for name, position, keyword in (("Linear", 1, "out_features"), ("Embedding", 0, "num_embeddings")):
-        for call, size in _sized(view, name, position, keyword):
-            if name == "Embedding" and (view.source(size) in sizes or not _is_tied(view, call)):
+        for call, size in _sized(context, name, position, keyword):
+            if name == "Embedding" and (context.source(size) in sizes or not _is_tied(context, call)):
                 continue
-            cls = view.class_of(call)
-            if cls is not None and any(isinstance(b, str) and "PreTrained" in b for b in view.project.ancestry(cls)):
+            cls = context.class_of(call)
+            if cls is not None and any(isinstance(b, str) and "PreTrained" in b for b in context.project.ancestry(cls)):
                 continue
-            value = view.constant(size)
+            value = context.constant(size)
             assert isinstance(value, int)
             yield Hit(
                 at=call,
-                message=f"{view.shown(call)}: {value} tokens, no multiple of {_MULTIPLE}",
-                confidence=Confidence.LOW if _FIXED.search(view.module.text) else Confidence.MEDIUM,
+                message=f"{context.shown(call)}: {value} tokens, no multiple of {_MULTIPLE}",
+                confidence=Confidence.LOW if _FIXED.search(context.module.text) else Confidence.MEDIUM,
                 gain=_GAIN,
             )
 
 
-def _sized(view: View, name: str, position: int, keyword: str) -> Iterator[tuple[ast.Call, ast.expr]]:
+def _sized(context: RuleContext, name: str, position: int, keyword: str) -> Iterator[tuple[ast.Call, ast.expr]]:
     """Layers of a kind whose size is a known vocabulary of the wrong length."""
-    for call in view.calls_to(f"torch.nn.{name}"):
-        size = view.keyword(call, keyword, position)
-        value = view.constant(size) if size is not None else None
+    for call in context.calls_to(f"torch.nn.{name}"):
+        size = context.keyword(call, keyword, position)
+        value = context.constant(size) if size is not None else None
         is_vocabulary = isinstance(value, int) and not isinstance(value, bool) and value > _LEAST
         if size is None or not is_vocabulary or not isinstance(value, int) or value % _MULTIPLE == 0:
             continue
-        is_named = isinstance(size, ast.Constant) or re.search(r"vocab|n_?tokens?|dict", view.source(size), re.I)
-        is_last = name == "Embedding" or re.search(r"head|vocab|logit|token|lm|decoder|out", _around(view, call), re.I)
+        is_named = isinstance(size, ast.Constant) or re.search(r"vocab|n_?tokens?|dict", context.source(size), re.I)
+        is_last = name == "Embedding" or re.search(
+            r"head|vocab|logit|token|lm|decoder|out", _around(context, call), re.I
+        )
         if is_named and is_last:
             yield call, size
 
 
-def _around(view: View, call: ast.Call) -> str:
+def _around(context: RuleContext, call: ast.Call) -> str:
     """The statement that makes the layer: its names say what it is for."""
-    return view.source(view.statement(call))
+    return context.source(context.statement(call))
 
 
-def _is_tied(view: View, call: ast.Call) -> bool:
+def _is_tied(context: RuleContext, call: ast.Call) -> bool:
     """Whether the class of an embedding gives its weight to another layer."""
-    cls = view.class_of(call)
+    cls = context.class_of(call)
     return (
-        cls is not None and re.search(r"\.weight\s*=\s*self\.|F\.linear\(.*\.weight", view.source(cls.node)) is not None
+        cls is not None
+        and re.search(r"\.weight\s*=\s*self\.|F\.linear\(.*\.weight", context.source(cls.node)) is not None
     )

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from whet.auditor.finding import Confidence, Fix, Gain, Hit, Priority, ReplaceStatement
 from whet.auditor.project import name_of
 from whet.auditor.project_words import neighbours
-from whet.auditor.view import View
+from whet.auditor.rule_context import RuleContext
 
 CODE = "MEM101"
 NAME = "zero-grad-to-zero"
@@ -26,69 +26,69 @@ _GRADIENTS = ("grad", "main_grad", "CUDAGraph", "make_graphed_callables")  # gra
 _GAIN = Gain(0.0, 0.03, "one write and one read of all gradients in a step")
 
 
-def check(view: View) -> Iterator[Hit]:
+def check(context: RuleContext) -> Iterator[Hit]:
     """Calls of zero_grad that are told to keep the gradients, and loops that do so by hand."""
-    for call in view.calls("zero_grad"):
-        given = view.keyword(call, "set_to_none", 0)
+    for call in context.calls("zero_grad"):
+        given = context.keyword(call, "set_to_none", 0)
         if not isinstance(call.func, ast.Attribute) or not _is_false(given) or given is None:
             continue
         by_name = any(keyword.value is given for keyword in call.keywords)
         title = "let the gradients go"
         yield Hit(
             at=call,
-            hot=view.hot(call),
-            message=f"{view.shown(call)} writes zeros to every gradient and keeps their memory",
+            hot=context.hot(call),
+            message=f"{context.shown(call)} writes zeros to every gradient and keeps their memory",
             confidence=Confidence.HIGH,
             gain=_GAIN,
             fix=None
-            if _uses_gradients(view, call)
-            else view.set_keyword(call, "set_to_none", "True", title, safe=False)
+            if _uses_gradients(context, call)
+            else context.set_keyword(call, "set_to_none", "True", title, safe=False)
             if by_name
-            else view.replace(given, "True", title, safe=False),
+            else context.replace(given, "True", title, safe=False),
         )
-    for call in view.calls("zero_", "fill_"):
-        yield from _by_hand(view, call)
+    for call in context.calls("zero_", "fill_"):
+        yield from _by_hand(context, call)
 
 
-def _by_hand(view: View, call: ast.Call) -> Iterator[Hit]:
+def _by_hand(context: RuleContext, call: ast.Call) -> Iterator[Hit]:
     """`p.grad.zero_()` or `p.grad.data.zero_()`, once for each parameter."""
     gradient = call.func.value if isinstance(call.func, ast.Attribute) else None
     if isinstance(gradient, ast.Attribute) and gradient.attr == "data":
         gradient = gradient.value
     if not isinstance(gradient, ast.Attribute) or gradient.attr != "grad":
         return
-    if any(view.constant(argument) != 0 for argument in call.args):
+    if any(context.constant(argument) != 0 for argument in call.args):
         return
-    hot = view.hot(call)
+    hot = context.hot(call)
     if hot is None or hot.guard or not hot.times_per_step:
         return
     yield Hit(
         at=call,
         hot=hot,
-        message=f"{view.shown(call)} starts a kernel {hot.times_per_step} in every step",
+        message=f"{context.shown(call)} starts a kernel {hot.times_per_step} in every step",
         confidence=Confidence.MEDIUM,
         gain=_GAIN,
-        fix=_dropped(view, call, gradient),
+        fix=_dropped(context, call, gradient),
     )
 
 
-def _dropped(view: View, call: ast.Call, gradient: ast.Attribute) -> Fix | None:
-    statement = view.parent(call)
-    if not isinstance(statement, ast.Expr) or _uses_gradients(view, statement):
+def _dropped(context: RuleContext, call: ast.Call, gradient: ast.Attribute) -> Fix | None:
+    statement = context.parent(call)
+    if not isinstance(statement, ast.Expr) or _uses_gradients(context, statement):
         return None
-    source = f"{view.source(gradient)} = None"
-    return Fix("let the gradient go", False, (ReplaceStatement(view.span(statement), source),))
+    source = f"{context.source(gradient)} = None"
+    return Fix("let the gradient go", False, (ReplaceStatement(context.span(statement), source),))
 
 
-def _uses_gradients(view: View, node: ast.AST) -> bool:
+def _uses_gradients(context: RuleContext, node: ast.AST) -> bool:
     """Whether the program, but for the statement of a node and its guard, reads or writes gradients by hand."""
-    own = view.statement(node)
-    parent = view.parent(own)
+    own = context.statement(node)
+    parent = context.parent(own)
     is_guarded = isinstance(parent, ast.If) and ".grad" in ast.unparse(parent.test) and all(map(_clears, parent.body))
     lines = range(parent.lineno if is_guarded and isinstance(parent, ast.If) else own.lineno, (own.end_lineno or 0) + 1)
-    if any(each.attr in _GRADIENTS and each.lineno not in lines for each in view.nodes(ast.Attribute)):
+    if any(each.attr in _GRADIENTS and each.lineno not in lines for each in context.nodes(ast.Attribute)):
         return True
-    others = neighbours(view.project)[view.module] - {view.module}
+    others = neighbours(context.project)[context.module] - {context.module}
     return any(each.attr in _GRADIENTS for other in others for each in other.nodes(ast.Attribute))
 
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from enum import StrEnum
 
+from whet.auditor.abstract_types import Kind
 from whet.auditor.calls import CallKind, Calls
-from whet.auditor.finding import Hot
+from whet.auditor.finding import HotPath
 from whet.auditor.guards import guard_above
-from whet.auditor.inferred import Kinds
-from whet.auditor.kinds import Kind
 from whet.auditor.project import Project
 from whet.auditor.source import COMPREHENSIONS, Function, LoopNode, Module
+from whet.auditor.type_inference import TypeInference
 
 _MOST_FUNCTIONS_ON_THE_WAY = 6
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -41,15 +41,15 @@ INFERS = frozenset({HeatKind.INFERENCE, HeatKind.INFERENCE_CALL, HeatKind.GENERA
 _ORDER = list(HeatKind)  # where a function is reached from several, the first counts
 
 
-class Heat:
+class HotPaths:
     """Finds the hot places of a project once; `of` says why a node is hot."""
 
-    def __init__(self, project: Project, kinds: Kinds) -> None:
+    def __init__(self, project: Project, kinds: TypeInference) -> None:
         self._project = project
         self._kinds = kinds
         self._calls = Calls(project, kinds)
         self.loops: dict[ast.AST, HeatKind] = {}
-        self.functions: dict[Function, Hot] = {}
+        self.functions: dict[Function, HotPath] = {}
         self._trains: dict[Function, bool] = {}
         self._infers: dict[Function, bool] = {}
         for module in project.modules:
@@ -57,7 +57,7 @@ class Heat:
                 self._find_loops(module)
         self._spread(self._seeds())
 
-    def of(self, module: Module, node: ast.AST) -> Hot | None:
+    def of(self, module: Module, node: ast.AST) -> HotPath | None:
         """Why a node is hot; None where it is not. The innermost reason counts."""
         guard, child = "", node
         between: list[ast.AST] = []
@@ -185,13 +185,13 @@ class Heat:
             for loop in function.loops
         )
 
-    def _seeds(self) -> Iterator[tuple[Function, Hot]]:
+    def _seeds(self) -> Iterator[tuple[Function, HotPath]]:
         for module in self._project.modules:
             for function in module.functions:
                 yield from self._called_in_loops(module, function)
                 kind = self._own_kind(function) if module.uses_torch else None
                 if kind is not None:
-                    yield function, Hot(kind, function.qualname)
+                    yield function, HotPath(kind, function.qualname)
 
     def _own_kind(self, function: Function) -> HeatKind | None:
         """Why a function is hot by itself, whoever calls it."""
@@ -215,7 +215,7 @@ class Heat:
                 return HeatKind.INFERENCE_CALL
         return None
 
-    def _called_in_loops(self, module: Module, function: Function) -> Iterator[tuple[Function, Hot]]:
+    def _called_in_loops(self, module: Module, function: Function) -> Iterator[tuple[Function, HotPath]]:
         if not any(loop in self.loops for loop in function.loops):
             return
         for call in function.calls:
@@ -226,7 +226,7 @@ class Heat:
             if hot is not None:
                 yield target, replace(hot, function=target.qualname, via=(target.name,))
 
-    def of_loops(self, module: Module, node: ast.AST) -> Hot | None:
+    def of_loops(self, module: Module, node: ast.AST) -> HotPath | None:
         """As `of`, before functions are known: by the loops around the node alone."""
         guard, child = "", node
         between: list[ast.AST] = []
@@ -241,7 +241,7 @@ class Heat:
             child = up
         return None
 
-    def _spread(self, seeds: Iterable[tuple[Function, Hot]]) -> None:
+    def _spread(self, seeds: Iterable[tuple[Function, HotPath]]) -> None:
         waiting = sorted(seeds, key=lambda seed: _rank(seed[1]))
         while waiting:
             found = []
@@ -255,7 +255,7 @@ class Heat:
                 found += list(self._called_by(function))
             waiting = found
 
-    def _called_by(self, function: Function) -> Iterator[tuple[Function, Hot]]:
+    def _called_by(self, function: Function) -> Iterator[tuple[Function, HotPath]]:
         module = function.module
         for call in function.calls:
             target = self._project.target(module, call)
@@ -265,8 +265,8 @@ class Heat:
             if hot is not None:
                 yield target, replace(hot, function=target.qualname, via=(*hot.via, target.name))
 
-    def _in_loop(self, module: Module, node: ast.AST, loop: ast.AST, guard: str, between: list[ast.AST]) -> Hot:
-        return Hot(
+    def _in_loop(self, module: Module, node: ast.AST, loop: ast.AST, guard: str, between: list[ast.AST]) -> HotPath:
+        return HotPath(
             kind=self.loops[loop],
             function=module.function_of(node).qualname,
             loop_path=module.path,
@@ -298,7 +298,7 @@ def own_calls(module: Module, function: Function, loop: LoopNode) -> Iterator[as
             child = up
 
 
-def _rank(hot: Hot) -> tuple[bool, int, int]:
+def _rank(hot: HotPath) -> tuple[bool, int, int]:
     return bool(hot.guard), _ORDER.index(HeatKind(hot.kind)), len(hot.via)
 
 

@@ -5,26 +5,28 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from whet.auditor.abstract_types import Kind, Value
 from whet.auditor.calls import CallKind
 from whet.auditor.constants import UNKNOWN_VALUE, Constants, Default
-from whet.auditor.finding import AddImport, Edit, Fix, Hot, RemoveKeyword, ReplaceExpression, SetKeyword, Span
-from whet.auditor.heat import Heat, HeatKind
-from whet.auditor.inferred import Kinds
-from whet.auditor.kinds import Kind, Value
+from whet.auditor.finding import AddImport, Edit, Fix, HotPath, RemoveKeyword, ReplaceExpression, SetKeyword, Span
+from whet.auditor.hot_paths import HeatKind, HotPaths
 from whet.auditor.project import Project, name_of
 from whet.auditor.source import Class, Function, LoopNode, Module, Node
+from whet.auditor.type_inference import TypeInference
 
 _GPU_WORDS = ("cuda", "device", "accelerator", "fabric", ".to(", "gpu", "xpu", "mps")
 
 
-class View:
+class RuleContext:
     """One module and the project it is of. Rules ask it; they never look at other modules by themselves."""
 
-    def __init__(self, module: Module, project: Project, kinds: Kinds, heat: Heat, constants: Constants) -> None:
+    def __init__(
+        self, module: Module, project: Project, kinds: TypeInference, hot_paths: HotPaths, constants: Constants
+    ) -> None:
         self.module = module
         self.project = project
         self.kinds = kinds
-        self.heat = heat
+        self.hot_paths = hot_paths
         self.constants = constants
         self._calls: dict[str, list[ast.Call]] = {}
         for call in module.nodes(ast.Call):
@@ -57,7 +59,7 @@ class View:
 
     def loops(self, *kinds: HeatKind) -> Iterator[LoopNode]:
         """Step loops of the kinds (all, without any)."""
-        return self.heat.step_loops(self.module, *kinds)
+        return self.hot_paths.step_loops(self.module, *kinds)
 
     def functions(self) -> Iterator[Function]:
         """All functions, the module's top among them (its `node` is an ast.Module)."""
@@ -101,13 +103,13 @@ class View:
         """Whether a class of the project is an nn.Module."""
         return cls is not None and self.kinds.instance(cls).kind is Kind.MODEL
 
-    def hot(self, node: ast.AST) -> Hot | None:
+    def hot(self, node: ast.AST) -> HotPath | None:
         """Why a node runs in every step; None where it does not. `hot.guard` names a rare condition, if any."""
-        return self.heat.of(self.module, node)
+        return self.hot_paths.of(self.module, node)
 
     def call_kind(self, call: ast.Call) -> CallKind:
         """BACKWARD, STEP (of an optimiser), MODEL (a forward pass), GENERATE, PICK, OTHER."""
-        return self.heat.kind_of_call(self.module, call)
+        return self.hot_paths.kind_of_call(self.module, call)
 
     def target(self, call: ast.Call) -> Function | None:
         """The project's own function that a call runs, if it is one."""
@@ -174,5 +176,5 @@ def _has_star(arguments: list[ast.expr]) -> bool:
 
 
 def is_known(value: object) -> bool:
-    """Whether `View.constant` has found a value."""
+    """Whether `RuleContext.constant` has found a value."""
     return value is not UNKNOWN_VALUE

@@ -6,8 +6,7 @@ import ast
 from dataclasses import replace
 
 from whet.auditor import torch_names as names
-from whet.auditor.annotations import Annotations
-from whet.auditor.kinds import (
+from whet.auditor.abstract_types import (
     NUMBER,
     TENSOR,
     UNKNOWN,
@@ -20,6 +19,7 @@ from whet.auditor.kinds import (
     of_tensor_method,
     part_of,
 )
+from whet.auditor.annotations import Annotations
 from whet.auditor.project import Project
 from whet.auditor.source import Binding, Class, Function, Module
 
@@ -28,7 +28,7 @@ _MOST_STEPS = 400  # for one question; names that are bound over and over lead e
 _MOST_BINDINGS = 4
 
 
-class Kinds:
+class TypeInference:
     """Infers, and remembers. Flow is followed by line order within a function; branches are not told apart."""
 
     def __init__(self, project: Project) -> None:
