@@ -46,7 +46,9 @@ def check(context: RuleContext) -> Iterator[Hit]:
             yield Hit(
                 at=call,
                 hot=hot,
-                message=f"{context.shown(call)} casts the weights of {context.shown(model_call.func)} again in every call",
+                message=(
+                    f"{context.shown(call)} casts the weights of {context.shown(model_call.func)} again in every call"
+                ),
                 confidence=Confidence.MEDIUM if is_loop else Confidence.LOW,
                 gain=_GAIN,
             )

@@ -61,7 +61,10 @@ def check(context: RuleContext) -> Iterator[Hit]:
         yield Hit(
             at=call,
             hot=hot,
-            message=f"{context.shown(call)} of {context.shown(product)}: attention written out, its scores go through memory",
+            message=(
+                f"{context.shown(call)} of {context.shown(product)}: "
+                f"attention written out, its scores go through memory"
+            ),
             confidence=Confidence.MEDIUM if hot is not None else Confidence.LOW,
             gain=_GAIN,
             fix=_fused(context, call, scores, product, weighted) if scores is not None else None,

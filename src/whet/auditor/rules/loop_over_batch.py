@@ -43,7 +43,9 @@ def check(context: RuleContext) -> Iterator[Hit]:
         yield Hit(
             at=node,
             hot=hot,
-            message=f"one row of a tensor after the other: for {context.shown(loop.target)} in {context.shown(loop.iter)}",
+            message=(
+                f"one row of a tensor after the other: for {context.shown(loop.target)} in {context.shown(loop.iter)}"
+            ),
             confidence=Confidence.MEDIUM if hot is not None else Confidence.LOW,
             gain=_GAIN,
         )

@@ -69,7 +69,9 @@ def _prefix(context: RuleContext, loop: ast.For, index: str, hot: HotPath) -> It
             yield Hit(
                 at=call,
                 hot=hot,
-                message=f"{context.shown(call)}: a forward pass for each prefix, for {index} in {context.shown(loop.iter)}",
+                message=(
+                    f"{context.shown(call)}: a forward pass for each prefix, for {index} in {context.shown(loop.iter)}"
+                ),
                 confidence=Confidence.MEDIUM,
                 gain=_PREFIX_GAIN,
                 priority=Priority.HIGH,

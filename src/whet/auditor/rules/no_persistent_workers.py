@@ -42,7 +42,9 @@ def check(context: RuleContext) -> Iterator[Hit]:
         is_sure = loader.is_repeated is True and is_known(number) and bool(number)
         yield Hit(
             at=loader.options if loader.options is not None and _holds_workers(loader) else loader.call,
-            message=f"the workers of {loader.name or 'this loader'} ({context.shown(workers)}) start anew in every epoch",
+            message=(
+                f"the workers of {loader.name or 'this loader'} ({context.shown(workers)}) start anew in every epoch"
+            ),
             confidence=Confidence.HIGH if is_sure else Confidence.MEDIUM if loader.is_repeated else Confidence.LOW,
             gain=_GAIN,
             fix=_kept_alive(context, loader, workers),
