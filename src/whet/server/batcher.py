@@ -1,0 +1,5 @@
+"""The first place of `DynamicBatcher`; see whet.moved."""
+
+from whet.moved import moved
+
+__getattr__ = moved(__name__, {"DynamicBatcher": "whet.batching.batcher"})

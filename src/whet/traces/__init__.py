@@ -1,0 +1,1 @@
+"""The first name of `whet.trace_profiler`; see whet.moved."""
