@@ -25,8 +25,9 @@ PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x
 CORE = {
     "alembic": "alembic", "annotated-doc": "annotated_doc", "annotated-types": "annotated_types",
     "cloudpickle": "cloudpickle", "colorlog": "colorlog", "greenlet": "greenlet", "jinja2": "jinja2",
-    "libcst": "libcst", "mako": "mako", "markdown-it-py": "markdown_it", "markupsafe": "markupsafe", "mdurl": "mdurl",
-    "optuna": "optuna", "packaging": "packaging", "platformdirs": "platformdirs", "psutil": "psutil",
+    "lazy-loader": "lazy_loader", "libcst": "libcst", "mako": "mako", "markdown-it-py": "markdown_it",
+    "markupsafe": "markupsafe", "mdurl": "mdurl", "optuna": "optuna", "packaging": "packaging", "pathspec": "pathspec",
+    "platformdirs": "platformdirs", "psutil": "psutil",
     "pydantic": "pydantic", "pydantic-core": "pydantic_core", "pygments": "pygments", "pyyaml": "yaml", "rich": "rich",
     "safetensors": "safetensors", "shellingham": "shellingham", "sqlalchemy": "sqlalchemy", "tomli-w": "tomli_w",
     "torchao": "torchao", "tqdm": "tqdm", "typer": "typer", "typing-extensions": "typing_extensions",

@@ -13,6 +13,7 @@ from whet.machine import Machine
 from whet.machine.description import BFLOAT16
 from whet.measure.closeness import finite_entries
 from whet.rewriting.graph import Traced, rebuild, trace
+from whet.rewriting.precision_wrapper import PrecisionWrapper
 from whet.technique import Candidate
 from whet.workload import ExaminedWorkload
 
@@ -38,40 +39,26 @@ def to_half(candidate: Candidate, dtype: torch.dtype, name: str) -> Candidate:
     before each operator that would be given two dtypes. Raises TargetError where the outputs overflow.
     """
     notes = []
-    dtypes = tuple(t.dtype for t in candidate.examined.outputs[0])
+    outputs = candidate.examined.outputs[0]
     module: nn.Module
     if isinstance(candidate.module, Traced):
         module, _ = _repaired(copy.deepcopy(candidate.module), candidate.examined, dtype)
     else:
         module = _cast(candidate.copy_module(), dtype)
-        if (reason := _failure(Half(module, dtype, dtypes), candidate.examined)) is not None:
+        if (reason := _failure(PrecisionWrapper(module, outputs, inputs=dtype), candidate.examined)) is not None:
             traced = Traced(trace(candidate.copy_module(), candidate.examined))
             module, num_casts = _repaired(traced, candidate.examined, dtype)
             notes.append(f"{name}: the model pins float32 ({reason}); {num_casts} casts were put into its graph")
-    half = Half(module, dtype, dtypes)
+    half = PrecisionWrapper(module, outputs, inputs=dtype)
     with torch.no_grad():
-        outputs = half(*candidate.examined.flat_inputs[0])
-        overflows = not all(torch.isfinite(t).all() for t in outputs)
+        answers = half(*candidate.examined.flat_inputs[0])
+        overflows = not all(torch.isfinite(t).all() for t in answers)
         if overflows:  # unless the original's masked places are infinite themselves
             wanted = candidate.module(*candidate.examined.flat_inputs[0])
-            overflows = any(finite_entries(a, b) is None for a, b in zip(outputs, wanted, strict=True))
+            overflows = any(finite_entries(a, b) is None for a, b in zip(answers, wanted, strict=True))
     if overflows:
         raise TargetError(f"{name}: the outputs overflow to infinity or NaN; leave it out of the recipe")
     return candidate.with_module(half, *notes)
-
-
-class Half(nn.Module):
-    """Casts floating-point inputs to a narrow dtype, calls the module, and casts its outputs back."""
-
-    def __init__(self, module: nn.Module, dtype: torch.dtype, output_dtypes: tuple[torch.dtype, ...]) -> None:
-        super().__init__()
-        self.module = module
-        self.dtype = dtype
-        self.output_dtypes = output_dtypes
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        outputs = self.module(*(x.to(self.dtype) if x.is_floating_point() else x for x in tensors))
-        return tuple(y.to(dtype) for y, dtype in zip(outputs, self.output_dtypes, strict=True))
 
 
 def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -89,7 +76,7 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     return module
 
 
-def _failure(half: "Half", examined: ExaminedWorkload) -> str | None:
+def _failure(half: PrecisionWrapper, examined: ExaminedWorkload) -> str | None:
     """What torch says when the converted module mixes dtypes; None where it runs."""
     try:
         with torch.no_grad():

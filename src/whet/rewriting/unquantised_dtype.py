@@ -7,41 +7,29 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from whet.errors import OptionError
+from whet.rewriting.precision_wrapper import PrecisionWrapper
 from whet.technique import Candidate
 
 REST = ("bfloat16", "float32")
 
 
-class Rest(nn.Module):
-    """Calls a module, under autocast to bfloat16 or plainly; outputs keep the dtypes the model's users expect."""
+def with_rest(module: nn.Module, rest: str, candidate: Candidate) -> PrecisionWrapper:
+    """Return a quantised module with its other operators in `rest`.
 
-    def __init__(self, module: nn.Module, rest: str, output_dtypes: tuple[torch.dtype, ...]) -> None:
-        super().__init__()
-        self.module = module
-        self.autocasts = rest == "bfloat16"
-        self.output_dtypes = output_dtypes
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        if self.autocasts:
-            with torch.autocast("cpu", torch.bfloat16):
-                outputs = self.module(*tensors)
-        else:
-            outputs = self.module(*tensors)
-        return tuple(y.to(dtype) for y, dtype in zip(outputs, self.output_dtypes, strict=True))
-
-
-def around(module: nn.Module, rest: str, candidate: Candidate) -> Rest:
-    """A quantised module with its other operators in `rest`. Raises OptionError for what is no such precision."""
+    Raises:
+        OptionError: `rest` is no such precision.
+    """
     if rest not in REST:
         raise OptionError(f"rest must be {' or '.join(REST)}, not {rest!r}")
     if rest == "bfloat16":
         for part in module.modules():
             if isinstance(part, fx.GraphModule):
                 _into_range(part)
-    return Rest(module, rest, tuple(y.dtype for y in candidate.examined.outputs[0]))
+    autocast = "cpu" if rest == "bfloat16" else ""
+    return PrecisionWrapper(module, candidate.examined.outputs[0], autocast=autocast)
 
 
 def _into_range(graph_module: fx.GraphModule) -> None:

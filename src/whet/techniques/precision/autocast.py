@@ -11,13 +11,11 @@ Source          PyTorch documentation, "Automatic Mixed Precision package - torc
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.rewriting.low_precision import bfloat16_refusal
+from whet.rewriting.precision_wrapper import PrecisionWrapper
 from whet.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 from whet.workload import ExaminedWorkload
 
@@ -46,23 +44,9 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate inside torch.autocast; it shares its weights with the one given."""
-    dtypes = tuple(t.dtype for t in candidate.examined.outputs[0])
-    return candidate.with_module(_Autocast(candidate.module, candidate.examined.device_type, dtypes))
-
-
-class _Autocast(nn.Module):
-    """Calls the module inside torch.autocast, and casts its outputs back."""
-
-    def __init__(self, module: nn.Module, device: str, output_dtypes: tuple[torch.dtype, ...]) -> None:
-        super().__init__()
-        self.module = module
-        self.device = device
-        self.output_dtypes = output_dtypes
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        with torch.autocast(self.device, torch.bfloat16):
-            outputs = self.module(*tensors)
-        return tuple(y.to(dtype) for y, dtype in zip(outputs, self.output_dtypes, strict=True))
+    examined = candidate.examined
+    wrapper = PrecisionWrapper(candidate.module, examined.outputs[0], autocast=examined.device_type)
+    return candidate.with_module(wrapper)
 
 
 TECHNIQUE = Technique(

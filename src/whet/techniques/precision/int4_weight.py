@@ -26,7 +26,7 @@ from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.quantisation import quantisable
 from whet.quantisation.quantised_linear import int4_linear, replace_linears
-from whet.rewriting.unquantised_dtype import REST, around
+from whet.rewriting.unquantised_dtype import REST, with_rest
 from whet.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 from whet.workload import ExaminedWorkload
 
@@ -85,7 +85,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
         notes.append(f"int4_weight: {len(left)} of the layers stay in float, as their sizes don't fit ({left[0]}, ...)")
     if options.group_size != GROUP_SIZE:
         notes.append(f"int4_weight: groups are of {GROUP_SIZE} inputs; group_size={options.group_size} is not kept to")
-    return candidate.with_module(around(module, options.rest, candidate), *notes)
+    return candidate.with_module(with_rest(module, options.rest, candidate), *notes)
 
 
 def _fits(layer: nn.Linear) -> bool:

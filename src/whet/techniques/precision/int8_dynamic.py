@@ -20,7 +20,7 @@ from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.quantisation import pt2e, quantisable
-from whet.rewriting.unquantised_dtype import REST, around
+from whet.rewriting.unquantised_dtype import REST, with_rest
 from whet.technique import BACKEND, PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 from whet.workload import ExaminedWorkload
 
@@ -57,7 +57,7 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
     """The candidate as a graph that quantises its activations at each call."""
-    return candidate.with_module(around(pt2e.quantise(candidate, None), options.rest, candidate))
+    return candidate.with_module(with_rest(pt2e.quantise(candidate, None), options.rest, candidate))
 
 
 TECHNIQUE = Technique(

@@ -22,7 +22,7 @@ from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.quantisation import pt2e, quantisable
 from whet.quantisation.observers import OBSERVERS
-from whet.rewriting.unquantised_dtype import REST, around
+from whet.rewriting.unquantised_dtype import REST, with_rest
 from whet.technique import BACKEND, PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 from whet.workload import ExaminedWorkload
 
@@ -61,7 +61,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     if options.calibration not in OBSERVERS:
         raise OptionError(f"calibration must be one of {', '.join(OBSERVERS)}, not {options.calibration!r}")
     quantised = pt2e.quantise(candidate, OBSERVERS[options.calibration])
-    return candidate.with_module(around(quantised, options.rest, candidate))
+    return candidate.with_module(with_rest(quantised, options.rest, candidate))
 
 
 TECHNIQUE = Technique(

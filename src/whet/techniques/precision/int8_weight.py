@@ -26,7 +26,7 @@ from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
 from whet.quantisation import quantisable
 from whet.quantisation.quantised_linear import Int8Embedding, int8_linear, replace_linears
-from whet.rewriting.unquantised_dtype import REST, around
+from whet.rewriting.unquantised_dtype import REST, with_rest
 from whet.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 from whet.workload import ExaminedWorkload
 
@@ -71,7 +71,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     if not num_layers:
         raise TargetError("int8_weight finds no linear layer to quantise; leave it out of the recipe")
     quantisable.swap(module, {m: Int8Embedding(m) for m in module.modules() if _is_plain_embedding(m)})  # type: ignore[arg-type]
-    return candidate.with_module(around(module, options.rest, candidate))
+    return candidate.with_module(with_rest(module, options.rest, candidate))
 
 
 def _is_plain_embedding(module: nn.Module) -> bool:
