@@ -1,5 +1,6 @@
 """The load beside a measurement: what counts as a disturbance, and whether the kernel's counters are read rightly."""
 
+import os
 import subprocess
 import sys
 import time
@@ -126,6 +127,18 @@ def test_a_process_that_is_started_between_readings_is_the_measurements_own() ->
     assert after.own_s - alive.own_s < 0.2
     assert after.own_s - before.own_s > 0.28
     assert child.pid not in read._own
+
+
+def test_a_measured_process_counts_its_own_time_once() -> None:
+    """Its parent, the root of the measurement, lists it among its children."""
+    code = (
+        "import os, time\nfrom whet.measure.load import Meter\nread = Meter()\nbefore = read()\n"
+        "used = time.process_time()\nwhile time.process_time() < used + 0.3: pass\nafter = read()\n"
+        "assert os.getpid() not in read._own and os.getppid() in read._own\nprint(after.own_s - before.own_s)"
+    )
+    environment = {**os.environ, load.ROOT: str(os.getpid())}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert 0.28 < float(done.stdout) < 0.45
 
 
 def test_run_delay_is_that_of_all_threads() -> None:

@@ -102,6 +102,32 @@ def test_outputs_of_every_dtype_come_back(tmp_path: Path) -> None:
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
+def test_outputs_that_are_too_large_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later processes then run the original again, as they do where the file cannot be read."""
+    monkeypatch.setattr(known_target, "_MAX_OUTPUT_BYTES", 100)
+    assert write_outputs([[torch.ones(25)]], tmp_path / "outputs.pt")
+    assert not write_outputs([[torch.ones(26)]], tmp_path / "large.pt")
+    assert not (tmp_path / "large.pt").exists()
+    assert not write_outputs([[torch.ones(1)]], tmp_path / "nowhere" / "outputs.pt")
+    assert read_outputs(tmp_path / "large.pt") is None
+    (tmp_path / "outputs.pt").write_bytes(b"PK broken")
+    assert read_outputs(tmp_path / "outputs.pt") is None
+
+
+def test_a_model_with_lazy_parameters_is_known_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lazy(name: str = "") -> Workload:
+        torch.manual_seed(0)
+        return Workload(model=nn.Sequential(nn.LazyLinear(3)).eval(), inputs=[torch.ones(2, 4)])
+
+    monkeypatch.setattr(target_examination, "load_limits", lambda *args, **options: LIMITS)
+    monkeypatch.setattr(target_examination, "open_target", lazy)
+    facts = examine_target(ExaminationRequest(target="t", directory=tmp_path))
+    monkeypatch.setattr(known_target, "open_target", lazy)
+    monkeypatch.setattr(known_target, "examine", lambda *args, **options: pytest.fail("it was examined again"))
+    found = context(tmp_path, None, **{n: getattr(facts, n) for n in type(facts).model_fields}).known.open()  # type: ignore[arg-type]
+    assert len(found.outputs) == 1
+
+
 def test_effects_of_the_original_are_known_to_later_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Printing(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

@@ -33,6 +33,8 @@ class TimeLimit:
 
 NO_LIMIT = TimeLimit()
 
+_UNPAIRED = "hardly any of its steps were measured quietly on both sides; give the comparison more time"
+
 
 @dataclass
 class Progress:
@@ -46,6 +48,7 @@ class Progress:
         seconds: Wall time of its pairs.
         is_over: Whether no further pair is needed or possible.
         is_disturbed: Whether a run stayed disturbed on a busy machine.
+        is_unpaired: Whether two runs had too few steps in common to be a pair.
     """
 
     pair: Pair
@@ -55,6 +58,7 @@ class Progress:
     seconds: float = 0.0
     is_over: bool = False
     is_disturbed: bool = False
+    is_unpaired: bool = False
 
     @property
     def counted(self) -> list[tuple[Run, Run]]:
@@ -73,11 +77,10 @@ class Progress:
             if run is not None and run.failure and not (side is self.pair[0] and old_may_fail):
                 self.failure, self.failed, self.is_over = run.failure, side.name, True
         if old is not None and new is not None and not old.failure and not new.failure:
-            old, new = on_common_calls(old, new)
-            if new.failure:
-                self.failure, self.failed, self.is_over = new.failure, self.pair[1].name, True
-            else:
-                self.pairs.append((old, new))
+            pair = on_common_calls(old, new)
+            if pair is not None:
+                self.pairs.append(pair)
+            self.is_unpaired |= pair is None
 
 
 @dataclass(frozen=True)
@@ -225,6 +228,8 @@ def _judged(one: Progress, runs: Mapping[str, Sequence[Run]], stop: Stop, patien
     old_s, new_s = one.times
     original_s = [run.seconds for run in runs.get(one.pair[0].name, ()) if run.counts]
     claim = stop.judge(old_s, new_s, num_claims, original_s)
+    if one.is_unpaired and not one.pairs and not one.failure:
+        one.failure, one.failed = _UNPAIRED, one.pair[1].name
     if one.failure:
         claim = replace(claim, verdict=Verdict.INCONCLUSIVE, failure=one.failure, failed=one.failed)
     is_disturbed = one.is_disturbed or (patience.has_run_out and not one.is_over)

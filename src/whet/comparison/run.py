@@ -20,7 +20,8 @@ class Run(BaseModel):
         p90_s: The 90th percentile of single calls.
         num_calls: Timed calls.
         num_samples: Samples that one call works on.
-        calls_s: Seconds of each quiet call by its number, where no call equals another one.
+        calls_s: Seconds of each quiet call by its number, where no call equals another one; of each call, where the
+            run was disturbed.
         blocks_s: Median seconds per call of each block, in order, where blocks of two variants are held side by side.
         loads: What else the machine did beside each block.
         load: What else the machine did beside all of them.
@@ -62,18 +63,18 @@ class Run(BaseModel):
         return not self.failure and not self.busy
 
 
-def on_common_calls(old: Run, new: Run) -> tuple[Run, Run]:
-    """Return two runs of a sequence with the times of the calls that both of them made.
+def on_common_calls(old: Run, new: Run) -> tuple[Run, Run] | None:
+    """Return two runs of a sequence with the times of the calls that both of them made; None where they are too few.
 
     A variant that is slower makes fewer of them, and the first steps of a training may be longer than later ones. The
-    new side's time is the old side's by the median ratio of the same calls. Other runs are returned as they are.
+    new side's time is the old side's by the median ratio of the same calls. Runs of other things are returned as they
+    are.
     """
     if not old.calls_s or not new.calls_s:
         return old, new
     common = sorted(old.calls_s.keys() & new.calls_s.keys())
     if len(common) < _LEAST_COMMON:
-        failure = f"only {len(common)} of its steps were measured on both sides; give the comparison more time"
-        return old, new.model_copy(update={"failure": failure, "calls_s": {}})
+        return None
     seconds = statistics.median(old.calls_s[number] for number in common)
     ratio = math.exp(statistics.median(math.log(new.calls_s[n] / old.calls_s[n]) for n in common))
     return (

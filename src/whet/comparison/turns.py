@@ -12,7 +12,7 @@ import statistics
 from dataclasses import replace
 
 from whet.comparison.child import ALONE, Request, TurnRequest, measure_in_turns
-from whet.comparison.run import Run, Side, on_common_calls
+from whet.comparison.run import Run, Side
 from whet.comparison.variant import Variant, run_of
 from whet.measure.isolate import FailureKind, Outcome, run_together
 from whet.measure.load import cause_of, quiet_blocks
@@ -72,4 +72,4 @@ def held_together(old: Run, new: Run) -> tuple[Run, Run]:
     old_s = statistics.geometric_mean(a for a, _ in kept)
     ratio = math.exp(statistics.median(math.log(b / a) for a, b in kept))
     times = ({"seconds": old_s, "busy": cause}, {"seconds": old_s * ratio, "busy": cause})
-    return on_common_calls(old.model_copy(update=times[0]), new.model_copy(update=times[1]))
+    return old.model_copy(update=times[0]), new.model_copy(update=times[1])

@@ -189,7 +189,10 @@ class Meter:
         """Take in what the measurement's processes have started since the last reading, such as a loader's workers."""
         parents = list(self._children.values())
         while parents:
-            pids = {int(pid) for parent in parents for pid in parent.now().split()} - self._own.keys()
+            listed = {int(pid) for parent in parents for pid in parent.now().split()}
+            pids = (
+                listed - self._own.keys() - {os.getpid()}
+            )  # the parent's list holds this process, which is counted apart
             for pid in pids:
                 self._own[pid] = _Counter(_PROC / str(pid) / "stat")
                 self._children[pid] = _children_of(pid)
@@ -219,11 +222,11 @@ class Meter:
         The time of a process that has ended is in its parent's account.
         """
         self._notice_new_processes()
-        ended = os.times()
-        here_s = time.process_time() + ended.children_user + ended.children_system
         stats = {pid: counter.now() for pid, counter in self._own.items()}
         for pid in [pid for pid, stat in stats.items() if not stat]:
             del self._own[pid], self._children[pid]
+        ended = os.times()  # after the others: what ends in between is then in its parent's account
+        here_s = time.process_time() + ended.children_user + ended.children_system
         return here_s + sum(map(_process_s, stats.values()))
 
     def _cores(self) -> tuple[float, float]:

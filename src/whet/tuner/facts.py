@@ -52,7 +52,7 @@ class TargetFacts(KnownFacts):
         effects: What forward does that a graph would leave out, in words.
         shared: Places of the outputs that share memory with an input, a weight or another output.
         depends_on_grad_mode: Whether the outputs differ while gradients are on.
-        content: A digest of the parameters and of all batches.
+        content: A digest of the parameters and of all batches; "" where the outputs were not written.
         quality_name: What people call the quality.
         higher_is_better: Whether a higher score is a better one.
         model: A digest of the names, shapes and dtypes of the weights.

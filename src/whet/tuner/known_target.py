@@ -6,6 +6,7 @@ variant would not hold.
 
 import hashlib
 import itertools
+import pickle
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,9 @@ from whet.workloads.handover import open_target
 
 INPUTS = "inputs.safetensors"
 OUTPUTS = "outputs.pt"
+
+_SAMPLED = 4096  # values of a tensor in the digest of a target
+_MAX_OUTPUT_BYTES = 2**28
 
 
 class BatchDimension(BaseModel):
@@ -55,7 +59,8 @@ class KnownTarget(BaseModel):
         effects: What forward does that a graph would leave out, in words.
         shared: Places of the outputs that share memory with an input, a weight or another output.
         depends_on_grad_mode: Whether the outputs differ while gradients are on.
-        content: A digest of the parameters and of all batches, by which a process knows that it built the same target.
+        content: A digest of the parameters and of all batches, by which a process knows that it built the same target;
+            "" where the outputs were not written.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -80,7 +85,7 @@ class KnownTarget(BaseModel):
         workload = open_target(self.target)
         outputs = self._known_outputs(workload)
         if outputs is None:
-            examined = examine(workload, with_quality=False)
+            examined = replace(examine(workload, with_quality=False, with_effects=False), effects=self.effects)
         else:
             examined = ExaminedWorkload(workload, self.signature, outputs, None, (), self.effects, self.shared)
             examined = replace(examined, depends_on_grad_mode=self.depends_on_grad_mode)
@@ -91,14 +96,14 @@ class KnownTarget(BaseModel):
         model = workload.model.eval()
         for tensor in itertools.islice(tensors_of(workload.inputs[0]), 1):
             use_device_of(tensor)
-        if not self.content or digest_of_content(workload) != self.content:
+        outputs = read_outputs(self.directory / OUTPUTS) if self.content else None
+        if outputs is None:
             return None
-        outputs = read_outputs(self.directory / OUTPUTS)
         args, kwargs = split(workload.calibration[0])
         with torch.no_grad(), stateless(model):
             first = output_tensors(model(*args, **kwargs))
         is_same = len(first) == len(outputs[0]) and all(map(is_near, first, outputs[0]))
-        return outputs if is_same else None
+        return outputs if is_same and digest_of_content(workload) == self.content else None
 
 
 def digest_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -111,11 +116,21 @@ def digest_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def digest_of_content(workload: InferenceWorkload) -> str:
-    """Return a digest of a workload's parameters and batches. Buffers are left out, since some count calls."""
+    """Return a digest of a workload's parameters and batches, by a sample of each tensor's values.
+
+    It tells targets apart that were built otherwise, as without a seed; a change of single values may go unnoticed.
+    Buffers are left out, since some count calls. The model has been called before, so that lazy parameters are there.
+    """
     batches = [*workload.inputs, *workload.calibration]
     data = [(f"{i}.{j}", tensor) for i, batch in enumerate(batches) for j, tensor in enumerate(tensors_of(batch))]
     named = itertools.chain(workload.model.named_parameters(), data)
-    return digest_of((f"{name} {tuple(tensor.shape)} {tensor.dtype}", tensor) for name, tensor in named)
+    return digest_of((f"{name} {tuple(tensor.shape)} {tensor.dtype}", _sample(tensor)) for name, tensor in named)
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """Return a tensor's values at evenly spaced places, at most 4,096 or a few more."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // _SAMPLED)]
 
 
 def write_inputs(examined: ExaminedWorkload, path: Path) -> None:
@@ -137,11 +152,30 @@ def read_inputs(path: Path) -> list[tuple[Tensor, ...]]:
     return [tuple(batch[j] for j in sorted(batch)) for _, batch in sorted(batches.items())]
 
 
-def write_outputs(outputs: Sequence[Sequence[Tensor]], path: Path) -> None:
-    """Write the original's outputs for each calibration batch. Unlike safetensors, the format has every dtype."""
-    torch.save([[tensor.detach().clone() for tensor in batch] for batch in outputs], path)
+def write_outputs(outputs: Sequence[Sequence[Tensor]], path: Path) -> bool:
+    """Write the original's outputs for each calibration batch. Unlike safetensors, the format has every dtype.
+
+    Returns:
+        Whether they were written. Outputs of more than a quarter of a gigabyte are not, nor where there is no room:
+        later processes then run the original again.
+    """
+    plain = [[tensor.detach().as_subclass(Tensor).clone() for tensor in batch] for batch in outputs]
+    if sum(tensor.nbytes for batch in plain for tensor in batch) > _MAX_OUTPUT_BYTES:
+        return False
+    try:
+        torch.save(plain, path)
+    except (OSError, RuntimeError):  # a full disk is a RuntimeError of torch's
+        path.unlink(missing_ok=True)
+        return False
+    return True
 
 
-def read_outputs(path: Path) -> tuple[tuple[Tensor, ...], ...]:
-    """Return what write_outputs wrote, on the devices it was on. Nothing but tensors is unpickled."""
-    return tuple(tuple(batch) for batch in torch.load(path, weights_only=True))
+def read_outputs(path: Path) -> tuple[tuple[Tensor, ...], ...] | None:
+    """Return what write_outputs wrote, on the devices it was on; None where that cannot be read.
+
+    Nothing but tensors is unpickled.
+    """
+    try:
+        return tuple(tuple(batch) for batch in torch.load(path, weights_only=True))
+    except (OSError, RuntimeError, pickle.UnpicklingError):
+        return None

@@ -107,7 +107,8 @@ def prepare_work_directory(scratch: Path, directory: Path) -> Path:
     try:
         work.mkdir(parents=True, exist_ok=True)
         for name in (INPUTS, OUTPUTS):
-            shutil.copy(scratch / name, work / name)
+            if (scratch / name).is_file():
+                shutil.move(scratch / name, work / name)
     except OSError as error:
         raise OutputError(f"{directory} cannot be written: {error.strerror}") from error
     return work

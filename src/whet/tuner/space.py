@@ -64,7 +64,7 @@ class ApplicableTechnique(BaseModel):
     @classmethod
     def _with_variants(cls, data: Any) -> Any:
         """Studies of earlier versions hold bounds and shrinks by the printed form of a step."""
-        if not isinstance(data, Mapping) or "variants" in data:
+        if not isinstance(data, Mapping) or "variants" in data or "technique" not in data:
             return data
         bounds, shrinks = data.get("bounds", {}), data.get("shrinks", {})
         most = max(bounds.values(), default=1.0)
@@ -114,7 +114,7 @@ def applicable_techniques(
         if name in exclude:
             refused.append(RefusedTechnique(technique=name, reason="left out by --exclude"))
             continue
-        if why := graph_refusal(technique, examined) or _superseded(technique, examined):
+        if why := graph_refusal(technique, examined) or _superseded(technique, examined, machine, exclude):
             refused.append(RefusedTechnique(technique=name, reason=why))
             continue
         options, detail, reason = _options_that_apply(technique, examined, machine)
@@ -137,11 +137,12 @@ def applicable_techniques(
     return applicable, refused
 
 
-def _superseded(technique: Technique, examined: ExaminedWorkload) -> str:
-    """Return why a technique is not tried where another one does the same faster, or ""."""
-    if not technique.instead or program.refusal(examined):
+def _superseded(technique: Technique, examined: ExaminedWorkload, machine: Machine, exclude: Sequence[str]) -> str:
+    """Return why a technique is not tried where another one, which applies, does the same faster; or ""."""
+    if not technique.instead or technique.instead in exclude or program.refusal(examined):
         return ""
-    return f"{technique.instead} does the same faster; it is for models that no graph can stand for"
+    options, _, _ = _options_that_apply(TABLE[technique.instead], examined, machine)
+    return "" if options is None else f"{technique.instead} does the same faster, and applies"
 
 
 def _variant(technique: Technique, step: Step, profile: Profile, limits: Limits) -> Variant:

@@ -50,7 +50,6 @@ def examine_target(request: ExaminationRequest) -> TargetFacts:
     started = time.perf_counter()
     workload = open_target(request.target)
     open_s = time.perf_counter() - started
-    content = digest_of_content(workload)
     examined, batch = with_free_batch(examine(workload))
     weights = weights_digest(workload)  # before more calls than one can count: some buffers are counters
     machine = describe()
@@ -61,7 +60,7 @@ def examine_target(request: ExaminationRequest) -> TargetFacts:
     profile = profiles[0][0]
     applicable, refused = applicable_techniques(examined, machine, limits, profile, exclude=request.exclude)
     write_inputs(examined, request.directory / INPUTS)
-    write_outputs(examined.outputs, request.directory / OUTPUTS)
+    is_written = write_outputs(examined.outputs, request.directory / OUTPUTS)
     quality = workload.quality
     return TargetFacts(
         name=workload.name,
@@ -75,7 +74,7 @@ def examine_target(request: ExaminationRequest) -> TargetFacts:
         effects=examined.effects,
         shared=examined.shared,
         depends_on_grad_mode=examined.depends_on_grad_mode,
-        content=content,
+        content=digest_of_content(workload) if is_written else "",
         quality_name=quality.name if quality else AGREEMENT,
         higher_is_better=quality.higher_is_better if quality else True,
         weights=weights,
