@@ -34,7 +34,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
         (["--select", "SYN,MOV101"], {"select": ["SYN", "MOV101"]}),
         (["--ignore", "SYN"], {"ignore": ["SYN"]}),
         (["--fix"], {"fix": True}),
-        (["--fix", "--unsafe-fixes"], {"unsafe_fixes": True}),
+        (["--fix", "--unsafe-fixes"], {"fix": True, "unsafe_fixes": True}),
     ],
 )
 def test_the_command_and_the_function_do_the_same(
@@ -46,7 +46,13 @@ def test_the_command_and_the_function_do_the_same(
     outcome = audit("train.py", **given)
     assert json.loads(render(outcome.report, "json")) == found
     assert Path("train.py").read_text(encoding="utf-8") == by_command
-    assert (by_command != LOOP) == bool(given.get("fix") or given.get("unsafe_fixes"))
+    assert (by_command != LOOP) == bool(given.get("fix"))
+
+
+def test_unsafe_fixes_alone_write_nothing() -> None:
+    with pytest.raises(AuditError, match="give fix=True as well"):
+        audit("train.py", unsafe_fixes=True)
+    assert Path("train.py").read_text(encoding="utf-8") == LOOP
 
 
 def test_changes_may_be_had_without_being_written() -> None:

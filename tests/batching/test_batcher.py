@@ -212,6 +212,17 @@ def test_a_coroutine_that_is_cancelled_takes_its_sample_back() -> None:
     assert len(gate.calls) == 1
 
 
+def test_a_future_that_its_caller_resolves_holds_up_nobody() -> None:
+    gate = Gate()
+    with busy(gate) as batcher:
+        given_up = batcher.submit(torch.ones(1))
+        other = batcher.submit(torch.full((1,), 3.0))
+        given_up.set_result(None)
+        gate.go_on.release(2)
+        assert other.result(30).item() == 6
+    assert (given_up.result(0), batcher.stats().num_waiting) == (None, 0)
+
+
 def test_cancelled_samples_are_not_run_and_make_room() -> None:
     gate = Gate()
     with busy(gate, max_waiting=2) as batcher:

@@ -162,6 +162,8 @@ def not_annotated(x, factor):  # type: ignore[no-untyped-def]
         ({"name": "clipped"}, "namespace::operator"),
         ({"name": "whet::clipped"}, "a namespace of your own"),
         ({"name": "aten::relu"}, "a namespace of your own"),
+        ({"name": "quantized::clipped"}, "a namespace of your own"),
+        ({"implementations": {"meta": implementation}}, "is given as fake="),
         ({"reference": not_annotated}, "no schema.*x must have a type annotation"),
         ({"implementations": {}}, "has no implementation"),
         ({"implementations": {"chip": implementation}}, "'chip' is no device type"),

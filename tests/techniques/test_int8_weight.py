@@ -1,5 +1,6 @@
 """Weights in int8: numerics against float64, sizes on disk, and models that use their layers in odd ways."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -71,6 +72,13 @@ def test_the_weights_are_the_same_in_every_way(num_rows) -> None:
     wanted = quantise_int8(layer.weight.detach()).dequantise()
     for quantised in (PackedLinear(layer, Kind.S8), Int8Linear(layer, num_rows)):
         torch.testing.assert_close(quantised(torch.eye(32)).T, wanted, rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("kind", [Kind.S8, Kind.S4])
+def test_a_packed_layer_can_be_copied(kind) -> None:
+    """As techniques do that come after, such as channels_last."""
+    layer, x = PackedLinear(nn.Linear(32, 48), kind), torch.randn(2, 32)
+    torch.testing.assert_close(copy.deepcopy(layer)(x), layer(x), rtol=0, atol=0)
 
 
 def test_inputs_out_of_order() -> None:

@@ -24,19 +24,12 @@ from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
 
 from whet.errors import ArtefactError, OptionError, TargetError, foreign, named_reason
-from whet.kernels.register import origin
+from whet.kernels.register import BUILT_IN, OWN, origin
 
 Library = str | os.PathLike[str]
 """The path of a shared library or a Python file, or the import name of a Python module."""
 
-# Namespaces of operators that every process has which imports torch and whet.artefact.
-_BUILT_IN = frozenset(
-    "_c10d_functional _c10d_functional_autograd _dtensor _native _quantized _test aten c10d debug_mode_ops debugprims "
-    "export higher_order inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn prim prims profiler quantization "
-    "quantized quantized_decomposed rngprims sparse static_runtime symm_mem".split()
-)
-# whet's own operators, and the modules that register them.
-_OWN = "whet"
+# The modules that register whet's own operators.
 _OWN_MODULES = tuple(f"whet.kernels.{name}" for name in ("linear", "gated_mlp", "paged_attention", "sample"))
 _SHARED = re.compile(r".+\.(so(\.\d+)*|dylib|dll|pyd)")
 _IMPORT_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -76,7 +69,7 @@ class _Provider:
 def custom_operators(targets: Iterable[Any]) -> list[str]:
     """Return the qualified names of those operators among a graph's targets that are custom, sorted."""
     names = {target.name() for target in targets if isinstance(target, OpOverload)}
-    return sorted(name for name in names if name.partition("::")[0] not in _BUILT_IN)
+    return sorted(name for name in names if name.partition("::")[0] not in BUILT_IN)
 
 
 def sources_of(operators: Sequence[str]) -> list[OperatorSource]:
@@ -158,7 +151,7 @@ def load_own(sources: Sequence[OperatorSource]) -> None:
 
 
 def _is_own(operator: str) -> bool:
-    return operator.partition("::")[0] == _OWN
+    return operator.partition("::")[0] == OWN
 
 
 def check_registered(directory: Path, sources: Sequence[OperatorSource]) -> None:
@@ -170,6 +163,11 @@ def check_registered(directory: Path, sources: Sequence[OperatorSource]) -> None
     ]
     if not missing:
         return
+    if gone := [name for source in missing for name in source.operators if _is_own(name)]:
+        raise ArtefactError(
+            f"{directory} was saved by another version of whet, which had the operators {', '.join(gone)}; this one "
+            "does not: tune the model again, or load it with the version that saved it"
+        )
     operators = ", ".join(name for source in missing for name in source.operators)
     places = [f"{source.name} ({source.kind})" for source in missing if source.name]
     found = f"; the tuning run found them in {', '.join(places)}" if places else ""

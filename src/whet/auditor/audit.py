@@ -12,7 +12,7 @@ from whet.auditor.baseline import read_baseline
 from whet.auditor.rules import RULES
 from whet.auditor.run import Change, Outcome, run
 from whet.auditor.settings import Settings, check_codes, read_settings
-from whet.errors import OutputError
+from whet.errors import AuditError, OutputError
 from whet.files import check_file, write_whole
 
 
@@ -38,7 +38,7 @@ def audit(
         baseline: A file of findings that are known; only others are shown.
         write_baseline: Where to write what is found, to be known from now on.
         fix: Repair what can be repaired at the same results.
-        unsafe_fixes: Repair also where results may differ.
+        unsafe_fixes: With `fix`, repair also where results may differ.
         write: Write the repaired files; False leaves them as they are, and the outcome has the changes.
 
     Returns:
@@ -48,23 +48,24 @@ def audit(
         AuditError: The settings, a code or the baseline cannot be used.
         OutputError: The new baseline cannot be written.
     """
+    if unsafe_fixes and not fix:
+        raise AuditError("unsafe_fixes widens fix; give fix=True as well")
     named = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     check_file(None if write_baseline is None else Path(write_baseline))
     settings = settings_of(named, select, ignore)
     known = settings.baseline if baseline is None else Path(baseline)
     if known is not None and write_baseline is not None and not known.exists():
         known = None  # about to be written for the first time
-    wants_fixes = fix or unsafe_fixes
     outcome = run(
         named,
         settings,
         baseline=None if known is None else read_baseline(known),
-        fix=wants_fixes,
+        fix=fix,
         unsafe=unsafe_fixes,
     )
     command = " ".join(["whet audit", *(shlex.quote(str(path)) for path in named)])
     outcome = replace(outcome, report=replace(outcome.report, command=command))
-    if wants_fixes and write:
+    if fix and write:
         outcome = written(outcome)
     if write_baseline is not None:
         outcome.write_baseline(Path(write_baseline))

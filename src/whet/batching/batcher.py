@@ -5,11 +5,12 @@ lengths are sorted, so that batches are of like lengths, and padded; every calle
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -200,7 +201,7 @@ class DynamicBatcher:
 
     def _run(self, batch: list[QueuedSample]) -> None:
         """Never raises: what goes wrong goes to the futures of the batch."""
-        begun = [entry for entry in batch if entry.future.set_running_or_notify_cancel()]
+        begun = [entry for entry in batch if _begins(entry.future)]
         with self._changed:
             self._queue.num_taken -= len(batch)
             self._totals.begin(begun, self._clock())
@@ -215,13 +216,22 @@ class DynamicBatcher:
             with self._changed:
                 self._totals.num_failed += len(begun)
             for entry in begun:
-                entry.future.set_exception(error)
+                with contextlib.suppress(InvalidStateError):
+                    entry.future.set_exception(error)
             return
         with self._changed:
             self._totals.num_elements += padded.num_elements
             self._totals.num_padding += padded.num_padding
         for entry, result in zip(begun, results, strict=True):
-            entry.future.set_result(result)
+            with contextlib.suppress(InvalidStateError):  # its caller has given it a result of its own
+                entry.future.set_result(result)
+
+
+def _begins(future: Future[Any]) -> bool:
+    """Return whether a result is still wanted: it was not cancelled, and its caller has not given it one."""
+    if future.done() and not future.cancelled():
+        return False
+    return future.set_running_or_notify_cancel()
 
 
 def _report(error: Exception) -> None:

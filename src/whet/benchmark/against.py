@@ -179,6 +179,8 @@ def read_baseline(path: str | Path) -> Sweep:
 def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = sequential.TOLERANCE) -> Gate:
     """Judge a sweep against a saved one of the same machine. Points that only one of them has are inconclusive.
 
+    Both sweeps need two processes a point at least, which differ from each other: bench(targets, processes=5).
+
     Raises:
         BaselineError: The machine, torch or thread settings differ; the message says what differs.
     """

@@ -16,7 +16,18 @@ from whet.kernels.check_operator import Tolerance, check_operator
 Implementation = Callable[..., Any] | str | os.PathLike[str]
 """A function of the operator's arguments, or the path of a shared library that registers one with PyTorch."""
 
-_NAME = re.compile(r"(?!whet::|aten::|prim)[^\W\d]\w*::[^\W\d]\w*")
+_NAME = re.compile(r"[^\W\d]\w*::[^\W\d]\w*")
+
+OWN = "whet"
+"""The namespace of whet's own operators."""
+
+BUILT_IN = frozenset(
+    "_c10d_functional _c10d_functional_autograd _dtensor _native _quantized _test aten c10d debug_mode_ops debugprims "
+    "export higher_order inductor inductor_prims mkl mkldnn mkldnn_prepacked onednn prim prims profiler quantization "
+    "quantized quantized_decomposed rngprims sparse static_runtime symm_mem".split()
+)
+"""The namespaces of operators that every process has which imports torch."""
+
 _FILE = re.compile(r".+\.(so(\.\d+)*|dylib|dll|pyd|py)")
 
 
@@ -117,7 +128,7 @@ def _check_arguments(
     tolerances: tuple[float | None, float | None],
 ) -> tuple[str, ...]:
     """The libraries, paths in full. Raises OptionError."""
-    if not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name) or name.partition("::")[0] in {OWN, *BUILT_IN}:
         raise OptionError(f"an operator's name is namespace::operator, in a namespace of your own, not {name!r}")
     namespace, _, short = name.partition("::")
     if hasattr(getattr(torch.ops, namespace), short):
@@ -128,9 +139,11 @@ def _check_arguments(
         )
     for device in implementations:
         try:
-            torch.device(device)
+            kind = torch.device(device).type
         except RuntimeError as error:
             raise OptionError(f"{name}: {device!r} is no device type: {reason(error)}") from error
+        if kind == "meta":
+            raise OptionError(f"{name}: what tells shapes without computing is given as fake=, not for a device")
     if not samples or not all(isinstance(sample, tuple) for sample in samples):
         raise OptionError(f"{name} needs samples to be checked on: a list of tuples of arguments")
     if (tolerances[0] is None) != (tolerances[1] is None):
@@ -166,10 +179,13 @@ def _define(name: str, reference: Callable[..., Any]) -> torch.library.Library:
 
 def _implement(library: torch.library.Library, name: str, implementations: Mapping[str, Implementation]) -> None:
     for device, implementation in implementations.items():
-        key = torch.device(device).type.upper()
-        if callable(implementation):
-            library.impl(name.partition("::")[2], implementation, key)
-            continue
+        try:
+            key: str = torch._C._dispatch_key_for_device(torch.device(device).type)
+            if callable(implementation):
+                library.impl(name.partition("::")[2], implementation, key)
+                continue
+        except RuntimeError as error:
+            raise OptionError(f"{name}: nothing can be registered for {device!r}: {reason(error)}") from error
         try:
             torch.ops.load_library(os.fspath(implementation))
         except (OSError, TypeError) as error:

@@ -81,10 +81,11 @@ class PackedLinear(nn.Module):
         self.register_buffer("scale", weights.scale)
         self.register_buffer("bias", weights.bias)
         self.num_outputs = weights.num_outputs
-        self.operator = {Kind.S8: linear_int8, Kind.S4: linear_int4}[kind]
+        self.kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.operator(x, self.packed, self.scale, self.bias, self.num_outputs)
+        operator = linear_int8 if self.kind is Kind.S8 else linear_int4  # which a deep copy could not hold
+        return operator(x, self.packed, self.scale, self.bias, self.num_outputs)
 
 
 class Int8Linear(nn.Module):

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
+from whet.artefact import set_threads
 from whet.models.options import Dtype, WeightBits
 from whet.network import LOOPBACK, bind, is_loopback
 from whet.recipe import Recipe
@@ -89,5 +88,5 @@ def _followed(recipe: str | os.PathLike[str] | Recipe, note: Callable[[str], Non
         what = "the recipe" if isinstance(recipe, Recipe) else os.fspath(recipe)
         note(f"nothing in {what} is for the engine; --weights int8 or int4 is its own way to be faster")
     if found.num_threads is not None:
-        torch.set_num_threads(found.num_threads)
+        set_threads(found.num_threads)
     return found
