@@ -64,6 +64,7 @@ PRIVATE: dict[str, str] = {
     "torch._C.PyTorchFileReader": "artefact/archive.py: reads an archive without unpickling it",
     "torch._C._aoti.AOTIModelPackageLoader": "artefact/inductor.py: a package, with control over its threads",
     "torch._C._dispatch_dump": "artefact/operators.py: who registered a custom operator",
+    "torch._C._dispatch_key_for_device": "kernels/register.py: under which key an implementation is registered",
     "torch._C._dispatch_has_kernel": "artefact/operators.py: whether an operator is registered",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "kernels/register.py: whether a library implements an operator",
     "torch._dynamo.reset": "measure/effects.py: forget what was compiled for an examination",

@@ -18,6 +18,7 @@ from whet.step_profiler.report import StepReport
 from whet.step_profiler.watch import watch, watch_everything
 
 SLEEP_S = 0.005
+PLANTED_S = 4 * SLEEP_S  # far more than other work on the machine adds to another phase
 
 
 def ms(report: StepReport, phase: Phase) -> float:
@@ -37,9 +38,9 @@ def absent(report: StepReport, phase: Phase) -> str:
 @pytest.mark.parametrize(
     ("planted", "phase", "verdict"),
     [
-        ({"data_s": SLEEP_S}, Phase.DATA, Bound.INPUT),
-        ({"forward_s": SLEEP_S}, Phase.FORWARD, Bound.COMPUTE),
-        ({"step_s": SLEEP_S}, Phase.OPTIMIZER, Bound.COMPUTE),
+        ({"data_s": PLANTED_S}, Phase.DATA, Bound.INPUT),
+        ({"forward_s": PLANTED_S}, Phase.FORWARD, Bound.COMPUTE),
+        ({"step_s": PLANTED_S}, Phase.OPTIMIZER, Bound.COMPUTE),
     ],
 )
 def test_a_planted_sleep_is_found_in_its_phase(
@@ -54,7 +55,7 @@ def test_a_planted_sleep_is_found_in_its_phase(
         run(train(model, optimizer, steps))
     report = steps.report()
     assert report.verdict is report.bound is verdict
-    assert SLEEP_S * 1e3 <= ms(report, phase) <= 4 * SLEEP_S * 1e3
+    assert PLANTED_S * 1e3 <= ms(report, phase) <= 4 * PLANTED_S * 1e3
     for other in (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER):
         assert other is phase or ms(report, other) < ms(report, phase)
 
