@@ -383,23 +383,3 @@ def test_without_a_single_run_of_the_original_a_busy_machine_does_not_end_it() -
 def test_evidence_of_one_side_alone_is_compared_with_nothing() -> None:
     old = made("old", lambda i: Run(seconds=2 + 0.01 * i, evidence=Losses(by_step=(2.0,))))
     assert compare(old, noisy("new", 1.0), schedule=Rounds(), stop=Fixed()).agreement is None
-
-
-def steps_from(first: int, seconds: float, num: int = 6) -> Run:
-    return Run(seconds=seconds, calls_s={first + i: seconds for i in range(num)})
-
-
-def test_runs_that_share_no_step_are_no_pair_and_end_nothing() -> None:
-    """A disturbed block may leave a round without steps that both sides made; the next round may have them."""
-    old = made("old", lambda i: steps_from(0, 2.0))
-    new = made("new", lambda i: steps_from(0 if i != 1 else 5, 1.0))
-    claim = compare(old, new, schedule=ABBA(), stop=Fixed(most=4, least=1, lost_after=0))
-    assert (claim.num_pairs, claim.failure) == (3, "")
-    assert claim.ratio == pytest.approx(2.0)
-
-
-def test_where_no_round_has_common_steps_the_claim_says_so() -> None:
-    old, new = made("old", lambda i: steps_from(0, 2.0)), made("new", lambda i: steps_from(5, 1.0))
-    claim = compare(old, new, schedule=ABBA(), stop=Fixed(most=3, least=1, lost_after=0))
-    assert (claim.num_pairs, claim.failed, claim.verdict) == (0, "new", Verdict.INCONCLUSIVE)
-    assert "hardly any of its steps were measured quietly on both sides" in claim.failure

@@ -1,6 +1,7 @@
 """What runs in the processes of a comparison: one variant, built and timed alone or in turns with another one."""
 
 import contextlib
+import itertools
 import multiprocessing
 import socket
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from whet.comparison.run import Run
 from whet.errors import MachineError
-from whet.measure.clock import Block, no_collection, time_block, time_measurable, warm_up
+from whet.measure.clock import Block, by_number, no_collection, time_block, time_measurable, warm_up
 from whet.measure.clocks import Clocks
 from whet.measure.isolate import function_at
 from whet.measure.load import Load, meter, quiet_blocks, total
@@ -141,15 +142,11 @@ def _quiet_calls(blocks: Sequence[Block], loads: Sequence[Load]) -> dict[int, fl
     Where fewer than half of the blocks wanted were quiet, the run counts only if the user goes on all the same: then
     these are the calls of all blocks.
     """
-    found: dict[int, float] = {}
-    number = 0
     quiet = quiet_blocks(loads)
-    for block, is_quiet in zip(blocks, quiet, strict=True):
-        number += block.num_dropped
-        if is_quiet or sum(quiet) < NUM_BLOCKS / 2:
-            found.update(enumerate(block.samples_s, number))
-        number += len(block.samples_s)
-    return found
+    kept = [True] * len(quiet) if sum(quiet) < NUM_BLOCKS / 2 else quiet
+    ends = itertools.accumulate(block.num_dropped + len(block.samples_s) for block in blocks)
+    begins = [end - len(block.samples_s) for end, block in zip(ends, blocks, strict=True)]
+    return by_number([block.samples_s for block in blocks], begins, kept)
 
 
 def _check_is_alone() -> None:

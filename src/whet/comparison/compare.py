@@ -228,12 +228,13 @@ def _judged(one: Progress, runs: Mapping[str, Sequence[Run]], stop: Stop, patien
     old_s, new_s = one.times
     original_s = [run.seconds for run in runs.get(one.pair[0].name, ()) if run.counts]
     claim = stop.judge(old_s, new_s, num_claims, original_s)
-    if one.is_unpaired and not one.pairs and not one.failure:
-        one.failure, one.failed = _UNPAIRED, one.pair[1].name
-    if one.failure:
-        claim = replace(claim, verdict=Verdict.INCONCLUSIVE, failure=one.failure, failed=one.failed)
+    failure, failed = one.failure, one.failed
+    if one.is_unpaired and not one.pairs and not failure:
+        failure, failed = _UNPAIRED, one.pair[1].name
+    if failure:
+        claim = replace(claim, verdict=Verdict.INCONCLUSIVE, failure=failure, failed=failed)
     is_disturbed = one.is_disturbed or (patience.has_run_out and not one.is_over)
-    is_open = claim.verdict is Verdict.INCONCLUSIVE and not one.failure
+    is_open = claim.verdict is Verdict.INCONCLUSIVE and not failure
     old_evidence, new_evidence = (
         next((run.evidence for run in runs.get(side.name, ()) if run.evidence is not None), None) for side in one.pair
     )

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from whet.auditor.audit import settings_of, written
+from whet.auditor.collect import SourceFile
+from whet.auditor.report import Impact, Report
 from whet.auditor.run import Change, Outcome, look, run
 from whet.errors import OptionError
 from whet.fix_trials.plan import measure_impact, script_at
@@ -74,11 +76,19 @@ def measure_fixes(
             place, before, lambda files: look(files, settings)[0], budget_s=budget_s, report=report, patience=patience
         )
     outcome = run([Path(file.path) for file in before], settings)
-    by_code = {trial.code: trial.evidence for trial in impact.trials}
-    findings = tuple(replace(finding, measured=by_code.get(finding.code)) for finding in outcome.report.findings)
     command = f"whet audit {shlex.quote(str(path))}"
-    made = replace(outcome.report, findings=findings, impact=impact, command=command)
-    pairs = zip(before, after, strict=True)
-    changes = tuple(Change(old, new.text) for old, new in pairs if old.text != new.text) if fix else ()
-    outcome = replace(outcome, report=made, changes=changes)
+    changes = _changes(before, after) if fix else ()
+    outcome = replace(outcome, report=_with_impact(outcome.report, impact, command), changes=changes)
     return written(outcome) if fix and write else outcome
+
+
+def _with_impact(report: Report, impact: Impact, command: str) -> Report:
+    """Return a report with what was measured, each finding with the evidence of its fix."""
+    by_code = {trial.code: trial.evidence for trial in impact.trials}
+    findings = tuple(replace(finding, measured=by_code.get(finding.code)) for finding in report.findings)
+    return replace(report, findings=findings, impact=impact, command=command)
+
+
+def _changes(before: Sequence[SourceFile], after: Sequence[SourceFile]) -> tuple[Change, ...]:
+    """Return the files that the kept fixes change."""
+    return tuple(Change(old, new.text) for old, new in zip(before, after, strict=True) if old.text != new.text)

@@ -2,7 +2,7 @@
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -133,10 +133,7 @@ def measure_impact(
         total = compare(as_is, now, schedule=ABBA(), stop=_PROOF, patience=patience)
         if total.failure:
             raise TargetError(f"the script failed in the last comparison: {total.failure}")
-    others = [finding for finding in look(current) if not is_in_training(finding) and finding.fix is not None]
-    for code in sorted({finding.code for finding in others} - tried):
-        chosen = [finding for finding in others if finding.code == code]
-        trials.append(_trial(chosen, "not tried", why="it lies in inference, which the measured steps do not run"))
+    trials += _in_inference(look(current), tried)
     seconds = time.monotonic() - started
     is_unknown = any(trial.status == "not measured" for trial in trials) or (total is not None and total.busy)
     busy = patience.sentence if is_unknown else ""
@@ -153,6 +150,14 @@ def measure_impact(
         busy=busy,
     )
     return impact, tuple(current)
+
+
+def _in_inference(findings: Sequence[Finding], tried: Collection[str]) -> list[FixTrial]:
+    """Return the fixes that were not tried, since the measured steps do not run what they change."""
+    others = [finding for finding in findings if not is_in_training(finding) and finding.fix is not None]
+    why = "it lies in inference, which the measured steps do not run"
+    codes = sorted({finding.code for finding in others}.difference(tried))
+    return [_trial([f for f in others if f.code == code], "not tried", why=why) for code in codes]
 
 
 def is_in_training(finding: Finding) -> bool:

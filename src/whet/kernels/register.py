@@ -107,11 +107,9 @@ def register_kernel(
     try:
         _implement(library, name, implementations)
         torch.library.register_fake(name, fake or reference, lib=library)
-        keep = setup_context or _keep_tensors
-        gradient = backward or _without_backward(name)
+        keep, gradient = setup_context or _keep_tensors, backward or _without_backward(name)
         torch.library.register_autograd(name, gradient, setup_context=keep, lib=library)
-        operator = _operator(name)
-        formula = None if backward is None else (backward, keep)
+        operator, formula = _operator(name), None if backward is None else (backward, keep)
         check_operator(operator, reference, samples, {"cpu", *implementations}, formula, Tolerance(rtol, atol))
     except BaseException:
         library._destroy()

@@ -124,27 +124,37 @@ def measure_calls(
                 raise
             stopped_by = named_reason(error)
             loads.append(NO_LOAD)
-    quiet = [block for block, is_quiet in zip(blocks, quiet_blocks(loads), strict=True) if is_quiet]
+    is_quiet = quiet_blocks(loads)
+    quiet = list(itertools.compress(blocks, is_quiet))
     has_enough = sum(map(len, quiet)) >= min_calls and sum(map(sum, quiet)) >= _ENOUGH * budget_s
     cause = "" if has_enough or stopped_by else cause_of(loads)
     cause = cause or clocks.cause()
-    begins = itertools.accumulate(map(len, blocks), initial=num_before)
-    kept = quiet_blocks(loads) if not cause and not stopped_by else [True] * len(blocks)
-    numbered = [
-        (number, sample)
-        for begin, block, is_kept in zip(begins, blocks, kept, strict=False)
-        for number, sample in enumerate(block, begin)
-        if is_kept
-    ]
+    begins = itertools.accumulate(map(len, blocks[:-1]), initial=num_before)
+    numbered = by_number(blocks, begins, itertools.repeat(True) if cause or stopped_by else is_quiet)
     return Measurement(
-        samples_s=tuple(sample for _, sample in numbered),
-        numbers=tuple(number for number, _ in numbered),
+        samples_s=tuple(numbered.values()),
+        numbers=tuple(numbered),
         num_samples_per_call=num_samples_per_call,
         num_calls=len(calls),
         stopped_by=stopped_by,
         load=total(loads),
         cause=cause,
     )
+
+
+def by_number(blocks: Sequence[Sequence[float]], begins: Iterable[int], is_kept: Iterable[bool]) -> dict[int, float]:
+    """Return the times of the calls in the blocks that are kept, by the calls' numbers.
+
+    Args:
+        blocks: The times of each block's calls.
+        begins: The number of each block's first call.
+        is_kept: Whether a block is kept.
+    """
+    found: dict[int, float] = {}
+    for block, begin, keeps in zip(blocks, begins, is_kept, strict=False):
+        if keeps:
+            found.update(enumerate(block, begin))
+    return found
 
 
 def time_measurable(measurable: Measurable, *, budget_s: float, min_calls: int = 5) -> Measurement:

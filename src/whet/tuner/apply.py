@@ -10,22 +10,20 @@ import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from whet.artefact import MANIFEST, Artefact, load
 from whet.errors import ArtefactError, OptionError, OutputError, TargetError
 from whet.files import replace_directory, writable_parent
 from whet.machine import describe
-from whet.recipe import Recipe, Step
+from whet.recipe import Recipe
 from whet.signature import Batch
 from whet.tuner.budget import Runner
 from whet.tuner.build import build, in_order, is_in_process, options_of, refusals
 from whet.tuner.in_process import as_artefact
 from whet.tuner.known_target import INPUTS
 from whet.tuner.processes import isolated
-from whet.tuner.recipe_replay import Replayed, ReplayRequest, doubt_about_model, refuse, replay_recipe
-from whet.tuner.records import Agreement, QualityChange
+from whet.tuner.recipe_replay import AppliedSteps, Replayed, ReplayRequest, doubt_about_model, refuse, replay_recipe
 from whet.tuner.reloading import reload_refusal
 from whet.tuner.tuning import workload_of
 from whet.workload import Workload, examine
@@ -36,37 +34,16 @@ _LOG = logging.getLogger("whet")
 _LIMIT_S = 900.0
 
 
-class Applied(BaseModel):
+class Applied(AppliedSteps):
     """What came of applying a recipe.
 
     Attributes:
         out: The artefact's directory; "" where the recipe works in process, and nothing is saved.
-        dropped: Steps that do not hold here, with reasons.
-        differences: Of this machine from the one the recipe was proved on.
-        doubts: Why the recipe would have been refused without force.
-        drop: Of the quality, as a fraction of the original's; None without finite outputs.
-        change: The drop's interval, where the quality is scored sample by sample.
         max_drop: That the recipe allows, if it says.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     out: str
-    steps: tuple[Step, ...]
-    dropped: tuple[tuple[Step, str], ...] = ()
-    differences: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
-    size_bytes: int
-    original_bytes: int
-    quality_name: str
-    quality_baseline: float | None = None
-    quality: float | None = None
-    drop: float | None = None
-    change: QualityChange | None = None
     max_drop: float | None = None
-    agreement: Agreement
-    libraries: tuple[str, ...] = ()  # what whet.load has to be given with `out`
-    notes: tuple[str, ...] = ()
 
 
 def apply(
@@ -215,7 +192,7 @@ def _replayed(run: Runner, plan: Recipe, target: str, artefact: Path, *, force: 
 def _applied(found: Replayed, directory: Path | None, plan: Recipe) -> Applied:
     """Return what came of applying a recipe. directory: the artefact; None where nothing is saved."""
     return Applied(
-        **{name: value for name, value in found if name in Applied.model_fields},
+        **{name: getattr(found, name) for name in AppliedSteps.model_fields},
         out="" if directory is None else str(directory),
         max_drop=None if plan.evidence is None else plan.evidence.max_drop,
     )

@@ -15,7 +15,7 @@ from whet.tuner.agreement import agree
 from whet.tuner.batch import with_free_batch
 from whet.tuner.build import refusals
 from whet.tuner.known_target import INPUTS, write_inputs
-from whet.tuner.records import Agreement, Built, QualityChange
+from whet.tuner.records import Agreement, QualityChange
 from whet.tuner.target_examination import AGREEMENT, architecture, checkpoint_bytes
 from whet.tuner.trial import judge, make_variant
 from whet.workload import Workload, examine
@@ -46,14 +46,15 @@ class ReplayRequest(BaseModel):
     force: bool = False
 
 
-class Replayed(Built):
-    """What came of applying a recipe.
+class AppliedSteps(BaseModel):
+    """What came of applying a recipe's steps.
 
     Attributes:
         steps: The steps that hold here.
         dropped: Those that do not, with reasons.
         differences: Of this machine from the one the recipe was proved on.
         doubts: Why the recipe would have been refused without force.
+        size_bytes: What the result takes on disk.
         original_bytes: What the original's weights and buffers take as safetensors.
         quality_name: What people call the quality.
         quality_baseline: The original's score.
@@ -61,14 +62,17 @@ class Replayed(Built):
         drop: Of the quality, as a fraction of the original's; None without finite outputs.
         change: The drop's interval, where the quality is scored sample by sample.
         agreement: Of the outputs with the original's.
-        sys_path: Where Python finds modules in the process that built the target.
-        num_threads: PyTorch's threads, as the target's code leaves them.
+        libraries: What whet.load has to be given with the artefact.
+        notes: What the techniques have to say.
     """
+
+    model_config = ConfigDict(frozen=True)
 
     steps: tuple[Step, ...]
     dropped: tuple[tuple[Step, str], ...] = ()
     differences: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    size_bytes: int
     original_bytes: int
     quality_name: str
     quality_baseline: float | None = None
@@ -76,6 +80,18 @@ class Replayed(Built):
     drop: float | None = None
     change: QualityChange | None = None
     agreement: Agreement
+    libraries: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Replayed(AppliedSteps):
+    """What the process that applied a recipe answers.
+
+    Attributes:
+        sys_path: Where Python finds modules in the process that built the target.
+        num_threads: PyTorch's threads, as the target's code leaves them.
+    """
+
     sys_path: tuple[str, ...] = ()
     num_threads: int
 
@@ -105,7 +121,7 @@ def replay_recipe(request: ReplayRequest) -> Replayed:
     quality = examined.workload.quality
     write_inputs(examined, request.directory.parent / INPUTS)
     return Replayed(
-        **dict(built),
+        **built.model_dump(exclude={"fixed_batch"}),
         steps=kept,
         dropped=tuple(dropped),
         differences=tuple(describe().differences(request.machine)) if request.machine else (),
