@@ -1,9 +1,9 @@
-"""Put the figures that the benchmark scripts measured into docs/results.md, into the README and into docs/gate.md.
+"""Put the figures that the benchmark scripts measured into docs/results.md, the README, docs/gate.md and the package.
 
     python benchmarks/results.py
 
-Reads docs/results/*.json, each written by a script of this directory, and writes docs/results.md whole. No figure in
-that file, nor between the markers of the others, is typed by hand.
+Reads docs/results/*.json, each written by a script of this directory, and writes docs/results.md whole, and the rows of
+src/whet/techniques/measured.json. No figure in these files, nor between the markers of the others, is typed by hand.
 """
 
 import json
@@ -13,11 +13,13 @@ from typing import Any
 
 from operator_tables import operator_lines
 from serving_peers.section import serving_lines
+from technique_rows import technique_rows
 
 from whet.files import write_whole
 
 DOCS = Path(__file__).parents[1] / "docs"
 README = DOCS.parent / "README.md"
+MEASURED = DOCS.parent / "src" / "whet" / "techniques" / "measured.json"
 _BEGIN, _END = "<!-- measured: benchmarks/results.py -->", "<!-- end -->"
 _BEGIN_BUSY = "<!-- measured: benchmarks/results.py, busy -->"
 _HEAD = """# Measured results
@@ -52,6 +54,7 @@ def main() -> None:
     write_whole(DOCS / "results.md", "\n".join([_HEAD, *parts.values()]))
     _put(README, parts["demo"])
     _put(DOCS / "gate.md", parts["gate"])
+    write_whole(MEASURED, json.dumps(technique_rows(DOCS / "results"), indent=1, ensure_ascii=False) + "\n")
     if "busy" in parts:
         _put(DOCS / "gate.md", parts["busy"], _BEGIN_BUSY)
 
