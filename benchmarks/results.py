@@ -1,4 +1,4 @@
-"""Put the figures that the benchmark scripts measured into docs/results.md, the README, docs/gate.md and the package.
+"""Put the figures that the benchmark scripts measured into docs/results.md, README, docs and the package.
 
     python benchmarks/results.py
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from operator_tables import operator_lines
 from serving_peers.section import serving_lines
-from technique_rows import technique_rows
+from technique_rows import machines_table, technique_rows
 
 from whet.files import write_whole
 
@@ -54,6 +54,7 @@ def main() -> None:
     write_whole(DOCS / "results.md", "\n".join([_HEAD, *parts.values()]))
     _put(README, parts["demo"])
     _put(DOCS / "gate.md", parts["gate"])
+    _put(DOCS / "machines.md", f"## Machines\n\n{machines_table(DOCS / 'results')}\n")
     write_whole(MEASURED, json.dumps(technique_rows(DOCS / "results"), indent=1, ensure_ascii=False) + "\n")
     if "busy" in parts:
         _put(DOCS / "gate.md", parts["busy"], _BEGIN_BUSY)

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+_SAME_ELSEWHERE = ("peers-builtin", "peers")  # the same script on several machines
 _WITH_RECIPES = ("demo", "peers-builtin", "peers-builtin-torch-only", "peers", "peers-torch-only")
 
 
@@ -28,6 +29,28 @@ def technique_rows(results: Path) -> list[dict[str, Any]]:
                 row = _beside_peers(found)
                 rows.append({**row, **where, "command": found.get("command", report["command"])})
     return [row for row in rows if row["techniques"]]
+
+
+def machines_table(results: Path) -> str:
+    """Return a Markdown table of the speedup over eager of each model on each machine.
+
+    Args:
+        results: The directory of the figures, docs/results.
+    """
+    speedups: dict[str, dict[str, str]] = {}
+    chips: dict[str, None] = {}
+    for name in _SAME_ELSEWHERE:
+        for path in sorted(results.glob(f"{name}.*.json")):
+            report = json.loads(path.read_text(encoding="utf-8"))
+            chip = report["machine"]["chip"]
+            chips[chip] = None
+            for found in report["models"]:
+                ratio, (low, high) = found["over_eager"]["ratio"], found["over_eager"]["ci95"]
+                text = f"{found['latency_ms']['eager']:.1f} → {found['latency_ms']['whet']:.1f} ms, "
+                speedups.setdefault(found["what"], {})[chip] = f"{text}**{ratio:.2f}x** ({low:.2f}–{high:.2f})"
+    lines = [["model", *chips], ["---"] * (len(chips) + 1)]
+    lines += [[model, *(found.get(chip, "—") for chip in chips)] for model, found in speedups.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _tuned(found: dict[str, Any]) -> list[dict[str, Any]]:

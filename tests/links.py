@@ -22,7 +22,13 @@ from markdown_it.token import Token
 ROOT = Path(__file__).parents[1]
 _NOT_IN_SLUGS = re.compile(r"[^\w\- ]")
 _HOST = re.compile(r"(localhost|127\.0\.0\.1|[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9-]+)*\.[a-z]{2,})(:\d+)?", re.I)
-_LOADS = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}  # a link may be rel=canonical
+_LOADS = {
+    "script": "src",
+    "img": "src",
+    "iframe": "src",
+    "source": "src",
+    "link": "href",
+}  # a link may be rel=canonical
 
 
 @dataclass(frozen=True)
