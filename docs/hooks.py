@@ -104,7 +104,7 @@ def rule_text(card: Card) -> str:
     parts = [f"# {card.code}: {card.name}", card.title, f"Priority: {card.priority}."]
     for name, text in card.sections.items():
         parts += [f"## {name}", f"```python\n{text}\n```" if name in ("Example", "Instead") else text]
-    parts += ["## Silence it", f"`# noqa: {card.code}` on the line, or `ignore = [\"{card.code}\"]` in the settings."]
+    parts += ["## Silence it", f'`# noqa: {card.code}` on the line, or `ignore = ["{card.code}"]` in the settings.']
     return "\n\n".join(parts) + "\n"
 
 

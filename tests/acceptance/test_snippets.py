@@ -1,7 +1,6 @@
-"""Every snippet of the README and the docs runs as it stands; only budgets and sweeps are cut, and all techniques left
-out.
+"""Every snippet of the README and the docs runs as it stands; only sweeps are cut, and all techniques left out.
 
-So the original is what is saved, loaded and replayed; what becomes of techniques is in test_tune.py.
+A tuning run has a large budget and does not wait for quiet, so that a busy machine changes nothing. The original is what is saved, loaded and replayed; what becomes of techniques is in test_tune.py.
 
 A ```python block is a program, and a block with a title, as ```python title="model.py", is a file of that name. In a
 ```sh block each line that begins with `whet` or `python` runs; `make` and `pip` lines are what continuous integration
@@ -50,11 +49,11 @@ def _parts(document: Path) -> list[list[str] | File]:
         if title:
             commands.append(File(title, body))
         elif language == "python":
-            commands.append(["-c", _BUDGET_S.sub(rf"\1budget_s=60, exclude={list(TABLE)}", body)])
+            commands.append(["-c", _BUDGET_S.sub(rf"\1budget_s=240, exclude={list(TABLE)}", body)])
         elif language == "sh":
             for line in body.splitlines():
                 if line.startswith("whet tune"):
-                    line = _BUDGET.sub(f"--budget 60s --exclude {','.join(TABLE)}", line)
+                    line = _BUDGET.sub(f"--budget 4m --on-busy go-on --exclude {','.join(TABLE)}", line)
                 line = _SIZES.sub(r"\1", _PROCESSES.sub("--processes 1", line))
                 if line.startswith("whet audit"):
                     line = _BUDGET.sub("--budget 1s", line)
