@@ -36,9 +36,9 @@ IMPERATIVES = frozenset(
     scan schedule score screen search see select send separate sequence serialise serve set settle shape share shift
     shorten shorthand show shrink shuffle shut signal simulate skip sleep slice smooth sort span spawn speculate split
     spread square stack stage stand start state stay step stop store stream strip subtract suggest sum summarise
-    supply support swap switch synchronise tabulate take talk tell terminate test throttle tie time tokenise touch
-    trace track train translate transpose traverse treat trim try tune turn undo unload unpack unwrap update upload
-    use validate verify visit wait walk warm warn watch weigh widen wrap write yield
+    supply support swap switch synchronise tabulate take talk teach tell terminate test throttle tie time tokenise
+    touch trace track train translate transpose traverse treat trim try tune turn undo unload unpack unwrap update
+    upload use validate verify visit wait walk warm warn watch weigh widen wrap write yield
     """.split()
 )
 
@@ -63,7 +63,8 @@ FINITE = frozenset(
 
 # Words that begin a clause. The first verb after one of them belongs to the clause, and not to the sentence.
 SUBORDINATE = frozenset(
-    "that which who whose whom where what whatever when if whether how than because while why since until unless".split()
+    """that which who whose whom where what whatever when if whether how than because while why since until
+    unless""".split()
 )
 
 # A sentence that begins with one of these has a clause as its subject, or none.
