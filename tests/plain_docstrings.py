@@ -34,11 +34,11 @@ IMPERATIVES = frozenset(
     replay report represent reproduce request require rerank reserve reset reshape resolve respond restart restore
     restrict resume retrieve return reuse reverse review rewrite roll rotate round route run sample save say scale
     scan schedule score screen search see select send separate sequence serialise serve set settle shape share shift
-    shorten shorthand show shrink shuffle shut signal simulate skip sleep slice smooth sort span spawn speculate split
-    spread square stack stage stand start state stay step stop store stream strip subtract suggest sum summarise
-    supply support swap switch synchronise tabulate take talk teach tell terminate test throttle tie time tokenise
-    touch trace track train translate transpose traverse treat trim try tune turn undo unload unpack unwrap update
-    upload use validate verify visit wait walk warm warn watch weigh widen wrap write yield
+    shorten shorthand show shrink shuffle shut signal silence simulate skip sleep slice smooth sort span spawn
+    speculate split spread square stack stage stand start state stay step stop store stream strip subtract suggest sum
+    summarise supply support swap switch synchronise tabulate take talk teach tell terminate test throttle tie time
+    tokenise touch trace track train translate transpose traverse treat trim try tune turn undo unload unpack unwrap
+    update upload use validate verify visit wait walk warm warn watch weigh widen wrap write yield
     """.split()
 )
 

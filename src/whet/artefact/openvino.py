@@ -165,7 +165,7 @@ class _Compiled:
 
 
 def properties(settings: Settings) -> dict[str, Any]:
-    """Return the CPU plugin's options for one request at a time, at the lowest latency, on torch's number of threads."""
+    """Return the CPU plugin's options: one request at a time, lowest latency, torch's number of threads."""
     return {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": settings.precision,
