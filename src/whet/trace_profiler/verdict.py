@@ -1,4 +1,4 @@
-"""What bounds the program that a trace was recorded of, in words, with the figures that say so."""
+"""Find what bounds the program that was traced, and say it in words, with the figures that show it."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from whet.trace_profiler.gpu import DeviceTime, DeviceUse, Use, short_name
 from whet.trace_profiler.launches import Launches
 from whet.trace_profiler.operators import OperatorTime
 
-_WORTH_SAYING = 0.15  # of the window
+_WORTH_SAYING = 0.15  # a bound with at least this share of the window is mentioned
 _RECORD_AGAIN = "record again with ProfilerActivity.CUDA and without the CUPTI range profiler"
 
 
@@ -41,7 +41,14 @@ _PHRASES = {
 
 @dataclass(frozen=True)
 class TraceVerdict:
-    """What bounds the program. share: of the window that goes into it. sentence: the evidence. advice: what helps."""
+    """Describe what bounds the program.
+
+    Attributes:
+        bound: What bounds it.
+        share: The share of the window that goes into it, 0 to 1.
+        sentence: The evidence.
+        advice: What helps.
+    """
 
     bound: Bound
     share: float
@@ -57,11 +64,11 @@ def judge(
     device_times: Sequence[DeviceTime],
     operators: Sequence[OperatorTime],
 ) -> TraceVerdict:
-    """The verdict on an account. gpu: the device that the account is of, None for the CPU's."""
+    """Return the verdict on an account. `gpu` is the device of the account; None if the account is of the CPU."""
     if gpu is None and launches is not None and launches.num_calls:
         sentence = (
-            f"the trace holds {launches.num_calls:,} launches of kernels but not when these ran, "
-            "so what bounds it cannot be told."
+            f"the trace holds {launches.num_calls:,} launches of kernels, but it does not say when the kernels ran, "
+            "so it is unknown what bounds the program."
         )
         return TraceVerdict(Bound.UNKNOWN, 0.0, sentence, _RECORD_AGAIN)
     sums: dict[Bound, int] = defaultdict(int)
@@ -87,7 +94,7 @@ def _evidence(
     device_times: Sequence[DeviceTime],
     operators: Sequence[OperatorTime],
 ) -> str:
-    """One more sentence that points at what to look at first."""
+    """Return one more sentence, which says what to look at first."""
     if bound is Bound.LAUNCH and launches is not None and launches.num_calls > 1:
         median = nanoseconds(launches.call_median_ns or 0)
         text = f"{launches.num_calls:,} launches take {median} of CPU time each (median)"
