@@ -13,7 +13,7 @@ from pathlib import Path
 IMPERATIVES = frozenset(
     """
     abort accept accumulate act adapt add adjust admit advance aggregate align allocate allow analyse announce answer
-    append apply approximate arrange ask assemble assert assign attach audit average await balance base bench bind
+    append apply approximate arrange ask assemble assert assign attach audit average await balance base begin bench bind
     bound break bring buffer build bundle cache calculate calibrate call cancel capture cast catch change check choose
     clamp classify clean clear clip close collapse collect combine compare compile complete compose compress compute
     concatenate configure confirm connect construct consume contain continue control convert copy correct count cover
@@ -25,7 +25,7 @@ IMPERATIVES = frozenset(
     fuse gather generate get give go group guard guess hand handle hash hide hold identify ignore implement import
     improve include increment index infer inform initialise insert inspect install instrument interleave interpolate
     interpret interrupt invoke iterate join judge keep kill label launch lay leave let limit line link list listen
-    load locate lock log look lower map mark mask match materialise measure merge mirror model modify monitor move
+    load locate lock log look lower make map mark mask match materialise measure merge mirror model modify monitor move
     multiply name narrow normalise note notice notify number observe offer omit open order organise pack pad parse
     partition pass patch pause peek pick place plan play plot point poll post predict prefer prepare preserve prevent
     print probe process produce profile promise propagate propose protect prove provide prune publish pull push put
@@ -35,7 +35,7 @@ IMPERATIVES = frozenset(
     retrieve return reuse reverse review rewrite roll rotate round route run sample save say scale scan schedule score
     search see select send separate sequence serialise serve set settle shape share shift shorten shorthand show
     shrink shuffle shut signal simulate skip sleep slice smooth sort span spawn speculate split spread square stack
-    stage stand start state stay step stop store stream strip subtract suggest sum summarise supply support swap
+    stage stand start state stay step stop store stream strip submit subtract suggest sum summarise supply support swap
     switch synchronise tabulate take talk tell terminate test throttle tie time tokenise touch trace track train
     translate transpose traverse treat trim try tune turn undo unload unpack unwrap update upload use validate verify
     visit wait walk warm warn watch weigh widen wrap write yield

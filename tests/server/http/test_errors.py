@@ -246,15 +246,20 @@ def test_another_model(server: HttpServer, path: str) -> None:
     body = {"model": "gpt-4", "prompt": "a", "tokens": [1]} | ({"messages": CHAT} if "chat" in path else {})
     error = refused(server, path, body, 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found")
-    assert "there is no model 'gpt-4' here, but: fake" in error["message"]
+    assert "there is no model 'gpt-4' here; use one of: fake" in error["message"]
 
 
 def test_paths_and_methods_that_are_not_there(server: HttpServer) -> None:
     answer = ask(server, "/v1/edits", {})
-    assert (answer.status, answer.error["message"]) == (404, "there is no /v1/edits here")
+    assert (answer.status, answer.error["message"]) == (
+        404,
+        "there is no path /v1/edits; GET /openapi.json lists all paths",
+    )
     answer = ask(server, "/v1/completions")
     assert (answer.status, answer.headers["allow"]) == (405, "POST")
-    assert answer.error["message"] == "/v1/completions does not take GET"
+    assert (
+        answer.error["message"] == "/v1/completions does not take GET; GET /openapi.json lists the methods of each path"
+    )
     assert ask(server, "/v1/models/other").status == 404
     assert ask(server, "/docs").status == 404
 
