@@ -14,10 +14,10 @@ IMPERATIVES = frozenset(
     """
     abort accept accumulate act adapt add adjust admit advance aggregate align allocate allow analyse announce answer
     append apply approximate arrange ask assemble assert assign attach attribute audit average await balance base
-    bench bind bound break bring buffer build bundle cache calculate calibrate call cancel capture cast catch change
-    check choose clamp classify clean clear clip close collapse collect combine compare compile complete compose
-    compress compute concatenate configure confirm connect construct consume contain continue control convert copy
-    correct count cover create cut deal decide declare decode decompress deduplicate define delay delete deliver
+    begin bench bind bound break bring buffer build bundle cache calculate calibrate call cancel capture cast catch
+    change check choose clamp classify clean clear clip close collapse collect combine compare compile complete
+    compose compress compute concatenate configure confirm connect construct consume contain continue control convert
+    copy correct count cover create cut deal decide declare decode decompress deduplicate define delay delete deliver
     derive describe detach detect determine disable discard disconnect dispatch display divide do document download
     draft drain draw drive drop dump duplicate embed emit empty enable encode end enforce enqueue ensure enter
     enumerate escape estimate evaluate evict examine exclude execute exit expand expect explain export express extend
@@ -36,10 +36,10 @@ IMPERATIVES = frozenset(
     round route run sample save say scale scan schedule score screen search see select send separate sequence
     serialise serve set settle shape share shift shorten shorthand show shrink shuffle shut signal silence simulate
     skip sleep slice smooth sort span spawn speculate split spread square stack stage stand start state stay step stop
-    store stream strip subtract suggest sum summarise supply support suppress swap switch synchronise tabulate take
-    talk teach tell terminate test throttle tie time tokenise touch trace track train translate transpose traverse
-    treat trim try tune turn undo unload unpack unwrap update upload use validate verify visit wait wake walk warm
-    warn watch weigh widen wrap write yield
+    store stream strip submit subtract suggest sum summarise supply support suppress swap switch synchronise tabulate
+    take talk teach tell terminate test throttle tie time tokenise touch trace track train translate transpose
+    traverse treat trim try tune turn undo unload unpack unwrap update upload use validate verify visit wait wake walk
+    warm warn watch weigh widen wrap write yield
     """.split()
 )
 
