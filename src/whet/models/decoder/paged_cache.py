@@ -29,7 +29,7 @@ class PagedCache:
         except RuntimeError as error:
             size = num_blocks * bytes_per_block(config, block_size, dtype)
             raise OptionError(
-                f"not enough memory for {num_blocks:,} blocks of keys and values, {size:,} bytes: lower the option memory"
+                f"not enough memory for {num_blocks:,} blocks of keys and values, {size:,} bytes: lower `memory`"
             ) from error
 
     def write(self, layer: int, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
