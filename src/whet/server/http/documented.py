@@ -110,7 +110,10 @@ class ChatCompletion(_Answer):
 
 
 class Tokens(_Answer):
-    """This is the answer to POST /tokenize. `max_model_len` is how many tokens the model takes, prompt and answer together."""
+    """This is the answer to POST /tokenize.
+
+    `max_model_len` is how many tokens the model takes, prompt and answer together.
+    """
 
     count: int
     max_model_len: int
