@@ -14,7 +14,7 @@ class _Answer(BaseModel):
 
 
 class CachedTokens(_Answer):
-    """Say how many tokens of the prompts were found in the prefix cache."""
+    """Count the tokens of the prompts that were found in the prefix cache."""
 
     cached_tokens: int
 
@@ -50,7 +50,7 @@ class CompletionChoice(_Answer):
 
 
 class Completion(_Answer):
-    """Answer POST /v1/completions."""
+    """This is the answer to POST /v1/completions."""
 
     id: str
     object: str
@@ -99,7 +99,7 @@ class ChatChoice(_Answer):
 
 
 class ChatCompletion(_Answer):
-    """Answer POST /v1/chat/completions."""
+    """This is the answer to POST /v1/chat/completions."""
 
     id: str
     object: str
@@ -110,7 +110,10 @@ class ChatCompletion(_Answer):
 
 
 class Tokens(_Answer):
-    """Answer POST /tokenize. `max_model_len` is how many tokens the model takes, prompt and answer together."""
+    """This is the answer to POST /tokenize.
+
+    `max_model_len` is how many tokens the model takes, prompt and answer together.
+    """
 
     count: int
     max_model_len: int
@@ -119,7 +122,7 @@ class Tokens(_Answer):
 
 
 class Text(_Answer):
-    """Answer POST /detokenize."""
+    """This is the answer to POST /detokenize."""
 
     prompt: str
 
@@ -173,7 +176,7 @@ class Error(_Answer):
 
 
 class Failed(_Answer):
-    """Answer a request that failed. Every status except 200 has this body."""
+    """This is the answer to a request that failed. Every status except 200 has this body."""
 
     error: Error
 

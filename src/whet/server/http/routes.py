@@ -30,7 +30,7 @@ def completion_routes(service: Service) -> APIRouter:
         openapi_extra=documented.body(CompletionRequest),
     )
     async def completions(request: Request) -> Response:
-        """Generate the text that follows one prompt or several."""
+        """Generate the text that follows one prompt or several. With `stream: true`, send it in server-sent events."""
         async with service.intake.reading(request, CompletionRequest) as read:
             body: CompletionRequest = read.body
             if not read.num_prompts:
@@ -48,7 +48,7 @@ def completion_routes(service: Service) -> APIRouter:
         openapi_extra=documented.body(ChatRequest),
     )
     async def chat_completions(request: Request) -> Response:
-        """Generate the next message of a conversation."""
+        """Generate the next message of a conversation. With `stream: true`, send it in server-sent events."""
         async with service.intake.reading(request, ChatRequest) as read:
             body: ChatRequest = read.body
             with service.slots(body.num_choices) as slots:
@@ -84,7 +84,7 @@ def token_routes(service: Service) -> APIRouter:
         openapi_extra=documented.body(DetokenizeRequest),
     )
     async def detokenize(request: Request) -> Response:
-        """Return the text of tokens, special ones included."""
+        """Return the text of a list of tokens, including special tokens."""
         return await answer(request, DetokenizeRequest)
 
     return router
@@ -128,7 +128,7 @@ def state_routes(service: Service, metrics: Metrics) -> APIRouter:
 
     @router.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
     async def scrape(request: Request) -> Response:
-        """Return the metrics in the format of Prometheus."""
+        """Return the engine's metrics in the text format of Prometheus."""
         content, content_type = metrics.scrape(request.headers.get("accept", ""))
         return Response(content, headers={"Content-Type": content_type})
 
