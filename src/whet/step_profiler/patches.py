@@ -192,7 +192,8 @@ def hook_all_optimizers(patches: Patches, log: StepLog, on_first_step: Callable[
         on_first_step: Called when the first step of any optimiser has ended.
     """
     clock = log.clock
-    running: list[tuple[int, bool]] = []  # (an optimiser's id, whether its phase was entered); a step may call super's
+    # The steps that run, as pairs of the optimiser's id and whether its phase was entered. A step may call super's.
+    running: list[tuple[int, bool]] = []
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_compiling() or not (clock.is_mine() or clock.thread is None):

@@ -55,7 +55,7 @@ def profile_step(
         OptionError: An option is out of range.
     """
     if num_steps < 1:
-        raise OptionError("the number of steps must be 1 or more")
+        raise OptionError(f"the number of steps must be 1 or more, not {num_steps}")
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
     with tempfile.TemporaryDirectory(prefix="whet-step-") as scratch:

@@ -31,10 +31,10 @@ _PHRASES = {
     Bound.GPU: "the GPU computes",
     Bound.LAUNCH: "the GPU waits for the CPU to call operators and launch kernels",
     Bound.INPUT: "the program waits for its next batch",
-    Bound.COMMUNICATION: "communication runs and nothing hides it",
+    Bound.COMMUNICATION: "communication runs and no computation overlaps it",
     Bound.COPY: "only copies run",
     Bound.HOST: "no operator runs: Python, other code or another process takes the time",
-    Bound.STALL: "the GPU idles though work is launched: it waits for an event or a stream, or was not recorded",
+    Bound.STALL: "the GPU is idle although work is launched: it waits for an event or a stream, or was not recorded",
     Bound.CPU: "the CPU runs operators",
 }
 
