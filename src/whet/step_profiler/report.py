@@ -235,7 +235,7 @@ def _mean_ns(log: StepLog, records: Sequence[StepRecord], num_counted: int) -> f
 
 def _why_absent(phase: Phase, log: StepLog) -> str:
     if phase is Phase.TRANSFER and log.device in (None, "cpu"):
-        return "the model is on the CPU"
+        return "nothing to copy: the model is on a CPU"
     return _ABSENT[phase]
 
 

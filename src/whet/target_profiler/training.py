@@ -68,7 +68,9 @@ def profile_step(
         assert failure is not None
         raise failure
     if failure is None and report.is_partial:
-        failure = ModelError(f"{target} raised {report.ended_by}; the report shows the steps before that")
+        failure = ModelError(
+            f"{target} raised {report.ended_by}; the report is partial: it shows the steps before that"
+        )
     if failure is not None:
         ended_early(report)
         raise failure
