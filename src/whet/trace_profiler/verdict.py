@@ -64,7 +64,16 @@ def judge(
     device_times: Sequence[DeviceTime],
     operators: Sequence[OperatorTime],
 ) -> TraceVerdict:
-    """Return the verdict on an account. `gpu` is the device of the account; None if the account is of the CPU."""
+    """Return the verdict on an account.
+
+    Args:
+        shares: The account of the window.
+        window_ns: The length of the window.
+        gpu: The device of the account; None if the account is of the CPU.
+        launches: What launching kernels cost; None if nothing was launched.
+        device_times: All kernels, copies and fills, the one with the most time first.
+        operators: All operators, the one with the most self time first.
+    """
     if gpu is None and launches is not None and launches.num_calls:
         sentence = (
             f"the trace holds {launches.num_calls:,} launches of kernels, but it does not say when the kernels ran, "
