@@ -61,7 +61,7 @@ def _step_rows(summary: Summary) -> list[tuple[str, str]]:
     others = [name for name in metrics.PHASES if name in summary.phases and name != metrics.DATA_WAIT]
     if others:
         parts = [f"{metrics.PHASES[name]} {percent(summary.phases[name])}" for name in others]
-        rows.append(("compute, the rest", " · ".join(parts)))
+        rows.append(("other phases", " · ".join(parts)))
     return rows
 
 

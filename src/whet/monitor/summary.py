@@ -29,7 +29,7 @@ class Gpu:
     """Describe the use of one GPU. A figure is None if it is not available here. Fractions are from 0 to 1.
 
     Attributes:
-        number: The driver's number of the GPU.
+        number: Its number.
         name: Its name; "" if unknown.
         utilisation: The share of the time in which a kernel ran.
         peak_bytes: The most memory in use, as sampled.
@@ -78,7 +78,7 @@ class Summary:
         num_cores: The number of cores that the run may use.
         cpu: The run's mean use of these cores.
         peak_cpu: The run's highest use of these cores, as sampled.
-        peak_rss_bytes: The most resident memory, as sampled.
+        peak_rss_bytes: The most resident memory of the process and all that it started, as sampled.
         gpus: The use of each GPU.
         machine_cpu: The mean use of all cores by all processes.
         unavailable: What could not be measured, and why.

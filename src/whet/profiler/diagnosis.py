@@ -193,7 +193,7 @@ def _phrase(bound: Bound, share: float, layers: Sequence[LayerCost], limits: Lim
         reached = sum(_compute_s(layer, limits, dtype) for layer in layers) / time_s
         return where + f"which run at {percent(min(1.0, reached), decimals=0)} of the {dtype} limit"
     reached = sum(_memory_s(layer, limits) for layer in layers) / time_s
-    return where + f"which read at {percent(min(1.0, reached), decimals=0)} of what memory gives"
+    return where + f"which read at {percent(min(1.0, reached), decimals=0)} of the memory bandwidth"
 
 
 def _sentence(phrases: list[str]) -> str:

@@ -193,11 +193,11 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         if opaque and name.startswith(opaque):
             continue
-        compiled = type(module).__name__ == "OptimizedModule"  # by name: importing torch._dynamo takes a second
+        compiled = type(module).__name__ == "OptimizedModule"  # isinstance would import torch._dynamo: a second
         if compiled or isinstance(module, torch.jit.ScriptModule):
             opaque += (f"{name}." if name else "",)
             if name and not compiled:
-                continue  # a script's forward cannot be replaced: its work goes to its caller
+                continue  # a scripted module's forward cannot be replaced, so its work is attributed to its caller
         yield name, module
 
 

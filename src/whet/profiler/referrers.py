@@ -95,7 +95,7 @@ def names_of(objects: LiveObjects) -> dict[int, str]:
     names: dict[int, str] = {}
     whose: dict[int, str] = {}
     inner = {id(child) for module in objects.modules for child in module.modules() if child is not module}
-    for module in sorted(objects.modules, key=lambda m: id(m) in inner):  # roots first
+    for module in sorted(objects.modules, key=lambda m: id(m) in inner):  # outermost modules first
         for path, tensor in (*module.named_parameters(), *module.named_buffers()):
             key = storage_key(tensor)
             if key is None:

@@ -97,7 +97,7 @@ class Report:
         memory: The memory of the process, or of the GPU, over time.
         tensors: The memory of all tensors.
         largest: The largest tensors alive at the end.
-        leaks: What grows from step to step; None if there were too few steps.
+        leaks: What grows from step to step; None if it was not measured, or if there were too few steps.
         fragmentation: How fragmented the CUDA allocator's memory is.
         notes: Remarks for the reader.
         commands: Commands of other tools that show more.

@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 _READ_AGAIN_NS = 25_000  # reading memory is slow for a section; a program touches at most 0.5 MB in this time
 _MOST_PENDING = 4096  # pairs of CUDA events that wait to be read
-_MOST_SAMPLES = 65_536  # that one timer keeps
+_MOST_SAMPLES = 65_536  # samples that one timer keeps
 
 
 class _Node:

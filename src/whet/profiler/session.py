@@ -32,7 +32,7 @@ from whet.profiler.verdict import BlockFacts, block_verdict
 
 PROFILE = "profile.json"
 MEMORY_HISTORY = "memory.pickle"
-_MOST_HISTORY = 100_000  # entries
+_MOST_HISTORY = 100_000  # entries of the CUDA allocator's history
 
 
 def profile(
@@ -306,7 +306,7 @@ class Session:
             notes.append("times include the cost of tracing; profile without operators and memory for exact times")
         if self._tracker is not None and self._num_steps < LEAST_STEPS:
             notes.append(
-                f"growth needs at least {LEAST_STEPS} steps: call p.step() at the end of each; seen: {self._num_steps}"
+                f"growth needs at least {LEAST_STEPS} steps: call p.step() at the end of each ({self._num_steps} seen)"
             )
         if self._trace is not None and self._trace[1]:
             notes.append(f"{self._trace[1]:,} of the trace's shortest events were left out to keep it small")

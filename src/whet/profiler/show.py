@@ -64,7 +64,7 @@ def _show_verdict(console: Console, report: Report) -> None:
     if latency is not None:
         p99 = "" if latency.p99_ms is None else f", P99 {duration(latency.p99_ms / 1e3)}"
         console.print(
-            f"one call, nothing else timed  {duration(latency.median_ms / 1e3)}, "
+            f"one call, without instruments  {duration(latency.median_ms / 1e3)}, "
             f"P90 {duration(latency.p90_ms / 1e3)}{p99}; "
             f"{digits(latency.throughput)} samples/s; {latency.num_calls:,} calls; {latency.cores:.1f} cores busy",
             highlight=False,
@@ -266,7 +266,7 @@ def _show_largest(console: Console, report: Report) -> None:
         table.add_column("line", ratio=1, overflow="fold")
         for use in tensors.peak_lines[:5]:
             table.add_row(num_bytes(use.num_bytes), f"{use.num_tensors:,}", Text(one_line(str(use.line))))
-        _print(console, "at the peak, by the line that allocated", table)
+        _print(console, "held at the peak, by the line that allocated it", table)
 
 
 def _show_leaks(console: Console, report: Report) -> None:

@@ -105,8 +105,8 @@ def profile_workload(
     run.calls = [_call(workload.model, batch) for batch in workload.inputs]
     passes: tuple[tuple[str, Callable[[_Run], None]], ...] = (
         ("timed", _time),
-        ("taken apart by layers", _profile_layers),
-        ("watched by modules", _watch_modules),
+        ("profiled layer by layer", _profile_layers),
+        ("watched module by module", _watch_modules),
         ("traced", _trace),
         ("watched for memory", _watch_memory),
     )

@@ -76,7 +76,7 @@ class DeviceMarks:
                 break
             ns = [0] * len(Phase)
             for (_, start), (ran, stop) in pairwise(marked):
-                ns[ran] += int(start.elapsed_time(stop) * 1e6)  # milliseconds
+                ns[ran] += int(start.elapsed_time(stop) * 1e6)  # from milliseconds
             finished.append((step, tuple(ns)))
             self._steps.popleft()
             self._reuse(marked)

@@ -1,8 +1,8 @@
 """Wrap PyTorch's own calls while a loop is watched, and remove the wrappers afterwards.
 
 A wrapper passes a call through without timing it if torch.compile traces the call, if another thread makes it, or if it
-is part of a phase that already runs. If other code has wrapped a wrapper meanwhile, both keep working; the wrapper is
-removed as soon as the other code restores what it has found.
+is part of a phase that already runs. If other code has wrapped a wrapper meanwhile, that code keeps working. If it is
+another watch, it removes the wrapper together with its own.
 """
 
 import functools
@@ -73,7 +73,7 @@ class Patches:
         while self._set:
             owner, name, before, value = self._set.pop()
             if vars(owner).get(name) is not value:
-                value.__dict__[_GONE] = (value, before)  # other code wraps it; restoring that leads back to `before`
+                value.__dict__[_GONE] = (value, before)  # a watch that restores `value` later restores `before` instead
                 continue
             while (gone := getattr(before, _GONE, None)) is not None and gone[0] is before:
                 before = gone[1]
@@ -192,7 +192,8 @@ def hook_all_optimizers(patches: Patches, log: StepLog, on_first_step: Callable[
         on_first_step: Called when the first step of any optimiser has ended.
     """
     clock = log.clock
-    running: list[tuple[int, bool]] = []  # (an optimiser's id, whether its phase was entered); a step may call super's
+    # The steps that run, as pairs of the optimiser's id and whether its phase was entered. A step may call super's.
+    running: list[tuple[int, bool]] = []
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_compiling() or not (clock.is_mine() or clock.thread is None):

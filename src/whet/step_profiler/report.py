@@ -23,7 +23,7 @@ _ABSENT = {
     Phase.FORWARD: "the model was not called",
     Phase.BACKWARD: "no backward pass was seen",
     Phase.OPTIMIZER: "no optimiser made a step",
-    Phase.SYNC: "no such call was seen",
+    Phase.SYNC: "no call that waits was seen",
 }
 
 
@@ -235,7 +235,7 @@ def _mean_ns(log: StepLog, records: Sequence[StepRecord], num_counted: int) -> f
 
 def _why_absent(phase: Phase, log: StepLog) -> str:
     if phase is Phase.TRANSFER and log.device in (None, "cpu"):
-        return "model on the CPU: nothing to copy"
+        return "nothing to copy: the model is on a CPU"
     return _ABSENT[phase]
 
 

@@ -85,7 +85,7 @@ def profile_target(
         if report.busy and not patience.goes_on:
             report = replace(report, verdict=None)  # times from a busy machine justify no verdict
         if failure is None and report.partial:
-            failure = ModelError(f"{report.partial}; the report shows what was measured before that")
+            failure = ModelError(f"{report.partial}; the report is partial: it shows what was measured before that")
         try:
             if directory is not None:
                 _write(report, folder / TRACE, directory)

@@ -55,7 +55,7 @@ def profile_step(
         OptionError: An option is out of range.
     """
     if num_steps < 1:
-        raise OptionError("the number of steps must be 1 or more")
+        raise OptionError(f"the number of steps must be 1 or more, not {num_steps}")
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
     with tempfile.TemporaryDirectory(prefix="whet-step-") as scratch:
@@ -68,7 +68,9 @@ def profile_step(
         assert failure is not None
         raise failure
     if failure is None and report.is_partial:
-        failure = ModelError(f"{target} raised {report.ended_by}; the report shows the steps before that")
+        failure = ModelError(
+            f"{target} raised {report.ended_by}; the report is partial: it shows the steps before that"
+        )
     if failure is not None:
         ended_early(report)
         raise failure

@@ -59,12 +59,12 @@ class DeviceUse:
         name: The device's name; "" if unknown.
         num_streams: How many streams it used.
         window_ns: The length of the window.
-        busy_ns: When anything ran.
-        compute_ns: When compute kernels ran.
-        communication_ns: When communication kernels ran.
-        copy_ns: When copies and fills ran.
-        communication_hidden_ns: When communication and compute kernels ran at the same time.
-        copy_hidden_ns: When copies and compute kernels ran at the same time.
+        busy_ns: How long anything ran.
+        compute_ns: How long compute kernels ran.
+        communication_ns: How long communication kernels ran.
+        copy_ns: How long copies and fills ran.
+        communication_hidden_ns: How long communication and compute kernels ran at the same time.
+        copy_hidden_ns: How long copies and compute kernels ran at the same time.
     """
 
     device: str

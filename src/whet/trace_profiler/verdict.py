@@ -31,10 +31,10 @@ _PHRASES = {
     Bound.GPU: "the GPU computes",
     Bound.LAUNCH: "the GPU waits for the CPU to call operators and launch kernels",
     Bound.INPUT: "the program waits for its next batch",
-    Bound.COMMUNICATION: "communication runs and nothing hides it",
+    Bound.COMMUNICATION: "communication runs and no computation overlaps it",
     Bound.COPY: "only copies run",
     Bound.HOST: "no operator runs: Python, other code or another process takes the time",
-    Bound.STALL: "the GPU idles though work is launched: it waits for an event or a stream, or was not recorded",
+    Bound.STALL: "the GPU is idle although work is launched: it waits for an event or a stream, or was not recorded",
     Bound.CPU: "the CPU runs operators",
 }
 
@@ -64,7 +64,16 @@ def judge(
     device_times: Sequence[DeviceTime],
     operators: Sequence[OperatorTime],
 ) -> TraceVerdict:
-    """Return the verdict on an account. `gpu` is the device of the account; None if the account is of the CPU."""
+    """Return the verdict on an account.
+
+    Args:
+        shares: The account of the window.
+        window_ns: The length of the window.
+        gpu: The device of the account; None if the account is of the CPU.
+        launches: What launching kernels cost; None if nothing was launched.
+        device_times: All kernels, copies and fills, the one with the most time first.
+        operators: All operators, the one with the most self time first.
+    """
     if gpu is None and launches is not None and launches.num_calls:
         sentence = (
             f"the trace holds {launches.num_calls:,} launches of kernels, but it does not say when the kernels ran, "
