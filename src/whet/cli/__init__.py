@@ -31,7 +31,10 @@ NO_READER = 141  # 128 and SIGPIPE, as of any command whose reader has left
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command that the arguments name. Exits with 0, 1 (regression), 2 (wrong use), 3 (inconclusive)."""
+    """Run the command that the arguments name, and exit with its code.
+
+    The codes are 0 for success, 1 for a regression, 2 for wrong use, and 3 for an inconclusive result.
+    """
     try:
         try:
             _run(arguments)
