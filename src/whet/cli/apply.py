@@ -17,13 +17,16 @@ _REFUSED = 3
 
 def apply(
     recipe: Annotated[Path, typer.Argument(help="a recipe.toml that whet tune wrote")],
-    target: Annotated[str, typer.Argument(help="as for whet tune")],
+    target: Annotated[str, typer.Argument(help="the target, named as for whet tune")],
     out: Annotated[
         Path | None,
         typer.Option(help="a new directory for the artefact", show_default="none for a recipe that cannot be saved"),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="another model's recipe too, and beyond the drop in quality it allows")
+        bool,
+        typer.Option(
+            "--force", help="apply it although it was made for another model, or costs more quality than it allows"
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
 ) -> None:

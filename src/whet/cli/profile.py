@@ -16,20 +16,22 @@ def profile(
         str | None,
         typer.Argument(
             metavar="[TARGET]",
-            help="digits-cnn, docs-encoder, docs-gpt, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION",
+            help="the target: digits-cnn, docs-encoder, docs-gpt, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION",
         ),
     ] = None,
     others: Annotated[list[str] | None, typer.Argument(metavar="", hidden=True)] = None,
     out: Annotated[Path | None, typer.Option(help="a new directory for profile.json and trace.json.gz")] = None,
     depth: Annotated[int, typer.Option(help="how deep the tree of modules is shown")] = 3,
-    rows: Annotated[int, typer.Option(help="of each table")] = 12,
-    limit: Annotated[str, typer.Option(help="of time for the whole profile, as 5m or 90s")] = "5m",
+    rows: Annotated[int, typer.Option(help="the most rows of each table")] = 12,
+    limit: Annotated[str, typer.Option(help="the time limit of the whole profile, as 5m or 90s")] = "5m",
     trace: Annotated[
         list[Path] | None,
-        typer.Option(help="a trace that PyTorch's profiler wrote, in place of a target; two: compare"),
+        typer.Option(help="a trace of PyTorch's profiler, in place of a target; two traces are compared"),
     ] = None,
-    step: Annotated[bool, typer.Option("--step", help="the phases of the target's training loop")] = False,
-    nvtx: Annotated[bool, typer.Option("--nvtx", help="only run it, in NVTX ranges: for nsys and ncu")] = False,
+    step: Annotated[bool, typer.Option("--step", help="show the phases of the target's training loop")] = False,
+    nvtx: Annotated[
+        bool, typer.Option("--nvtx", help="only run the target, inside NVTX ranges, for nsys and ncu")
+    ] = False,
     on_busy: OnBusyOption = "wait",
     busy_wait: BusyWaitOption = "2m",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
