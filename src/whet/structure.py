@@ -119,9 +119,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in a value, in order."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(
-        value, torch.SymInt | torch.SymFloat | torch.SymBool
-    ):  # a number that torch.export traces
+    elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):  # a number that torch.export traces
         raise TargetError("the model returns a number that depends on its inputs; return it as a tensor")
     elif isinstance(value, Mapping):
         for item in value.values():
