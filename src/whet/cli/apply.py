@@ -30,10 +30,11 @@ def apply(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
 ) -> None:
-    """Replay a recipe on a target and save the result, to be loaded by whet.load(DIR).
+    """Replay a recipe on a target, and save the result for whet.load(DIR).
 
     A recipe that cannot be saved, such as one with torch_compile, is applied and judged, and nothing is written.
-    Exits with 3, and writes nothing, where the recipe is of another model or costs more quality than it allows.
+    The exit code is 3, and nothing is written, where the recipe was made for another model or costs more quality than
+    it allows.
     """
     console = Console(stderr=as_json, highlight=False)
     try:

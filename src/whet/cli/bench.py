@@ -74,9 +74,10 @@ def bench(
     github: _Github = False,
     as_json: _AsJson = False,
 ) -> None:
-    """Measure a target at many sizes; hold it against a baseline or a git reference.
+    """Measure a target at many sizes, or compare it with a baseline or a git reference.
 
-    Exits with 0 where nothing is slower, 1 where something is, 3 where that cannot be told, 2 on failure.
+    The exit code is 0 if nothing is slower, 1 if something is, 3 if the measurements are inconclusive, and 2 after an
+    error.
     """
     console = Console(stderr=as_json or github)
     patience = patience_of(on_busy, busy_wait, console)

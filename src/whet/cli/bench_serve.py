@@ -115,11 +115,10 @@ def bench_serve(
     busy_wait: BusyWaitOption = "2m",
     as_json: _AsJson = False,
 ) -> None:
-    """Replay production traffic, or random arrivals, against a server: latencies, throughput, goodput.
+    """Replay production traffic, or random arrivals, against a server, and report latencies, throughput and goodput.
 
-    Requests are sent at their time, whatever the server does. A trace is scaled
-    to the machine: its lengths so that the longest request fits the model, its
-    gaps so that the load is a share of what the server can do.
+    Requests are sent at their scheduled times, however slow the server is. A trace is scaled to the machine: its
+    lengths so that the longest request fits the model, its gaps so that the load is a share of the server's capacity.
     """
     console = Console(stderr=True)
     options = Options(

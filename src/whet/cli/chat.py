@@ -43,7 +43,7 @@ def chat(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object for each answer, at its end")] = False,
 ) -> None:
-    """Talk to a model. Lines that are piped in are answered one by one."""
+    """Talk to a model in the terminal. Piped lines are answered one by one."""
     options = EngineOptions(weights=weights or DEFAULTS.weights, dtype=dtype or DEFAULTS.dtype)
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     with notes.status("loading the model"):

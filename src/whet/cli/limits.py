@@ -21,7 +21,7 @@ def limits(
         bool, typer.Option("--refresh", help="measure again; the best figures of all measurements count")
     ] = False,
 ) -> None:
-    """Show what this machine can do at the very best: measured once, then read from the cache."""
+    """Show what this machine can do at best. The limits are measured once, then read from the cache."""
     console = Console(stderr=as_json)
     machine = describe()
     topology = find_topology()

@@ -61,7 +61,7 @@ def tune(
 ) -> None:
     """Find the fastest recipe for a model on this machine, and prove it.
 
-    Exits with 0 where there is a verdict, 3 where the machine was too busy for one, 1 where nothing could be measured.
+    The exit code is 0 with a verdict, 3 if the machine was too busy for one, and 1 if nothing could be measured.
     """
     console = Console(stderr=as_json)
     options: dict[str, Any] = {
