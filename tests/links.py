@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -84,7 +85,7 @@ class _Resources(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
-        url = values.get(_LOADS.get(tag, ""), None) or ""
+        url = values.get(_LOADS.get(tag, "")) or ""
         if url.startswith(("http:", "https:", "//")) and values.get("rel") not in ("canonical", "next", "prev"):
             self.foreign.append(url)
 
@@ -120,7 +121,7 @@ def _anchors(document: Path) -> frozenset[str]:
     """Return the anchors of a file's headings, as GitHub and the site make them."""
     tokens = _parsed(document)
     slugs: list[str] = []
-    for token, following in zip(tokens, tokens[1:], strict=False):
+    for token, following in pairwise(tokens):
         if token.type == "heading_open":
             text = "".join(inner.content for inner in following.children or [] if inner.type in ("text", "code_inline"))
             slug = _NOT_IN_SLUGS.sub("", text.strip().lower()).replace(" ", "-")

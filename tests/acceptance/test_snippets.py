@@ -1,6 +1,7 @@
 """Every snippet of the README and the docs runs as it stands; only sweeps are cut, and all techniques left out.
 
-A tuning run has a large budget and does not wait for quiet, so that a busy machine changes nothing. The original is what is saved, loaded and replayed; what becomes of techniques is in test_tune.py.
+A tuning run has a large budget and does not wait for quiet, so that a busy machine changes nothing. The original is
+what is saved, loaded and replayed; what becomes of techniques is in test_tune.py.
 
 A ```python block is a program, and a block with a title, as ```python title="model.py", is a file of that name. In a
 ```sh block each line that begins with `whet` or `python` runs; `make` and `pip` lines are what continuous integration
