@@ -4,6 +4,7 @@ README.md, CONTRIBUTING.md and CHANGELOG.md become pages. Each technique and eac
 so that a card exists once, in the code.
 """
 
+import posixpath
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -28,15 +29,16 @@ STAGES = {
     "runtime": "How the process runs it",
 }
 TOPICS = {
-    "SYN": "The CPU waits for the GPU",
-    "MOV": "Copies between host and device",
-    "DAT": "What feeds the loop",
-    "PRE": "Precision",
-    "CMP": "How it is computed",
-    "MEM": "What is kept",
-    "INF": "Inference",
-    "DST": "Several GPUs",
+    "SYN": "the CPU waits for the GPU",
+    "MOV": "copies between host and device",
+    "DAT": "what feeds the loop",
+    "PRE": "precision",
+    "CMP": "how it is computed",
+    "MEM": "what is kept",
+    "INF": "inference",
+    "DST": "several GPUs",
 }
+_NAMED = re.compile(r"\[(?:docs/)?[\w/-]+\.md\]\(([\w/.-]+\.md)((?:#[\w-]+)?\))")
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -63,7 +65,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Fill in the lists of techniques and rules; let links to files of the root lead to their pages."""
+    """Fill in the lists of techniques and rules; let links lead to pages of the site, and carry their titles."""
+    markdown = _NAMED.sub(lambda found: _titled(found, page, files), markdown)
     if page.file.src_uri == "techniques.md":
         return f"{markdown}\n\n{_technique_list()}"
     if page.file.src_uri == "rules.md":
@@ -72,6 +75,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     for name, target in ROOT_PAGES.items():
         markdown = markdown.replace(f"]({up}{name}", f"]({up.removesuffix('../')}{target}")
     return markdown
+
+
+def _titled(found: re.Match[str], page: Page, files: Files) -> str:
+    """Return a link whose text was its file's name with the title of that page as its text."""
+    target = files.get_file_from_path(
+        posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), found[1]))
+    )
+    title = re.search(r"^# (.+)$", target.content_string, re.MULTILINE) if target is not None else None
+    return f"[{title[1]}]({found[1]}{found[2]}" if title is not None else found[0]
 
 
 def technique_page(name: str) -> str:
@@ -149,7 +161,7 @@ def _rule_list() -> str:
     parts = []
     for topic, members in _rule_groups().items():
         rows = [[f"[{c.code}](rules/{c.code}.md)", c.name, c.title, str(c.priority)] for c in members]
-        parts += [f"## {topic}: {TOPICS[topic].lower()}", _table(["code", "name", "what it finds", "priority"], rows)]
+        parts += [f"## {topic}: {TOPICS[topic]}", _table(["code", "name", "what it finds", "priority"], rows)]
     return "\n\n".join(parts)
 
 
@@ -160,7 +172,7 @@ def _technique_nav() -> list[Any]:
 
 def _rule_nav() -> list[Any]:
     groups = _rule_groups().items()
-    return [{f"{topic} {TOPICS[topic].lower()}": [rule_page(card) for card in members]} for topic, members in groups]
+    return [{f"{topic}: {TOPICS[topic]}": [rule_page(card) for card in members]} for topic, members in groups]
 
 
 def _technique_groups() -> dict[str, list[TechniqueCard]]:
