@@ -39,7 +39,7 @@ def test_the_options_of_a_card_are_those_that_recipes_take() -> None:
 def test_texts_of_options_are_read_from_an_attributes_section() -> None:
     @dataclass(frozen=True)
     class Options:
-        """Choose how it runs.
+        """Choose how it runs. Both hold in every process.
 
         Attributes:
             first: One line.
@@ -52,7 +52,7 @@ def test_texts_of_options_are_read_from_an_attributes_section() -> None:
 
     texts, rest = told._option_texts(Options)
     assert texts == {"first": "One line.", "second": "Two lines, of which this is the second."}
-    assert rest == "Choose how it runs."
+    assert rest == "Both hold in every process."
 
 
 def test_a_technique_that_the_machine_refuses_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

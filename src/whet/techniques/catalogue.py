@@ -152,12 +152,13 @@ def _card(technique: Technique) -> TechniqueCard:
 
 
 def _option_texts(options: type[Any]) -> tuple[dict[str, str], str]:
-    """Return what the docstring of a technique's options says of each option, and the rest of it."""
+    """Return what the docstring of a technique's options says of each option, and of all of them after its summary."""
     if not dataclasses.fields(options):
         return {}, ""
     rest, _, attributes = inspect.cleandoc(options.__doc__ or "").partition("Attributes:\n")
     texts = {found["name"]: " ".join(found["text"].split()) for found in _ATTRIBUTE.finditer(attributes)}
-    return texts, rest.strip()
+    _, _, remarks = rest.strip().partition(". ")
+    return texts, remarks if texts else rest.strip()
 
 
 @cache
