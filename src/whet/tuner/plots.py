@@ -34,8 +34,8 @@ _STYLE = {
 }
 
 # Stand-in colour -> CSS variable. They differ from each other and from all that matplotlib uses of itself.
-_NAMES = ("ink", "muted", "rule", "paper", "accent", "good", "warn", "bad", "compute", "bandwidth", "overhead")
-INK, MUTED, RULE, PAPER, ACCENT, GOOD, WARN, BAD, COMPUTE, BANDWIDTH, OVERHEAD = _COLOURS = [
+_NAMES = ("ink", "muted", "rule", "paper", "accent", "good", "busy", "bad", "compute", "bandwidth", "overhead")
+INK, MUTED, RULE, PAPER, ACCENT, GOOD, BUSY, BAD, COMPUTE, BANDWIDTH, OVERHEAD = _COLOURS = [
     f"#0a00{i:02x}" for i in range(1, len(_NAMES) + 1)
 ]
 _BOUNDS = {Bound.COMPUTE: (COMPUTE, "o"), Bound.BANDWIDTH: (BANDWIDTH, "s"), Bound.OVERHEAD: (OVERHEAD, "^")}
@@ -84,10 +84,10 @@ def pareto(result: Result) -> str | None:
         _number_axis(axes, "x", _plain, logarithmic=wide)
         axes.set_xlim(*_spread_out([scale * value for value in latencies], logarithmic=wide))
         axes.set_ylim(min(*(_height(t, ceiling) for t in trials), 0.0) - 0.1 * ceiling, 1.08 * ceiling)
-        axes.axhline(100 * result.max_drop, color=WARN, linestyle=(0, (4, 3)), linewidth=1)
+        axes.axhline(100 * result.max_drop, color=BUSY, linestyle=(0, (4, 3)), linewidth=1)
         axes.annotate(
             "allowed", (1, 100 * result.max_drop), xycoords=("axes fraction", "data"), xytext=(0, 3),
-            textcoords="offset points", ha="right", color=WARN, fontsize=9.2,
+            textcoords="offset points", ha="right", color=BUSY, fontsize=9.2,
         )  # fmt: skip
         largest = max(result.baseline.size_bytes, 1, *(t.size_bytes or 0 for t in trials))
         if baselines:
