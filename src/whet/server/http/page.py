@@ -6,25 +6,27 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from whet import charts
+from whet import charts, look
 from whet.server.http.errors import ApiError
 from whet.server.http.service import Service
 
 _TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html", "svg": "image/svg+xml"}
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
+_NO_MARKUP = "require-trusted-types-for 'script'; trusted-types 'none'"  # no text becomes markup, whatever a script does
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": f"{_POLICY}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": f"{_POLICY}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; {_NO_MARKUP}",
 }
 _FIRST = "index.html"
 
 
 def page_routes() -> APIRouter:
-    """What lies in the folder when the server starts, the scripts of charts, and nothing else."""
+    """What lies in the folder when the server starts, the scripts of charts, the shared style, and nothing else."""
     router = APIRouter(include_in_schema=False)
-    content = {name: charts.read(name).encode() for name in charts.FILES} | {
+    shared = {name: room.read(name).encode() for room in (charts, look) for name in room.FILES}
+    content = shared | {
         entry.name: entry.read_bytes()
         for entry in (files("whet.server") / "page").iterdir()
         if entry.is_file() and entry.name.rpartition(".")[2] in _TYPES

@@ -1,0 +1,56 @@
+/* Code in an answer: what language it is in, a button that copies it, and its words in colours. */
+
+import { element } from "./format.js";
+
+const MOST_COLOURED = 20_000; // characters; longer code stays in one colour
+const SAID_MS = 2000;
+
+/* Put a text on the clipboard. Without a secure context there is none to ask: then it goes by way of a selection. */
+async function copy(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const field = element("textarea", { readonly: "", class: "unseen" });
+  const before = document.activeElement;
+  field.value = text;
+  document.body.append(field);
+  field.select();
+  const isCopied = document.execCommand("copy");
+  field.remove();
+  before?.focus();
+  if (!isCopied) throw new Error("the browser does not copy");
+}
+
+/* A button that copies what `text` returns, and says whether it could. */
+export function copyButton(text, label = "Copy") {
+  const button = element("button", { type: "button", class: "plain copy" }, label);
+  button.addEventListener("click", async () => {
+    try {
+      await copy(text());
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Not copied";
+    }
+    setTimeout(() => (button.textContent = label), SAID_MS);
+  });
+  return button;
+}
+
+/* highlight.js's tree as nodes; it knows what a word is by its scope, as "title.function". */
+function nodes(children) {
+  return children.map((child) => {
+    if (typeof child === "string") return child;
+    const scope = (child.scope || "").split(".")[0];
+    return element("span", scope ? { class: `hljs-${scope}` } : {}, ...nodes(child.children));
+  });
+}
+
+function coloured(code, language) {
+  if (code.length > MOST_COLOURED || !window.hljs.getLanguage(language)) return [code];
+  return nodes(window.hljs.highlight(code, { language, ignoreIllegals: true })._emitter.root.children);
+}
+
+/* language: as the answer names it, or "". */
+export function codeBlock(code, language) {
+  const head = element("div", { class: "code-head" }, element("span", {}, language || "code"), copyButton(() => code));
+  const shown = element("code", {}, ...coloured(code.replace(/\n$/, ""), language));
+  return element("div", { class: "code" }, head, element("pre", { tabindex: "0" }, shown));
+}
