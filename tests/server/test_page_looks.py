@@ -32,6 +32,6 @@ def test_nothing_is_cut_off_and_text_can_be_read(page: Page, server: FakeServer)
 
 
 _TEXTS = (
-    ".tile dt", ".tile .value", ".tile .detail", ".legend b", "#status", "#send", ".choices label", ".figures", ".asked",
-    ".failure p", "#chosen", "#hint", ".answer h2", "summary", ".fields label",
+    ".tile dt", ".tile .value", ".tile .detail", ".legend b", "#status", "#send", ".choices label", ".figures",
+    ".asked", ".failure p", "#chosen", "#hint", ".answer h2", "summary", ".fields label",
 )  # fmt: skip

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +23,10 @@ from whet.cli.engine_options import (
     WeightsOption,
 )
 from whet.cli.units import num_bytes, seconds
+from whet.errors import OptionError
 from whet.network import LOOPBACK, is_loopback
 from whet.server.engine import Engine
+from whet.server.http.cors import ANY
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
 from whet.server.options import EngineOptions
@@ -76,6 +79,18 @@ _MaxPending = Annotated[
     str,
     typer.Option(metavar="SIZE", help="of all bodies that are being received; beyond it the largest is refused (503)"),
 ]
+_Cert = Annotated[str, typer.Option(metavar="FILE", help="serve HTTPS with this certificate, as PEM")]
+_Key = Annotated[str, typer.Option(metavar="FILE", help="its private key, where another file holds it")]
+_KeyPassword = Annotated[
+    str, typer.Option(envvar="WHET_SSL_KEYFILE_PASSWORD", help="the password of the key, where it is encrypted")
+]
+_Origins = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN", help="web pages of this origin may ask from a browser; * for all; may be given several times"
+    ),
+]
+_OriginsToo = Annotated[list[str] | None, typer.Option("--allowed-origins", hidden=True)]
 _AsJson = Annotated[bool, typer.Option("--json", help="print address, model and process id as JSON once it serves")]
 
 
@@ -104,6 +119,11 @@ def serve(
     write_timeout: _WriteTimeout = "60s",
     max_body: _MaxBody = "8MiB",
     max_pending: _MaxPending = "64MiB",
+    ssl_certfile: _Cert = "",
+    ssl_keyfile: _Key = "",
+    ssl_keyfile_password: _KeyPassword = "",
+    cors_origin: _Origins = None,
+    allowed_origins: _OriginsToo = None,
     as_json: _AsJson = False,
 ) -> None:
     """Serve a language model over HTTP as OpenAI does: completions, chat, streams, metrics, and a page to try it on."""
@@ -121,6 +141,10 @@ def serve(
         write_timeout_s=seconds(write_timeout),
         max_body_bytes=num_bytes(max_body),
         max_pending_bytes=num_bytes(max_pending),
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+        ssl_keyfile_password=ssl_keyfile_password,
+        cors_origins=(*(cors_origin or ()), *_origins(allowed_origins or ())),
     )
     options = EngineOptions(
         kv=kv,
@@ -147,12 +171,26 @@ def serve(
     console.print("whet serve: ended")
 
 
+def _origins(given: Sequence[str]) -> list[str]:
+    """Return the origins of --allowed-origins: vLLM takes a JSON list, as '["*"]'."""
+    found: list[str] = []
+    for text in given:
+        try:
+            read = json.loads(text) if text.startswith("[") else [text]
+        except ValueError as error:
+            raise OptionError(f"--allowed-origins {text}: write an origin, or a JSON list of origins") from error
+        found += map(str, read)
+    return found
+
+
 def _say_ready(server: HttpServer, engine: Engine, settings: Settings, console: Console, *, as_json: bool) -> None:
     name = settings.served_names[0]
     if engine.tokenizer is not None and engine.tokenizer.chat_template.is_plain:
         console.print(f"{name} has no chat template; conversations are put as plain lines, 'User: ...'")
     if not settings.is_local and not settings.api_keys:
         console.print("everyone who can reach this machine may ask: --api-key keeps others out")
+    if ANY in settings.cors_origins and not settings.api_keys:
+        console.print("every web page that a browser opens may ask: name the origins, or give an --api-key")
     if as_json:
         print(json.dumps({"url": server.url, "model": name, "pid": os.getpid()}), flush=True)
     console.print(f"whet serve: {server.url} answers as {name}, up to {engine.max_model_len} tokens")

@@ -141,7 +141,8 @@ def share_words(after: int, before: int, noun: str) -> str:
     near = min(_FRACTIONS, key=lambda fraction: abs(share / fraction - 1))
     off = abs(share / near - 1)
     if off <= _ABOUT:
-        return f"{'about ' if off > _NEAR else ''}{_FRACTIONS[near]} {'' if near == Fraction(1, 2) else 'of '}the {noun}"
+        about, of = "about " if off > _NEAR else "", "" if near == Fraction(1, 2) else "of "
+        return f"{about}{_FRACTIONS[near]} {of}the {noun}"
     if share > 0.5:
         return f"{_percent(1 - share)} less memory" if noun == "memory" else f"{_percent(1 - share)} smaller"
     return f"{_percent(share)} of the {noun}"

@@ -5,6 +5,7 @@ from fastapi import FastAPI
 from whet import __version__
 from whet.server.engine import Engine
 from whet.server.http import documented
+from whet.server.http.cors import allow_origins
 from whet.server.http.errors import install_handlers
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.metrics import Metrics
@@ -28,4 +29,5 @@ def make_app(engine: Engine, settings: Settings, lifecycle: Lifecycle) -> FastAP
     described = app.openapi()
     described["components"]["schemas"].update(documented.schemas(*KINDS.values()))
     app.add_middleware(RequestChecks, settings=settings, lifecycle=lifecycle)
+    allow_origins(app, settings.cors_origins)
     return app

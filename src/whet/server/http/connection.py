@@ -30,6 +30,7 @@ class Connection(H11Protocol):
         self._settings = settings
         self._is_refused = False
         self._num_discarded = 0
+        self._unread = bytearray()
         self._head: asyncio.TimerHandle | None = None
         self._write: asyncio.TimerHandle | None = None
         self.since_s = self.loop.time()  # it was last answered, or made
@@ -50,7 +51,26 @@ class Connection(H11Protocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol. What comes after a refusal is dropped, up to a bound."""
+        """See asyncio.Protocol. Read it in pieces, between which others have their turn: TLS brings up to 256 KiB."""
+        is_reading = bool(self._unread)
+        self._unread += data
+        if not is_reading:
+            self._read_on()
+        if self._unread:
+            self.transport.pause_reading()
+
+    def _read_on(self) -> None:
+        """Read a piece of what has come, and come back for the next."""
+        piece = bytes(self._unread[:_MOST_READ])
+        del self._unread[:_MOST_READ]
+        self._read(piece)
+        if self._unread:
+            self.loop.call_soon(self._read_on)
+        elif not self.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _read(self, data: bytes) -> None:
+        """Read what a client sends. What comes after a refusal is dropped, up to a bound."""
         if not self._is_refused:
             super().data_received(data)
             self._watch_head()
@@ -85,6 +105,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         super().connection_lost(exc)
+        self._unread.clear()
         _cancel(self._head)
         _cancel(self._write)
 

@@ -12,7 +12,7 @@ from whet.server.http.service import Service
 
 _TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html", "svg": "image/svg+xml"}
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
-_NO_MARKUP = "require-trusted-types-for 'script'; trusted-types 'none'"  # no text becomes markup, whatever a script does
+_NO_MARKUP = "require-trusted-types-for 'script'; trusted-types 'none'"  # no text is read as HTML
 _HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",

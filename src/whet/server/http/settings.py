@@ -3,9 +3,12 @@
 import hashlib
 import hmac
 import secrets
+import ssl
 from dataclasses import dataclass, field
 
 from whet.errors import OptionError
+from whet.server.http.cors import origin
+from whet.server.http.tls import tls_context
 
 MAX_BODY_BYTES = 8 * 2**20  # a million token ids, written out
 
@@ -21,6 +24,10 @@ class Settings:
     to the last, body_timeout_s for its body, write_timeout_s in which it reads none of an answer; max_connections at
     once, at most as many as files may be open; max_body_bytes of one body, and max_pending_bytes of all bodies that
     are being received. Raises OptionError.
+
+    ssl_certfile: the PEM file of the certificate, with which the server speaks HTTPS; ssl_keyfile: of its private key,
+    where it is in another file; ssl_keyfile_password: where the key is encrypted. cors_origins: web pages of these
+    origins may ask from a browser; * for all.
     """
 
     served_names: tuple[str, ...]
@@ -33,6 +40,10 @@ class Settings:
     head_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     write_timeout_s: float = 60.0
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
+    ssl_keyfile_password: str = field(default="", repr=False)
+    cors_origins: tuple[str, ...] = ()
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def __post_init__(self) -> None:
@@ -51,6 +62,17 @@ class Settings:
             )
         if self.shutdown_timeout_s < 0:
             raise OptionError(f"--shutdown-timeout {self.shutdown_timeout_s:g}: at least 0 seconds")
+
+        if not self.ssl_certfile and (self.ssl_keyfile or self.ssl_keyfile_password):
+            raise OptionError("--ssl-keyfile: HTTPS needs a certificate too: --ssl-certfile FILE")
+        object.__setattr__(self, "cors_origins", tuple(map(origin, self.cors_origins)))
+        self.tls()
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Return what HTTPS needs; None for HTTP. Raises OptionError where the files cannot be used."""
+        if not self.ssl_certfile:
+            return None
+        return tls_context(self.ssl_certfile, self.ssl_keyfile, self.ssl_keyfile_password)
 
     def is_key(self, given: str) -> bool:
         """In the same time whichever key it is, and however much of it is right."""
