@@ -1,4 +1,4 @@
-"""Every page that people see has the same look: its head, and no colour, font or size of text of its own."""
+"""Check that all pages share one look: the same head, and no colours or fonts of their own."""
 
 import re
 from pathlib import Path

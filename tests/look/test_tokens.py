@@ -25,7 +25,7 @@ BLINDNESS = {
 
 
 def tokens(scheme: str) -> dict[str, str]:
-    """The colours of a scheme by name; dark ones take the place of the light ones."""
+    """Return the colours of a scheme by name."""
     light, _, dark = look.read(look.TOKENS).partition("@media")
     found = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", light))
     return found if scheme == "light" else {**found, **dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", dark))}
@@ -42,7 +42,7 @@ def contrast(a: str, b: str) -> float:
 
 
 def oklab(rgb: np.ndarray) -> np.ndarray:
-    """Ottosson's perceptual colour space, in which a distance of about 0.02 can just be seen."""
+    """Convert linear RGB to Ottosson's perceptual colour space. A distance of about 0.02 can just be seen."""
     cones = [[0.4122214708, 0.5363325363, 0.0514459929], [0.2119034982, 0.6806995451, 0.1073969566]]
     cones.append([0.0883024619, 0.2817188376, 0.6299787005])
     axes = [[0.2104542553, 0.7936177850, -0.0040720468], [1.9779984951, -2.4285922050, 0.4505937099]]

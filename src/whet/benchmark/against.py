@@ -1,4 +1,4 @@
-"""The work tree against a git reference: process pairs, interleaved, until the verdict is clear."""
+"""Compare the work tree with a git reference: measure process pairs in turns until the verdict is clear."""
 
 import itertools
 import tempfile
@@ -221,7 +221,11 @@ def _seconds(times_ms: Sequence[float]) -> tuple[float, ...]:
 
 
 def check_machine(baseline: Sweep, machine: Machine, fingerprint: str) -> None:
-    """Raises BaselineError where a baseline is of another machine, torch or thread setting, with what differs."""
+    """Check that a baseline was measured on this machine, with this torch and this number of threads.
+
+    Raises:
+        BaselineError: It was not. The message says what differs.
+    """
     if baseline.fingerprint != fingerprint:
         differs = "; ".join(machine.differences(baseline.machine)) or "the fingerprint"
         raise BaselineError(

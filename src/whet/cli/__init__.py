@@ -1,4 +1,4 @@
-"""The command line. Only the command that is called is imported, so that `whet --help` starts at once."""
+"""Run the command line. It imports only the command that is called, so that `whet --help` starts at once."""
 
 import importlib
 import os
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def is_unread() -> bool:
-    """Whether whoever read standard output has left, as `head` does."""
+    """Return whether the reader of standard output has closed it, as `head` does."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

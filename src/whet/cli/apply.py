@@ -1,4 +1,4 @@
-"""whet apply: replay a recipe on a target."""
+"""Replay a recipe on a target: whet apply."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""whet audit: find what makes PyTorch code slow, say what it may cost, and fix it."""
+"""Find what makes PyTorch code slow, say what it may cost, and fix it: whet audit."""
 
 import argparse
 import os
@@ -124,7 +124,7 @@ def _found(given: argparse.Namespace) -> Outcome:
 
 
 def _measured(given: argparse.Namespace) -> Outcome:
-    """Imported only here: it needs torch."""
+    """Measure the fixes of a script. The imports are here because they need torch."""
     patience_of = import_module("whet.measure.quiet").Patience
     on_busy = import_module("whet.measure.quiet").OnBusy.checked(given.on_busy)
     seconds = import_module("whet.cli.units").seconds
@@ -144,7 +144,7 @@ def _measured(given: argparse.Namespace) -> Outcome:
 
 
 def _split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What is whet's own, and what stands after `--`."""
+    """Split the arguments into whet's own and those after `--`."""
     given = list(arguments)
     if "--" not in given:
         return given, []
@@ -153,13 +153,17 @@ def _split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _diff(change: Change) -> str:
-    """As `patch -p1` takes it."""
+    """Return a change in the format of `patch -p1`."""
     shown: str = import_module("whet.auditor.fixing").unified_diff(change.before.path, change.before.text, change.text)
     return shown.rstrip("\n")
 
 
 def _explained(name: str) -> str:
-    """A rule's card. Raises AuditError for a code or a name that is not there."""
+    """Return a rule's card.
+
+    Raises:
+        AuditError: There is no rule of this code or name.
+    """
     known = cards()
     code = name.strip().upper()
     card = known.get(code) or next((c for c in known.values() if c.name == name.strip().lower()), None)
@@ -180,7 +184,7 @@ def _split(given: Sequence[str]) -> list[str]:
 
 
 def _machine() -> MachineFacts:
-    """Imported only here: it needs torch, which takes seconds."""
+    """Describe the machine. The import is here because it needs torch, which takes seconds."""
     facts: Callable[[], MachineFacts] = import_module("whet.machine.audit_facts").machine_facts
     return facts()
 
@@ -190,12 +194,12 @@ def _has_colour(stream: TextIO) -> bool:
 
 
 def _columns(out: Path | None) -> int:
-    """The terminal's width, between 60 and 120 columns; 80 for a file, and where there is no terminal."""
+    """Return the terminal's width, between 60 and 120 columns; 80 for a file, or without a terminal."""
     return 80 if out is not None else min(120, max(60, shutil.get_terminal_size().columns))
 
 
 def _put(text: str, out: Path | None) -> None:
-    """What was asked for: into a file, whole or not at all, or onto the terminal."""
+    """Write the report into a file, whole or not at all, or onto the terminal."""
     if out is None:
         _say(text)
     else:

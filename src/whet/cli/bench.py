@@ -1,4 +1,4 @@
-"""whet bench: measure a target at many sizes; hold it against a baseline or a git reference."""
+"""Measure a target at many sizes, or compare it with a baseline or a git reference: whet bench."""
 
 import json
 from pathlib import Path
@@ -135,7 +135,7 @@ def _pairs(
 
 
 def _sweep(console: Console, targets: list[str], options: dict[str, Any]) -> Sweep:
-    """Measure every point and show what was found. options: of `whet.bench`."""
+    """Measure every point with the options of `whet.bench`, and show the figures."""
     with console.status("measuring") as status:
         sweep = run_bench(targets, report=lambda point: status.update(f"measured {point.label}"), **options)
     given = [f"--{name} {','.join(map(str, options[name]))}" for name in ("batch", "seq") if options[name]]

@@ -1,4 +1,4 @@
-"""whet bench-serve: put a server of language models under load."""
+"""Put a server of language models under load: whet bench-serve."""
 
 import re
 import signal
@@ -174,7 +174,7 @@ def _leave(report: Report, patience: Patience) -> None:
 
 
 def _range(text: str, name: str) -> tuple[int, int]:
-    """ "16-255", or one number."""
+    """Return the two ends of a range as "16-255", or of one number."""
     found = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", text)
     if found is None:
         raise OptionError(f"--{name} {text!r}: write two lengths as 16-255, from 1 up")

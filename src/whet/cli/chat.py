@@ -1,4 +1,4 @@
-"""whet chat: talk to a model in the terminal."""
+"""Talk to a model in the terminal: whet chat."""
 
 import contextlib
 import sys
@@ -92,7 +92,11 @@ def _loop(talk: Conversation, notes: Console, *, as_json: bool) -> bool:
 
 
 def _lines(talk: Conversation, notes: Console) -> Iterator[str]:
-    """What somebody types, to Ctrl-D. Raises KeyboardInterrupt at a second Ctrl-C in a row."""
+    """Yield the lines that the user types, until Ctrl-D.
+
+    Raises:
+        KeyboardInterrupt: The user pressed Ctrl-C twice in a row.
+    """
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # input() then edits, and remembers what was typed
     notes.print("/help says what there is besides asking; /quit leaves", style="dim")
@@ -132,7 +136,7 @@ def _obey(talk: Conversation, command: str, notes: Console) -> None:
 
 
 def _show(text: str) -> None:
-    """At once. A terminal gets no control characters, which could move the cursor or worse."""
+    """Write text without delay. A terminal gets no control characters, which could move the cursor or do worse."""
     if sys.stdout.isatty():
         text = "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
     sys.stdout.write(text)
@@ -153,7 +157,7 @@ def _stats(talk: Conversation) -> str:
 
 
 def _summary(answers: Sequence[Answer]) -> str:
-    """One line: how many, how long, how fast."""
+    """Summarise the answers in one line: their number, their length, their speed."""
     if not answers:
         return "no answer"
     firsts = sorted(answer.ttft_s for answer in answers if answer.ttft_s is not None)

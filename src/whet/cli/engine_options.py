@@ -1,4 +1,4 @@
-"""Options of whet.EngineOptions on the command line, for every command that makes an engine. Defaults are its own."""
+"""Define the options of whet.EngineOptions on the command line, for every command that makes an engine."""
 
 from typing import Annotated
 

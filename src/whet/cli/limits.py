@@ -1,4 +1,4 @@
-"""whet limits: what this machine can do at the very best."""
+"""Measure what this machine can do at best: whet limits."""
 
 import json
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""whet monitor: watch a command as it runs."""
+"""Watch a command as it runs: whet monitor."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""whet profile: what bounds a model, a training loop, or a recorded trace."""
+"""Find what bounds a model, a training loop, or a recorded trace: whet profile."""
 
 from importlib import import_module
 from pathlib import Path

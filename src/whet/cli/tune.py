@@ -1,4 +1,4 @@
-"""whet tune: find the fastest recipe for a model, and prove it."""
+"""Find the fastest recipe for a model, and prove it: whet tune."""
 
 import json
 import re
@@ -113,7 +113,7 @@ def _show_rest(console: Console, result: Result, target: str, options: dict[str,
 
 
 def _directory(target: str, out: Path | None, *, alone: bool, resume: bool) -> Path:
-    """Where a target's results go: --out itself for one target, a directory in it for each of several."""
+    """Return the directory for a target's results: --out for one target, a directory in it for each of several."""
     path, mark, options = target.partition("?")
     last = Path(path.removeprefix("hf:")).resolve().name if path.startswith("hf:") else path.rpartition("/")[2]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", last + mark + options).lstrip(".")[:_LONGEST] or "model"
@@ -130,7 +130,7 @@ def _directory(target: str, out: Path | None, *, alone: bool, resume: bool) -> P
 
 
 class _Live(Listener):
-    """Progress on the terminal: a line for every trial, and a bar of the budget with the time left."""
+    """Show progress on the terminal: a line for every trial, and a bar of the budget with the time left."""
 
     def __init__(self, console: Console, target: str, budget_s: float) -> None:
         self.num_trials = 0

@@ -1,4 +1,4 @@
-"""Commands whose options are the typed parameters of a function. Apart, since typer takes a while to import."""
+"""Run commands whose options are the typed parameters of a function. Only this module imports typer, which is slow."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -10,7 +10,14 @@ from whet.cli import NO_READER, is_unread
 
 
 def run(command: Callable[..., None], name: str, text: str, arguments: Sequence[str]) -> None:
-    """Parse the arguments, call the command and exit. text: help for a command without a docstring."""
+    """Parse the arguments, call the command and exit.
+
+    Args:
+        command: The function.
+        name: The command's name.
+        text: The help of a command without a docstring.
+        arguments: The arguments after the command's name.
+    """
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(name=name, help=command.__doc__ or text)(_quiet(command))
     app(list(arguments), prog_name=f"whet {name}")

@@ -1,8 +1,8 @@
-"""How everything looks that whet shows: colours, type and spacing as design tokens, and the style that all pages share.
+"""Define how whet's pages look: design tokens (colours, type, spacing) and the style that all pages share.
 
-`tokens.css` holds the tokens alone, for the documentation too. `base.css` is what every page has in common: head, text,
-tables, tiles, verdicts, buttons, print. A page's own style sheet comes after them and holds only what is its own. A
-server sends both as files; a saved report contains them. They refer to nothing outside themselves.
+`tokens.css` contains the tokens alone; the documentation uses it too. `base.css` styles what all pages have in common:
+head, text, tables, tiles, verdicts, buttons, print. A page adds a style sheet of its own for the rest. Servers send both
+files; a saved report contains them. They refer to no other file.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""What a tuning run found, in words that need no training: "7.4x faster, same accuracy, a quarter of the size".
+"""Say what a tuning run found in plain words: "7.4x faster, same accuracy, a quarter of the size".
 
-The terminal and report.html say the same words; both take them from `headline`. They are made from the figures alone,
-so a result.json of an earlier version gets them too.
+The terminal and report.html both take these words from `headline`. It uses nothing but the figures of the result, so it
+also works for a result.json of an earlier version.
 """
 
 import math
@@ -25,13 +25,12 @@ _STAYS = ("; the original stays", " The original stays.")
 
 @dataclass(frozen=True)
 class Headline:
-    """The verdict in words.
+    """Hold the verdict in words.
 
     Attributes:
         words: The headline, without a full stop.
-        sure: What the measurements leave no doubt about, as a sentence: the lower end of the interval. "" where nothing
-            was gained in speed.
-        details: The rest as sentences: figures of a gain, or why there is none.
+        sure: The lower end of the speedup's interval, as a sentence. "" without a proved speedup.
+        details: The figures of a gain, or the reason why there is none, as sentences.
     """
 
     words: str
@@ -85,7 +84,7 @@ def _gained(result: Result) -> list[str]:
 
 
 def speed_words(point: MeasuredVariant, objective: str = "latency") -> str:
-    """Say how the speed compares with the original's; "" where it was not measured between processes."""
+    """Say how the speed compares with the original's; "" if the final comparison did not measure it."""
     if point.verdict == "pass":
         factor = times(point.speedup)
         return f"{factor} the throughput" if objective == "throughput" else f"{factor} faster"
@@ -107,7 +106,7 @@ def _sure(result: Result) -> str:
 def quality_words(result: Result) -> str:
     """Say how the quality compares with the original's: the same, or by how much it is worse or better.
 
-    It is called the same where the drop is next to nothing and its interval, if there is one, holds zero.
+    It is called the same if the drop is below 0.05% and its interval, if there is one, contains zero.
     """
     best, baseline, name = result.best, result.baseline, figures.one_line(result.quality_name)
     if baseline.quality is None or best.quality is None:
@@ -128,7 +127,7 @@ def quality_words(result: Result) -> str:
 
 
 def share_words(after: int, before: int, noun: str) -> str:
-    """Say what share of the original's bytes is left: "a quarter of the size"; "" where one of them is not known."""
+    """Say what share of the original's bytes is left: "a quarter of the size"; "" if one of the two is unknown."""
     if not (after > 0 and before > 0):
         return ""
     share = after / before
@@ -153,7 +152,7 @@ def times(factor: float, *, is_floor: bool = False) -> str:
 
     Args:
         factor: At least 1.
-        is_floor: Whether to round down, for what is claimed at least.
+        is_floor: Whether to round down, as for a lower limit.
     """
     scale = 1 if factor >= 9.95 else 10 if factor >= 1.995 else 100
     number = math.floor(factor * scale + 1e-9) if is_floor else round(factor * scale)

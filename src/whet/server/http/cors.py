@@ -1,4 +1,4 @@
-"""Which web pages of other origins may ask the server from a browser (CORS)."""
+"""Let web pages of other origins send requests from a browser (CORS)."""
 
 from urllib.parse import urlsplit
 
@@ -9,14 +9,14 @@ from whet.errors import OptionError
 
 ANY = "*"
 _PORTS = {"http": 80, "https": 443}
-_MAX_AGE_S = 600  # for which a browser remembers a preflight's answer
+_MAX_AGE_S = 600  # for which a browser may cache the answer to a preflight request
 
 
 def origin(given: str) -> str:
-    """Return an origin as browsers write it: in small letters, without the scheme's own port.
+    """Return an origin as browsers write it: in lower case, without the scheme's default port.
 
     Raises:
-        OptionError: It is no origin, as where a path follows the host.
+        OptionError: It is no origin, for example because a path follows the host.
     """
     if given == ANY:
         return given
@@ -33,9 +33,9 @@ def origin(given: str) -> str:
 
 
 def allow_origins(app: FastAPI, origins: tuple[str, ...]) -> None:
-    """Let pages of these origins read the answers. Cookies and the like may come along from named origins only.
+    """Let pages of these origins read the answers. Credentials such as cookies are allowed for named origins only.
 
-    A preflight is answered here: it brings no key. The request itself is checked like any other.
+    A preflight request carries no API key and is answered here. The request itself is checked like any other.
 
     Args:
         app: The application, whose other middleware is there already.

@@ -1,4 +1,4 @@
-"""The page: a fixed list of files, and the figures that it asks for every second."""
+"""Serve the page in a browser: its files, and the figures that it fetches every second."""
 
 import time
 from importlib.resources import files
@@ -23,7 +23,10 @@ _FIRST = "index.html"
 
 
 def page_routes() -> APIRouter:
-    """What lies in the folder when the server starts, the scripts of charts, the shared style, and nothing else."""
+    """Return the routes of the page. They serve the files of its folder, the chart scripts and the shared style.
+
+    The files are read once, at the start. No path outside them can be reached.
+    """
     router = APIRouter(include_in_schema=False)
     shared = {name: room.read(name).encode() for room in (charts, look) for name in room.FILES}
     content = shared | {
@@ -49,7 +52,7 @@ def page_routes() -> APIRouter:
 
 
 def facts(service: Service) -> dict[str, Any]:
-    """What is served, beside the engine's figures."""
+    """Return the facts about the server that the page shows beside the engine's figures."""
     engine = service.engine
     return {
         "model": service.model_name,

@@ -1,4 +1,4 @@
-"""The certificate and key of a server that speaks HTTPS, checked before anything else is done."""
+"""Load and check the certificate and the key of a server that speaks HTTPS."""
 
 import ssl
 from pathlib import Path
@@ -10,9 +10,9 @@ def tls_context(certfile: str, keyfile: str, password: str) -> ssl.SSLContext:
     """Read a certificate with its chain and its private key.
 
     Args:
-        certfile: A PEM file with the certificate, and the chain up to its root where there is one.
-        keyfile: A PEM file with the private key; "" where it is in `certfile` too.
-        password: The password of an encrypted key; "" where the key is not encrypted.
+        certfile: A PEM file with the certificate and its chain, if there is one.
+        keyfile: A PEM file with the private key; "" if `certfile` contains it.
+        password: The password of an encrypted key; "" if the key is not encrypted.
 
     Raises:
         OptionError: A file cannot be read or holds something else, the key belongs to another certificate, or its
@@ -26,7 +26,7 @@ def tls_context(certfile: str, keyfile: str, password: str) -> ssl.SSLContext:
     asked = []
 
     def give_password() -> str:
-        """Called by OpenSSL for an encrypted key. Without it, OpenSSL would ask on the terminal."""
+        """Return the password. OpenSSL calls this for an encrypted key; otherwise it would prompt on the terminal."""
         asked.append(True)
         return password
 
