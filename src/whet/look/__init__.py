@@ -1,8 +1,8 @@
 """Define how whet's pages look: design tokens (colours, type, spacing) and the style that all pages share.
 
 `tokens.css` contains the tokens alone; the documentation uses it too. `base.css` styles what all pages have in common:
-head, text, tables, tiles, verdicts, buttons, print. A page adds a style sheet of its own for the rest. Servers send both
-files; a saved report contains them. They refer to no other file.
+head, text, tables, tiles, verdicts, buttons, print. A page adds a style sheet of its own for the rest. Servers send
+both files; a saved report contains them. They refer to no other file.
 """
 
 import re

@@ -1,11 +1,14 @@
-/* Code in an answer: what language it is in, a button that copies it, and its words in colours. */
+/* Show code in an answer, with its language, a copy button and coloured syntax.
+ *
+ * The colours come from highlight.js 11.12.0, the common build (BSD-3-Clause, its text in highlight.LICENSE), as
+ * published on npm. */
 
 import { element } from "./format.js";
 
 const MOST_COLOURED = 20_000; // characters; longer code stays in one colour
 const SAID_MS = 2000;
 
-/* Put a text on the clipboard. Without a secure context there is none to ask: then it goes by way of a selection. */
+/* Copy a text. navigator.clipboard needs a secure context (HTTPS or this machine); elsewhere, copy a selection. */
 async function copy(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text);
   const field = element("textarea", { readonly: "", class: "unseen" });
@@ -19,7 +22,7 @@ async function copy(text) {
   if (!isCopied) throw new Error("the browser does not copy");
 }
 
-/* A button that copies what `text` returns, and says whether it could. */
+/* Return a button that copies what `text` returns, and says whether that worked. */
 export function copyButton(text, label = "Copy") {
   const button = element("button", { type: "button", class: "plain copy" }, label);
   button.addEventListener("click", async () => {
@@ -34,7 +37,7 @@ export function copyButton(text, label = "Copy") {
   return button;
 }
 
-/* highlight.js's tree as nodes; it knows what a word is by its scope, as "title.function". */
+/* Return the nodes of highlight.js's tree. A scope such as "title.function" says what a word is. */
 function nodes(children) {
   return children.map((child) => {
     if (typeof child === "string") return child;
@@ -48,7 +51,7 @@ function coloured(code, language) {
   return nodes(window.hljs.highlight(code, { language, ignoreIllegals: true })._emitter.root.children);
 }
 
-/* language: as the answer names it, or "". */
+/* Return a block of code. language: as the answer names it, or "". */
 export function codeBlock(code, language) {
   const head = element("div", { class: "code-head" }, element("span", {}, language || "code"), copyButton(() => code));
   const shown = element("code", {}, ...coloured(code.replace(/\n$/, ""), language));

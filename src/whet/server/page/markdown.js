@@ -1,7 +1,8 @@
-/* Markdown as models write it, as nodes of the page.
+/* Show the Markdown of an answer as nodes of the page.
  *
- * markdown-it (vendored, HTML off) reads the text into tokens, and each token becomes a node here. Nothing of an answer
- * is ever read as HTML: no `innerHTML`, and the page's Content-Security-Policy forbids it. Maths stays as it is written. */
+ * markdown-it 14.3.3 (MIT, its text in markdown-it.LICENSE, as published on npm) splits the text into tokens. This file
+ * makes a node from each token. No text is ever parsed as HTML: nothing here uses `innerHTML`, and the page's
+ * Content-Security-Policy forbids it. Formulas stay as they are written. */
 
 import { codeBlock } from "./code.js";
 import { element } from "./format.js";
@@ -9,13 +10,13 @@ import { element } from "./format.js";
 const TAGS = new Set("p ul ol li blockquote table thead tbody tr th td strong em s".split(" "));
 const PROTOCOLS = new Set(["http:", "https:", "mailto:"]);
 const HEADINGS_ABOVE = 2; // the page's own: the model's name and the speaker's
-const MOST_MATHS = 2000; // characters; a bound on what one formula costs to find
+const MOST_MATHS = 2000; // characters of one formula; this bounds the time of the search for its end
 const MATHS = new RegExp(
   ["\\$\\$[^]{1,N}?\\$\\$", "\\$(?![\\s$])(?:[^$\\\\\\n]|\\\\.){1,N}?(?<!\\s)\\$(?!\\d)", "\\\\\\([^]{1,N}?\\\\\\)", "\\\\\\[[^]{1,N}?\\\\\\]"]
     .join("|").replaceAll("N", String(MOST_MATHS)), "y",
 );
 
-/* Whether a link leads somewhere that it may lead to. Relative ones lead nowhere: an answer has no place of its own. */
+/* Return whether a link may be followed. Relative links may not: an answer has no address that they could refer to. */
 function isSafe(url) {
   try {
     return PROTOCOLS.has(new URL(url).protocol);
@@ -24,7 +25,7 @@ function isSafe(url) {
   }
 }
 
-/* A formula within a line, left as text: its underscores and asterisks mean nothing to Markdown. */
+/* Read a formula within a line, so that its underscores and asterisks are not read as emphasis. */
 function inlineMaths(state, silent) {
   MATHS.lastIndex = state.pos;
   const found = MATHS.exec(state.src);
@@ -34,14 +35,14 @@ function inlineMaths(state, silent) {
   return true;
 }
 
-/* A formula on lines of its own. One that has not ended yet goes on to the next empty line. */
+/* Read a formula on lines of its own. A formula without an end reaches to the next empty line. */
 function blockMaths(state, first, end, silent) {
   const line = (n) => state.src.slice(state.bMarks[n] + state.tShift[n], state.eMarks[n]).trim();
   const opening = line(first).slice(0, 2);
   const closing = { $$: "$$", "\\[": "\\]" }[opening];
   if (!closing || state.sCount[first] - state.blkIndent >= 4) return false;
   const rest = line(first).slice(2);
-  if (rest.includes(closing) && !rest.endsWith(closing)) return false; // text goes on behind it
+  if (rest.includes(closing) && !rest.endsWith(closing)) return false; // text follows the formula
   let last = first;
   if (!rest.endsWith(closing)) {
     do last++;
@@ -58,7 +59,7 @@ function blockMaths(state, first, end, silent) {
 
 function reader() {
   const made = window.markdownit({ html: false, linkify: true, breaks: true });
-  made.disable("lheading"); // a line of dashes that has just begun would make a heading of the line above
+  made.disable("lheading"); // the first dash of a list would turn the line above into a heading
   made.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
   made.validateLink = isSafe;
   made.inline.ruler.before("escape", "maths_inline", inlineMaths);
@@ -72,7 +73,7 @@ function link(url, ...children) {
   return isSafe(url) ? element("a", { href: url, target: "_blank", rel: "noopener noreferrer" }, ...children) : element("span", {}, ...children);
 }
 
-/* The element that a token opens. */
+/* Return the element that a token opens. */
 function opened(token) {
   if (token.type === "link_open") return link(token.attrGet("href"));
   if (token.type === "heading_open") return element(`h${Math.min(6, Number(token.tag[1]) + HEADINGS_ABOVE)}`);
@@ -83,7 +84,7 @@ function opened(token) {
   return made;
 }
 
-/* The node of a token that holds no others. */
+/* Return the node of a token that contains no others. */
 function leaf(token) {
   switch (token.type) {
     case "code_inline":
@@ -96,7 +97,7 @@ function leaf(token) {
     case "fence":
     case "code_block":
       return codeBlock(token.content, token.info.trim().split(/\s+/)[0]);
-    case "image": // nothing is loaded from elsewhere: a picture is a link to it
+    case "image": // no picture is loaded: it becomes a link
       return link(token.attrGet("src"), token.content || "picture");
     case "maths_inline":
       return element("span", { class: "maths" }, token.content);
@@ -123,7 +124,7 @@ function fill(host, tokens) {
   }
 }
 
-/* The blocks of a text in order: their tokens, and the source that they come from. */
+/* Return the top-level blocks of a text in order, each with its tokens and its source text. */
 function blocksOf(text, references) {
   const lines = text.split("\n");
   const blocks = [];
@@ -136,7 +137,7 @@ function blocksOf(text, references) {
   return blocks;
 }
 
-/* A text that grows. Blocks that are as they were keep their nodes, and with them what the reader has selected. */
+/* Show a text that grows. Blocks that do not change keep their nodes, so that a selection in them stays. */
 export class Growing {
   constructor(host) {
     Object.assign(this, { host, sources: [], numReferences: 0 });
