@@ -43,7 +43,7 @@ _DTYPES = {"float64": "fp64", "float32": "fp32", "tfloat32": "tf32", "bfloat16":
 
 Axes = Any
 _MAX_LAYERS = 12  # layers in the plot, with the numbers that they have in the table beside it
-_ONE_LABEL = 1.2  # two lines whose ratio is below this share a label
+_ONE_LABEL = 0.05  # two lines that are closer than this share of the axis share a label
 
 
 def roofline(result: Result) -> str | None:
@@ -213,11 +213,13 @@ def _limit_lines(
             [span[0], top / rate], [span[0] * rate, top], color=BANDWIDTH, linestyle=style, linewidth=1.3, label=label
         )
     peaks = sorted(gemm.items(), key=lambda item: item[1])
+    low, high = axes.get_ylim()
+    near = (high / low) ** _ONE_LABEL  # the axis is logarithmic
     labels: list[str] = []
     for (name, rate), (_, above) in zip(peaks, [*peaks[1:], ("", math.inf)], strict=True):
         axes.plot([rate / bandwidth, span[1]], [rate, rate], color=COMPUTE, linewidth=1.3)
         labels.append(f"{dtype_name(name)} {figures.digits(rate)}")
-        if above > _ONE_LABEL * rate:
+        if above > near * rate:
             axes.annotate(
                 ", ".join(labels), (span[1], rate), xytext=(-2, 3), textcoords="offset points",
                 ha="right", color=COMPUTE, fontsize=9.2, parse_math=False,
