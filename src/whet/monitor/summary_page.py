@@ -6,7 +6,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from whet import charts, look
+from whet import __version__, charts, look
 from whet.monitor import metrics
 from whet.monitor.figures import cut_short, status, table
 from whet.monitor.run import Run
@@ -23,6 +23,7 @@ def render(run: Run) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_read("saved.html.j2")).render(
         s=summary,
+        version=__version__,
         pid=run.facts.pid,
         word=word,
         kind=kind,
