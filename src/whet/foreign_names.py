@@ -5,7 +5,8 @@ notice, before a user does, when a new version moves, drops or changes one of th
 """
 
 PATCHED: dict[str, str] = {
-    # step_profiler/patches.py: while a training loop is watched. A wrapper passes what torch.compile traces.
+    # step_profiler/patches.py replaces these while a training loop is watched. Calls that torch.compile traces pass
+    # through the wrappers.
     **{
         f"torch.Tensor.{name}": "a wait for the device is timed"
         for name in ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "to", "cuda", "copy_")
@@ -55,7 +56,7 @@ PATCHED: dict[str, str] = {
     "torch.amp.GradScaler.scale": "fix_trials/child.py reads the scale of the loss",
     "torch.utils.data.DataLoader.__iter__": "time of the data",
     "torch.utils.data.dataloader._BaseDataLoaderIter.__next__": "time of the data",
-    # elsewhere
+    # Another file changes this one.
     "torch._inductor.constant_folding._dont_constant_fold": "artefact/inductor.py keeps packed weights packed",
 }
 """List each name that whet replaces or changes for a time, and why. Only `openvino.Core` is outside PyTorch."""

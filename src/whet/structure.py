@@ -119,7 +119,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in a value, in order."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):  # a number, while torch.export traces
+    elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):  # a number that torch.export traces
         raise TargetError("the model returns a number that depends on its inputs; return it as a tensor")
     elif isinstance(value, Mapping):
         for item in value.values():
@@ -228,7 +228,7 @@ def described(structure: Structure, tensors: Iterator[str]) -> str:
     return ends[0] + ", ".join(items) + ends[1]
 
 
-# The classes of containers that read_input has met, by name. A signature that comes back as JSON names them.
+# The classes of containers that read_input has met, by name. A signature that is read from JSON refers to these names.
 _CLASSES: dict[str, Any] = {}
 
 

@@ -144,10 +144,10 @@ class _Compiled:
         return tuple(_copy(request.get_output_tensor(i), dtype) for i, dtype in enumerate(self._dtypes))
 
     def _give(self, i: int, tensor: Tensor) -> Any:
-        """Make a tensor the request's input i. Returns what must live until the call is over.
+        """Make a tensor the request's input i, and return the array that must live until the call is over.
 
-        A small one is copied into one that stays: to be handed another costs OpenVINO a walk over its graph (docs-gpt,
-        1 KB of input, 2 cores: 3.19 ms a call became 3.34).
+        A small tensor is copied into an array that is used for all calls. A new array would make OpenVINO walk over its
+        graph (docs-gpt, 1 KB of input, 2 cores: 3.19 ms a call became 3.34).
         """
         given = _array(tensor)
         if given.nbytes > _COPIED_BYTES:
@@ -232,10 +232,11 @@ def _array(tensor: Tensor) -> Any:
 
 @contextmanager
 def no_telemetry() -> Iterator[None]:
-    """Import OpenVINO and NNCF inside this, and they neither phone home nor write a client's id into $HOME/intel.
+    """Prevent the telemetry of OpenVINO and NNCF that are imported inside this context.
 
-    Both take the absence of the package openvino_telemetry for a no; without a consent file its presence is a yes.
-    What another part of the program imported before stays as it is.
+    They then neither send anything nor write a client's id into $HOME/intel. Both treat a missing package
+    openvino_telemetry as a refusal, and a present package without a consent file as consent. A module that the program
+    imported before is not changed.
     """
     before = sys.modules.get("openvino_telemetry", _UNSET)
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]

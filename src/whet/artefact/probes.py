@@ -19,9 +19,12 @@ Run = Callable[..., Sequence[Tensor]]
 
 
 def check_values(model: Run, graph: Run, given: Sequence[Tensor]) -> None:
-    """Raise TargetError where the graph answers otherwise than the model for other values of its inputs.
+    """Check that the graph answers as the model does for other values of its inputs.
 
-    Only on a CPU: a value may be an index of something that is not there, and a GPU does not recover from that.
+    It checks on a CPU only: a value may be an index out of range, and a GPU does not recover from that.
+
+    Raises:
+        TargetError: The graph answers differently.
     """
     if any(x.device.type != "cpu" for x in given):
         return
@@ -58,7 +61,7 @@ def _laid_otherwise(x: Tensor) -> Tensor:
 
 
 def misleads(model: Run, graph: Run, inputs: Sequence[Tensor]) -> bool:
-    """Return whether the graph answers, and not as the model does. What neither of them takes misleads nobody."""
+    """Return whether the graph answers differently from the model. Inputs that it refuses do not count."""
     try:
         with torch.no_grad():
             found = tuple(graph(*(x.clone() for x in inputs)))

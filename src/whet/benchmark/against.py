@@ -203,7 +203,7 @@ def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = sequenti
 
 
 def _unpaired(before: Point | None, now: Point, tolerance: float) -> tuple[Claim, str]:
-    """Judge one point against the baseline's. Returns the claim, and why there is none where that is so."""
+    """Judge one point against the baseline's, and return the claim, and why there is none ("" where there is one)."""
     old_ms = before.process_latencies_ms if before is not None else []
     new_ms = now.process_latencies_ms
     is_open = Claim(verdict=Verdict.INCONCLUSIVE, old_s=_seconds(old_ms), new_s=_seconds(new_ms))

@@ -62,22 +62,37 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("paths", metavar="PATH", nargs="*", type=Path, help="Python files, notebooks and directories")
-    add("--fix", action="store_true", help="repair what can be repaired at the same results")
-    add("--unsafe-fixes", action="store_true", help="also where results may differ")
+    add("--fix", action="store_true", help="apply the fixes that keep all results the same")
+    add("--unsafe-fixes", action="store_true", help="apply fixes that may change results as well")
     add("--diff", action="store_true", help="show what --fix would change; write nothing")
     add("--select", metavar="CODES", action="append", help="codes or their beginnings, as SYN,MOV101")
     add("--ignore", metavar="CODES", action="append", help="codes or their beginnings to leave out")
-    add("--baseline", metavar="FILE", type=Path, help="show only what this file does not know")
-    add("--write-baseline", metavar="FILE", type=Path, help="write what is found, to be known from now on")
-    add("--output-format", metavar="FORMAT", choices=FORMATS, default="full", help=", ".join(FORMATS))
-    add("--out", metavar="FILE", type=Path, help="write there instead of the terminal")
+    add("--baseline", metavar="FILE", type=Path, help="show only findings that this file does not contain")
+    add("--write-baseline", metavar="FILE", type=Path, help="write the findings, for later runs with --baseline")
+    add("--output-format", metavar="FORMAT", choices=FORMATS, default="full", help=f"the format: {', '.join(FORMATS)}")
+    add("--out", metavar="FILE", type=Path, help="write the report to this file instead of the terminal")
     add("--explain", metavar="CODE", help="say what a rule finds, and why")
     add("--json", action="store_true", help="short for --output-format json")
     add("--measure", action="store_true", help="run the script (arguments after --) with each fix, in a copy, in pairs")
-    add("--steps", metavar="N", type=int, default=12, help="optimiser steps of each process of --measure (12)")
-    add("--on-busy", metavar="HOW", default="wait", help="of --measure on a busy machine: wait, inconclusive or go-on")
-    add("--busy-wait", metavar="TIME", default="2m", help="how long to wait for a quiet machine in all (2m)")
-    add("--budget", metavar="TIME", default="10m", help="of --measure, such as 90s or 10m (10m)")
+    add("--steps", metavar="N", type=int, default=12, help="with --measure: optimiser steps of each process (12)")
+    add(
+        "--on-busy",
+        metavar="HOW",
+        default="wait",
+        help="with --measure, on a busy machine: wait, inconclusive or go-on",
+    )
+    add(
+        "--busy-wait",
+        metavar="TIME",
+        default="2m",
+        help="with --measure: how long to wait for a quiet machine in all (2m)",
+    )
+    add(
+        "--budget",
+        metavar="TIME",
+        default="10m",
+        help="with --measure: the time for all measurements, such as 90s or 10m (10m)",
+    )
     return parser
 
 

@@ -16,7 +16,7 @@ OnBusyOption = Annotated[
     typer.Option(
         "--on-busy",
         metavar="HOW",
-        help="where other processes disturb: wait for quiet, inconclusive (no verdict), or go-on",
+        help="on a busy machine: wait (for quiet), inconclusive (give no verdict) or go-on (measure anyway)",
     ),
 ]
 BusyWaitOption = Annotated[str, typer.Option("--busy-wait", help="how long to wait for a quiet machine in all, as 2m")]

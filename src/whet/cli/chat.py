@@ -28,20 +28,22 @@ def chat(
     model: Annotated[str, typer.Argument(metavar=model_directory.METAVAR, help=model_directory.HELP)],
     weights: WeightsOption = None,
     dtype: DtypeOption = None,
-    temperature: Annotated[float, typer.Option(help="0: always the most probable token; higher: more varied")] = 0.7,
-    max_tokens: Annotated[int, typer.Option(min=1, help="tokens of one answer at most")] = 512,
+    temperature: Annotated[
+        float, typer.Option(help="0 always takes the most probable token; higher values vary more")
+    ] = 0.7,
+    max_tokens: Annotated[int, typer.Option(min=1, help="the most tokens of an answer")] = 512,
     seed: Annotated[
         int | None, typer.Option(help="the same seed gives the same answers", show_default="random")
     ] = None,
     system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="what the model is told before everything else")
+        str | None, typer.Option(metavar="TEXT", help="the system prompt, which precedes the conversation")
     ] = None,
     complete: Annotated[
-        bool, typer.Option("--complete", help="go on with each text as it stands, without a chat template: base models")
+        bool, typer.Option("--complete", help="continue each text as it is, without a chat template (for base models)")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object for each answer, at its end")] = False,
 ) -> None:
-    """Talk to a model. Lines that are piped in are answered one by one."""
+    """Talk to a model in the terminal. Piped lines are answered one by one."""
     options = EngineOptions(weights=weights or DEFAULTS.weights, dtype=dtype or DEFAULTS.dtype)
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     with notes.status("loading the model"):

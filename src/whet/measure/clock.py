@@ -1,7 +1,7 @@
 """Time calls: warm up until times settle, then repeat until the budget ends; alone, or in interleaved pairs.
 
-Time is taken in short blocks. What else the machine did is read before and after each of them, and a disturbed block is
-measured again, until there is as much quiet time as was asked for or three times as much has gone by.
+Calls are timed in short blocks. The machine's load is read before and after each block, and a disturbed block is
+measured again, until there is as much quiet time as was asked for, or three times as much has passed.
 """
 
 import gc
@@ -172,7 +172,7 @@ def by_number(blocks: Sequence[Sequence[float]], begins: Iterable[int], is_kept:
 def time_measurable(measurable: Measurable, *, budget_s: float, min_calls: int = 5) -> Measurement:
     """Warm something measurable up, and time its calls for `budget_s` quiet seconds; see measure_calls.
 
-    Of a sequence, the calls right after its own warm-up are timed, so that two variants are timed on the same ones.
+    The calls of a sequence are timed right after its own warm-up, so that two variants are timed on the same calls.
     """
     with measurable.measuring():
         measurable.warm_up()
@@ -269,7 +269,10 @@ def time_block(calls: Sequence[Call], *, budget_s: float) -> Block:
 def warm_up(calls: Sequence[Call], *, budget_s: float, tolerance: float = 0.05) -> int:
     """Call until the times of two successive windows agree within `tolerance`, or the budget ends.
 
-    Returns the number of calls. The first call is not counted against the budget: it may compile.
+    The first call does not count against the budget, since it may compile.
+
+    Returns:
+        The number of calls.
     """
     for call in calls:
         call()

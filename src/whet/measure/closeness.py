@@ -39,7 +39,7 @@ def distance_between(original: Tensor, variant: Tensor) -> float:
 def finite_entries(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the finite entries of two tensors of one shape, such as outputs with masked places.
 
-    None where an infinity or NaN of one tensor is not that of the other too.
+    It returns None unless both tensors have the same infinities and NaNs at the same places.
     """
     is_finite = a.isfinite()
     if is_finite.all() and b.isfinite().all():

@@ -80,8 +80,8 @@ class Effect:
 def find_effects(model: nn.Module, call: Callable[[], Any], other: Callable[[], Any]) -> list[Effect]:
     """Find what forward does beside its operators.
 
-    The model must have been called before, so that caches are filled and warnings given. What happens under
-    torch's own functions does not count, nor do Python's warnings.
+    The model must have been called before, so that caches are filled and warnings given. Effects inside torch's own
+    functions do not count, and neither do Python's warnings.
 
     Args:
         model: The model, whose state is compared between calls.

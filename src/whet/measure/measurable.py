@@ -16,7 +16,7 @@ class Measurable(Protocol):
 
     @property
     def num_kinds(self) -> int:
-        """Return how many different calls `once` makes in turn: call n equals call n + num_kinds. Often 1."""
+        """Return how many different calls `once` makes in turn: call n equals call n + num_kinds."""
 
     @property
     def is_sequence(self) -> bool:

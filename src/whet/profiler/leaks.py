@@ -1,8 +1,9 @@
 """Find what a loop allocates in step after step and never frees, by the line that allocates it.
 
-Growth alone is no evidence, because batches of unequal size show it too. What counts is the step in which the survivors
-were made. What a clean loop holds at its end comes from its first step (optimiser state), from one step (the best
-model) or from the last few (a queue, the loop's own variables). A leak leaves survivors from steps all along the run.
+Growth alone is no evidence, because batches of unequal size show it too. The evidence is the step in which the
+surviving allocations were made. A clean loop holds allocations of its first step (optimiser state), of one step (the
+best model), or of the last few (a queue, the loop's own variables). A leak leaves survivors from steps all along the
+run.
 """
 
 from collections import defaultdict

@@ -46,7 +46,7 @@ def _relative_error(found: Any, wanted: Any) -> float:
 
 
 def _gate(model: Any, quantized: Any) -> tuple[Any, list[str]]:
-    """Put a gate on every layer that the quantiser touched. Returns the model, with the gates as last input."""
+    """Put a gate on every layer that the quantiser changed, and return the model with the gates as last input."""
     ops = import_openvino().opset13
     twins = {op.get_friendly_name(): op for op in quantized.get_ops()}
     found = []

@@ -30,7 +30,7 @@ class Stats:
     """Describe an engine at one moment.
 
     Attributes:
-        num_running: Requests that are being generated.
+        num_running: Requests that are running.
         num_waiting: Requests in the queue.
         kv_cache_usage: The share of the KV cache in use, 0 to 1.
         prompt_tokens_total: Tokens of prompts that were computed.

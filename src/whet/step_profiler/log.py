@@ -167,7 +167,7 @@ class StepLog:
         self._num_batches += 1
 
     def loader_ended(self) -> None:
-        """Note the end of an epoch. What has begun since the last step is no step."""
+        """Note the end of an epoch, and discard the step that has begun since the last one."""
         if self.clock.is_mine():
             self._drop()
 

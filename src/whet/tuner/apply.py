@@ -1,4 +1,4 @@
-"""Replay a recipe on a target: the techniques that hold here, saved as an artefact or applied in this process."""
+"""Apply a recipe to a target: save the result of the techniques that apply here, or use it in this process."""
 
 import contextlib
 import io

@@ -92,7 +92,7 @@ class TargetFacts(KnownFacts):
     sys_path: tuple[str, ...] = ()
 
     def kept(self) -> dict[str, Any]:
-        """Return what a study keeps, as JSON."""
+        """Return the part of the facts that a study keeps, as a JSON-serialisable dict."""
         return self.model_dump(mode="json", include=set(KnownFacts.model_fields))
 
     def gone_on_with(self, known: KnownFacts) -> "TargetFacts":

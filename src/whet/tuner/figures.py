@@ -135,6 +135,6 @@ def _hundredths(value: float) -> str:
 
 
 def load_call(directory: str, libraries: Sequence[str]) -> str:
-    """Return the call that loads an artefact, as Python."""
+    """Return the Python call that loads an artefact."""
     more = f", libraries={list(libraries)!r}" if libraries else ""
     return f"whet.load({directory!r}{more})"

@@ -58,9 +58,9 @@ def _speed_tile(result: Result) -> Tile:
     if not others:
         return Tile(_SPEED, DASH, result.busy or "nothing came to the finals", main)
     nearest = others[0]
-    if nearest.verdict == "pass":  # faster, but not better in what was asked for
+    if nearest.verdict == "pass":  # it is faster, but not better in the objective
         return Tile(_SPEED, DASH, "the original stays", main)
-    if nearest.doubt:  # no factor is shown that cannot be believed
+    if nearest.doubt:  # a factor that is in doubt is not shown
         return Tile(_SPEED, "no verdict", nearest.doubt, main, "busy")
     tone = "busy" if nearest.verdict == "inconclusive" else ""
     between = figures.interval(nearest.speedup_ci95)

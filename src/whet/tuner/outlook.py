@@ -118,7 +118,7 @@ class Outlook:
     def num_trials(self) -> int:
         """Return about how many trials there is time for.
 
-        A new search makes its first trial wherever it may begin at all.
+        A new search counts at least one if there are two seconds for it.
         """
         fitting = max(0, int(self.search_s / self.costs.trial_s))
         return fitting if self.has_trials or self.stop_s < MIN_TRIAL_S else max(1, fitting)

@@ -68,7 +68,7 @@ def _plan(space: Space, records: Sequence[TrialRecord], goal: Goal, with_referen
     best = next(iter(ranked(goal, records)), None)
     reached = max(1.0, best.speedup or 1.0) if best and goal.asks_for_speed else 1.0
     promise = space.bound if goal.asks_for_speed else space.shrink
-    # of equal promises the shorter recipe first: it is built sooner, and says more
+    # Of two recipes with the same bound the shorter comes first: it is built sooner, and its result tells more.
     singles = sorted(_singles(space), key=lambda steps: (-promise(steps), len(steps)))
     yield from (steps for steps in singles if promise(steps) > reached)
     yield from _combinations(space, records, goal)

@@ -116,7 +116,7 @@ def open_study(
 
 
 def _differences(known: KnownFacts, facts: TargetFacts) -> str:
-    """Say what differs between the machine that a search was begun on and this one."""
+    """Return, in words, what differs between the machine that a search began on and this one."""
     found = facts.machine.differences(known.machine.facts()) if known.machine is not None else []
     return "; ".join(found) or f"fingerprint {known.fingerprint}, here {facts.fingerprint}"
 

@@ -76,11 +76,11 @@ def search(
 ) -> list[TrialRecord]:
     """Try recipes until the time is up, the plan ends, or `max_trials` are made.
 
-    A trial begins if it is expected to end before the deadline. As long as no trial has ended, one begins if there is
-    any time before `stop_at`. torch.compile alone, the reference, is left out where fewer than three trials fit, and
-    may take half of the time left. A trial that other processes disturbed is measured again as long as `patience`
-    lasts. Trials that were stopped or disturbed can be tried again later. After KeyboardInterrupt the study can be
-    resumed.
+    A trial begins if it is expected to end before the deadline. As long as no trial has ended, `stop_at` replaces the
+    deadline, and the very first trial needs only two seconds. torch.compile alone, the reference, is left out where
+    fewer than three trials fit, and may take half of the time left. A trial that other processes disturbed is measured
+    again as long as `patience` lasts. Trials that were stopped or disturbed can be tried again later. After
+    KeyboardInterrupt the study can be resumed.
 
     Args:
         context: Where the search works.

@@ -91,7 +91,7 @@ _WAVEFORMS = (
     "data2vec-audio",
 )
 
-# model_type in config.json -> the name of the input, and its shape without the batch
+# By model_type in config.json: the name of the input, and its shape without the batch dimension.
 KINDS: dict[str, tuple[str, _Shape]] = {
     **dict.fromkeys(_WAVEFORMS, ("input_values", _waveform)),
     "audio-spectrogram-transformer": ("input_values", _spectrogram_transformer),

@@ -133,7 +133,8 @@ def _text(config: Any, options: Options, generator: torch.Generator) -> Tensor:
     limit = next((size for size in limits if size), None)
     if limit and options.seq and options.seq > limit:
         raise TargetError(
-            f"seq={options.seq} is more than the {limit} tokens this model takes (max_position_embeddings)"
+            f"seq={options.seq} is more than the {limit} tokens that this model takes (max_position_embeddings); "
+            "give a smaller seq"
         )
     num_tokens = options.seq or min(DEFAULT_TOKENS, limit or DEFAULT_TOKENS)
     padding = getattr(config, "pad_token_id", None)
@@ -177,7 +178,8 @@ def _check_directory(directory: Path) -> None:
         other = next((file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern)), None)
         raise TargetError(
             f"{directory} has no *.safetensors weights"
-            + (f", only {other}, and whet reads no pickles: save it again with save_pretrained" if other else "")
+            + (f", only {other}, and whet reads no pickles" if other else "")
+            + ": save the model with save_pretrained"
         )
 
 
@@ -201,7 +203,7 @@ def _load(directory: Path) -> nn.Module:
         raise TargetError(
             f"the weights in {directory} lack {missing[0]}"
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-            + f" of {type(model).__name__}: they would be random"
+            + f" of {type(model).__name__}, which would be random; save the whole model with save_pretrained"
         )
     loaded: nn.Module = model.eval()
     return loaded

@@ -41,7 +41,7 @@ def resized(workload: Workload, *, batch: int | None = None, seq: int | None = N
         first = map_tensors(first, lambda x: _indexed(x, 1, seq) if _has_tokens(x, workload.num_samples) else x)
         if not any(_has_tokens(x, workload.num_samples) for x in tensors_of(first)):
             raise OptionError(
-                f"seq does not apply to {workload.name}: none of its inputs is [batch, tokens] of whole numbers; "
+                f"seq does not apply to {workload.name}: none of its inputs is [batch, tokens] of integers; "
                 "give your function a parameter `seq`, or leave seq out"
             )
     if batch is not None:

@@ -13,7 +13,7 @@ from whet.server.engine import Engine
 from whet.server.request import FinishReason
 
 _GAUGES = {
-    "num_requests_running": ("num_running", "Requests that are being generated"),
+    "num_requests_running": ("num_running", "Requests that are running"),
     "num_requests_waiting": ("num_waiting", "Requests in the queue"),
     "kv_cache_usage_perc": ("kv_cache_usage", "Share of the KV cache's blocks in use, 0 to 1"),
 }

@@ -33,7 +33,7 @@ from whet.technique import PRECISION, Applicability, Applies, Candidate, NotAppl
 from whet.workload import ExaminedWorkload
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
-_GROUP_SIZES = (GROUP_SIZE, 64, 128)  # 64 and 128 occur in recipes that are older than the one format of today
+_GROUP_SIZES = (GROUP_SIZE, 64, 128)  # recipes of earlier versions may have 64 or 128
 
 
 @dataclass(frozen=True, kw_only=True)

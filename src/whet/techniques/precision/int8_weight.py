@@ -8,8 +8,7 @@ When it helps   Batch 1, one token at a time, where reading the weights takes th
                 size in every case.
 When it hurts   Many rows: unpacking comes on top of a product whose time is arithmetic.
 Numerics        Weights in 8 bits; products in bfloat16 where it is fast, or of 8-bit activations: 1e-2 relative at the
-                output is usual. An artefact that uses whet's kernels gives the same outputs without them, computed
-                slowly in torch.
+                output is usual. Where whet's kernels are missing, torch computes the same outputs, slowly.
 Composes        Alone in its group (precision); with every backend that takes a traced module. Layers that the candidate
                 keeps stay in floating point.
 Source          Dettmers et al., 2022 (arXiv:2208.07339), section 2; torch's aten._weight_int8pack_mm.
@@ -89,7 +88,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
 
 
 def _is_plain_embedding(module: nn.Module) -> bool:
-    """Return whether a module is a float32 embedding without hooks that calls do not write to, as max_norm does."""
+    """Return whether a module is a float32 embedding without hooks, and without max_norm, which writes to it."""
     if type(module) is not nn.Embedding or not quantisable.is_plain(module):
         return False
     return module.max_norm is None and module.weight.dtype == torch.float32

@@ -71,7 +71,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
         try:
             model.set_attn_implementation("sdpa")
             switched = True
-        except (ValueError, ImportError) as error:  # an architecture whose code has no such path
+        except (ValueError, ImportError) as error:  # the architecture's code does not support sdpa
             notes.append(
                 f"sdpa_attention: {type(model).__name__} stays on eager attention: {str(error).splitlines()[0]}"
             )

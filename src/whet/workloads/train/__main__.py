@@ -1,6 +1,6 @@
 """Train a built-in workload's model: `python -m whet.workloads.train digits-cnn|docs-encoder|docs-gpt`.
 
-Prints the held-out score of the weights as written, and the score to beat. Takes minutes on two cores.
+It prints the held-out score of the weights as written, and the score to beat. It takes minutes on two cores.
 """
 
 import argparse

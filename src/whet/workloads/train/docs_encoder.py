@@ -18,7 +18,7 @@ from whet.workloads.weights import save_weights, write_directory
 
 BATCH = 32
 MIN_CHARACTERS = 4_500  # a topic needs this much training text to be a label
-MASKED = 0.6  # the largest share of tokens masked in a passage; each has a random share up to it
+MASKED = 0.6  # in each passage a random share of the tokens is masked, up to this one
 
 
 def train(out: Path = WEIGHTS, steps: int = 300) -> None:
