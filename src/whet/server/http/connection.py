@@ -65,6 +65,8 @@ class Connection(H11Protocol):
 
     def _read_on(self) -> None:
         """Read one piece of the received data, and schedule the next piece."""
+        if not self._unread:  # the client has disconnected
+            return
         piece = bytes(self._unread[:_MOST_READ])
         del self._unread[:_MOST_READ]
         self._read(piece)
