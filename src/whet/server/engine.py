@@ -25,6 +25,7 @@ from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
 from whet.server.sizing import explaining_lack_of_memory
 from whet.server.stats import Observer, Stats
+from whet.server.structure import Structure
 from whet.server.text import FILE as TOKENIZER_FILE
 from whet.server.text import Tokenizer
 
@@ -157,6 +158,20 @@ class Engine:
         request = self._admission.request(prompt_ids, params, request_id, cache_salt)
         self._loop.submit(request, on_delta, reservation, asyncio_loop=asyncio_loop)
         return request.id
+
+    def compile(self, structure: Structure) -> None:
+        """Compile a structure that requests will have, so that they need not wait for it. From any thread.
+
+        A request compiles its structure itself where this was not called, before it is queued. The structures that
+        were used last are kept.
+
+        Args:
+            structure: What outputs will have to match.
+
+        Raises:
+            RequestError: It cannot be enforced; the message says why.
+        """
+        self._admission.guide(structure)
 
     def abort(self, request_id: str) -> None:
         """End a request; its last delta says "abort". Nothing happens where it has ended already."""

@@ -1,6 +1,7 @@
 """What requests change about the model's logits before a token is chosen: in few places, and taken back afterwards.
 
-In this order: logit_bias, no end before min_tokens, repetition, frequency and presence penalties. Only tokens that a
+In this order: logit_bias, no end before min_tokens (for requests with a structure, masks.py sees to it), repetition,
+frequency and presence penalties. Only tokens that a
 request names or has seen are touched; a row has tens of thousands of others.
 
 Source of the penalties: Keskar et al., 2019, arXiv:1909.05858 (repetition, over prompt and output); OpenAI's API
@@ -55,7 +56,7 @@ class Penalties:
                 places_N = np.fromiter(bias, np.int64, len(bias)) + i * vocab_size
                 undo.append((places_N, flat[places_N]))
                 flat[places_N] += np.fromiter(bias.values(), np.float32, len(bias))
-            if ends and request.num_output + num_drafts < request.params.min_tokens:
+            if ends and request.guide is None and request.num_output + num_drafts < request.params.min_tokens:
                 places_N = np.fromiter(ends, np.int64, len(ends)) + i * vocab_size
                 old_N = flat[places_N]
                 undo.append((places_N, old_N))

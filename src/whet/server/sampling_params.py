@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet.errors import RequestError
+from whet.server.structure import Structure
 
 MAX_LOGPROBS = 100  # of the most probable tokens, for each token: each is an object that is kept, sent and read
 MAX_STOP_STRINGS = 64
@@ -36,6 +37,7 @@ class SamplingParams:
     logprobs               of each token of the output, beside this many most probable ones; None: none
     prompt_logprobs        the same for the prompt
     logit_bias             added to the logits of these tokens
+    structure              what the text must match; each token is chosen among those that it allows
     """
 
     temperature: float = 1.0
@@ -54,6 +56,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    structure: Structure | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -101,6 +104,10 @@ class SamplingParams:
         for token_id, bias in self.logit_bias.items():
             _whole("logit_bias", token_id, 0, vocab_size - 1, what=": a token")
             _number("logit_bias", bias, -_MAX_BIAS, _MAX_BIAS, what=f" of {token_id}")
+        if self.structure is not None:
+            if not isinstance(self.structure, Structure):
+                raise RequestError(f"structure={self.structure!r}: it is a whet.Structure", param="structure")
+            self.structure.check()
 
 
 def _several(name: str, values: Sequence[Any]) -> Sequence[Any]:

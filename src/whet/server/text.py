@@ -50,6 +50,11 @@ class Tokenizer:
         if isinstance(config.get("vocab_size"), int):
             self.check_fits(config["vocab_size"])
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that stand for no text."""
+        return frozenset(self._special_ids)
+
     def check_fits(self, vocab_size: int) -> None:
         """Raises TargetError unless a model with that many logits can belong to this tokenizer."""
         if self._max_id >= vocab_size:
@@ -88,6 +93,10 @@ class Tokenizer:
         if self._is_byte_level:
             return ByteDetokenizer(self._spoken_bytes)
         return WindowDetokenizer(self.decode, self._is_silent, self._is_byte)
+
+    def byte_detokenizer(self) -> Detokenizer:
+        """Return one for a new sequence whose text has exactly the bytes of its tokens, special ones left out."""
+        return ByteDetokenizer(self._spoken_bytes)
 
     def chat(
         self,

@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from whet.server.http import unsupported
+from whet.server.http.structures import Structured
 from whet.server.sampling_params import (
     LEAST_REPETITION_PENALTY,
     MAX_REPETITION_PENALTY,
@@ -100,7 +101,7 @@ class StreamOptions(_Request):
     include_usage: bool | None = None
 
 
-class Sampling(_Request):
+class Sampling(Structured, _Request):
     """What both kinds of completion take."""
 
     model: Name | None = None
@@ -166,6 +167,7 @@ class Sampling(_Request):
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             logit_bias={int(key): value for key, value in (self.logit_bias or {}).items()},
+            structure=None if (asked := self.structure()) is None else asked[1],
         )
 
 
@@ -262,12 +264,6 @@ Variables = Annotated[
 Messages = Annotated[list[Message], Field(min_length=1, max_length=_MAX_MESSAGES), Each]
 
 
-class TextFormat(_Request):
-    """The only format of answers that there is."""
-
-    type: Literal["text"]
-
-
 class ChatRequest(Sampling):
     """POST /v1/chat/completions."""
 
@@ -279,7 +275,6 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: Variables | None = None
-    response_format: TextFormat | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
 

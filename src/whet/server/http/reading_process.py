@@ -174,7 +174,7 @@ def _short(body: BaseModel) -> dict[str, Any]:
         return {"tokens": [], "prompt": ""}
     long = {"prompt", "messages", "tools", "chat_template_kwargs"}
     return {
-        **body.model_dump(exclude=long, exclude_none=True),
+        **body.model_dump(exclude=long, exclude_none=True, by_alias=True),
         "prompt": "",
         "messages": [{"role": "user"}],
     }

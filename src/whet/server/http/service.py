@@ -1,12 +1,13 @@
 """What the routes work with: admission, tokens, and the engine's work for a request."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from fastapi import Request
 
-from whet.errors import TargetError
+from whet.errors import RequestError, TargetError
 from whet.server.engine import Engine
 from whet.server.http.errors import as_api_errors, invalid
 from whet.server.http.generation import Generation, Order
@@ -19,6 +20,8 @@ from whet.server.http.settings import Settings
 from whet.server.loop import Reservation
 from whet.server.sampling_params import SamplingParams
 from whet.server.text import Tokenizer
+
+_MOST_COMPILING = 2  # structures at once; each takes a core
 
 
 class Service:
@@ -33,6 +36,7 @@ class Service:
         self.lifecycle = lifecycle
         self.started_s = time.monotonic()
         self.created = int(time.time())
+        self._compiling = asyncio.Semaphore(_MOST_COMPILING)
         self._most_choices = engine.options.max_num_seqs + engine.options.max_waiting
         self.served = Served(
             names=settings.served_names, max_model_len=engine.max_model_len, vocab_size=engine.model.vocab_size
@@ -74,9 +78,25 @@ class Service:
         slots: list[Reservation],
     ) -> Generation:
         """Hand every choice of every prompt to the engine. params: of a choice, by its number within a prompt."""
+        await self._compile(body)
         by_choice = [params(choice) for choice in range(body.num_choices)]
         generation = Generation(self.engine, self.lifecycle)
         salt = self.settings.cache_salt(request.scope.get(KEY, ""), body.cache_salt)
         with as_api_errors():
             await generation.start([Order(ids, one) for ids in prompts for one in by_choice], slots, salt)
         return generation
+
+    async def _compile(self, body: Sampling) -> None:
+        """Compile the structure that a request asks for, if any, while others have their turn on the event loop.
+
+        Raises ApiError (400) where it cannot be enforced, in the name of the field that asks for it.
+        """
+        asked = body.structure()
+        if asked is None:
+            return
+        field, structure = asked
+        async with self._compiling:
+            try:
+                await asyncio.to_thread(self.engine.compile, structure)
+            except RequestError as error:
+                raise invalid(f"{field}: {error}", field.partition(".")[0], error.code) from error

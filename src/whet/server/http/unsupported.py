@@ -19,6 +19,7 @@ Neutral = Mapping[str, tuple[object, ...]]  # a parameter, and the values of it 
 IGNORED = frozenset(
     {
         "cache_prompt",
+        "guided_decoding_backend",
         "id_slot",
         "include_reasoning",
         "metadata",
@@ -39,20 +40,9 @@ IGNORED = frozenset(
 )
 
 _STRUCTURE = (
-    "ebnf",
-    "grammar",
     "grammar_lazy",
     "grammar_triggers",
-    "guided_choice",
-    "guided_decoding_backend",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "guided_whitespace_pattern",
-    "json_schema",
-    "regex",
     "structural_tag",
-    "structured_outputs",
 )
 
 EVERYWHERE: Neutral = {
@@ -125,7 +115,6 @@ CHAT: Neutral = {
 COMPLETION: Neutral = {
     **EVERYWHERE,
     "max_completion_tokens": (),
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "top_logprobs": (),
 }
