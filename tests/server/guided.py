@@ -34,7 +34,7 @@ DENSE = ""  # the whitespace pattern that allows none
 
 
 def random_model(max_model_len: int = 256, **options: Any) -> HashModel:
-    return HashModel(vocab_size=VOCAB, max_model_len=max_model_len, **options)
+    return HashModel(**{"vocab_size": VOCAB, "max_model_len": max_model_len, **options})
 
 
 def random_engine(**options: Any) -> Engine:

@@ -29,6 +29,7 @@ from whet.server.http.settings import Settings
 from whet.server.options import EngineOptions
 from whet.server.serving import DEFAULT_PORT
 from whet.server.serving import serve as run
+from whet.server.tool_formats import FORMATS
 from whet.workloads import model_directory
 
 _Model = Annotated[str, typer.Argument(metavar=model_directory.METAVAR, help=model_directory.HELP)]
@@ -76,6 +77,14 @@ _MaxPending = Annotated[
     str,
     typer.Option(metavar="SIZE", help="of all bodies that are being received; beyond it the largest is refused (503)"),
 ]
+_ToolCallParser = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"how the model writes calls of tools: {', '.join(FORMATS)}",
+        show_default="as its chat template says",
+    ),
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="print address, model and process id as JSON once it serves")]
 
 
@@ -104,6 +113,7 @@ def serve(
     write_timeout: _WriteTimeout = "60s",
     max_body: _MaxBody = "8MiB",
     max_pending: _MaxPending = "64MiB",
+    tool_call_parser: _ToolCallParser = None,
     as_json: _AsJson = False,
 ) -> None:
     """Serve a language model over HTTP as OpenAI does: completions, chat, streams, metrics, and a page to try it on."""
@@ -121,6 +131,7 @@ def serve(
         write_timeout_s=seconds(write_timeout),
         max_body_bytes=num_bytes(max_body),
         max_pending_bytes=num_bytes(max_pending),
+        tool_call_parser=tool_call_parser,
     )
     options = EngineOptions(
         kv=kv,

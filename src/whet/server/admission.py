@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from whet.errors import MissingExtra, RequestError
+from whet.server.detokenizer import MarkedDetokenizer
 from whet.server.grammars import Grammars, Guide
 from whet.server.randomness import make_seed
 from whet.server.request import Request
@@ -81,4 +82,7 @@ class Admission:
 
 def _detokenizer(tokenizer: Tokenizer, params: SamplingParams) -> Detokenizer:
     """Return what makes the text of an output. A structure is held to the very bytes that the text then has."""
-    return tokenizer.detokenizer() if params.structure is None else tokenizer.byte_detokenizer()
+    make = tokenizer.detokenizer if params.structure is None else tokenizer.byte_detokenizer
+    if not params.shown_token_ids:
+        return make()
+    return MarkedDetokenizer(make, {token_id: tokenizer.token_text(token_id) for token_id in params.shown_token_ids})

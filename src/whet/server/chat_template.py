@@ -35,22 +35,27 @@ class ChatTemplate:
     """
 
     def __init__(self, directory: Path, settings: dict[str, Any], special_tokens: dict[str, str]) -> None:
-        text, self.source = _find(directory, settings)
-        self.is_plain = text is PLAIN
+        self.text, self.source = _find(directory, settings)
+        self.is_plain = self.text is PLAIN
         self._special_tokens = special_tokens
         try:
-            self._template = _environment().from_string(text)
+            self._template = _environment().from_string(self.text)
         except TemplateSyntaxError as error:
             raise TargetError(f"the chat template in {directory} ({self.source}) is damaged: {error}") from error
 
     def render(
-        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, object]
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, object],
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
         """Raises RequestError with what the template says against the messages.
 
         variables: further names that the template may read, whatever they are called.
         """
-        given = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
             return self._template.render({**self._special_tokens, **variables, **given})
         except TemplateError as error:

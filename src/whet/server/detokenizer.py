@@ -4,7 +4,7 @@ Each returns pieces that, put together, are the decoding of the whole sequence.
 """
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 _INCOMPLETE = "\ufffd"
@@ -80,3 +80,29 @@ class WindowDetokenizer:
             self._context = self._context + self._held
         self._held = []
         return new
+
+
+class MarkedDetokenizer:
+    """For texts in which some special tokens are shown. What stands between two of them is a text of its own.
+
+    make: gives the detokenizer of such a text. marks: what each token that is shown reads as.
+    """
+
+    def __init__(self, make: Callable[[], Detokenizer], marks: Mapping[int, str]) -> None:
+        self._make, self._marks = make, marks
+        self._between = make()
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """See Detokenizer."""
+        return "".join(map(self._add_one, token_ids))
+
+    def finish(self) -> str:
+        """See Detokenizer."""
+        return self._between.finish()
+
+    def _add_one(self, token_id: int) -> str:
+        mark = self._marks.get(token_id)
+        if mark is None:
+            return self._between.add((token_id,))
+        before, self._between = self._between.finish(), self._make()
+        return before + mark

@@ -38,6 +38,7 @@ class SamplingParams:
     prompt_logprobs        the same for the prompt
     logit_bias             added to the logits of these tokens
     structure              what the text must match; each token is chosen among those that it allows
+    shown_token_ids        special tokens that are part of the text
     """
 
     temperature: float = 1.0
@@ -57,6 +58,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     structure: Structure | None = None
+    shown_token_ids: tuple[int, ...] = ()
 
     @property
     def is_greedy(self) -> bool:
@@ -98,6 +100,8 @@ class SamplingParams:
                 _whole(name, count, 0, min(MAX_LOGPROBS, vocab_size))
         for token_id in _several("stop_token_ids", self.stop_token_ids):
             _whole("stop_token_ids", token_id, 0, vocab_size - 1, what=": a token")
+        for token_id in _several("shown_token_ids", self.shown_token_ids):
+            _whole("shown_token_ids", token_id, 0, vocab_size - 1, what=": a token")
         if not isinstance(self.logit_bias, Mapping):
             message = f"logit_bias={self.logit_bias!r}: it maps tokens to numbers"
             raise RequestError(message, param="logit_bias")

@@ -55,6 +55,11 @@ class Tokenizer:
         """The tokens that stand for no text."""
         return frozenset(self._special_ids)
 
+    def special_id(self, text: str) -> int | None:
+        """Return the special token that is written so, or None where there is none."""
+        token_id: int | None = self._tokenizer.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
+
     def check_fits(self, vocab_size: int) -> None:
         """Raises TargetError unless a model with that many logits can belong to this tokenizer."""
         if self._max_id >= vocab_size:
@@ -103,6 +108,7 @@ class Tokenizer:
         messages: Sequence[dict[str, Any]],
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
         """The prompt text of a conversation, special tokens included: encode it with add_special=False.
 
@@ -111,7 +117,7 @@ class Tokenizer:
         template says against them.
         """
         return self.chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, variables=variables or {}
+            messages, add_generation_prompt=add_generation_prompt, variables=variables or {}, tools=tools
         )
 
     def token_text(self, token_id: int) -> str:

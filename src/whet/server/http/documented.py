@@ -65,10 +65,26 @@ class ChatLogprobs(_Answer):
     refusal: None
 
 
+class CalledFunction(_Answer):
+    """The function that is called, and its arguments as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Answer):
+    """A call of a tool, to be answered by a message of the role `tool` with its id."""
+
+    id: str
+    type: str
+    function: CalledFunction
+
+
 class AnswerMessage(_Answer):
     role: str
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCall] = []
 
 
 class ChatChoice(_Answer):

@@ -172,7 +172,7 @@ def _short(body: BaseModel) -> dict[str, Any]:
     """The fields of a body that the server needs, with what is long replaced by what is short and valid."""
     if not isinstance(body, Sampling):
         return {"tokens": [], "prompt": ""}
-    long = {"prompt", "messages", "tools", "chat_template_kwargs"}
+    long = {"prompt", "messages", "chat_template_kwargs"}
     return {
         **body.model_dump(exclude=long, exclude_none=True, by_alias=True),
         "prompt": "",

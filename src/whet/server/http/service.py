@@ -19,7 +19,9 @@ from whet.server.http.request_checks import KEY
 from whet.server.http.settings import Settings
 from whet.server.loop import Reservation
 from whet.server.sampling_params import SamplingParams
+from whet.server.structure import Structure
 from whet.server.text import Tokenizer
+from whet.server.tool_formats import find_format
 
 _MOST_COMPILING = 2  # structures at once; each takes a core
 
@@ -36,6 +38,7 @@ class Service:
         self.lifecycle = lifecycle
         self.started_s = time.monotonic()
         self.created = int(time.time())
+        self.tool_format = find_format(self.tokenizer.chat_template.text, settings.tool_call_parser)
         self._compiling = asyncio.Semaphore(_MOST_COMPILING)
         self._most_choices = engine.options.max_num_seqs + engine.options.max_waiting
         self.served = Served(
@@ -78,23 +81,22 @@ class Service:
         slots: list[Reservation],
     ) -> Generation:
         """Hand every choice of every prompt to the engine. params: of a choice, by its number within a prompt."""
-        await self._compile(body)
         by_choice = [params(choice) for choice in range(body.num_choices)]
+        await self._compile(body, by_choice[0].structure)
         generation = Generation(self.engine, self.lifecycle)
         salt = self.settings.cache_salt(request.scope.get(KEY, ""), body.cache_salt)
         with as_api_errors():
             await generation.start([Order(ids, one) for ids in prompts for one in by_choice], slots, salt)
         return generation
 
-    async def _compile(self, body: Sampling) -> None:
-        """Compile the structure that a request asks for, if any, while others have their turn on the event loop.
+    async def _compile(self, body: Sampling, structure: Structure | None) -> None:
+        """Compile the structure of a request's answers, if any, while others have their turn on the event loop.
 
         Raises ApiError (400) where it cannot be enforced, in the name of the field that asks for it.
         """
-        asked = body.structure()
-        if asked is None:
+        if structure is None:
             return
-        field, structure = asked
+        field = "tools" if (asked := body.structure()) is None else asked[0]
         async with self._compiling:
             try:
                 await asyncio.to_thread(self.engine.compile, structure)

@@ -6,6 +6,7 @@ import secrets
 from dataclasses import dataclass, field
 
 from whet.errors import OptionError
+from whet.server.tool_formats import find_format
 
 MAX_BODY_BYTES = 8 * 2**20  # a million token ids, written out
 
@@ -20,7 +21,8 @@ class Settings:
     What a client may take of the server without asking anything: head_timeout_s from the first byte of a request's head
     to the last, body_timeout_s for its body, write_timeout_s in which it reads none of an answer; max_connections at
     once, at most as many as files may be open; max_body_bytes of one body, and max_pending_bytes of all bodies that
-    are being received. Raises OptionError.
+    are being received. tool_call_parser: the format in which the model writes calls of tools; None: as its chat
+    template says. Raises OptionError.
     """
 
     served_names: tuple[str, ...]
@@ -33,6 +35,7 @@ class Settings:
     head_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     write_timeout_s: float = 60.0
+    tool_call_parser: str | None = None
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def __post_init__(self) -> None:
@@ -45,6 +48,7 @@ class Settings:
             if not getattr(self, name) > 0:
                 option = name.removesuffix("_s").replace("_", "-")
                 raise OptionError(f"--{option} {getattr(self, name):g}: more than 0")
+        find_format("", self.tool_call_parser)
         if self.max_pending_bytes < self.max_body_bytes:
             raise OptionError(
                 f"--max-pending {self.max_pending_bytes} bytes: at least one body of --max-body {self.max_body_bytes}"

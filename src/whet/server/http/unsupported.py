@@ -23,7 +23,6 @@ IGNORED = frozenset(
         "id_slot",
         "include_reasoning",
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -118,7 +117,7 @@ COMPLETION: Neutral = {
     "tools": ([],),
     "top_logprobs": (),
 }
-TOKENIZE: Neutral = {**_CHAT_TEMPLATE, "tools": ([],)}
+TOKENIZE: Neutral = _CHAT_TEMPLATE
 
 _INSTEAD = {
     "max_completion_tokens": "max_tokens",
