@@ -171,5 +171,9 @@ def test_langchain_binds_tools(server: HttpServer) -> None:
         streamed = chunk if streamed is None else streamed + chunk
     assert streamed is not None
     jsonschema.validate(streamed.tool_calls[0]["args"], WEATHER)
-    again = [("user", "Rain?"), message, {"role": "tool", "tool_call_id": message.tool_calls[0]["id"], "content": "5 mm"}]
+    again = [
+        ("user", "Rain?"),
+        message,
+        {"role": "tool", "tool_call_id": message.tool_calls[0]["id"], "content": "5 mm"},
+    ]
     assert bound.invoke(again).tool_calls
