@@ -8,7 +8,7 @@ Source: github.com/guidance-ai/llguidance.
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from whet.errors import MissingExtra, RequestError, reason
@@ -19,6 +19,8 @@ _MOST_KEPT = 64  # compiled structures
 _MOST_FUEL = 2_000_000  # for the expressions of one structure: about 40 ms
 _MOST_SYMBOLS = 200_000  # of one grammar
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
+_BEFORE = "\x02"  # a character that no token continues
+_AS_OBJECTS = {"true": "{}", "false": '{"enum":[]}'}  # the library takes options for objects only
 _LONGEST_REASON = 500  # characters of what the library says
 
 
@@ -109,7 +111,8 @@ class Grammars:
         make = self._library.LLMatcher
         try:
             if structure.kind == "json_schema":
-                return str(make.grammar_from_json_schema(structure.text, overrides=_json_options(structure)))
+                schema = _AS_OBJECTS.get(structure.text.strip(), structure.text)
+                return str(make.grammar_from_json_schema(schema, overrides=_json_options(structure)))
             if structure.kind == "regex":
                 return str(make.grammar_from_regex(structure.text))
             if structure.kind == "choice":
@@ -130,7 +133,9 @@ class Grammars:
             except ImportError as error:
                 raise MissingExtra("llguidance", "serve", "structured output") from error
             self._library = llguidance
-            self._vocabulary = llguidance.LLTokenizer(cast(Any, _Vocabulary(self._tokenizer, self._vocab_size)))
+            vocabulary = _Vocabulary(self._tokenizer, self._vocab_size)
+            self._vocabulary = llguidance.LLTokenizer(cast(Any, vocabulary))
+            vocabulary.greedy = self._vocabulary.greedy_tokenize
 
 
 class _Vocabulary:
@@ -144,13 +149,22 @@ class _Vocabulary:
         self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(vocab_size)] + [b"<end>"]
         self.eos_token_id = vocab_size
         self.special_token_ids = [*special_ids, vocab_size]
-        self._encode = tokenizer.encode
+        self.greedy: Callable[[str], list[int]] = lambda text: []
+        self._encode, self._special_ids = tokenizer.encode, tokenizer.special_ids
 
-    def __call__(self, text: str | bytes) -> list[int]:
-        """Return the tokens of a text that a grammar leaves no choice about."""
-        if isinstance(text, bytes):
-            text = text.decode(errors="replace")
-        return self._encode(text, False)
+    def __call__(self, text: str) -> list[int]:
+        """Return the tokens of a text that a grammar leaves no choice about: as they stand in the midst of a text.
+
+        Many tokenizers put a space before a text, or find special tokens in it. Then the longest tokens are taken.
+        """
+        for before in ("", _BEFORE):
+            token_ids = self._encode(before + text, False)
+            if before and token_ids:
+                del token_ids[0]
+            written = b"".join(self.tokens[token_id] for token_id in token_ids)
+            if written == text.encode() and self._special_ids.isdisjoint(token_ids):
+                return token_ids
+        return self.greedy(text)
 
 
 def _json_options(structure: Structure) -> dict[str, Any]:
@@ -174,5 +188,7 @@ def _refused(structure: Structure, why: str) -> RequestError:
 
 
 def _short(why: str) -> str:
-    why = " ".join(why.split())
+    why = " ".join(why.removesuffix("<non-verbose/>").split())
+    if why.startswith("NoExtension"):
+        return "no token of the model's vocabulary can stand where it goes on"
     return why if len(why) <= _LONGEST_REASON else f"{why[:_LONGEST_REASON]} ..."
