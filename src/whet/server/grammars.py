@@ -1,4 +1,4 @@
-"""Structures compiled to grammars over a tokenizer's vocabulary, and the state of a request within its grammar.
+"""Compile structures to grammars over a tokenizer's vocabulary, and keep the place of a request in its grammar.
 
 The library is llguidance: it takes JSON schemas, regular expressions and grammars, computes the allowed tokens on the
 fly, and refuses what it cannot enforce, where xgrammar accepts a schema and leaves out the keyword.
@@ -25,7 +25,7 @@ _LONGEST_REASON = 500  # characters of what the library says
 
 
 class Guide:
-    """The place of one request in its grammar. `consume` and the mask of the next token are never asked at once."""
+    """A guide knows the place of one request in its grammar. It is used by one thread at a time."""
 
     def __init__(self, matcher: Any) -> None:
         self.matcher = matcher
@@ -58,7 +58,7 @@ class Grammars:
     """Compiles structures for one vocabulary, and keeps those that were used last. From any thread."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """Make an empty store. Nothing is imported or built before the first structure.
+        """Start with no structure. Nothing is imported or built before the first one.
 
         Args:
             tokenizer: Says which bytes each token stands for.
@@ -139,7 +139,7 @@ class Grammars:
 
 
 class _Vocabulary:
-    """What llguidance asks of a tokenizer."""
+    """A vocabulary answers what llguidance asks of a tokenizer."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

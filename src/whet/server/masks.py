@@ -1,4 +1,4 @@
-"""Which tokens the grammars of a step's requests allow, computed beside the model's step.
+"""Compute which tokens the grammars of a step's requests allow, beside the model's step.
 
 A mask is a bit for each token of the vocabulary, in words of 32 bits. Only rows of requests with a structure have one.
 
@@ -26,7 +26,7 @@ _ALL = np.uint32(2**32 - 1)
 
 @dataclass(frozen=True)
 class Masks:
-    """The allowed tokens of a step.
+    """Keep the allowed tokens of a step.
 
     Attributes:
         words: uint32 [M, W]. Bits beyond the vocabulary are 0.

@@ -1,4 +1,4 @@
-"""The form that an output must have: JSON by a schema, a regular expression, one of several texts, or a grammar."""
+"""A structure says what an output must be: JSON by a schema, a regular expression, a choice, or a grammar."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ _ANY_OBJECT = '{"type":"object"}'
 
 @dataclass(frozen=True)
 class Structure:
-    """What the text of an output must match, as a field of SamplingParams. The class methods make one.
+    """A structure is what the text of an output must match, as a field of SamplingParams. The class methods make one.
 
     Every token is chosen among those that the structure allows. The output ends with the reason "stop" once nothing
     can follow. Two structures are equal if their fields are, and a compiled structure is kept for the next request.

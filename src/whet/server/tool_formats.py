@@ -1,4 +1,4 @@
-"""How models write calls of tools: one format for each family of chat templates.
+"""Each family of chat templates has a format in which models write calls of tools.
 
 Sources: the chat templates of Qwen2.5, Qwen3 and Hermes, of Llama 3.1 and 3.2, of Mistral, Granite and Jamba, and
 docs.vllm.ai, "Tool Calling", whose names of parsers these are.
@@ -21,7 +21,7 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How calls stand in a model's text: JSON objects between two marks.
+    """A format says how calls stand in a model's text: JSON objects between two marks.
 
     Attributes:
         name: What `--tool-call-parser` calls it.

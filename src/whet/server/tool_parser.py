@@ -19,14 +19,14 @@ _DECODER = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class Content:
-    """Text that is no call."""
+    """This is text that is no call."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CallBegins:
-    """A call, by its number among those of the answer."""
+    """A call begins. `index` is its number among those of the answer."""
 
     index: int
     name: str
@@ -34,7 +34,7 @@ class CallBegins:
 
 @dataclass(frozen=True)
 class Arguments:
-    """The next piece of a call's arguments, as JSON text."""
+    """This is the next piece of a call's arguments, as JSON text."""
 
     index: int
     text: str
@@ -55,7 +55,7 @@ class ToolParser:
     """Reads one answer."""
 
     def __init__(self, form: ToolFormat, names: Collection[str], *, several: bool = True) -> None:
-        """Make a parser.
+        """Start at the beginning of an answer.
 
         Args:
             form: How calls stand in the text.

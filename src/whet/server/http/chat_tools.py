@@ -1,4 +1,4 @@
-"""The parts of an answer with calls of tools: its message, or the deltas of a stream."""
+"""Take an answer with calls of tools apart: into its message, or the deltas of a stream."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,7 +46,11 @@ class Parts:
         return {"content": text or None, "refusal": None, "tool_calls": self.calls}
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """Return why the choice ended, in OpenAI's words. reason: the engine's."""
+        """Return why the choice ended, in OpenAI's words.
+
+        Args:
+            reason: Why it ended in the engine's words. None while it goes on.
+        """
         return "tool_calls" if reason == "stop" and self.calls else reason
 
     def _argue(self, event: Arguments) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The fields of a request that ask for structured output, in OpenAI's, vLLM's, llama.cpp's and SGLang's words.
+"""Read the fields that ask for structured output, in OpenAI's, vLLM's, llama.cpp's and SGLang's words.
 
 Sources: platform.openai.com/docs/guides/structured-outputs; docs.vllm.ai, "Structured Outputs"; llama.cpp's
 tools/server/README.md; docs.sglang.ai, "Structured Outputs".
@@ -24,7 +24,7 @@ Choices = Annotated[
 
 
 class JsonSchemaFormat(BaseModel):
-    """The schema of an answer. It is enforced whether or not `strict` is set."""
+    """An answer must be valid by this schema, whether or not `strict` is set."""
 
     model_config = _STRICT
 
@@ -35,7 +35,7 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """The format of an answer: any text, any JSON object, or JSON by a schema."""
+    """An answer is any text, any JSON object, or JSON by a schema."""
 
     model_config = _STRICT
 
@@ -66,7 +66,7 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputs(BaseModel):
-    """vLLM's `structured_outputs`: one of json, regex, choice, grammar and json_object."""
+    """vLLM's `structured_outputs` is one of json, regex, choice, grammar and json_object."""
 
     model_config = _STRICT
 
@@ -102,7 +102,7 @@ class StructuredOutputs(BaseModel):
 
 
 class Structured(BaseModel):
-    """The fields of both kinds of completion that ask for a structure. At most one of them may."""
+    """At most one of these fields of a request asks for a structure."""
 
     model_config = _STRICT
 

@@ -1,4 +1,4 @@
-"""Tools in requests for chat, and what they mean for the answer: its structure, its parser, its tokens.
+"""Read the tools of requests for chat, and find what they mean for the answer: structure, parser, tokens.
 
 Source: platform.openai.com/docs/guides/function-calling.
 """
@@ -24,7 +24,7 @@ FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z
 
 
 class Function(BaseModel):
-    """A function that the model may call. parameters: the JSON schema of its arguments; without it, it has none."""
+    """The model may call this function. `parameters` is the JSON schema of its arguments; without it, there are none."""
 
     model_config = _GIVEN
 
@@ -35,7 +35,7 @@ class Function(BaseModel):
 
 
 class Tool(BaseModel):
-    """A tool. Functions are the only kind."""
+    """A tool is a function; there is no other kind."""
 
     model_config = _GIVEN
 
@@ -44,7 +44,7 @@ class Tool(BaseModel):
 
 
 class FunctionChoice(BaseModel):
-    """The name of a function."""
+    """This names a function."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -52,7 +52,7 @@ class FunctionChoice(BaseModel):
 
 
 class NamedChoice(BaseModel):
-    """The function that an answer must call."""
+    """An answer must call this function."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -106,7 +106,7 @@ def fault(tools: list[Tool] | None, choice: ToolChoice | None) -> tuple[str, str
 
 @dataclass(frozen=True)
 class ToolUse:
-    """What the tools of one request mean for its answer.
+    """This is what the tools of one request mean for its answer.
 
     Attributes:
         form: How the model writes calls.
