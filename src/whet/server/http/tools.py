@@ -24,7 +24,7 @@ FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Z
 
 
 class Function(BaseModel):
-    """The model may call this function. `parameters` is the JSON schema of its arguments; without it, there are none."""
+    """The model may call this function. Without `parameters`, the schema of its arguments, it has none."""
 
     model_config = _GIVEN
 
