@@ -48,11 +48,11 @@ def refused(server: HttpServer, path: str, body: object, status: int = 400) -> d
         ({"prompt": [1, 2.5]}, "prompt", "a prompt is text, a list of texts"),
         ({"prompt": {"a": "b"}}, "prompt", "a prompt is text, a list of texts"),
         ({"prompt": []}, "prompt", "no prompt in the list"),
-        ({"prompt": [1, 2048]}, "prompt", "token 2048 is none of the model's, which are 0 to 2047"),
-        ({"prompt": [[1], [10**9]]}, "prompt", "which are 0 to 2047"),
+        ({"prompt": [1, 2048]}, "prompt", "the model has no token 2048: give tokens from 0 to 2047"),
+        ({"prompt": [[1], [10**9]]}, "prompt", "tokens from 0 to 2047"),
         ({"prompt": [1] * 512}, "prompt", "the model takes 512 tokens"),
         ({"prompt": "word " * 600}, "prompt", "the model takes 512 tokens"),
-        ({"max_tokens": 600}, "prompt", "and 600 to be made"),
+        ({"max_tokens": 600}, "prompt", "and 600 to be generated"),
         ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
         ({"max_tokens": "5"}, "max_tokens", "valid integer"),
         ({"max_tokens": 10**40}, "max_tokens", "less than or equal"),
@@ -86,7 +86,7 @@ def refused(server: HttpServer, path: str, body: object, status: int = 400) -> d
         ({"best_of": 3}, "best_of", "best_of"),
         ({"suffix": "end"}, "suffix", "suffix"),
         ({"max_completion_tokens": 5}, "max_completion_tokens", "use max_tokens"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "does not support it"),
+        ({"response_format": {"type": "xml"}}, "response_format", "'json_schema'"),
         ({"cache_salt": ""}, "cache_salt", "at least 1 character"),
         ({"prompt": "a\ud800"}, None, "not valid Unicode at character 1"),
         ({"cache_salt": "\ud800"}, "cache_salt", "valid string"),
@@ -98,6 +98,10 @@ def test_fields_of_a_completion(server: HttpServer, fields: dict[str, Any], para
     error = refused(server, "/v1/completions", {"model": "fake", "prompt": "Once", **fields})
     assert error["type"] == "invalid_request_error"
     assert (error["param"], message in error["message"]) == (param, True), error
+
+
+F = {"type": "function", "function": {"name": "f"}}
+NAMED = {"type": "function", "function": {"name": "g"}}
 
 
 @pytest.mark.parametrize(
@@ -119,15 +123,21 @@ def test_fields_of_a_completion(server: HttpServer, fields: dict[str, Any], para
         ({"max_completion_tokens": -2}, "max_completion_tokens", "greater than or equal to 0"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
         ({"logprobs": 2}, "logprobs", "valid boolean"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "'text'"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "'text'"),
-        ({"tool_choice": "required"}, "tool_choice", "does not call tools"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "'text'"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "needs the schema"),
+        ({"tool_choice": "required"}, "tool_choice", 'tool_choice "required" needs tools'),
+        ({"tool_choice": "any"}, "tool_choice", "'required'"),
         ({"functions": [{"name": "f"}]}, "functions", "does not support it"),
         ({"modalities": ["text", "audio"]}, "modalities", "does not support it"),
         ({"echo": True}, "echo", "does not support it"),
         ({"continue_final_message": True}, "continue_final_message", "does not support it"),
         ({"chat_template": "{{ 1 }}"}, "chat_template", "does not support it"),
-        ({"tools": [{"type": "function"}]}, "tools", "does not call tools"),
+        ({"tools": [{"type": "function"}]}, "tools", "tools.0.function: Field required"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "pattern"),
+        ({"tools": [F, F]}, "tools", "two functions are called f"),
+        ({"tools": [F], "tool_choice": NAMED}, "tool_choice", "there is no function g among the tools"),
+        ({"tools": [F]}, "tools", "start the server with --tool-call-parser: hermes"),
+        ({"tools": [F], "guided_regex": "a"}, "tools", "tools and guided_regex both say what the answer is"),
         ({"chat_template_kwargs": {"bos_token": "\ud800"}}, None, "not valid Unicode"),
     ],
 )
@@ -137,16 +147,8 @@ def test_fields_of_a_chat(server: HttpServer, fields: dict[str, Any], param: str
 
 
 ASKED = {
-    "guided_json": {"type": "object"},
-    "guided_choice": ["a", "b"],
-    "guided_regex": "a+",
-    "guided_grammar": "root ::= x",
-    "structured_outputs": {"json": {}},
     "structural_tag": "{}",
-    "grammar": "root ::= x",
-    "json_schema": {},
-    "regex": "a",
-    "ebnf": "x",
+    "grammar_lazy": True,
     "bad_words": ["a"],
     "include_stop_str_in_output": True,
     "prompt_logprobs": 0,
@@ -246,15 +248,20 @@ def test_another_model(server: HttpServer, path: str) -> None:
     body = {"model": "gpt-4", "prompt": "a", "tokens": [1]} | ({"messages": CHAT} if "chat" in path else {})
     error = refused(server, path, body, 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found")
-    assert "there is no model 'gpt-4' here, but: fake" in error["message"]
+    assert "there is no model 'gpt-4' here; use one of: fake" in error["message"]
 
 
 def test_paths_and_methods_that_are_not_there(server: HttpServer) -> None:
     answer = ask(server, "/v1/edits", {})
-    assert (answer.status, answer.error["message"]) == (404, "there is no /v1/edits here")
+    assert (answer.status, answer.error["message"]) == (
+        404,
+        "there is no path /v1/edits; GET /openapi.json lists all paths",
+    )
     answer = ask(server, "/v1/completions")
     assert (answer.status, answer.headers["allow"]) == (405, "POST")
-    assert answer.error["message"] == "/v1/completions does not take GET"
+    assert (
+        answer.error["message"] == "/v1/completions does not take GET; GET /openapi.json lists the methods of each path"
+    )
     assert ask(server, "/v1/models/other").status == 404
     assert ask(server, "/docs").status == 404
 
