@@ -131,6 +131,9 @@ class Engine:
             RequestError: A prompt cannot be served.
             QueueFull: Too many requests are waiting.
         """
+        for one in [params] if params is None or isinstance(params, SamplingParams) else params:
+            if one is not None and one.structure is not None:
+                await asyncio.to_thread(self.compile, one.structure)  # others have the loop meanwhile
         streams = []
         try:
             for request in self._requests(prompts, params, cache_salt):
@@ -207,8 +210,8 @@ class Engine:
     def compile(self, structure: Structure) -> None:
         """Compile a structure that requests will have, so that they need not wait for it. From any thread.
 
-        A request compiles its structure itself where this was not called, before it is queued. The structures that
-        were used last are kept.
+        A request compiles its structure itself where this was not called, before it is queued: `stream_async` would
+        hold up its asyncio loop. The structures that were used last are kept.
 
         Args:
             structure: What outputs will have to match.

@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -11,7 +12,9 @@ from asking import Answer, ask, serving
 from guided import PERSON, random_engine
 from pydantic import BaseModel
 
+from whet.server.grammars import Grammars
 from whet.server.http.run import HttpServer
+from whet.server.structure import Structure
 
 openai = pytest.importorskip("openai")
 
@@ -129,6 +132,27 @@ def test_a_large_body_keeps_its_structure(server: HttpServer) -> None:
     schema = {**PERSON, "description": "x" * 20_000, "examples": [None]}
     fields = {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": schema}}}
     is_person(chat(server, **fields).json["choices"][0]["message"]["content"])
+
+
+def test_others_are_answered_while_a_structure_is_compiled(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_begun, may_end, answers = threading.Event(), threading.Event(), list[Answer]()
+    compile_anew = Grammars._compile
+
+    def slowly(self: Grammars, structure: Structure) -> Any:
+        has_begun.set()
+        assert may_end.wait(20)
+        return compile_anew(self, structure)
+
+    monkeypatch.setattr(Grammars, "_compile", slowly)
+    waiting = threading.Thread(target=lambda: answers.append(chat(server, guided_regex="never before")))
+    waiting.start()
+    assert has_begun.wait(20)
+    assert ask(server, "/health").status == 200
+    assert chat(server, max_tokens=3).status == 200
+    assert not answers
+    may_end.set()
+    waiting.join()
+    assert answers[0].json["choices"][0]["message"]["content"] == "never before"
 
 
 class Person(BaseModel):

@@ -5,15 +5,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_engine
 import jsonschema
 import pytest
 from asking import Answer, ask, serving
 from chat_models import FAMILIES, Family
+from fake_engine import TOKENIZER, FakeEngine
 from guided import random_model
 from pydantic import BaseModel
 
+from whet.errors import OptionError
 from whet.server.engine import Engine
+from whet.server.http.protocol import Message
 from whet.server.http.run import HttpServer
+from whet.server.http.settings import Settings
 from whet.server.options import EngineOptions
 
 openai = pytest.importorskip("openai")
@@ -177,3 +182,88 @@ def test_langchain_binds_tools(server: HttpServer) -> None:
         {"role": "tool", "tool_call_id": message.tool_calls[0]["id"], "content": "5 mm"},
     ]
     assert bound.invoke(again).tool_calls
+
+
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}\n</tool_call>'
+SAID = f"Let me <b>look</b>.\n{CALL}\n{CALL.replace('get_weather', 'unknown')}{CALL.replace('2', '3')}"
+
+
+@pytest.fixture
+def saying(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A client of a server whose model says SAID, and then ends."""
+    engine = FakeEngine()
+    ids = [*TOKENIZER.encode(SAID), *TOKENIZER.eos_ids]
+    monkeypatch.setattr(fake_engine, "WORD_IDS", ids)
+    with (
+        serving(engine, tool_call_parser="hermes") as server,
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield client
+
+
+ASKED: dict[str, Any] = {
+    "model": "fake",
+    "messages": MESSAGES,
+    "tools": TOOLS,
+    "extra_body": {"stop_token_ids": sorted(TOKENIZER.eos_ids)},
+}
+
+
+def test_calls_that_a_model_chooses(saying: Any) -> None:
+    choice = saying.chat.completions.create(**ASKED).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content == f"Let me <b>look</b>.\n\n{CALL.replace('get_weather', 'unknown')}"
+    found = [(call.function.name, json.loads(call.function.arguments)) for call in choice.message.tool_calls]
+    assert found == [("get_weather", {"city": "Zürich", "days": days}) for days in (2, 3)]
+    plain = saying.chat.completions.create(tool_choice="none", **ASKED).choices[0]
+    assert (plain.finish_reason, plain.message.content, plain.message.tool_calls) == ("stop", SAID, None)
+    single = saying.chat.completions.create(parallel_tool_calls=False, **ASKED).choices[0]
+    assert len(single.message.tool_calls) == 1
+
+
+def test_calls_that_a_model_chooses_in_a_stream(saying: Any) -> None:
+    whole = saying.chat.completions.create(logprobs=True, **ASKED)
+    content, calls, reasons, num_logprobs = "", dict[int, list[str]](), list[str](), 0
+    for chunk in saying.chat.completions.create(stream=True, logprobs=True, **ASKED):
+        choice = chunk.choices[0]
+        content += choice.delta.content or ""
+        num_logprobs += len(choice.logprobs.content) if choice.logprobs else 0
+        for call in choice.delta.tool_calls or ():
+            assert (call.index in calls) is (call.id is None), "the first piece has the id"
+            calls.setdefault(call.index, [call.function.name, ""])[1] += call.function.arguments
+        reasons.append(choice.finish_reason)
+    message = whole.choices[0].message
+    assert content == message.content
+    assert [tuple(call) for call in calls.values()] == [
+        (call.function.name, call.function.arguments) for call in message.tool_calls
+    ]
+    assert reasons[-1] == "tool_calls"
+    assert num_logprobs == len(whole.choices[0].logprobs.content) == whole.usage.completion_tokens
+
+
+def test_calls_and_results_go_to_the_template_as_objects() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": [1]}'}}
+    message = Message.model_validate({"role": "assistant", "content": None, "tool_calls": [call, {"function": 5}]})
+    read = message.as_template_reads()
+    assert read["tool_calls"][0]["function"] == {"name": "f", "arguments": {"a": [1]}}
+    assert (read["tool_calls"][1], read["content"]) == ({"function": 5}, "")
+    call["function"]["arguments"] = "no JSON"  # type: ignore[index]
+    broken = Message.model_validate({"role": "assistant", "tool_calls": [call]})
+    assert broken.as_template_reads()["tool_calls"][0]["function"]["arguments"] == "no JSON"
+
+
+def test_tools_in_a_large_body(server: HttpServer) -> None:
+    tools = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "description": "x" * 20_000}}]  # type: ignore[dict-item]
+    body = {"messages": MESSAGES, "tools": tools}
+    num_tokens = ask(server, "/tokenize", body).json["count"]
+    assert num_tokens > 5_000
+    answer = chat(server, tools=tools)
+    assert (answer.status, answer.error["param"]) == (400, "prompt"), "longer than the model takes"
+    padded = [*TOOLS, *({"type": "function", "function": {"name": f"f{i}"}} for i in range(3))]
+    choice = chat(server, tools=padded, tool_choice="required", padding="x" * 20_000).json["choices"][0]
+    assert choice["message"]["tool_calls"]
+
+
+def test_an_unknown_parser_is_refused() -> None:
+    with pytest.raises(OptionError, match="--tool-call-parser nope: write one of hermes"):
+        Settings(served_names=("x",), tool_call_parser="nope")
