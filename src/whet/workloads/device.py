@@ -36,7 +36,7 @@ def _checked(device: str) -> str:
     """Return the device if whet measures on it and this machine has it."""
     if device not in DEVICES:
         hint = "; choose a GPU with CUDA_VISIBLE_DEVICES=N" if device.startswith("cuda:") else ""
-        raise TargetError(f"device must be one of {', '.join(DEVICES)}, not {device}{hint}")
+        raise TargetError(f"device must be one of {', '.join(DEVICES)}, not {device!r}{hint}")
     if device == "cuda" and not torch.cuda.is_available():
         built = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
         raise TargetError(f"device=cuda needs a GPU that torch can use: {built}")
