@@ -15,7 +15,7 @@ from whet.errors import OptionError
 from whet.server.structure import Structure
 
 _MOST_CALLS = 32  # in one answer that must call
-_WHITESPACE = r"[\x20\x0A]{1,40}"
+_WHITESPACE = r"\x20"  # as models were shown calls, written by json.dumps
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
