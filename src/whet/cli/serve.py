@@ -32,6 +32,7 @@ from whet.server.http.settings import Settings
 from whet.server.options import EngineOptions
 from whet.server.serving import DEFAULT_PORT
 from whet.server.serving import serve as run
+from whet.server.tool_formats import FORMATS
 from whet.workloads import model_directory
 
 _Model = Annotated[str, typer.Argument(metavar=model_directory.METAVAR, help=model_directory.HELP)]
@@ -91,6 +92,14 @@ _Origins = Annotated[
     ),
 ]
 _OriginsToo = Annotated[list[str] | None, typer.Option("--allowed-origins", hidden=True)]
+_ToolCallParser = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"how the model writes calls of tools: {', '.join(FORMATS)}",
+        show_default="as its chat template says",
+    ),
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="print address, model and process id as JSON once it serves")]
 
 
@@ -124,6 +133,7 @@ def serve(
     ssl_keyfile_password: _KeyPassword = "",
     cors_origin: _Origins = None,
     allowed_origins: _OriginsToo = None,
+    tool_call_parser: _ToolCallParser = None,
     as_json: _AsJson = False,
 ) -> None:
     """Serve a language model over HTTP as OpenAI does: completions, chat, streams, metrics, and a page to try it on."""
@@ -145,6 +155,7 @@ def serve(
         ssl_keyfile=ssl_keyfile,
         ssl_keyfile_password=ssl_keyfile_password,
         cors_origins=(*(cors_origin or ()), *_origins(allowed_origins or ())),
+        tool_call_parser=tool_call_parser,
     )
     options = EngineOptions(
         kv=kv,

@@ -18,6 +18,7 @@ from whet.server.http.metrics import Metrics
 from whet.server.http.page import facts
 from whet.server.http.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from whet.server.http.service import Service
+from whet.server.http.tools import tool_use
 
 
 def completion_routes(service: Service) -> APIRouter:
@@ -51,11 +52,13 @@ def completion_routes(service: Service) -> APIRouter:
         """Generate the next message of a conversation. With `stream: true`, send it in server-sent events."""
         async with service.intake.reading(request, ChatRequest) as read:
             body: ChatRequest = read.body
+            several = body.parallel_tool_calls is not False
+            tools = tool_use(body.tools, body.tool_choice, several=several, form=service.tool_format)
             with service.slots(body.num_choices) as slots:
                 prompts = await read.prompts()
-                params = partial(chat_params, body)
+                params = partial(chat_params, body, tools=tools, tokenizer=service.tokenizer)
                 generation = await service.start(request, body, prompts.token_ids, params, slots)
-        writer = ChatWriter(body, service.tokenizer, service.model_name)
+        writer = ChatWriter(body, service.tokenizer, service.model_name, tools)
         return await _answer(request, generation, writer, streams=bool(body.stream))
 
     return router

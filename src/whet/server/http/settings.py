@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from whet.errors import OptionError
 from whet.server.http.cors import origin
 from whet.server.http.tls import tls_context
+from whet.server.tool_formats import find_format
 
 MAX_BODY_BYTES = 8 * 2**20  # enough for a million token ids in JSON
 
@@ -32,6 +33,7 @@ class Settings:
         ssl_keyfile: The PEM file of the private key, if `ssl_certfile` does not contain it.
         ssl_keyfile_password: The password of an encrypted key.
         cors_origins: Pages of these origins may send requests from a browser. "*" allows all.
+        tool_call_parser: The format in which the model writes calls of tools. None for what its chat template says.
 
     Raises:
         OptionError: A value is out of range, or the certificate or its key cannot be used.
@@ -51,6 +53,7 @@ class Settings:
     ssl_keyfile: str = ""
     ssl_keyfile_password: str = field(default="", repr=False)
     cors_origins: tuple[str, ...] = ()
+    tool_call_parser: str | None = None
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def __post_init__(self) -> None:
@@ -63,6 +66,7 @@ class Settings:
             if not getattr(self, name) > 0:
                 option = name.removesuffix("_s").replace("_", "-")
                 raise OptionError(f"--{option} {getattr(self, name):g}: more than 0")
+        find_format("", self.tool_call_parser)
         if self.max_pending_bytes < self.max_body_bytes:
             raise OptionError(
                 f"--max-pending {self.max_pending_bytes} bytes: at least one body of --max-body {self.max_body_bytes}"
