@@ -1,30 +1,29 @@
-"""whet.serve: serve a language model over HTTP until the process is asked to end."""
+"""whet.serve: serve models over HTTP until the process is asked to end."""
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from types import MappingProxyType
 
-from whet.artefact import set_threads
 from whet.models.options import Dtype, WeightBits
 from whet.network import LOOPBACK, bind, is_loopback
 from whet.recipe import Recipe
 from whet.server.engine import Engine
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
+from whet.server.opening import Given, checked_sources, opened
 from whet.server.options import EngineOptions
-from whet.server.recipe_options import RecipeOptions, from_recipe
-from whet.server.text import Tokenizer
 from whet.workloads.model_directory import model_directory
 
 DEFAULT_PORT = 8000
 
 
 def serve(
-    model: str | os.PathLike[str],
+    model: str | os.PathLike[str] | None = None,
     options: EngineOptions | None = None,
     *,
+    models: Mapping[str, str | os.PathLike[str]] = MappingProxyType({}),
     settings: Settings | None = None,
     host: str = LOOPBACK,
     port: int = DEFAULT_PORT,
@@ -32,61 +31,48 @@ def serve(
     dtype: Dtype | None = None,
     weights: WeightBits | None = None,
     draft: str | os.PathLike[str] | None = None,
+    libraries: Sequence[str | os.PathLike[str]] = (),
     note: Callable[[str], None] = lambda line: None,
-    ready: Callable[[HttpServer, Engine], None] = lambda server, engine: None,
+    ready: Callable[[HttpServer, Engine | None], None] = lambda server, engine: None,
 ) -> None:
-    """Serve a language model over HTTP as OpenAI does, until SIGTERM, Ctrl-C or the server's `begin_end`.
+    """Serve models over HTTP until SIGTERM, Ctrl-C or the server's `begin_end`.
 
-    To be called in the main thread. Requests that run when the end is asked for are finished first.
+    Language models answer as OpenAI's do, and what `whet tune` made of other models by the Open Inference Protocol. To
+    be called in the main thread. Requests that run when the end is asked for are finished first.
 
     Args:
-        model: A Hugging Face model directory, or a built-in model.
-        options: Of the engine.
+        model: A Hugging Face model directory, a built-in model, or a directory that `whet tune` or `whet apply` wrote.
+        options: Of the engines.
+        models: More of them, by the names that requests call them by.
         settings: How the server answers; by default for everyone who can connect, under the directory's name.
         host: The address to listen on: 127.0.0.1 for this machine alone.
         port: To listen on; 0 for any that is free.
         recipe: Of `whet tune`: its precision and threads take the place of the options'. Threads hold for the whole
-            process from then on.
+            process from then on. By default the recipe that lies in the directory.
         dtype: In the place of the options' and the recipe's.
         weights: In the place of the options' and the recipe's.
         draft: A smaller model of the same vocabulary, to guess ahead.
-        note: Is given a sentence for each step of the recipe that is not followed.
-        ready: Is given the server and its engine once requests are taken. It may not block.
+        libraries: What registers the custom operators of artefacts, as for `whet.load`.
+        note: Is given a sentence for each step of the recipe that is not followed, and for each artefact whose requests
+            cannot share calls.
+        ready: Is given the server and its first engine, or None, once requests are taken. It may not block.
 
     Raises:
         TargetError: A model cannot be had.
+        ArtefactError: An artefact is damaged.
         OptionError: An option does not fit, or the port cannot be had.
         RecipeError: The recipe is damaged.
     """
-    directory = model_directory(os.fspath(model))
+    sources = checked_sources(model, models, settings.served_names if settings else ())
     smaller = None if draft is None else model_directory(os.fspath(draft))
-    settings = settings or Settings(served_names=(directory.resolve().name,))
+    settings = settings or Settings(served_names=next(iter(sources)))
     settings = replace(settings, is_local=is_loopback(host))
-    found = RecipeOptions() if recipe is None else _followed(recipe, note)
-    options = options or EngineOptions()
-    options = replace(
-        options,
-        dtype=dtype or found.dtype or options.dtype,
-        weights=weights or found.weights or options.weights,
-    )
-    # The port is taken before the model is loaded, and opens when the model is there.
-    with bind(host, port) as bound, Engine(directory, options, tokenizer=Tokenizer(directory), draft=smaller) as engine:
-        server = HttpServer(engine, settings, bound)
+    given = Given(options or EngineOptions(), recipe, dtype, weights, smaller, tuple(libraries))
+    # The port is taken before the models are loaded, and opens when they are there.
+    with bind(host, port) as bound, opened(sources, given, note) as served:
+        server = HttpServer(served, settings, bound)
         before_s = sys.getswitchinterval()
         try:
-            server.run(lambda: ready(server, engine))
+            server.run(lambda: ready(server, next(iter(served.engines.values()), None)))
         finally:
             sys.setswitchinterval(before_s)  # which the server shortens
-
-
-def _followed(recipe: str | os.PathLike[str] | Recipe, note: Callable[[str], None]) -> RecipeOptions:
-    """Return what of a recipe is followed, and note the rest."""
-    found = from_recipe(recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe)))
-    for line in found.left_out:
-        note(line)
-    if (found.dtype, found.weights, found.num_threads) == (None, None, None):
-        what = "the recipe" if isinstance(recipe, Recipe) else os.fspath(recipe)
-        note(f"nothing in {what} is for the engine; --weights int8 or int4 is its own way to be faster")
-    if found.num_threads is not None:
-        set_threads(found.num_threads)
-    return found

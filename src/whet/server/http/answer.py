@@ -80,7 +80,7 @@ async def whole(generation: Generation, writer: Writer, receive: Receive) -> Res
         return Response(written, media_type="application/json")
 
     try:
-        return await _unless_gone(receive, collect()) or Response(status_code=_GONE)
+        return await unless_gone(receive, collect()) or Response(status_code=_GONE)
     finally:
         generation.close()
 
@@ -96,7 +96,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await _unless_gone(receive, self._send(send))
+            await unless_gone(receive, self._send(send))
         finally:
             self._generation.close()
 
@@ -143,7 +143,7 @@ async def _chunks(generation: Generation, writer: Writer) -> AsyncIterator[bytes
         yield _event(last)
 
 
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """Its result; None where the client left first, and the work was cancelled."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_gone(receive))

@@ -1,4 +1,4 @@
-"""The ASGI application: one engine behind OpenAI's API."""
+"""The ASGI application: engines behind OpenAI's API, artefacts behind the Open Inference Protocol."""
 
 from fastapi import FastAPI
 
@@ -6,26 +6,31 @@ from whet import __version__
 from whet.server.engine import Engine
 from whet.server.http import documented
 from whet.server.http.errors import install_handlers
+from whet.server.http.inference import inference_routes
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.metrics import Metrics
+from whet.server.http.models import Models
 from whet.server.http.page import page_routes
 from whet.server.http.reading import KINDS
 from whet.server.http.request_checks import RequestChecks
 from whet.server.http.routes import completion_routes, state_routes, token_routes
 from whet.server.http.service import Service
 from whet.server.http.settings import Settings
+from whet.server.http.tensors import InferenceRequest
 
 
-def make_app(engine: Engine, settings: Settings, lifecycle: Lifecycle) -> FastAPI:
+def make_app(served: Engine | Models, settings: Settings, lifecycle: Lifecycle) -> FastAPI:
     """It takes requests once the lifecycle is ready. No interactive documentation: that would load from elsewhere."""
     app = FastAPI(title="whet serve", version=__version__, docs_url=None, redoc_url=None)
-    service = Service(engine, settings, lifecycle)
+    models = served if isinstance(served, Models) else Models({settings.served_names: served})
+    service = Service(models, settings, lifecycle)
     app.state.intake = service.intake
-    metrics = Metrics(engine, service.model_name)
-    for router in (completion_routes(service), token_routes(service), state_routes(service, metrics), page_routes()):
+    metrics = Metrics({one.model_name: one.engine for one in service.engines}, models.artefacts)
+    routers = [completion_routes(service), token_routes(service), state_routes(service, metrics)]
+    for router in (*routers, inference_routes(models, lifecycle), page_routes()):
         app.include_router(router)
     install_handlers(app)
     described = app.openapi()
-    described["components"]["schemas"].update(documented.schemas(*KINDS.values()))
+    described["components"]["schemas"].update(documented.schemas(*KINDS.values(), InferenceRequest))
     app.add_middleware(RequestChecks, settings=settings, lifecycle=lifecycle)
     return app

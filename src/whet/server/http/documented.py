@@ -106,7 +106,7 @@ class Model(_Answer):
     created: int
     owned_by: str
     root: str
-    max_model_len: int
+    max_model_len: int | None
 
 
 class Models(_Answer):
@@ -116,6 +116,66 @@ class Models(_Answer):
 
 class Health(_Answer):
     status: str
+
+
+class ServerMetadata(_Answer):
+    """Of GET /v2."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ServerLive(_Answer):
+    live: bool
+
+
+class ServerReady(_Answer):
+    ready: bool
+
+
+class ModelReady(_Answer):
+    name: str
+    ready: bool
+
+
+class TensorMetadata(_Answer):
+    """One input or output of a model; a dimension of any size is -1."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(_Answer):
+    """Of GET /v2/models/NAME."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class OutputTensor(TensorMetadata):
+    """One output; its values in row-major order, unless they follow as bytes."""
+
+    data: list[bool | int | float]
+
+
+class Inference(_Answer):
+    """Of POST /v2/models/NAME/infer."""
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+    outputs: list[OutputTensor]
+
+
+class InferenceFailed(_Answer):
+    """Every answer but 200, under /v2."""
+
+    error: str
 
 
 class Version(_Answer):
@@ -146,7 +206,9 @@ class Failed(_Answer):
 
 Responses = dict[int | str, dict[str, Any]]
 
-ERRORS: Responses = {status: {"model": Failed} for status in (400, 401, 404, 408, 413, 421, 429, 500, 503)}
+_STATUSES = (400, 401, 404, 408, 413, 421, 429, 500, 503)
+ERRORS: Responses = {status: {"model": Failed} for status in _STATUSES}
+INFERENCE_ERRORS: Responses = {status: {"model": InferenceFailed} for status in (*_STATUSES, 415)}
 
 
 # of OpenAPI 3.2; before, `schema` is of the whole stream, and says nothing

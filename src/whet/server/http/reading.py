@@ -38,12 +38,6 @@ class Served(RequestLimits):
 
     names: tuple[str, ...]
 
-    def check_model(self, name: str | None) -> None:
-        """Raise ApiError (404) unless this is what is served. None: whatever is."""
-        if name is not None and name not in self.names:
-            said = f"there is no model {name!r} here, but: {', '.join(self.names)}"
-            raise ApiError(404, said, param="model", code="model_not_found")
-
 
 @dataclass(frozen=True)
 class Prompts:
@@ -53,11 +47,37 @@ class Prompts:
     texts: Sequence[str]
 
 
-class Reader:
-    """Reads bodies. Every method raises ApiError where the request cannot be served."""
+def unknown_model(name: str, names: Sequence[str]) -> ApiError:
+    """Return the error (404) for a model that is not served. names: of those that are."""
+    said = f"there is no model {name!r} here, but: {', '.join(names)}"
+    return ApiError(404, said, param="model", code="model_not_found")
 
-    def __init__(self, tokenizer: Tokenizer, served: Served) -> None:
-        self._tokenizer, self._served = tokenizer, served
+
+class Readers:
+    """Reads the bodies of requests to several language models.
+
+    Every method raises ApiError where the request cannot be served.
+    """
+
+    def __init__(self, models: Sequence[tuple[Tokenizer, Served]], artefacts: Sequence[str] = ()) -> None:
+        """Make the readers.
+
+        Args:
+            models: The language models.
+            artefacts: The names of models beside them, which make no text.
+        """
+        self._readers = [(served, Reader(tokenizer, served)) for tokenizer, served in models]
+        self._artefacts = tuple(artefacts)
+
+    def of(self, name: str | None) -> "Reader":
+        """Return the reader for the model of a name; for the first one where no name is given."""
+        for served, reader in self._readers:
+            if name is None or name in served.names:
+                return reader
+        if name is None or name in self._artefacts:
+            which = self._artefacts[0] if name is None else name
+            raise invalid(f"{which} makes no text: ask it by POST /v2/models/{which}/infer", "model")
+        raise unknown_model(name, [*(one for served, _ in self._readers for one in served.names), *self._artefacts])
 
     def parse(self, kind: type[BaseModel], content: bytes, content_type: str) -> Any:
         """Return the body as a `kind`. Its model is one that is served."""
@@ -78,8 +98,15 @@ class Reader:
             body = kind.model_validate(fields)
         except ValidationError as error:
             raise of_field(error.errors(include_url=False, include_input=False)) from None
-        self._served.check_model(getattr(body, "model", None))
+        self.of(getattr(body, "model", None))
         return body
+
+
+class Reader:
+    """Reads the prompts for one model. Every method raises ApiError where the request cannot be served."""
+
+    def __init__(self, tokenizer: Tokenizer, served: Served) -> None:
+        self._tokenizer, self._served = tokenizer, served
 
     @as_api_errors()
     def prompts(self, body: Sampling) -> Prompts:

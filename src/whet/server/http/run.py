@@ -17,6 +17,7 @@ from whet.server.http.app import make_app
 from whet.server.http.connection import Connection
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.listener import Listener, most_connections
+from whet.server.http.models import Models
 from whet.server.http.settings import Settings
 
 _BACKLOG = 1024
@@ -27,17 +28,19 @@ _SWITCH_S = 0.0002  # a thread's turn while another one wants Python's lock; 5 m
 
 
 class HttpServer:
-    """Serves one engine on a bound socket: in this thread (`run`), or in one of its own (`start`, `stop`).
+    """Serves an engine, or several models, on a bound socket.
+
+    It does so in this thread (`run`), or in one of its own (`start`, `stop`).
 
     Raises OptionError where another process has begun to listen there meanwhile.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, bound: socket.socket) -> None:
+    def __init__(self, served: Engine | Models, settings: Settings, bound: socket.socket) -> None:
         self._lifecycle = Lifecycle()
         self._settings = settings
         self._socket = bound
         self.host, self.port = bound.getsockname()[:2]
-        app = make_app(engine, settings, self._lifecycle)
+        app = make_app(served, settings, self._lifecycle)
         self._intake = app.state.intake
         config = uvicorn.Config(
             app,
