@@ -12,6 +12,7 @@ from whet.models.options import Dtype, WeightBits
 from whet.recipe import Recipe
 from whet.server.artefacts.directories import ArtefactSource, EngineSource, Source, source_of
 from whet.server.artefacts.served_artefact import ServedArtefact
+from whet.server.artefacts.text_encoder import text_encoder
 from whet.server.engine import Engine
 from whet.server.http.models import Models
 from whet.server.options import EngineOptions
@@ -69,12 +70,13 @@ def opened(sources: Mapping[Names, Source], given: Given, note: Callable[[str], 
     _check_fit(engines, given)
     tokenizers = {names: Tokenizer(source.directory) for names, source in engines.items()}
     with ExitStack() as stack:
-        artefacts = {}
+        artefacts, encoders = {}, {}
         for names, source in sources.items():
             if isinstance(source, ArtefactSource):
                 artefact = ServedArtefact.open(names[0], source.directory, given.libraries)
                 stack.callback(artefact.close)
                 artefacts.update(dict.fromkeys(names, artefact))
+                encoders.update(dict.fromkeys(names, text_encoder(artefact, source.directory)))
                 if artefact.why_alone:
                     note(f"{names[0]} runs one request at a time: {artefact.why_alone}")
         loaded = {}
@@ -82,7 +84,7 @@ def opened(sources: Mapping[Names, Source], given: Given, note: Callable[[str], 
             options = _options(source, given, note)
             engine = Engine(source.directory, options, tokenizer=tokenizers[names], draft=given.draft)
             loaded[names] = stack.enter_context(engine)
-        yield Models(loaded, artefacts)
+        yield Models(loaded, artefacts, encoders)
 
 
 def _check_fit(engines: Mapping[Names, EngineSource], given: Given) -> None:

@@ -96,6 +96,8 @@ class Result(BaseModel):
 
     format: int = 1
     target: str
+    model_directory: str = ""  # of hf:DIR, from the root; "" for other targets
+    model_type: str = ""  # that its config.json names
     model: str = ""  # digest of the names, shapes and dtypes of the model's weights
     objective: Objective = "latency"
     max_drop: float = 0.01

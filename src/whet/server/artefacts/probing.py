@@ -84,7 +84,7 @@ def _why_alone(run: Run, first: list[Tensor], outputs: Sequence[Tensor], size: i
         return "a sample's outputs depend on the other samples of its batch"
     if size is None and _runs(run, single := [x[:1] for x in first]):
         alone = run(*single)
-        if any(y[:1].shape != z.shape or not _is_close(y[:1], z) for y, z in zip(outputs, alone, strict=True)):
+        if any(y[:1].shape != z.shape or not is_close(y[:1], z) for y, z in zip(outputs, alone, strict=True)):
             return "a sample's outputs depend on the size of its batch"
     return ""
 
@@ -98,7 +98,8 @@ def _runs(run: Run, tensors: Sequence[Tensor]) -> bool:
     return True
 
 
-def _is_close(a: Tensor, b: Tensor) -> bool:
+def is_close(a: Tensor, b: Tensor) -> bool:
+    """Return whether two outputs for the same sample differ by no more than kernels for other sizes do."""
     return is_near(a, b, tolerance=1e-2) or distance_between(a, b) <= _MAX_DISTANCE
 
 

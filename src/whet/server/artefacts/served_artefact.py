@@ -29,6 +29,7 @@ class ServedArtefact:
         outputs: The tensors it returns, in order; a shape is known where the model could be tried.
         why_alone: Why each request has a call of its own; "" where requests share calls.
         batch_size: The only number of samples that a call takes; None where any number is taken.
+        run: Runs the model on flat tensors, in one thread at a time: for trying it before it is served.
     """
 
     def __init__(
@@ -45,9 +46,9 @@ class ServedArtefact:
         self.output_names = output_names(artefact.signature)
         batching = probe(artefact.run, self.inputs, self.output_names)
         self.outputs, self.why_alone, self.batch_size = batching.outputs, batching.why_alone, batching.batch_size
-        self._run = artefact.run
+        self.run = artefact.run
         self._batcher = DynamicBatcher(
-            self._run_whole if self.why_alone else self._run,
+            self._run_whole if self.why_alone else self.run,
             max_batch=1 if self.why_alone else batching.batch_size or max_batch,
             batch_sizes=None if self.why_alone else batching.allowed(max_batch),
             max_wait_ms=0,
@@ -79,10 +80,17 @@ class ServedArtefact:
             sizes = ", ".join(f"{spec.name} {len(x)}" for spec, x in zip(self.inputs, tensors, strict=True))
             raise RequestError(f"the inputs have different numbers of samples in their first dimension: {sizes}")
         samples = list(zip(*(tensor.unbind(0) for tensor in tensors), strict=True))
-        results = await asyncio.wrap_future(self._batcher.submit_all(samples))
+        results = await self.infer_samples(samples)
         if rows == 1:
             return [y[None] for y in results[0]]
         return [torch.stack(outputs) for outputs in zip(*results, strict=True)]
+
+    async def infer_samples(self, samples: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+        """Return the outputs of samples, which have no batch dimension and may have different shapes.
+
+        Cancelled, it takes them back. Raises as `infer`.
+        """
+        return await asyncio.wrap_future(self._batcher.submit_all(samples))
 
     def stats(self) -> BatcherStats:
         """Return what the batcher has done until now."""
@@ -94,4 +102,4 @@ class ServedArtefact:
 
     def _run_whole(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Run one request as it came. The batcher has put a dimension in front of it."""
-        return tuple(y[None] for y in self._run(*(x[0] for x in tensors)))
+        return tuple(y[None] for y in self.run(*(x[0] for x in tensors)))

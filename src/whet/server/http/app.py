@@ -5,6 +5,7 @@ from fastapi import FastAPI
 from whet import __version__
 from whet.server.engine import Engine
 from whet.server.http import documented
+from whet.server.http.encoders import encoder_routes
 from whet.server.http.errors import install_handlers
 from whet.server.http.inference import inference_routes
 from whet.server.http.lifecycle import Lifecycle
@@ -17,6 +18,7 @@ from whet.server.http.routes import completion_routes, state_routes, token_route
 from whet.server.http.service import Service
 from whet.server.http.settings import Settings
 from whet.server.http.tensors import InferenceRequest
+from whet.server.http.text_requests import EmbeddingRequest, RerankRequest
 
 
 def make_app(served: Engine | Models, settings: Settings, lifecycle: Lifecycle) -> FastAPI:
@@ -27,10 +29,11 @@ def make_app(served: Engine | Models, settings: Settings, lifecycle: Lifecycle) 
     app.state.intake = service.intake
     metrics = Metrics({one.model_name: one.engine for one in service.engines}, models.artefacts)
     routers = [completion_routes(service), token_routes(service), state_routes(service, metrics)]
-    for router in (*routers, inference_routes(models, lifecycle), page_routes()):
+    for router in (*routers, inference_routes(models, lifecycle), encoder_routes(models, lifecycle), page_routes()):
         app.include_router(router)
     install_handlers(app)
     described = app.openapi()
-    described["components"]["schemas"].update(documented.schemas(*KINDS.values(), InferenceRequest))
+    kinds = (*KINDS.values(), InferenceRequest, EmbeddingRequest, RerankRequest)
+    described["components"]["schemas"].update(documented.schemas(*kinds))
     app.add_middleware(RequestChecks, settings=settings, lifecycle=lifecycle)
     return app

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, RootModel
 from pydantic.json_schema import models_json_schema
 
 
@@ -116,6 +116,63 @@ class Models(_Answer):
 
 class Health(_Answer):
     status: str
+
+
+class TextUsage(_Answer):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(_Answer):
+    """The vector of one text: numbers, or little-endian float32 in base64."""
+
+    object: str
+    index: int
+    embedding: list[float] | str
+
+
+class Embeddings(_Answer):
+    """Of POST /v1/embeddings."""
+
+    object: str
+    model: str
+    usage: TextUsage
+    data: list[Embedding]
+
+
+class RankedDocument(_Answer):
+    text: str
+
+
+class Rank(_Answer):
+    index: int
+    document: RankedDocument | None = None
+    relevance_score: float
+
+
+class RankUsage(_Answer):
+    total_tokens: int
+
+
+class Ranks(_Answer):
+    """Of POST /v1/rerank with `documents`, the best first."""
+
+    id: str
+    model: str
+    usage: RankUsage
+    results: list[Rank]
+
+
+class TextRank(_Answer):
+    """One text of POST /v1/rerank with `texts`."""
+
+    index: int
+    text: str | None = None
+    score: float
+
+
+class Ranked(RootModel[Ranks | list[TextRank]]):
+    """Of POST /v1/rerank: the fields depend on those of the request."""
 
 
 class ServerMetadata(_Answer):

@@ -5,11 +5,11 @@ Source: github.com/kserve/open-inference-protocol, specification/protocol/infere
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fastapi import APIRouter, Request, Response
-from torch import Tensor
 
 from whet import __version__
 from whet.errors import WhetError
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _log = logging.getLogger("whet.server")
 
 VERSION = "1"  # of every model: a tuned directory holds one
-_GONE = 499
+GONE = 499
 _PLATFORM = "whet"
 
 
@@ -111,7 +111,7 @@ def _add_model_routes(router: APIRouter, path: str, models: Models, lifecycle: L
         artefact = _found(models, name, version)
         asked = await _read(artefact, request)
         answer = await unless_gone(request.receive, Work(lifecycle).do(_answered(artefact, asked)))
-        return answer or Response(status_code=_GONE)
+        return answer or Response(status_code=GONE)
 
 
 async def _read(artefact: ServedArtefact, request: Request) -> Inference:
@@ -133,7 +133,8 @@ async def _read(artefact: ServedArtefact, request: Request) -> Inference:
 
 
 async def _answered(artefact: ServedArtefact, asked: Inference) -> Response:
-    outputs = await infer(artefact, asked.tensors)
+    with model_errors(artefact):
+        outputs = await artefact.infer(asked.tensors)
     head: dict[str, Any] = {"model_name": artefact.name, "model_version": VERSION}
     if asked.id is not None:
         head["id"] = asked.id
@@ -144,17 +145,17 @@ async def _answered(artefact: ServedArtefact, asked: Inference) -> Response:
     return Response(body, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_size)})
 
 
-async def infer(artefact: ServedArtefact, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return an artefact's outputs for one request.
+@contextmanager
+def model_errors(artefact: ServedArtefact) -> Iterator[None]:
+    """Raise what goes wrong in a model as ApiError.
 
-    Raises:
-        ApiError: 400 where the model does not take these values or sizes, 429 where too many samples wait, 500 where
-            the model fails, 503 where the server ends.
+    That is 400 where it does not take these values or sizes, 429 where too many samples wait, 500 where it fails, 503
+    where the server ends.
     """
     try:
         with as_api_errors():
-            return await artefact.infer(tensors)
-    except ApiError:
+            yield
+    except (ApiError, asyncio.CancelledError):
         raise
     except WhetError as error:
         raise invalid(str(error)) from error

@@ -7,7 +7,7 @@ process of their own (whet.server.http.reading_process), with the code of this m
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -22,6 +22,8 @@ from whet.server.http.protocol import (
 )
 from whet.server.request_limits import RequestLimits
 from whet.server.text import Tokenizer
+
+Kind = TypeVar("Kind", bound=BaseModel)
 
 SMALL = 16 * 2**10  # bytes of a body
 _LEAST_READ = 64 * 2**10  # bytes of a text, or tokens, that /tokenize and /detokenize take of any model
@@ -53,6 +55,25 @@ def unknown_model(name: str, names: Sequence[str]) -> ApiError:
     return ApiError(404, said, param="model", code="model_not_found")
 
 
+def parse_body(kind: type[Kind], content: bytes, content_type: str) -> Kind:
+    """Return a body as a `kind`. Raises ApiError where it is none."""
+    media_type = content_type.partition(";")[0].strip().lower()
+    if not (media_type == "application/json" or (media_type.startswith("application/") and "+json" in media_type)):
+        raise invalid(_NOT_JSON)
+    try:
+        fields = json.loads(content) if content else None
+    except json.JSONDecodeError as error:
+        raise invalid(f"the body is not JSON: {error.msg}, at character {error.pos}", code="invalid_json") from error
+    except (ValueError, RecursionError) as error:  # no Unicode, a number of thousands of digits, deep nesting
+        raise invalid("the body cannot be read as JSON", code="invalid_json") from error
+    if not isinstance(fields, dict):
+        raise invalid(_NOT_JSON)
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise of_field(error.errors(include_url=False, include_input=False)) from None
+
+
 class Readers:
     """Reads the bodies of requests to several language models.
 
@@ -81,23 +102,7 @@ class Readers:
 
     def parse(self, kind: type[BaseModel], content: bytes, content_type: str) -> Any:
         """Return the body as a `kind`. Its model is one that is served."""
-        media_type = content_type.partition(";")[0].strip().lower()
-        if not (media_type == "application/json" or (media_type.startswith("application/") and "+json" in media_type)):
-            raise invalid(_NOT_JSON)
-        try:
-            fields = json.loads(content) if content else None
-        except json.JSONDecodeError as error:
-            raise invalid(
-                f"the body is not JSON: {error.msg}, at character {error.pos}", code="invalid_json"
-            ) from error
-        except (ValueError, RecursionError) as error:  # no Unicode, a number of thousands of digits, deep nesting
-            raise invalid("the body cannot be read as JSON", code="invalid_json") from error
-        if not isinstance(fields, dict):
-            raise invalid(_NOT_JSON)
-        try:
-            body = kind.model_validate(fields)
-        except ValidationError as error:
-            raise of_field(error.errors(include_url=False, include_input=False)) from None
+        body = parse_body(kind, content, content_type)
         self.of(getattr(body, "model", None))
         return body
 

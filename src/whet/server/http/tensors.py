@@ -238,18 +238,27 @@ async def write_inference(
     Raises:
         ApiError: 400 where a value cannot be written as JSON.
     """
-    written, binary = [], []
+    described, binary = [], []
     for name, is_binary in wishes.items():
         tensor = outputs[name].contiguous()
-        described: dict[str, Any] = {"name": name, "datatype": _datatype(tensor), "shape": list(tensor.shape)}
+        one: dict[str, Any] = {"name": name, "datatype": _datatype(tensor), "shape": list(tensor.shape)}
         if is_binary:
             binary.append(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-            described["parameters"] = {"binary_data_size": len(binary[-1])}
-            written.append(_json(described))
+            one["parameters"] = {"binary_data_size": len(binary[-1])}
+            described.append(_json(one))
         else:
-            written.append(_json(described)[:-1] + b',"data":' + await _data(name, tensor) + b"}")
-    content = _json(head)[:-1] + b',"outputs":[' + b",".join(written) + b"]}"
+            described.append(_json(one)[:-1] + b',"data":' + await _data(name, tensor) + b"}")
+    content = _json(head)[:-1] + b',"outputs":[' + b",".join(described) + b"]}"
     return b"".join((content, *binary)), len(content) if binary else None
+
+
+async def written(head: dict[str, Any], name: str, values: list[Any]) -> bytes:
+    """Return the JSON of an object whose last field is a long list, or of the list alone where it has no name.
+
+    Others on the event loop have their turns meanwhile.
+    """
+    content = await json_in_turns(values)
+    return _json(head)[:-1] + f',"{name}":'.encode() + content + b"}" if name else content
 
 
 async def _data(name: str, tensor: Tensor) -> bytes:
