@@ -79,14 +79,25 @@ def _why_alone(run: Run, first: list[Tensor], outputs: Sequence[Tensor], size: i
     moved = run(*(x.roll(1, 0) for x in first))
     if not all(is_near(y.roll(1, 0), z) for y, z in zip(outputs, moved, strict=True)):
         return "a sample's outputs depend on its place in the batch"
-    others = run(*(torch.cat((x[:1], x[:1].expand_as(x[1:]))) for x in first))
-    if not all(is_near(y[:1], z[:1]) for y, z in zip(outputs, others, strict=True)):
-        return "a sample's outputs depend on the other samples of its batch"
+    for change in (_repeated, _enlarged):
+        others = run(*(torch.cat((x[:1], change(x))) for x in first))
+        if not all(is_near(y[:1], z[:1]) for y, z in zip(outputs, others, strict=True)):
+            return "a sample's outputs depend on the other samples of its batch"
     if size is None and _runs(run, single := [x[:1] for x in first]):
         alone = run(*single)
         if any(y[:1].shape != z.shape or not is_close(y[:1], z) for y, z in zip(outputs, alone, strict=True)):
             return "a sample's outputs depend on the size of its batch"
     return ""
+
+
+def _repeated(x: Tensor) -> Tensor:
+    """Return other samples in the place of all but the first: the first again."""
+    return x[:1].expand_as(x[1:])
+
+
+def _enlarged(x: Tensor) -> Tensor:
+    """Return other samples in the place of all but the first: far larger ones, or zeros for ones."""
+    return x[1:] * 16 if x.is_floating_point() else (1 - x[1:].long()).to(x.dtype)
 
 
 def _runs(run: Run, tensors: Sequence[Tensor]) -> bool:

@@ -1,6 +1,7 @@
 """The ASGI application: engines behind OpenAI's API, artefacts behind the Open Inference Protocol."""
 
 from fastapi import FastAPI
+from pydantic import BaseModel
 
 from whet import __version__
 from whet.server.engine import Engine
@@ -33,7 +34,7 @@ def make_app(served: Engine | Models, settings: Settings, lifecycle: Lifecycle) 
         app.include_router(router)
     install_handlers(app)
     described = app.openapi()
-    kinds = (*KINDS.values(), InferenceRequest, EmbeddingRequest, RerankRequest)
+    kinds: tuple[type[BaseModel], ...] = (*KINDS.values(), InferenceRequest, EmbeddingRequest, RerankRequest)
     described["components"]["schemas"].update(documented.schemas(*kinds))
     app.add_middleware(RequestChecks, settings=settings, lifecycle=lifecycle)
     return app

@@ -83,35 +83,53 @@ def inference_routes(models: Models, lifecycle: Lifecycle) -> APIRouter:
         lifecycle.check_ready()
         return json_response({"ready": True})
 
-    for version in ("", "/versions/{version}"):
-        _add_model_routes(router, f"/v2/models/{{name}}{version}", models, lifecycle)
+    _add_model_routes(router, models, lifecycle)
     return router
 
 
-def _add_model_routes(router: APIRouter, path: str, models: Models, lifecycle: Lifecycle) -> None:
-    @router.get(path, responses=documented.answers(documented.ModelMetadata))
-    async def model(name: str, version: str = VERSION) -> Response:
-        """Describe a model's inputs and outputs."""
-        return json_response(_metadata(_found(models, name, version)))
+def _add_model_routes(router: APIRouter, models: Models, lifecycle: Lifecycle) -> None:
+    """Add the routes of models. Each is there with a version in its path too."""
 
-    @router.get(f"{path}/ready", responses=documented.answers(documented.ModelReady))
-    async def model_ready(name: str, version: str = VERSION) -> Response:
+    async def model(name: str) -> Response:
+        """Describe a model's inputs and outputs."""
+        return json_response(_metadata(models.artefact(name)))
+
+    async def model_of_version(name: str, version: str) -> Response:
+        """Describe a model's inputs and outputs."""
+        _check_version(models, name, version)
+        return await model(name)
+
+    async def ready(name: str) -> Response:
         """Return 200 if a model takes requests, and 503 if not."""
-        _found(models, name, version)
+        models.artefact(name)
         lifecycle.check_ready()
         return json_response({"name": name, "ready": True})
 
-    @router.post(
-        f"{path}/infer",
-        responses=documented.answers(documented.Inference),
-        openapi_extra=documented.body(InferenceRequest),
-    )
-    async def infer(request: Request, name: str, version: str = VERSION) -> Response:
+    async def ready_of_version(name: str, version: str) -> Response:
+        """Return 200 if a model takes requests, and 503 if not."""
+        _check_version(models, name, version)
+        return await ready(name)
+
+    async def infer(request: Request, name: str) -> Response:
         """Run a model on tensors, given as JSON or as bytes behind it."""
-        artefact = _found(models, name, version)
+        artefact = models.artefact(name)
         asked = await _read(artefact, request)
         answer = await unless_gone(request.receive, Work(lifecycle).do(_answered(artefact, asked)))
         return answer or Response(status_code=GONE)
+
+    async def infer_of_version(request: Request, name: str, version: str) -> Response:
+        """Run a model on tensors, given as JSON or as bytes behind it."""
+        _check_version(models, name, version)
+        return await infer(request, name)
+
+    described = documented.body(InferenceRequest)
+    routes = (("", model, ready, infer), ("/versions/{version}", model_of_version, ready_of_version, infer_of_version))
+    for version, metadata, readiness, inference in routes:
+        path = f"/v2/models/{{name}}{version}"
+        router.get(path, responses=documented.answers(documented.ModelMetadata))(metadata)
+        router.get(f"{path}/ready", responses=documented.answers(documented.ModelReady))(readiness)
+        answers = documented.answers(documented.Inference)
+        router.post(f"{path}/infer", responses=answers, openapi_extra=described)(inference)
 
 
 async def _read(artefact: ServedArtefact, request: Request) -> Inference:
@@ -166,12 +184,11 @@ def model_errors(artefact: ServedArtefact) -> Iterator[None]:
         ) from error
 
 
-def _found(models: Models, name: str, version: str) -> ServedArtefact:
-    """Return a model. Raises ApiError (404) where there is none of that name and version."""
-    artefact = models.artefact(name)
+def _check_version(models: Models, name: str, version: str) -> None:
+    """Raise ApiError (404) where there is no model of that name and version."""
+    models.artefact(name)
     if version != VERSION:
         raise ApiError(404, f"{name} has no version {version!r}, but: {VERSION}", code="model_not_found")
-    return artefact
 
 
 def _metadata(artefact: ServedArtefact) -> dict[str, Any]:

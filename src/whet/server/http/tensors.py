@@ -17,15 +17,15 @@ from torch import Tensor
 
 from whet.server.artefacts.tensor_specs import DATATYPES, TensorSpec
 from whet.server.http.answer import json_in_turns
-from whet.server.http.errors import invalid, of_field
+from whet.server.http.errors import ApiError, invalid, of_field
 from whet.server.http.reading import SMALL
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 
 _MAX_DIMS = 32
 _MAX_TENSORS = 1024
-_KINDS = {"BOOL": "b", "F": "fiu", "I": "iu"}  # numpy's kinds of numbers in JSON that a type takes
 
+Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 Parameters = Mapping[str, Any]
 Size = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -168,27 +168,46 @@ def _from_bytes(given: InputTensor, spec: TensorSpec, size: object, rest: memory
 
 
 def _from_json(given: InputTensor, spec: TensorSpec, data: list[Any]) -> Tensor:
+    dtype = spec.dtype
     try:
-        values = np.array(data)
+        values = np.array(data, dtype=object if dtype is torch.uint64 else None)  # it would mix them as float64
     except ValueError:
         raise invalid(f"input {given.name!r}: the lists in `data` have different lengths") from None
-    wanted = _KINDS["BOOL" if spec.dtype is torch.bool else "F" if spec.dtype.is_floating_point else "I"]
-    if values.dtype.kind not in wanted:
+    if not _is_of(values, dtype):
         raise invalid(f"input {given.name!r}: `data` holds values that are no {given.datatype}")
-    if values.size != math.prod(given.shape):
-        raise invalid(
-            f"input {given.name!r}: `data` holds {values.size} values, and {given.shape} takes {math.prod(given.shape)}"
-        )
+    if values.size != (wanted := math.prod(given.shape)):
+        raise invalid(f"input {given.name!r}: `data` holds {values.size} values, and {given.shape} takes {wanted}")
     if values.ndim > 1 and list(values.shape) != given.shape:
         raise invalid(f"input {given.name!r}: `data` has shape {list(values.shape)}, and `shape` says {given.shape}")
-    if not spec.dtype.is_floating_point and spec.dtype is not torch.bool:
-        limits = torch.iinfo(spec.dtype)
-        if int(values.min()) < limits.min or int(values.max()) > limits.max:
-            raise invalid(f"input {given.name!r}: a value of `data` is out of the range of {given.datatype}")
-    tensor = torch.from_numpy(values).to(spec.dtype).reshape(given.shape)
-    if spec.dtype.is_floating_point and not tensor.isfinite().all():
-        raise invalid(f"input {given.name!r}: a value of `data` is out of the range of {given.datatype}")
+    if values.dtype.kind in "iuO":
+        values = _within(given, dtype, values)
+    tensor = torch.from_numpy(values).to(dtype).reshape(given.shape)
+    if dtype.is_floating_point and not tensor.isfinite().all():
+        raise _out_of_range(given)
     return tensor
+
+
+def _is_of(values: Array, dtype: torch.dtype) -> bool:
+    """Return whether all values are numbers that a type takes; their range aside."""
+    if dtype is torch.bool:
+        return values.dtype.kind == "b"
+    if values.dtype.kind == "O":
+        return dtype is torch.uint64 and all(type(value) is int for value in values.flat)
+    return values.dtype.kind in ("fiu" if dtype.is_floating_point else "iu")
+
+
+def _within(given: InputTensor, dtype: torch.dtype, values: Array) -> Array:
+    """Return whole numbers in a form that torch reads. Raises ApiError where one is out of the type's range."""
+    if dtype.is_floating_point:
+        return values.astype(np.float64)
+    limits = torch.iinfo(dtype)
+    if int(values.min()) < limits.min or int(values.max()) > limits.max:
+        raise _out_of_range(given)
+    return values.astype(np.uint64 if dtype is torch.uint64 else np.int64)
+
+
+def _out_of_range(given: InputTensor) -> ApiError:
+    return invalid(f"input {given.name!r}: a value of `data` is out of the range of {given.datatype}")
 
 
 def _check_ones(parameters: Parameters | None) -> None:

@@ -6,7 +6,7 @@ re-rank); jina.ai/reranker; huggingface.github.io/text-embeddings-inference (rer
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from whet.server.http.protocol import Each, Name, TokenIds
 
@@ -19,6 +19,12 @@ Count = Annotated[int, Field(ge=1, lt=2**31)]
 def _not_zero(value: int) -> int:
     if value == 0:
         raise ValueError("a number of tokens from 1 up, or -1 for as many as the model takes")
+    return value
+
+
+def _some(value: object) -> object:
+    if value == []:
+        raise ValueError("give at least one text")
     return value
 
 
@@ -36,12 +42,13 @@ class _TextRequest(BaseModel):
 class EmbeddingRequest(_TextRequest):
     """The body of POST /v1/embeddings: a text, token ids, or a list of either."""
 
-    input: (
+    input: Annotated[
         str
         | Texts
         | Annotated[TokenIds, Field(min_length=1)]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=_MAX_TEXTS), Each]
-    )
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=_MAX_TEXTS), Each],
+        BeforeValidator(_some),
+    ]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
 
