@@ -21,13 +21,16 @@ from torch import nn
 
 from whet.artefact import Artefact
 from whet.batching.batch_queue import BatchQueue, QueuedSample
-from whet.batching.gathering import gathered
+from whet.batching.gathering import Answer, Request
 from whet.batching.padding import Cut, Padding, Sample, next_size, read_sample
 from whet.batching.worker import Worker
 from whet.errors import EngineClosed, InputsError, OptionError, QueueFull
 from whet.signature import Argument
 
 _LOG = logging.getLogger("whet")
+
+
+_UNSENT: Answer = Future()  # of a sample that nobody waits for yet
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,11 @@ class DynamicBatcher:
         where too many wait, EngineClosed after `close`.
         """
         entry = self._entry(read_sample(sample))
+        future: Future[Any] = Future()
+        entry.future = future
         self._queue_all([entry])
-        return entry.future
+        future.add_done_callback(partial(self._ended, entry))
+        return future
 
     def submit_all(self, samples: Sequence[Any]) -> "Future[list[Any]]":
         """Queue the samples of one request, all of them or none, and return one future of their results in order.
@@ -142,8 +148,11 @@ class DynamicBatcher:
         queued then.
         """
         entries = [self._entry(read_sample(sample)) for sample in samples]
+        request = Request(len(entries), partial(self._take_back, entries))
+        for entry, part in zip(entries, request.parts, strict=True):
+            entry.future = part
         self._queue_all(entries)
-        return gathered([entry.future for entry in entries])
+        return request.whole
 
     def _queue_all(self, entries: Sequence[QueuedSample]) -> None:
         with self._changed:
@@ -160,8 +169,14 @@ class DynamicBatcher:
                 self._queue.add(entry)
             if self._queue.due_s() != due_s:  # the thread sleeps until then
                 self._changed.notify()
-        for entry in entries:
-            entry.future.add_done_callback(partial(self._ended, entry))
+
+    def _take_back(self, entries: Sequence[QueuedSample]) -> None:
+        """Take back the samples of a request that was cancelled or has failed."""
+        with self._changed:
+            for entry in entries:
+                if entry.future.cancelled():
+                    self._queue.discard(entry)
+                    self._totals.num_cancelled += 1
 
     async def __call__(self, sample: Any) -> Any:
         """The same from a coroutine; cancelled, it takes the sample back, if that has not begun to run."""
@@ -205,7 +220,7 @@ class DynamicBatcher:
             raise InputsError(f"the sample is ({sample}), the example was ({self._example_text})")
         if length is not None:
             self._check_length(length)
-        return QueuedSample(sample, kind, length or 0, arrived_s=0.0)
+        return QueuedSample(sample, kind, length or 0, 0.0, _UNSENT)
 
     def _check_length(self, length: int) -> None:
         buckets = self._padding.lengths
@@ -258,7 +273,7 @@ class DynamicBatcher:
                 entry.future.set_result(result)
 
 
-def _begins(future: Future[Any]) -> bool:
+def _begins(future: Answer) -> bool:
     """Return whether a result is still wanted: it was not cancelled, and its caller has not given it one."""
     if future.done() and not future.cancelled():
         return False

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from whet.artefact.text_use import TOKENIZER, Pooling, TextUse, write_text_use
-from whet.errors import TargetError, reason
+from whet.errors import TargetError, named_reason, reason
 
 _POOLINGS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
@@ -62,8 +62,10 @@ def text_use_of(directory: Path) -> TextUse:
         if _classifies(config.get("architectures")):
             return TextUse(task="rerank", output="logits", activation=_activation(config), **common)
         return _embedder(directory, config, common)
-    except (Unfit, TargetError, ValueError) as error:
-        return TextUse(task=None, why_not=reason(error))
+    except (Unfit, TargetError) as error:
+        return TextUse(task=None, why_not=str(error))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # files of another's making
+        return TextUse(task=None, why_not=f"its files cannot be read: {named_reason(error)}")
 
 
 def _classifies(architectures: list[str] | None) -> bool:
