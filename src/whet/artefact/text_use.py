@@ -1,4 +1,4 @@
-"""How a text encoder's artefact becomes embeddings or scores: text.json and tokenizer.json beside artefact.json.
+"""Keep how a text encoder's artefact makes embeddings or scores: text.json and tokenizer.json beside artefact.json.
 
 `whet tune hf:DIR` writes both. An artefact without them is served as tensors alone.
 """
@@ -21,7 +21,7 @@ Pooling = Literal["mean", "cls", "max", "lasttoken"]
 
 
 class TextUse(BaseModel):
-    """What a text encoder is for, and what is done before and after the model.
+    """Describe what a text encoder is for, and what is done before and after the model.
 
     Attributes:
         format: Of the file.
@@ -55,7 +55,11 @@ class TextUse(BaseModel):
 
 
 def write_text_use(use: TextUse, tokenizer: Path, directory: Path) -> None:
-    """Put text.json and a copy of a tokenizer into an artefact's directory. Raises OutputError."""
+    """Put text.json and a copy of a tokenizer into an artefact's directory.
+
+    Raises:
+        OutputError: The files cannot be written.
+    """
     try:
         shutil.copyfile(tokenizer, directory / TOKENIZER)
     except OSError as error:
@@ -64,7 +68,11 @@ def write_text_use(use: TextUse, tokenizer: Path, directory: Path) -> None:
 
 
 def read_text_use(directory: Path) -> TextUse | None:
-    """Return what text.json of an artefact says; None where there is none. Raises ArtefactError where it is damaged."""
+    """Return what text.json of an artefact says, or None if there is none.
+
+    Raises:
+        ArtefactError: The file is damaged, or the tokenizer is missing.
+    """
     path = directory / FILE
     if not path.is_file():
         return None

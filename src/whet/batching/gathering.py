@@ -1,4 +1,4 @@
-"""One future for all samples of a request: a future for each would cost more than all else that is done for it."""
+"""Give all samples of a request one future. A future for each sample would cost more than everything else."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class Answer(Protocol):
-    """Where the result of a sample goes: a `concurrent.futures.Future`, or a part of a request's."""
+    """Receive the result of a sample: a `concurrent.futures.Future`, or a part of a request's."""
 
     def done(self) -> bool:
         """Return whether there is a result or an exception, or none is wanted any more."""
@@ -17,7 +17,7 @@ class Answer(Protocol):
         """Return whether no result is wanted any more."""
 
     def cancel(self) -> bool:
-        """Want no result any more."""
+        """Report that no result is wanted any more."""
 
     def set_running_or_notify_cancel(self) -> bool:
         """Return whether a result is still wanted."""
@@ -30,7 +30,7 @@ class Answer(Protocol):
 
 
 class Request:
-    """The samples of one request.
+    """Collect the results of one request's samples.
 
     Attributes:
         whole: A future of all results, in order. It fails as soon as one sample does. Cancel it to take back every
@@ -76,7 +76,7 @@ class Request:
 
 
 class Part:
-    """Where the result of one sample of a request goes."""
+    """Receive the result of one sample of a request."""
 
     __slots__ = ("_is_done", "_place", "_request")
 

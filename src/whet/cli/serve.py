@@ -1,4 +1,4 @@
-"""whet serve: language models behind OpenAI's API, and what `whet tune` made behind the Open Inference Protocol."""
+"""Serve language models by OpenAI's API, and what `whet tune` made by the Open Inference Protocol: whet serve."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""A benchmark on a terminal of 80 columns."""
+"""Show a benchmark on a terminal of 80 columns."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from whet.slo import Slo
 
 
 def show_report(console: Console, report: Report) -> None:
-    """What was sent, the latencies as a table, the rest line by line."""
+    """Show the sent requests, a table of latencies, and the other figures, one a line."""
     console.print()
     console.print(Text.assemble(("whet bench-serve  ", "bold"), report.model, ("  at ", "dim"), report.url))
     console.print(Text(_sent(report)))
@@ -74,7 +74,7 @@ def _cells(found: Percentiles | None) -> list[str]:
 
 
 def _rows(report: Report) -> Iterator[tuple[str, str, str]]:
-    """Name, value, style."""
+    """Yield name, value and style of each line below the table."""
     figures = report.figures
     yield (
         "answered",

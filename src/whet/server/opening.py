@@ -1,4 +1,4 @@
-"""The models that a server is to serve: all directories are checked, then all are loaded."""
+"""Load the models that a server is to serve, once all directories are checked."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,16 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Given:
-    """What was asked for beside the directories. dtype and weights go before what options and recipes say."""
+    """Hold what was asked for beside the directories.
+
+    Attributes:
+        options: The options of the engines.
+        recipe: The recipe to follow in the place of the directory's own.
+        dtype: Replaces the dtype of options and recipes.
+        weights: Replaces the weights of options and recipes.
+        draft: The directory of a smaller model, which proposes tokens.
+        libraries: What registers the custom operators of artefacts.
+    """
 
     options: EngineOptions
     recipe: str | os.PathLike[str] | Recipe | None = None
@@ -115,7 +124,7 @@ def _followed(recipe: str | os.PathLike[str] | Recipe, note: Callable[[str], Non
         note(line)
     if (found.dtype, found.weights, found.num_threads) == (None, None, None):
         what = "the recipe" if isinstance(recipe, Recipe) else os.fspath(recipe)
-        note(f"nothing in {what} is for the engine; --weights int8 or int4 is its own way to be faster")
+        note(f"the engine can follow no step of {what}; --weights int8 or int4 makes it faster")
     if found.num_threads is not None:
         set_threads(found.num_threads)
     return found

@@ -1,4 +1,4 @@
-"""whet.serve: serve models over HTTP until the process is asked to end."""
+"""Serve models over HTTP (whet.serve) until the process is asked to end."""
 
 import os
 import sys
@@ -37,30 +37,31 @@ def serve(
 ) -> None:
     """Serve models over HTTP until SIGTERM, Ctrl-C or the server's `begin_end`.
 
-    Language models answer as OpenAI's do, and what `whet tune` made of other models by the Open Inference Protocol. To
-    be called in the main thread. Requests that run when the end is asked for are finished first.
+    Language models answer as OpenAI's do, and what `whet tune` made of other models by the Open Inference Protocol.
+    Call it in the main thread. On shutdown, running requests are finished first.
 
     Args:
         model: A Hugging Face model directory, a built-in model, or a directory that `whet tune` or `whet apply` wrote.
-        options: Of the engines.
-        models: More of them, by the names that requests call them by.
-        settings: How the server answers; by default for everyone who can connect, under the directory's name.
-        host: The address to listen on: 127.0.0.1 for this machine alone.
-        port: To listen on; 0 for any that is free.
-        recipe: Of `whet tune`: its precision and threads take the place of the options'. Threads hold for the whole
-            process from then on. By default the recipe that lies in the directory.
-        dtype: In the place of the options' and the recipe's.
-        weights: In the place of the options' and the recipe's.
-        draft: A smaller model of the same vocabulary, to guess ahead.
+        options: The options of the engines.
+        models: More models, by the names that requests call them by.
+        settings: The settings of the server. By default, it needs no key, and the model has the directory's name.
+        host: The address to listen on. 127.0.0.1 can be reached from this machine only.
+        port: The port to listen on; 0 for any free one.
+        recipe: A recipe of `whet tune`. Its precision and threads replace those of the options. The number of threads
+            is set for the whole process, and stays. By default, the recipe that lies in the directory is followed.
+        dtype: Replaces the dtype of the options and the recipe.
+        weights: Replaces the weights of the options and the recipe.
+        draft: A smaller model with the same vocabulary, which proposes tokens.
         libraries: What registers the custom operators of artefacts, as for `whet.load`.
-        note: Is given a sentence for each step of the recipe that is not followed, and for each artefact whose requests
-            cannot share calls.
-        ready: Is given the server and its first engine, or None, once requests are taken. It may not block.
+        note: Called with a sentence for each step of a recipe that is not followed, and for each artefact whose
+            requests cannot share calls.
+        ready: Called with the server and its first engine (None if there is no engine) once requests are taken. It
+            must not block.
 
     Raises:
-        TargetError: A model cannot be had.
+        TargetError: A model cannot be loaded.
         ArtefactError: An artefact is damaged.
-        OptionError: An option does not fit, or the port cannot be had.
+        OptionError: An option does not fit, or the port is not available.
         RecipeError: The recipe is damaged.
     """
     sources = checked_sources(model, models, settings.served_names if settings else ())
@@ -68,11 +69,11 @@ def serve(
     settings = settings or Settings(served_names=next(iter(sources)))
     settings = replace(settings, is_local=is_loopback(host))
     given = Given(options or EngineOptions(), recipe, dtype, weights, smaller, tuple(libraries))
-    # The port is taken before the models are loaded, and opens when they are there.
+    # The port is bound before the models are loaded, and accepts connections once they are ready.
     with bind(host, port) as bound, opened(sources, given, note) as served:
         server = HttpServer(served, settings, bound)
         before_s = sys.getswitchinterval()
         try:
             server.run(lambda: ready(server, next(iter(served.engines.values()), None)))
         finally:
-            sys.setswitchinterval(before_s)  # which the server shortens
+            sys.setswitchinterval(before_s)  # the server shortens it

@@ -1,4 +1,4 @@
-"""What a Hugging Face directory says of its text encoder: how tokens become a vector, or a pair of texts a score.
+"""Read what a Hugging Face directory says of its text encoder: how tokens become a vector, or two texts a score.
 
 Sources: sentence-transformers, "Saving models" (modules.json, 1_Pooling/config.json, sentence_bert_config.json,
 config_sentence_transformers.json) and its CrossEncoder's default activation.
@@ -45,7 +45,7 @@ def save_text_use(target: str, artefact: Path) -> None:
 
 
 def is_reranker(config: Any) -> bool:
-    """Return whether a config describes a model that gives one score to a pair of texts. config: transformers' own."""
+    """Return whether a config of transformers describes a model that gives one score to a pair of texts."""
     return _classifies(config.architectures) and config.num_labels == 1
 
 

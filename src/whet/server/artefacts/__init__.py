@@ -1,1 +1,1 @@
-"""Artefacts of `whet tune` behind a server: what they take and return, and batches of several clients' samples."""
+"""Serve artefacts of `whet tune`: find what they take and return, and batch the samples of several clients."""

@@ -1,4 +1,4 @@
-"""What a directory given to `whet serve` holds: a language model, an artefact, or what `whet tune` made of either."""
+"""Find what a directory holds: a language model, an artefact, or what `whet tune` made of either."""
 
 import json
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ RESULT, RECIPE, MODEL = "result.json", "recipe.toml", "model"  # in the output d
 
 @dataclass(frozen=True)
 class EngineSource:
-    """A language model for an engine.
+    """Name a language model for an engine.
 
     Attributes:
         directory: The Hugging Face directory.
@@ -31,7 +31,7 @@ class EngineSource:
 
 @dataclass(frozen=True)
 class ArtefactSource:
-    """An artefact.
+    """Name an artefact to serve.
 
     Attributes:
         directory: The artefact's directory.

@@ -1,4 +1,4 @@
-"""Whether the samples of a batch can be strangers to each other, found by calling the model.
+"""Find by calls of a model whether the samples of a batch are independent of each other.
 
 A model whose code mixes the samples of a batch (a normalisation over the batch, one quantisation range for all of it)
 would give each client an answer that depends on the others. Such a model runs one request at a time.
@@ -22,7 +22,7 @@ _MAX_DISTANCE = 0.02  # of a sample's outputs between batches of two sizes: kern
 
 @dataclass(frozen=True)
 class Batching:
-    """How requests may share a call.
+    """Describe how requests may share a call.
 
     Attributes:
         outputs: What the model returns; empty where no example could be run.

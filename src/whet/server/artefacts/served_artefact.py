@@ -1,4 +1,4 @@
-"""One artefact that many clients use at once: each request is split into samples, and batches are made of those."""
+"""Let many clients use one artefact at once. Requests are split into samples, which are run in batches."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ MAX_WAITING = 1024
 
 
 class ServedArtefact:
-    """An artefact behind a dynamic batcher.
+    """Put an artefact behind a dynamic batcher.
 
     A batch starts as soon as the model is free, with whatever waits by then: nobody waits for others to come.
 
@@ -59,7 +59,12 @@ class ServedArtefact:
 
     @classmethod
     def open(cls, name: str, directory: Path, libraries: Sequence[str | os.PathLike[str]] = ()) -> "ServedArtefact":
-        """Load an artefact. Raises ArtefactError where it is damaged, TargetError where it cannot be served."""
+        """Load an artefact.
+
+        Raises:
+            ArtefactError: It is damaged.
+            TargetError: It cannot be served.
+        """
         return cls(name, load(directory, libraries=libraries))
 
     def num_places(self, tensors: Sequence[Tensor]) -> int:

@@ -34,7 +34,7 @@ _TORCH = {str(dtype).removeprefix("torch."): dtype for dtype in _NAMES}
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor. A free dimension's size is None."""
+    """Describe one tensor. A free dimension's size is None."""
 
     name: str
     dtype: torch.dtype
@@ -42,7 +42,7 @@ class TensorSpec:
 
     @property
     def datatype(self) -> str:
-        """The type's name in the protocol."""
+        """Return the type's name in the protocol."""
         return _NAMES[self.dtype]
 
     @property

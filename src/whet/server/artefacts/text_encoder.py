@@ -1,4 +1,4 @@
-"""A text encoder's artefact with its tokenizer: texts in, vectors or scores out.
+"""Run a text encoder's artefact with its tokenizer: texts in, vectors or scores out.
 
 Sources: sentence-transformers (Pooling, Normalize, CrossEncoder).
 """
@@ -29,7 +29,7 @@ class Unfit(Exception):
 
 @dataclass(frozen=True)
 class Tokens:
-    """A text, or a pair of texts, as tokens."""
+    """Hold a text, or a pair of texts, as tokens."""
 
     ids: Sequence[int]
     types: Sequence[int] = ()
@@ -96,7 +96,12 @@ class TextEncoder:
         return Tokens(ids)
 
     def pairs(self, query: str, texts: Sequence[str], *, cut_to: int | None = None) -> list[Tokens]:
-        """Return a query with each of several texts as tokens. cut_to: as for `tokens`; the query is never cut.
+        """Return a query with each of several texts as tokens.
+
+        Args:
+            query: The first text of each pair. It is never cut.
+            texts: The second texts.
+            cut_to: As for `tokens`.
 
         Raises:
             RequestError: A pair is too long, or the query leaves no room for a text.

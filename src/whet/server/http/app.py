@@ -1,4 +1,4 @@
-"""The ASGI application: engines behind OpenAI's API, artefacts behind the Open Inference Protocol."""
+"""Build the ASGI application: engines behind OpenAI's API, artefacts behind the Open Inference Protocol."""
 
 from fastapi import FastAPI
 from pydantic import BaseModel
@@ -23,7 +23,10 @@ from whet.server.http.text_requests import EmbeddingRequest, RerankRequest
 
 
 def make_app(served: Engine | Models, settings: Settings, lifecycle: Lifecycle) -> FastAPI:
-    """It takes requests once the lifecycle is ready. No interactive documentation: that would load from elsewhere."""
+    """Build the application. It takes requests once the lifecycle is ready.
+
+    FastAPI's interactive documentation pages are off, since they load scripts from other servers.
+    """
     app = FastAPI(title="whet serve", version=__version__, docs_url=None, redoc_url=None)
     models = served if isinstance(served, Models) else Models({settings.served_names: served})
     service = Service(models, settings, lifecycle)

@@ -1,4 +1,4 @@
-"""The paths of text encoders: embeddings as OpenAI has them, and scores as vLLM, Jina and TEI have them."""
+"""Serve text encoders: embeddings as OpenAI has them, and scores as vLLM, Jina and TEI have them."""
 
 import asyncio
 import base64
@@ -147,7 +147,12 @@ async def _scored(
 
 
 def _cut_to(encoder: TextEncoder, asked: int | None) -> int | None:
-    """Return to how many tokens longer texts are cut; None: they are refused. asked: -1: to what the model takes."""
+    """Return to how many tokens longer texts are cut, or None if they are refused.
+
+    Args:
+        encoder: The model.
+        asked: What the request says; -1 stands for what the model takes.
+    """
     if asked is None:
         return None
     if asked > encoder.max_tokens:
@@ -165,7 +170,11 @@ def _check_room(encoder: TextEncoder, num_texts: int) -> None:
 
 
 def _shortened(encoder: TextEncoder, vectors_ND: Tensor, dimensions: int | None) -> Tensor:
-    """Return vectors of so many numbers, scaled to length 1 again. Raises ApiError where they are not made for it."""
+    """Return vectors of so many numbers, scaled to length 1 again.
+
+    Raises:
+        ApiError: The model was not trained for vectors of this length.
+    """
     width, known = vectors_ND.shape[1], encoder.use.dimensions
     if dimensions is None or dimensions == width:
         return vectors_ND

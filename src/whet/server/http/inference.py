@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, as KServe, Triton and their clients speak it over HTTP.
+"""Serve the Open Inference Protocol, version 2, as KServe, Triton and their clients speak it over HTTP.
 
 Source: github.com/kserve/open-inference-protocol, specification/protocol/inference_rest.md.
 """
@@ -34,7 +34,7 @@ _PLATFORM = "whet"
 
 
 class Work:
-    """The work for one request, which the server's end cuts short."""
+    """Do the work for one request, until the server's end cuts it short."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
@@ -42,7 +42,11 @@ class Work:
         self._is_cut = False
 
     async def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return its result. Raises ApiError (503) where the server ends first."""
+        """Return the result of `work`.
+
+        Raises:
+            ApiError: 503 if the server ends first.
+        """
         self._task = asyncio.ensure_future(work)
         self._lifecycle.started(self)
         try:

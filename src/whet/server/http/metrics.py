@@ -1,4 +1,4 @@
-"""The models' figures for Prometheus, under names that dashboards for such servers know.
+"""Publish the models' figures for Prometheus, under names that dashboards for vLLM use after their prefix.
 
 Source: prometheus.io/docs/practices/naming; the names are vLLM's, with another prefix.
 """
@@ -15,18 +15,18 @@ from whet.server.engine import Engine
 from whet.server.request import FinishReason
 
 _GAUGES = {
-    "num_requests_running": ("num_running", "Requests that are being worked on"),
-    "num_requests_waiting": ("num_waiting", "Requests that wait"),
-    "kv_cache_usage_perc": ("kv_cache_usage", "Blocks of the cache in use, 1 being all"),
+    "num_requests_running": ("num_running", "Requests that are running"),
+    "num_requests_waiting": ("num_waiting", "Requests in the queue"),
+    "kv_cache_usage_perc": ("kv_cache_usage", "Share of the KV cache's blocks in use, 0 to 1"),
 }
 _COUNTERS = {
     "prompt_tokens": ("prompt_tokens_total", "Tokens of prompts"),
-    "generation_tokens": ("generation_tokens_total", "Tokens made"),
-    "prefix_cache_queries": ("prefix_cache_queries", "Tokens of prompts that were looked for in the cache"),
-    "prefix_cache_hits": ("prefix_cache_hits", "Tokens of prompts that were found there"),
-    "num_preemptions": ("num_preemptions", "Requests that had to give up their blocks and begin anew"),
-    "spec_decode_num_draft_tokens": ("num_draft_tokens", "Tokens guessed"),
-    "spec_decode_num_accepted_tokens": ("num_accepted_tokens", "Guessed tokens that were right"),
+    "generation_tokens": ("generation_tokens_total", "Generated tokens"),
+    "prefix_cache_queries": ("prefix_cache_queries", "Tokens of prompts that were looked up in the prefix cache"),
+    "prefix_cache_hits": ("prefix_cache_hits", "Tokens of prompts that were found in the prefix cache"),
+    "num_preemptions": ("num_preemptions", "How often a request lost its cache blocks and had to start again"),
+    "spec_decode_num_draft_tokens": ("num_draft_tokens", "Draft tokens of speculative decoding"),
+    "spec_decode_num_accepted_tokens": ("num_accepted_tokens", "Accepted draft tokens of speculative decoding"),
 }
 _BATCHER_COUNTERS = {
     "infer_samples": ("num_samples", "Samples that were run"),
@@ -41,25 +41,30 @@ _LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20
 
 
 class Metrics:
-    """Counts and times of all models of a server, in a registry of its own."""
+    """Collect the counts and times of all models of a server, in a registry of its own."""
 
     def __init__(self, engines: Mapping[str, Engine], artefacts: Mapping[str, ServedArtefact]) -> None:
-        """Make the metrics. engines, artefacts: by the names that metrics call them."""
+        """Make the metrics.
+
+        Args:
+            engines: The engines, by the names that the metrics have for them.
+            artefacts: The artefacts, likewise.
+        """
         self._engines, self._artefacts = engines, artefacts
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)  # a collector is whatever has `collect`
+        self._registry.register(self)  # any object with a method `collect` is a collector
         times = _Times(self._registry) if engines else None
         for name, engine in engines.items():
             assert times is not None
             engine.listen(times.observer(name))
 
     def scrape(self, accept: str = "") -> tuple[bytes, str]:
-        """The metrics, and their content type, in the format that an Accept header asks for."""
+        """Return the metrics and their content type, in the format that an Accept header asks for."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
-        """Called by prometheus-client at every scrape."""
+        """Yield the current gauges and counters. prometheus-client calls this at every scrape."""
         if self._engines:
             yield from self._of_engines()
         if self._artefacts:
@@ -97,7 +102,7 @@ class Metrics:
 
 
 class _Times:
-    """The histograms of engines, one for each time, with a label for each engine."""
+    """Hold the histograms of engines: one for each time, with a label for each engine."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def histogram(name: str, text: str, bounds_s: tuple[float, ...]) -> Histogram:
@@ -117,7 +122,7 @@ class _Times:
 
 @dataclass(frozen=True)
 class _EngineTimes:
-    """The times of one engine. An observer of it, from its thread."""
+    """Record the times of one engine. It is an Observer of the engine, whose thread calls it."""
 
     first: Histogram
     inter: Histogram

@@ -1,4 +1,4 @@
-"""What one server serves: engines and artefacts, each by its names."""
+"""Find what one server serves, engines and artefacts, by name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from whet.server.http.reading import unknown_model
 
 @dataclass(frozen=True)
 class Models:
-    """The models of a server.
+    """Hold the models of a server.
 
     Attributes:
         engines: By the names that requests may call each by; the first is what answers call it.
@@ -25,7 +25,11 @@ class Models:
     encoders: Mapping[str, TextEncoder | str] = field(default_factory=dict)
 
     def artefact(self, name: str) -> ServedArtefact:
-        """Return the artefact of a name. Raises ApiError (404) where there is none."""
+        """Return the artefact of a name.
+
+        Raises:
+            ApiError: 404 if there is none.
+        """
         if name not in self.artefacts:
             raise unknown_model(name, list(self.artefacts))
         return self.artefacts[name]

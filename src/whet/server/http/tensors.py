@@ -1,4 +1,4 @@
-"""Tensors in requests and answers of the Open Inference Protocol: as JSON, and as bytes behind the JSON.
+"""Read and write tensors of the Open Inference Protocol, as JSON and as bytes behind the JSON.
 
 Sources: github.com/kserve/open-inference-protocol, specification/protocol/inference_rest.md;
 github.com/triton-inference-server/server, docs/protocol/extension_binary_data.md.
@@ -36,7 +36,15 @@ class _Part(BaseModel):
 
 
 class InputTensor(_Part):
-    """One input. data: nested lists as the shape has them, or one flat list; none where the values are bytes."""
+    """Hold one input of a request.
+
+    Attributes:
+        name: The input's name.
+        shape: Its shape, with the samples in the first dimension.
+        datatype: Its type, as FP32.
+        parameters: What the request says beside; binary_data_size is the number of bytes behind the JSON.
+        data: Nested lists as the shape has them, or one flat list; None if the values are bytes.
+    """
 
     name: Annotated[str, Field(max_length=1024)]
     shape: Annotated[list[Size], Field(max_length=_MAX_DIMS)]
@@ -46,14 +54,19 @@ class InputTensor(_Part):
 
 
 class OutputWish(_Part):
-    """One output that is asked for. parameters: binary_data, whether its values are to be bytes."""
+    """Hold one output that is asked for.
+
+    Attributes:
+        name: The output's name.
+        parameters: What the request says beside; binary_data says whether its values are to be bytes.
+    """
 
     name: Annotated[str, Field(max_length=1024)]
     parameters: dict[str, Any] | None = None
 
 
 class InferenceRequest(_Part):
-    """The JSON of POST /v2/models/NAME/infer."""
+    """Hold the JSON of POST /v2/models/NAME/infer."""
 
     id: Annotated[str, Field(max_length=1024)] | None = None
     parameters: dict[str, Any] | None = None
@@ -63,7 +76,13 @@ class InferenceRequest(_Part):
 
 @dataclass(frozen=True)
 class Inference:
-    """A request that was read. tensors: in the order of the model's inputs. wishes: output -> whether as bytes."""
+    """Hold a request that was read.
+
+    Attributes:
+        id: The request's own name, which the answer repeats.
+        tensors: The inputs, in the order of the model's.
+        wishes: From each output that is asked for to whether it is to be bytes.
+    """
 
     id: str | None
     tensors: tuple[Tensor, ...]
@@ -197,7 +216,11 @@ def _is_of(values: Array, dtype: torch.dtype) -> bool:
 
 
 def _within(given: InputTensor, dtype: torch.dtype, values: Array) -> Array:
-    """Return whole numbers in a form that torch reads. Raises ApiError where one is out of the type's range."""
+    """Return whole numbers in a form that torch reads.
+
+    Raises:
+        ApiError: A number is out of the type's range.
+    """
     if dtype.is_floating_point:
         return values.astype(np.float64)
     limits = torch.iinfo(dtype)

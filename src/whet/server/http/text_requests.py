@@ -1,4 +1,4 @@
-"""Requests for embeddings and for scores, as clients send them.
+"""Define the requests for embeddings and for scores, as clients send them.
 
 Sources: platform.openai.com/docs/api-reference/embeddings; docs.vllm.ai, "OpenAI-Compatible Server" (embeddings,
 re-rank); jina.ai/reranker; huggingface.github.io/text-embeddings-inference (rerank).
@@ -40,7 +40,7 @@ class _TextRequest(BaseModel):
 
 
 class EmbeddingRequest(_TextRequest):
-    """The body of POST /v1/embeddings: a text, token ids, or a list of either."""
+    """Hold the body of POST /v1/embeddings: a text, token ids, or a list of either."""
 
     input: Annotated[
         str
@@ -63,7 +63,7 @@ class EmbeddingRequest(_TextRequest):
 
 
 class Document(BaseModel):
-    """A document as an object."""
+    """Hold a document that is sent as an object."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -71,7 +71,7 @@ class Document(BaseModel):
 
 
 class RerankRequest(_TextRequest):
-    """The body of POST /v1/rerank: with `documents` as vLLM and Jina have it, or with `texts` as TEI has it."""
+    """Hold the body of POST /v1/rerank: with `documents` as vLLM and Jina have it, or with `texts` as TEI has it."""
 
     query: str
     documents: Annotated[list[str | Document], Field(min_length=1, max_length=_MAX_TEXTS), Each] | None = None
