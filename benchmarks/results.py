@@ -37,6 +37,7 @@ def main() -> None:
         "peers-torch-only": _peers,
         "serve_peers": _serving,
         "guided": _guided,
+        "serve_artefacts": _serve_artefacts,
         "gate": _gate,
         "busy": _busy,
         "overhead": _overhead,
@@ -193,6 +194,23 @@ def _guided(report: dict[str, Any]) -> str:
             f"| **{row['cost']:+.1%}** ({low:+.1%} to {high:+.1%}) | {row['waited_us'] / 1e3:.3f} ms |"
         )
     return "\n".join([*lines, ""])
+
+
+def _serve_artefacts(report: dict[str, Any]) -> str:
+    costs = "; ".join(f"{cost:.0f} µs with {count} at a time" for count, cost in report["batcher_us"].items())
+    rates, many = report["per_second"], report["clients"]
+    lines = [
+        "## Serving what was tuned",
+        "",
+        *_where(report),
+        "",
+        f"The batcher's own time per request: {costs} (target {report['target_us']:.0f} µs).",
+        "",
+        f"docs-encoder over HTTP, in turns: 1 client {rates['one']:.0f} requests/s, {many} clients "
+        f"{rates['many']:.0f}/s, **{report['ratio']:.2f}x** (target {report['target_ratio']}x).",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _busy(report: dict[str, Any]) -> str:

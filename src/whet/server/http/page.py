@@ -53,9 +53,10 @@ def page_routes() -> APIRouter:
 
 def facts(service: Service) -> dict[str, Any]:
     """Return the facts about the server that the page shows beside the engine's figures."""
-    engine = service.engine
+    model = service.engines[0]
+    engine = model.engine
     return {
-        "model": service.model_name,
+        "model": model.model_name,
         "uptime_s": time.monotonic() - service.started_s,
         "max_model_len": engine.max_model_len,
         "max_num_seqs": engine.options.max_num_seqs,
