@@ -31,6 +31,8 @@ from .step_profiler.watch import watch as watch
 from .target_profiler.model import profile_nvtx as profile_nvtx
 from .target_profiler.model import profile_target as profile_target
 from .target_profiler.training import profile_step as profile_step
+from .techniques.catalogue import describe_technique as describe_technique
+from .techniques.catalogue import list_techniques as list_techniques
 from .trace_profiler.profile_trace import profile_trace as profile_trace
 from .tuner.apply import apply as apply
 from .tuner.apply import apply_recipe as apply_recipe

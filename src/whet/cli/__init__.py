@@ -18,6 +18,7 @@ COMMANDS = {
     "bench": ("whet.cli.bench", "Measure a target at many sizes, and fail if it has become slower."),
     "profile": ("whet.cli.profile", "Say what bounds a model, how far it is from the limit, and what would help."),
     "audit": ("whet.cli.audit", "Find what makes PyTorch code slow, say what it may cost, and fix it."),
+    "techniques": ("whet.cli.techniques", "List the techniques, what each does, and which can run on this machine."),
     "limits": ("whet.cli.limits", "Measure what this machine can do at best."),
     "serve": ("whet.cli.serve", "Serve a language model over HTTP, as OpenAI does."),
     "bench-serve": ("whet.cli.bench_serve", "Put a server under load: latencies, throughput and goodput of its users."),
