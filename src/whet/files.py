@@ -63,6 +63,15 @@ def usable_directory(directory: Path) -> Path:
     return directory
 
 
+def is_writable(directory: Path) -> bool:
+    """Return whether a file can be made in a directory that is there."""
+    try:
+        _try_to_write(directory.absolute() / ".whet")
+    except OSError:
+        return False
+    return True
+
+
 def _try_to_write(path: Path) -> None:
     """Make and remove the file that `write_whole` makes first. Permissions alone do not tell, as for root in /proc."""
     partial = _partial(path)

@@ -18,6 +18,7 @@ COMMANDS = {
     "bench": ("whet.cli.bench", "Measure a target at many sizes; fail where it has become slower."),
     "profile": ("whet.cli.profile", "Say what bounds a model, how far it is from the limit, and what addresses it."),
     "audit": ("whet.cli.audit", "Find what makes PyTorch code slow, say what it may cost, and fix it."),
+    "doctor": ("whet.cli.doctor", "Say what is installed, what works, and what is missing for which command."),
     "limits": ("whet.cli.limits", "Show what this machine can do at the very best, measured."),
     "serve": ("whet.cli.serve", "Serve a language model over HTTP, as OpenAI does."),
     "bench-serve": ("whet.cli.bench_serve", "Put a server under load: latencies, throughput and goodput of its users."),

@@ -120,6 +120,11 @@ class _Record(BaseModel):
     limits: Limits
 
 
+def known_limits(machine: Machine, device: str = "cpu") -> Limits | None:
+    """Return the limits of this machine that are in the cache; None where they have not been measured."""
+    return _read(_path(machine, device), machine)
+
+
 def load_limits(machine: Machine, *, refresh: bool = False, device: str = "cpu") -> Limits:
     """Return the limits of this machine: measured once for each fingerprint, then read from the cache.
 
@@ -132,7 +137,7 @@ def load_limits(machine: Machine, *, refresh: bool = False, device: str = "cpu")
     Raises:
         MachineError: The device cannot be measured.
     """
-    path = cache_dir() / f"limits-{machine.fingerprint}-{device}.json"
+    path = _path(machine, device)
     known = _read(path, machine)
     is_wrong = known is not None and _is_too_high(known, machine)
     if known is not None and not (refresh or is_wrong or _is_too_low(known, machine)):
@@ -238,6 +243,10 @@ def _operator_s(device: str, num_calls: int = 200) -> float:
 
     with torch.no_grad():
         return gemm.best_s(run, "cpu", 0.05) / num_calls
+
+
+def _path(machine: Machine, device: str) -> Path:
+    return cache_dir() / f"limits-{machine.fingerprint}-{device}.json"
 
 
 def _read(path: Path, machine: Machine) -> Limits | None:
