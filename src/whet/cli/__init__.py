@@ -55,6 +55,9 @@ def is_unread() -> bool:
 
 def _run(arguments: Sequence[str] | None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] in (["--install-completion"], ["--show-completion"]) or "_WHET_COMPLETE" in os.environ:
+        importlib.import_module("whet.cli.completion").run(given)
+        return
     if given[:1] == ["--version"]:
         print(f"whet {__version__}")
         return
@@ -91,5 +94,6 @@ def _help() -> str:
             *lines,
             "",
             "whet COMMAND --help says more. whet --version prints the version.",
+            "whet --install-completion completes commands, options and targets in your shell.",
         ]
     )
