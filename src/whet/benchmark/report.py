@@ -65,6 +65,11 @@ class Sweep(BaseModel):
     points: list[Point]
     growth: dict[str, list[Growth]] = Field(default_factory=dict)  # by target
 
+    def _repr_html_(self) -> str:
+        from whet.benchmark.notebook import sweep_html
+
+        return sweep_html(self)
+
     def write(self, path: str | Path) -> None:
         write_whole(Path(path), json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
 
@@ -106,6 +111,11 @@ class Gate(BaseModel):
     fingerprint: str
     verdicts: list[BenchmarkVerdict]
     seconds: float = 0.0
+
+    def _repr_html_(self) -> str:
+        from whet.benchmark.notebook import gate_html
+
+        return gate_html(self)
 
 
 def read_sweep(path: Path) -> Sweep:

@@ -68,6 +68,11 @@ class Limits:
         if not all(math.isfinite(rate) and rate > 0 for rate in rates):
             raise ValueError("limits must be positive and finite")
 
+    def _repr_html_(self) -> str:
+        from whet.machine.notebook import limits_html
+
+        return limits_html(self)
+
     def bandwidth(self, working_set_bytes: float) -> float:
         """Bytes/s from a set of this size that is read again and again: from a cache, where it fits in one.
 

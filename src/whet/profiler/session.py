@@ -209,6 +209,9 @@ class Session:
             raise OptionError("the profile is not finished: look at it after the `with` block")
         return self._report
 
+    def _repr_html_(self) -> str | None:
+        return None if self._report is None else self._report._repr_html_()
+
     def show(self, console: Console | None = None) -> None:
         """Print it: the verdict, then the tables."""
         show_report(console or Console(highlight=False), self.report)

@@ -89,6 +89,11 @@ class StepReport:
         """The verdict and the first of its evidence."""
         return f"{self.verdict}: {self.evidence[0]}"
 
+    def _repr_html_(self) -> str:
+        from whet.step_profiler.notebook import report_html
+
+        return report_html(self)
+
     def as_json(self) -> dict[str, Any]:
         """As JSON can hold it."""
         return {**asdict(self), "sentence": self.sentence}

@@ -103,6 +103,9 @@ class Watch:
     def __str__(self) -> str:
         return str(self.report())
 
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
+
     def report(self) -> StepReport:
         """What was measured so far."""
         return summarize(self._log)

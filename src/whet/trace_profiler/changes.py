@@ -67,6 +67,11 @@ class TraceChanges:
     kernels: tuple[Changed, ...]
     operators: tuple[Changed, ...]
 
+    def _repr_html_(self) -> str:
+        from whet.trace_profiler.notebook import changes_html
+
+        return changes_html(self)
+
     def summary(self) -> dict[str, Any]:
         """As JSON."""
         return {"format": FORMAT, **asdict(self)}

@@ -135,6 +135,11 @@ class Result(BaseModel):
     def speedup(self) -> float:
         return self.best.speedup
 
+    def _repr_html_(self) -> str:
+        from whet.tuner.notebook import result_html
+
+        return result_html(self)
+
     @property
     def recipe(self) -> Recipe:
         return Recipe(steps=self.best.steps)
