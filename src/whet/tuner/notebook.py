@@ -1,5 +1,7 @@
 """What a notebook shows of a tuning run, and of a recipe that was applied."""
 
+from pathlib import Path
+
 from whet import html_tables
 from whet.tuner import figures
 from whet.tuner.apply import Applied
@@ -11,7 +13,7 @@ _COLUMNS = ("variant", "latency", "speedup", "95%", "faster?", "quality", "size"
 def result_html(result: Result) -> str:
     """Return the verdict, and the variants of the final comparison as a table."""
     rows = [_row(result, point) for point in figures.final_points(result)]
-    places = f"recipe, report and model: {result.out}" if result.out else ""
+    places = f"recipe, report and model: {figures.shortened(result.directory)}" if result.out else ""
     return html_tables.block(
         html_tables.paragraph(figures.one_line(result.sentence), is_strong=True),
         html_tables.table(_COLUMNS, rows, caption=figures.one_line(result.target), numbers=range(1, len(_COLUMNS))),
@@ -32,7 +34,7 @@ def applied_html(applied: Applied) -> str:
         ),
         html_tables.table(("left out", "why"), [(str(step), why) for step, why in applied.dropped]),
         html_tables.paragraph("\n".join((*applied.doubts, *applied.notes, *applied.differences))),
-        html_tables.paragraph(f"model: {applied.out}" if applied.out else "nothing was saved"),
+        html_tables.paragraph(f"model: {figures.shortened(Path(applied.out))}" if applied.out else "nothing was saved"),
     )
 
 
