@@ -141,7 +141,7 @@ def test_file_that_has_the_name_of_a_module_in_use(folder):
         ("mymodel.py:", "lacks a FUNCTION"),
         ("", "FILE.py:FUNCTION"),
         ("absent.py:workload", "no file absent.py in"),
-        ("/nowhere/absent.py:workload", "no file /nowhere/absent.py$"),
+        ("/nowhere/absent.py:workload", "no file /nowhere/absent.py; give the path"),
         ("absent_module:workload", "no module named 'absent_module'"),
         ("mymodel.absent:workload", "importing|no module named 'mymodel.absent'"),
         ("mymodel.py:wrkload", r"no function 'wrkload'; it has workload, named, pair.*did you mean workload"),

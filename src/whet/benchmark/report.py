@@ -128,6 +128,8 @@ def read_sweep(path: Path) -> Sweep:
     except FileNotFoundError as error:
         raise BaselineError(f"there is no baseline {path}; write one with `whet bench TARGET --save {path}`") from error
     except OSError as error:
-        raise BaselineError(f"{path} cannot be read: {error.strerror}") from error
+        raise BaselineError(
+            f"{path} cannot be read: {error.strerror}; give a file that `whet bench --save` wrote"
+        ) from error
     except (ValueError, ValidationError) as error:
         raise BaselineError(f"{path} is no baseline of whet, or damaged ({reason(error)}); save a new one") from error

@@ -13,7 +13,7 @@ def seconds(text: str) -> float:
     """ "5m", "90s", "1.5h" or a number of seconds. Raises OptionError for anything else."""
     number, unit = _split(text, "a duration", "5m, 90s or 1h")
     if unit not in _SECONDS or number <= 0:
-        raise OptionError(f"{text!r} is no duration; write 5m, 90s or 1h")
+        raise OptionError(f"{text!r} is no duration above 0; write 5m, 90s or 1h")
     return number * _SECONDS[unit]
 
 
@@ -21,7 +21,7 @@ def num_bytes(text: str) -> int:
     """ "512MB", "2GiB" or a number of bytes. Raises OptionError for anything else."""
     number, unit = _split(text, "a size", "512MB or 2GiB")
     if unit not in _BYTES or number <= 0:
-        raise OptionError(f"{text!r} is no size; write 512MB or 2GiB")
+        raise OptionError(f"{text!r} is no size above 0; write 512MB or 2GiB")
     return int(number * _BYTES[unit])
 
 

@@ -71,7 +71,10 @@ def fit_lengths(
     Every request keeps at least one token of each. Raises OptionError for a model that has no room for two.
     """
     if max_model_len is not None and max_model_len < 2:
-        raise OptionError(f"a model with room for {max_model_len} token cannot be asked for one after a prompt")
+        raise OptionError(
+            f"a model with room for {max_model_len} token cannot be asked for one after a prompt; serve it "
+            "with a larger --max-model-len"
+        )
     fitted, num_cut = [], 0
     for arrival in arrivals:
         wanted_input, wanted_output = _scaled(arrival.num_input, scale), _scaled(arrival.num_output, scale)

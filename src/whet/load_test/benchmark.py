@@ -64,7 +64,10 @@ class Options:
             raise OptionError(f"--rate {self.rate:g}: give a number of requests per second above 0")
         of_a_trace = (self.load, self.time_scale, self.length_scale)
         if self.rate is not None and any(value is not None for value in of_a_trace):
-            raise OptionError("--load, --time-scale and --length-scale belong to a --trace; --rate is how fast")
+            raise OptionError(
+                "--load, --time-scale and --length-scale belong to a --trace; --rate is how fast: "
+                "give a --trace, or leave them out"
+            )
         if self.load is not None and self.time_scale is not None:
             raise OptionError("--load finds the time scale by itself: give it or --time-scale, not both")
         for name in ("load", "time_scale", "length_scale", "num_requests", "max_input", "max_output", "max_in_flight"):
@@ -77,7 +80,7 @@ class Options:
             if not 1 <= low <= high:
                 raise OptionError(f"--{name.replace('_', '-')} {low}-{high}: write two lengths as 16-255, from 1 up")
         if self.shared_prefix < 0 or self.seed < 0:
-            raise OptionError("--shared-prefix and --seed are 0 or more")
+            raise OptionError(f"--shared-prefix {self.shared_prefix} and --seed {self.seed}: give 0 or more for both")
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,9 @@ def read_trace(path: Path) -> Trace:
         with path.open(encoding="utf-8-sig", newline="") as lines:
             return parse_trace(lines, str(path))
     except OSError as error:
-        raise TraceError(f"cannot read the trace {path}: {error.strerror or error}") from error
+        raise TraceError(
+            f"cannot read the trace {path}: {error.strerror or error}; give a CSV file with {_named(COLUMNS)}"
+        ) from error
     except UnicodeDecodeError as error:
         raise TraceError(f"{path} is no trace: not UTF-8 text; give a CSV file with {_named(COLUMNS)}") from error
 
@@ -66,11 +68,11 @@ def parse_trace(lines: Iterable[str], name: str) -> Trace:
     except UnicodeDecodeError:
         raise
     except (csv.Error, ValueError) as error:
-        raise TraceError(f"{name} line {rows.line_num}: {error}") from error
+        raise TraceError(f"{name} line {rows.line_num}: {error}; mend or remove that line") from error
     if not columns:
         raise TraceError(f"{name} is empty; a trace is a CSV file with {_named(COLUMNS)}")
     if not found:
-        raise TraceError(f"{name} holds no request, just a header")
+        raise TraceError(f"{name} holds no request, just a header; give a trace with requests")
     return _in_order(found)
 
 

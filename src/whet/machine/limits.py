@@ -227,7 +227,9 @@ def _is_too_high(known: Limits, machine: Machine) -> bool:
 
 def _measure_cuda(machine: Machine, shapes: tuple[tuple[int, int, int], ...], budget_s: float) -> Limits:
     if not machine.has_cuda:
-        raise MachineError("this machine has no CUDA device that torch can use")
+        raise MachineError(
+            "this machine has no CUDA device that torch can use; measure 'cpu', or install torch for CUDA"
+        )
     try:
         memory, cached = cuda_bandwidth()
         peaks = gemm.gemm_peaks(gemm.CUDA_DTYPES, shapes, device="cuda", budget_s=budget_s)
