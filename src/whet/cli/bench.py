@@ -21,7 +21,6 @@ from whet.comparison.sequential import TOLERANCE
 from whet.errors import OptionError
 from whet.files import write_whole
 from whet.measure.quiet import Patience
-from whet.workloads.target import check_name
 
 _ENDED_BADLY = 2
 _EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: INCONCLUSIVE}
@@ -88,8 +87,6 @@ def bench(
         gates={"--compare": compare is not None, "--against": against is not None},
         github=github,
     )
-    for target in targets:
-        check_name(target)
     if against is not None:
         gate = _pairs(console, targets, against, tolerance, seconds(budget or "0.5s"), seconds(limit), sizes, patience)
         _conclude(console, gate, junit, github=github, as_json=as_json)

@@ -16,7 +16,6 @@ from whet.profiler.report import Report
 from whet.profiler.report import as_json as report_json
 from whet.profiler.show import show_report
 from whet.target_profiler.model import profile_target
-from whet.workloads.target import check_name
 
 
 def run_target(
@@ -26,7 +25,6 @@ def run_target(
 
     Raises a WhetError where the target cannot be had, or ended before its time.
     """
-    check_name(target)
     console = Console(stderr=as_json, highlight=False)
     patience = patience_of(on_busy, busy_wait, console)
     found: list[Report] = []

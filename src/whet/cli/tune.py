@@ -25,7 +25,6 @@ from whet.tuner.result import Result
 from whet.tuner.tuning import Listener
 from whet.tuner.tuning import tune as run_tune
 from whet.tuner.verdict import out_of_reach
-from whet.workloads.target import check_name
 
 _EXIT_CODES = {"failed": 1, "inconclusive": INCONCLUSIVE}
 _LONGEST = 100  # characters of a directory's name; file systems take 255 bytes
@@ -66,8 +65,6 @@ def tune(
     }
     wait_s = seconds(busy_wait)
     OnBusy.checked(on_busy)
-    for target in targets:
-        check_name(target)
     verdicts = set()
     for target in targets:
         directory = _directory(target, out, alone=len(targets) == 1, resume=resume)
