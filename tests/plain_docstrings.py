@@ -13,32 +13,33 @@ from pathlib import Path
 IMPERATIVES = frozenset(
     """
     abort accept accumulate act adapt add adjust admit advance aggregate align allocate allow analyse announce answer
-    append apply approximate arrange ask assemble assert assign attach audit average await balance base bench bind
-    bound break bring buffer build bundle cache calculate calibrate call cancel capture cast catch change check choose
-    clamp classify clean clear clip close collapse collect combine compare compile complete compose compress compute
-    concatenate configure confirm connect construct consume contain continue control convert copy correct count cover
-    create cut deal decide declare decode decompress deduplicate define delay delete deliver derive describe detach
-    detect determine disable discard disconnect dispatch display divide do document download draft drain draw drive
-    drop dump duplicate embed emit empty enable encode end enforce enqueue ensure enter enumerate escape estimate
-    evaluate evict examine exclude execute exit expand expect explain export express extend extract fail fall fetch
-    fill filter find finish fit fix flag flatten flush fold follow forbid force forget fork format forward free freeze
-    fuse gather generate get give go group guard guess hand handle hash hide hold identify ignore implement import
-    improve include increment index infer inform initialise insert inspect install instrument interleave interpolate
-    interpret interrupt invoke iterate join judge keep kill label launch lay leave let limit line link list listen
-    load locate lock log look lower map mark mask match materialise measure merge mirror model modify monitor move
-    multiply name narrow normalise note notice notify number observe offer omit open order organise pack pad parse
-    partition pass patch pause peek pick place plan play plot point poll post predict prefer prepare preserve prevent
-    print probe process produce profile promise propagate propose protect prove provide prune publish pull push put
-    quantise query queue quote raise rank read rebuild recognise recompute record recover reduce refer refill refuse
-    register reject release reload remember remove rename render reopen reorder repack repeat replace replay report
-    represent reproduce request require rerank reserve reset reshape resolve respond restart restore restrict resume
-    retrieve return reuse reverse review rewrite roll rotate round route run sample save say scale scan schedule score
-    search see select send separate sequence serialise serve set settle shape share shift shorten shorthand show
-    shrink shuffle shut signal simulate skip sleep slice smooth sort span spawn speculate split spread square stack
-    stage stand start state stay step stop store stream strip subtract suggest sum summarise supply support swap
-    switch synchronise tabulate take talk tell terminate test throttle tie time tokenise touch trace track train
-    translate transpose traverse treat trim try tune turn undo unload unpack unwrap update upload use validate verify
-    visit wait walk warm warn watch weigh widen wrap write yield
+    append apply approximate arrange ask assemble assert assign attach attribute audit average await balance base
+    begin bench bind bound break bring buffer build bundle cache calculate calibrate call cancel capture cast catch
+    change check choose clamp classify clean clear clip close collapse collect combine compare compile complete
+    compose compress compute concatenate configure confirm connect construct consume contain continue control convert
+    copy correct count cover create cut deal decide declare decode decompress deduplicate define delay delete deliver
+    derive describe detach detect determine disable discard disconnect dispatch display divide do document download
+    draft drain draw drive drop dump duplicate embed emit empty enable encode end enforce enqueue ensure enter
+    enumerate escape estimate evaluate evict examine exclude execute exit expand expect explain export express extend
+    extract fail fall fetch fill filter find finish fit fix flag flatten flush fold follow forbid force forget fork
+    format forward free freeze fuse gather generate get give go group guard guess hand handle hash hide hold identify
+    ignore implement import improve include increment index infer inform initialise insert inspect install instrument
+    interleave interpolate interpret interrupt invoke iterate join judge keep kill label launch lay leave let limit
+    line link list listen load locate lock log look lower make map mark mask match materialise measure mend merge
+    mirror model modify monitor move multiply name narrow normalise note notice notify number observe offer omit open
+    order organise pack pad parse partition pass patch pause peek pick place plan play plot point poll post predict
+    prefer prepare preserve prevent print probe process produce profile promise propagate propose protect prove
+    provide prune publish pull push put quantise query queue quote raise rank read rebuild receive recognise recompute
+    record recover redirect reduce refer refill refuse register reject release reload remember remove rename render
+    reopen reorder repack repeat replace replay report represent reproduce request require rerank reserve reset
+    reshape resolve respond restart restore restrict resume retrieve return reuse reverse review rewrite roll rotate
+    round route run sample save say scale scan schedule score screen search see select send separate sequence
+    serialise serve set settle shape share shift shorten shorthand show shrink shuffle shut signal silence simulate
+    skip sleep slice smooth sort span spawn speculate split spread square stack stage stand start state stay step stop
+    store stream strip submit subtract suggest sum summarise supply support suppress swap switch synchronise tabulate
+    take talk teach tell terminate test throttle tie time tokenise touch trace track train translate transpose
+    traverse treat trim try tune turn undo unload unpack unwrap update upload use validate verify visit wait wake walk
+    warm warn watch weigh widen wrap write yield
     """.split()
 )
 
@@ -62,7 +63,10 @@ FINITE = frozenset(
 )
 
 # Words that begin a clause. The first verb after one of them belongs to the clause, and not to the sentence.
-SUBORDINATE = frozenset("that which who whose whom where what whatever when if whether how than because while".split())
+SUBORDINATE = frozenset(
+    """that which who whose whom where what whatever when if whether how than because while why since until
+    unless""".split()
+)
 
 # A sentence that begins with one of these has a clause as its subject, or none.
 NO_SUBJECT = frozenset("as by how it of they what whatever where whether which who whose why".split())

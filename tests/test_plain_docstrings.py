@@ -6,6 +6,8 @@ import pytest
 
 from plain_docstrings import faults, is_sentence
 
+SOURCE = Path(__file__).parents[1] / "src/whet"
+
 
 @pytest.mark.parametrize(
     "text",
@@ -54,3 +56,9 @@ def test_parameters_in_prose_are_found(tmp_path: Path) -> None:
     )
     found = [(fault.line, fault.text) for fault in faults(file) if fault.why != "no sentence"]
     assert sorted(found) == [(2, "Raises ValueError"), (2, "rows: "), (14, "size: ")]
+
+
+def test_no_docstring_of_the_house_is_a_fragment() -> None:
+    files = [path for path in sorted(SOURCE.rglob("*.py")) if "auditor" not in path.parts]
+    assert len(files) > 400
+    assert [str(fault) for path in files for fault in faults(path)] == []

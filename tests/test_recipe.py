@@ -98,12 +98,12 @@ def test_a_recipe_may_be_short(path: Path) -> None:
         ("format = ", "cannot be read as a recipe"),
         ("[[steps]\n", "cannot be read as a recipe"),
         ("format = 2\n[new]\nthing = 1\n", "has format 2; this whet reads format 1: install a newer whet"),
-        ("formt = 1\n", "is no recipe of whet's: formt"),
-        ('[[steps]]\ntechnique = "bf16"\nspeed = 3\n', r"is no recipe of whet's: steps\.0\.speed"),
-        ("[[steps]]\noptions = {}\n", r"is no recipe of whet's: steps\.0\.technique"),
-        ('[[steps]]\ntechnique = "a"\noptions = { x = [1] }\n', r"is no recipe of whet's: steps\.0\.options\.x"),
-        ('steps = "bf16"\n', "is no recipe of whet's: steps"),
-        ('[evidence]\nverdict = "gain"\n', r"is no recipe of whet's: evidence\.\w+"),
+        ("formt = 1\n", "is not a valid recipe: formt"),
+        ('[[steps]]\ntechnique = "bf16"\nspeed = 3\n', r"is not a valid recipe: steps\.0\.speed"),
+        ("[[steps]]\noptions = {}\n", r"is not a valid recipe: steps\.0\.technique"),
+        ('[[steps]]\ntechnique = "a"\noptions = { x = [1] }\n', r"is not a valid recipe: steps\.0\.options\.x"),
+        ('steps = "bf16"\n', "is not a valid recipe: steps"),
+        ('[evidence]\nverdict = "gain"\n', r"is not a valid recipe: evidence\.\w+"),
     ],
 )
 def test_a_damaged_recipe_says_what_is_wrong(path: Path, text: str, message: str) -> None:

@@ -199,7 +199,7 @@ def test_batches_of_different_kinds_are_refused(other: Any, where: str) -> None:
         ((torch.zeros(1), torch.float16), "input 1 is a dtype"),
         ((torch.zeros(1), Color.RED), "input 1 is a Color"),
         ({"x": torch.zeros(1), "cache": [torch.zeros(1), object()]}, r"input cache\[1\] is an object"),
-        ({"x": torch.zeros(1), "cache": {3: torch.zeros(1)}}, "input cache is a dict with keys that are no text"),
+        ({"x": torch.zeros(1), "cache": {3: torch.zeros(1)}}, "input cache is a dict whose keys are not all strings"),
     ],
 )
 def test_batches_of_anything_but_tensors_are_refused(batch: Any, message: str) -> None:

@@ -1,7 +1,7 @@
-"""whet makes PyTorch models fast on the machine at hand, and proves it.
+"""Make PyTorch models fast on the machine at hand, and prove it.
 
-`import whet` does nothing: no torch, no flag, no device query. The public names stand in `__init__.pyi`, beside this
-file, and load when first used.
+`import whet` does nothing: it loads no torch, sets no flag and queries no device. The public names are declared in
+`__init__.pyi`, beside this file, and load when they are first used.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""`python -m whet` is `whet`."""
+"""Run whet's command line: `python -m whet` does what `whet` does."""
 
 from whet.cli import main
 

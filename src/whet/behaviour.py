@@ -1,4 +1,4 @@
-"""How a model behaves beyond the outputs it gives: what a graph of it would not repeat.
+"""Find how a model behaves beyond its outputs: what a graph of it would not repeat.
 
 Every function here runs the model, on inputs that were given or on others of the same kinds.
 """
@@ -19,7 +19,7 @@ Run = Callable[..., Tensors]
 
 @dataclass(frozen=True)
 class Behaviour:
-    """What examine keeps of it; see ExaminedWorkload."""
+    """Hold what ExaminedWorkload keeps of a model's behaviour, in fields of the same names."""
 
     effects: tuple[str, ...] = ()
     shared: tuple[int, ...] = ()
@@ -29,17 +29,17 @@ class Behaviour:
 def behaviour_of(
     model: nn.Module, run: Run, batch: Tensors, agree: Callable[[Tensors, Tensors], bool], *, with_effects: bool = True
 ) -> Behaviour:
-    """Watch a model that has been called before.
+    """Observe a model that has been called before.
 
     Args:
         model: The model.
         run: Calls it with flat tensors.
         batch: Flat inputs that it takes.
         agree: Whether two sets of outputs are equal up to rounding.
-        with_effects: Whether to look for what a graph would leave out, which takes some ten calls.
+        with_effects: Whether to look for what a graph would leave out, which takes about ten calls.
 
     Raises:
-        ModelError: The model writes into its inputs, or its answer depends on the calls before.
+        ModelError: The model writes into its inputs, or its outputs depend on earlier calls.
     """
     given = [x.clone() for x in batch]
     outputs = run(*given)
@@ -47,7 +47,7 @@ def behaviour_of(
     kept = [y.clone() for y in outputs]
 
     def call_others() -> None:
-        on_cpu = all(x.device.type == "cpu" for x in batch)  # an index that is not there would break a GPU's process
+        on_cpu = all(x.device.type == "cpu" for x in batch)  # on a GPU, an index out of range would end the process
         for _, other in altered(batch) if on_cpu else ():
             inputs = [x.clone() for x in other]
             try:
@@ -62,8 +62,8 @@ def behaviour_of(
         call_others()
     if not agree(kept, run(*(x.clone() for x in batch))):
         raise ModelError(
-            "the model answers the same inputs otherwise after it was called with other inputs: it remembers them; "
-            "let forward depend on its inputs and weights alone"
+            "the model gives other outputs for the same inputs after it was called with other inputs: it remembers "
+            "them; let forward depend on its inputs and weights alone"
         )
     return Behaviour(
         effects=tuple(map(str, effects)),
@@ -73,9 +73,10 @@ def behaviour_of(
 
 
 def altered(batch: Tensors) -> Iterator[tuple[str, list[Tensor]]]:
-    """Make other inputs of the same kinds and sizes: floating-point ones negated, then every one shuffled.
+    """Yield other inputs of the same kinds and sizes, each with its name: "negated" ones, then "shuffled" ones.
 
-    Integers and booleans keep the values that they have, in another order: an index stays within its table.
+    Only floating-point and complex values are negated. All tensors are shuffled. Integers and booleans keep their
+    values in another order, so that an index stays within its table.
     """
     if any(x.is_floating_point() or x.is_complex() for x in batch):
         yield "negated", [-x if x.is_floating_point() or x.is_complex() else x.clone() for x in batch]
@@ -83,13 +84,14 @@ def altered(batch: Tensors) -> Iterator[tuple[str, list[Tensor]]]:
 
 
 def _shuffled(x: Tensor) -> Tensor:
-    """The values in another order, which is always the same; PyTorch's own random numbers are left alone."""
+    """Return the values in another order, which is always the same. PyTorch's global generator is not used."""
     generator = torch.Generator().manual_seed(x.numel())
     order = torch.randperm(x.numel(), generator=generator).to(x.device)
     return x.reshape(-1)[order].reshape(x.shape)
 
 
 def _check_inputs_are_kept(given: Tensors, batch: Tensors) -> None:
+    """Raise ModelError where the model changed one of its inputs."""
     for i, (x, before) in enumerate(zip(given, batch, strict=True)):
         if version_of(x) > 0 or not _equal(x, before):
             raise writes_into(i)
@@ -113,7 +115,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _shared(outputs: Tensors, held: Tensors) -> Iterator[int]:
-    """The places of outputs that lie in memory of `held` or of an earlier output."""
+    """Yield the positions of outputs that overlap the memory of `held` or of an earlier output."""
     taken = [_place(x) for x in held]
     for i, y in enumerate(outputs):
         place = _place(y)
@@ -125,7 +127,7 @@ def _shared(outputs: Tensors, held: Tensors) -> Iterator[int]:
 
 
 def _place(x: Tensor) -> tuple[int, int, int] | None:
-    """(storage, first byte, last byte) of a tensor's memory; None for one without memory of its own."""
+    """Return a tensor's memory as (storage, first byte, end); None for a tensor without memory of its own."""
     if x.layout is not torch.strided or x.is_meta or not x.numel():
         return None
     reach = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
@@ -133,7 +135,7 @@ def _place(x: Tensor) -> tuple[int, int, int] | None:
 
 
 def _agrees_with_gradients(run: Run, batch: Tensors, kept: Tensors) -> bool:
-    """Whether the model answers alike while gradients are recorded. Nothing that a backward pass needs is kept."""
+    """Return whether the model gives the same outputs while gradients are on. Nothing is saved for a backward pass."""
     nothing = torch.empty(0)
     try:
         with (
@@ -141,15 +143,18 @@ def _agrees_with_gradients(run: Run, batch: Tensors, kept: Tensors) -> bool:
             torch.enable_grad(),
             torch.autograd.graph.saved_tensors_hooks(lambda _: nothing, lambda held: held),
         ):
-            warnings.simplefilter("ignore")  # of PyTorch, about looking at gradients
+            warnings.simplefilter("ignore")  # PyTorch warns about access to gradients
             found = [y.detach() for y in run(*(x.clone() for x in batch))]
-    except Exception:  # noqa: BLE001 - a model may be written for inference alone
+    except Exception:  # noqa: BLE001 - a model may be written for inference only
         return False
     return len(found) == len(kept) and all(map(_resembles, found, kept))
 
 
 def _resembles(a: Tensor, b: Tensor) -> bool:
-    """Whether tensors differ by no more than other kernels explain, in 16 bits too; another branch gives far more."""
+    """Return whether tensors differ by no more than other kernels explain, even in 16 bits.
+
+    Another branch of the code would give far larger differences.
+    """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not (b.is_floating_point() or b.is_complex()):

@@ -1,23 +1,23 @@
-"""What can hold a program back, in one vocabulary for every profiler, and what to do about it."""
+"""Name what can hold a program back, for every profiler, and advise what to do about it."""
 
 from enum import StrEnum
 
 BOUND_SHARE = 0.25
-"""The share of a training step from which on what is no computing bounds it: without it, a step is a third faster."""
+"""Say that work other than computing bounds a step if it takes this share: steps without it are a third faster."""
 
 
 class Bound(StrEnum):
-    """What holds a program back. The value is how reports, and JSON, name it."""
+    """Name what holds a program back. The value is the name in reports and JSON."""
 
     COMPUTE = "compute-bound"
     BANDWIDTH = "bandwidth-bound"
     GPU = "GPU-bound"
     CPU = "CPU-bound"
     ONE_CORE = "one core busy"
-    OVERHEAD = "overhead-bound"  # calling operators costs more than their work
+    OVERHEAD = "overhead-bound"  # calling operators takes longer than their work
     LAUNCH = "launch-bound"  # the GPU waits for the CPU to launch kernels
     HOST = "host-bound"  # no operator runs
-    LOOP = "loop-bound"  # the training loop's own Python code, in none of the phases
+    LOOP = "loop-bound"  # the training loop runs its own Python code, outside all phases
     SYNC = "sync-bound"
     STALL = "stalled"
     INPUT = "input-bound"
@@ -30,7 +30,7 @@ class Bound(StrEnum):
 
 
 ROOFLINE = (Bound.COMPUTE, Bound.BANDWIDTH, Bound.OVERHEAD)
-"""What can bound a layer."""
+"""A layer can be bound by these."""
 
 ADVICE = {
     Bound.COMPUTE: "compute less, and in smaller dtypes (bf16, int8); `whet tune` tries techniques on a model",
@@ -57,4 +57,4 @@ ADVICE = {
     "caches that never end",
     Bound.TOO_FEW_STEPS: "let the loop run for longer",
 }
-"""What to do about each bound, where it can be said without knowing the program."""
+"""Say what to do about each bound, where that is possible without knowing the program."""

@@ -1,23 +1,23 @@
-"""The errors a user can cause, each with what was wrong and what to do.
+"""Define the errors that a user can cause. Each message says what was wrong and what to do.
 
 WhetError                     exit code 2
-├── TargetError               what was named to be tuned cannot be had
+├── TargetError               the target cannot be found or used
 │   ├── InputsError           the inputs do not fit the model
 │   └── ModelError            the model raises, hangs, returns NaN or is not deterministic
 ├── OptionError               an option's value is out of its range
-├── OperatorError             an operator of one's own does not do what its reference does
+├── OperatorError             a custom operator does not do what its reference does
 ├── MissingExtra              an optional package is not installed
 ├── OutputError               the output directory cannot be written, or would be overwritten
 ├── RecipeError               a recipe is damaged or does not fit
-│   └── RecipeRefused         a recipe of another model, or one that costs too much quality; exit code 3
-├── ArtefactError             a saved artefact is damaged or was called with what it does not take
+│   └── RecipeRefused         a recipe is for another model, or costs too much quality; exit code 3
+├── ArtefactError             a saved artefact is damaged or was called with inputs that it does not take
 ├── StudyError                a study file is damaged or belongs to another search
-├── BaselineError             a baseline is damaged, missing, or of another machine; a git reference cannot be had
-├── TraceError                a trace file is damaged, or is not what it should be
+├── BaselineError             a baseline is damaged, missing, or of another machine; a git reference does not exist
+├── TraceError                a trace file is damaged, or is of another kind
 ├── AuditError                an audit's settings, codes or baseline cannot be used
-├── RequestError              a request that cannot be served
+├── RequestError              a request cannot be served
 │   ├── QueueFull             too many requests wait already; it may be sent again later
-│   └── EngineClosed          the engine ends, or has ended, and takes no more requests
+│   └── EngineClosed          the engine is ending, or has ended, and takes no more requests
 └── MachineError              the machine cannot be read or measured
     └── KernelsError          whet's own kernels cannot be compiled or loaded here
 """
@@ -27,11 +27,11 @@ from contextlib import contextmanager
 
 
 class WhetError(Exception):
-    """A mistake the user can mend. The message says what was wrong and what to do."""
+    """Report a mistake that the user can mend. The message says what was wrong and what to do."""
 
 
 class TargetError(WhetError):
-    """What was named to be tuned cannot be had."""
+    """The target cannot be found or used."""
 
 
 class InputsError(TargetError):
@@ -39,7 +39,7 @@ class InputsError(TargetError):
 
 
 class ModelError(TargetError):
-    """The model raises, hangs, returns NaN or is not deterministic."""
+    """The model raises an error, hangs, returns NaN or is not deterministic."""
 
 
 class OptionError(WhetError):
@@ -47,7 +47,7 @@ class OptionError(WhetError):
 
 
 class OperatorError(WhetError):
-    """An operator of one's own does not do what its reference does."""
+    """A custom operator does not do what its reference does."""
 
 
 class OutputError(WhetError):
@@ -59,11 +59,11 @@ class RecipeError(WhetError):
 
 
 class RecipeRefused(RecipeError):
-    """A recipe was made for another model, or costs more quality here than it allows. It can be applied by force."""
+    """A recipe was made for another model, or costs more quality here than it allows. `force` applies it anyway."""
 
 
 class ArtefactError(WhetError):
-    """A saved artefact is damaged, or was called with what it does not take."""
+    """A saved artefact is damaged, or was called with inputs that it does not take."""
 
 
 class StudyError(WhetError):
@@ -71,7 +71,7 @@ class StudyError(WhetError):
 
 
 class TraceError(WhetError):
-    """A trace file is damaged, or is not what it should be."""
+    """A trace file is damaged, or is of another kind."""
 
 
 class AuditError(WhetError):
@@ -79,8 +79,11 @@ class AuditError(WhetError):
 
 
 class RequestError(WhetError):
-    """A request that cannot be served. The message says which part of it is at fault, and `param` and `code` do so in
-    the words of OpenAI's API: a field's name, and a word for programs.
+    """A request cannot be served. The message says which part of it is at fault.
+
+    Attributes:
+        param: The field at fault, as named by OpenAI's API; None where it is no single field.
+        code: A word for programs, as in OpenAI's API; None without one.
     """
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
@@ -90,7 +93,7 @@ class RequestError(WhetError):
 
 
 class QueueFull(RequestError):
-    """Too many requests wait already. The same request may be sent again later."""
+    """Too many requests are waiting already. The same request may be sent again later."""
 
 
 class EngineClosed(RequestError):
@@ -98,7 +101,7 @@ class EngineClosed(RequestError):
 
 
 class BaselineError(WhetError):
-    """A baseline is damaged, missing or of another machine, or a git reference cannot be had."""
+    """A baseline is damaged, missing or of another machine, or a git reference does not exist."""
 
 
 class MachineError(WhetError):
@@ -106,7 +109,7 @@ class MachineError(WhetError):
 
 
 class KernelsError(MachineError):
-    """whet's own kernels cannot be compiled or loaded here; torch does their work then, slowly."""
+    """whet's own kernels cannot be compiled or loaded here. torch does their work instead, slowly."""
 
 
 class MissingExtra(WhetError):
@@ -122,18 +125,18 @@ class MissingExtra(WhetError):
 def foreign(kind: type[WhetError], what: str, *, words: Callable[[Exception], str] | None = None) -> Iterator[None]:
     """Turn whatever another library raises inside the block into an error that says what could not be done.
 
-    Errors of whet and a lack of memory pass through as they are.
+    Errors of whet and MemoryError pass through unchanged.
 
     Args:
-        kind: The error that is raised in its place.
+        kind: The error that is raised instead.
         what: What could not be done, as the beginning of the message.
-        words: Puts the library's error into words; `reason`, if not given.
+        words: Returns what the library's error says; `reason`, if not given.
     """
     try:
         yield
     except (WhetError, MemoryError):
         raise
-    except Exception as error:  # libraries raise whatever they stumble over
+    except Exception as error:  # libraries raise errors of all kinds
         raise kind(f"{what}: {(words or reason)(error)}") from error
 
 
@@ -148,12 +151,12 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """The first line of what an exception says, or its type where it says nothing."""
+    """Return the first line of an exception's message, or the name of its type where it has no message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def named_reason(error: BaseException) -> str:
-    """The type of an exception and the first line of what it says: "ValueError: no such size"."""
+    """Return an exception's type and the first line of its message: "ValueError: no such size"."""
     return f"{type(error).__name__}: {reason(error)}"
 
 

@@ -1,4 +1,4 @@
-"""Modules that take a while to import."""
+"""Import modules that take long to import."""
 
 import gc
 import importlib
@@ -6,9 +6,9 @@ from types import ModuleType
 
 
 def import_large(name: str) -> ModuleType:
-    """A module, imported while the garbage collector rests, which would walk all that torch makes again and again.
+    """Import a module while the garbage collector is off, since it would visit all of torch's objects again and again.
 
-    What was made is left out of later walks as well. A process that imports torch starts a sixth sooner.
+    The module's objects are exempt from later collections too. A process that imports torch starts a sixth sooner.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,14 +1,14 @@
-"""Figures as people read them: three significant digits with their unit. What is not known is a dash, never a zero."""
+"""Format figures for people: three significant digits with their unit. Unknown values are a dash, never a zero."""
 
 import math
 from collections.abc import Sequence
 
 DASH = "—"
 
-MIN_SAMPLES_FOR_P99 = 500  # below that the 99th percentile is one of a handful of samples
+MIN_SAMPLES_FOR_P99 = 500  # with fewer samples, the 99th percentile rests on fewer than five of them
 
 Units = Sequence[tuple[str, float]]
-"""Name and size of each unit, largest first."""
+"""List the name and size of each unit, largest first."""
 
 _TIMES: Units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
 _SIZES: Units = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))
@@ -16,7 +16,7 @@ _OPERATIONS: Units = (("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP",
 
 
 def digits(value: float | None) -> str:
-    """Three significant digits, never in powers of ten: 0.0123, 1.23, 12.3, 1,230."""
+    """Format a number with three significant digits and no power of ten: 0.0123, 1.23, 12.3, 1,230."""
     if value is None or math.isnan(value):
         return DASH
     if math.isinf(value):
@@ -27,7 +27,13 @@ def digits(value: float | None) -> str:
 
 
 def in_unit(value: float | None, units: Units, like: float | None = None) -> str:
-    """In the largest unit that the value reaches; in the one that fits `like`, so that a column keeps one unit."""
+    """Format a value in the largest unit that it reaches.
+
+    Args:
+        value: The value; None and NaN give a dash.
+        units: The units.
+        like: The value that chooses the unit instead, so that a column keeps one unit.
+    """
     if value is None or not math.isfinite(value):
         return DASH
     reference = abs(like or value)
@@ -36,26 +42,26 @@ def in_unit(value: float | None, units: Units, like: float | None = None) -> str
 
 
 def duration(seconds: float | None, like: float | None = None) -> str:
-    """A time in s, ms or µs."""
+    """Format seconds as s, ms or µs."""
     return in_unit(seconds, _TIMES, like)
 
 
 def milliseconds(value: float | None, like: float | None = None) -> str:
-    """A time that is given in milliseconds, in s, ms or µs."""
+    """Format milliseconds as s, ms or µs."""
     return duration(*(None if ms is None else ms / 1e3 for ms in (value, like)))
 
 
 def nanoseconds(value: float) -> str:
-    """A time that is given in nanoseconds, in s, ms or µs."""
+    """Format nanoseconds as s, ms or µs."""
     return duration(value / 1e9)
 
 
 def percent(fraction: float | None, *, decimals: int | None = None) -> str:
-    """A share: 42%, 4.2%, 0.42%. What is there but next to nothing is <0.01%.
+    """Format a share as a percentage: 42%, 4.2%, 0.42%. A share that is almost 0 is <0.01%.
 
     Args:
-        fraction: 1 is the whole.
-        decimals: So many in any case, for a column or a sentence that keeps one precision.
+        fraction: The share; 1 is the whole.
+        decimals: A fixed number of decimals, for a column or a sentence that keeps one precision.
     """
     if fraction is None or math.isnan(fraction):
         return DASH
@@ -72,30 +78,30 @@ def percent(fraction: float | None, *, decimals: int | None = None) -> str:
 
 
 def count(number: float) -> str:
-    """How often, on average: 0.25, 1, 1.5, 1,230."""
+    """Format how often something happens on average: 0.25, 1, 1.5, 1,230."""
     return f"{number:.3g}" if abs(number) < 999.5 else f"{number:,.0f}"
 
 
 def one_line(text: str) -> str:
-    """A text from outside on one line, without what would steer a terminal."""
+    """Return a text from outside on one line, without characters that control a terminal."""
     return "".join(c for c in " ".join(text.split()) if c.isprintable())
 
 
 def num_bytes(count: float | None, like: float | None = None) -> str:
-    """A size in GB, MB, kB (powers of 1000), or whole bytes."""
+    """Format a size in GB, MB, kB (powers of 1000), or whole bytes."""
     if like is None and count is not None and abs(count) < 999.5:
         return f"{count:.0f} B".replace("-", "−")
     return in_unit(count, _SIZES, like)
 
 
 def bytes_change(count: int) -> str:
-    """A change of memory in bytes, with its sign. Below 1,024 bytes it is 0."""
+    """Format a change of memory in bytes, with its sign. Below 1,024 bytes it is 0."""
     if abs(count) < 1024:
         return "0"
     return ("+" if count > 0 else "−") + num_bytes(abs(count))
 
 
 def operations(count: float | None, *, short: bool = False) -> str:
-    """Floating-point operations in GFLOP and so on; short: without the FLOP."""
+    """Format a number of floating-point operations in GFLOP and so on. If `short`, "FLOP" is left out."""
     text = in_unit(count, _OPERATIONS)
     return text.replace("FLOP", "").rstrip() if short else text

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Write files so that they appear whole or not at all."""
 
 import contextlib
 import os
@@ -10,7 +10,11 @@ from whet.errors import OutputError
 
 
 def names_in(directory: Path) -> list[str]:
-    """What lies in a directory that results are to go to; nothing where there is none yet. Raises OutputError."""
+    """Return the names in a directory that results are written to; none where the directory does not exist yet.
+
+    Raises:
+        OutputError: It is a file, or cannot be read.
+    """
     try:
         return [path.name for path in directory.iterdir()]
     except FileNotFoundError:
@@ -18,13 +22,17 @@ def names_in(directory: Path) -> list[str]:
     except NotADirectoryError:
         if os.path.lexists(directory):
             raise OutputError(f"{directory} is a file; choose another --out") from None
-        return []  # a file stands in its path: writable_parent says so
+        return []  # a part of its path is a file, which writable_parent reports
     except OSError as error:
         raise OutputError(f"{directory} cannot be used: {error.strerror}; choose another --out") from error
 
 
 def writable_parent(directory: Path) -> Path:
-    """What there is of a directory's path, itself included, where it can be made or written to; else OutputError."""
+    """Return the deepest existing directory on a directory's path, itself included.
+
+    Raises:
+        OutputError: The directory cannot be made or written to.
+    """
     parent = next(p for p in [directory, *directory.parents] if os.access(p, os.F_OK))  # Path.exists may raise
     if not parent.is_dir():
         raise OutputError(f"{directory} cannot be made: {parent} is a file; choose another --out")
@@ -37,7 +45,11 @@ def writable_parent(directory: Path) -> Path:
 
 
 def check_file(path: Path | None) -> None:
-    """Raise OutputError where `write_whole` could not write a file, before any work is done for it. None: no file."""
+    """Check, before any work is done for it, that `write_whole` can write a file. None stands for no file.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
     if path is None:
         return
     if not path.absolute().parent.is_dir():
@@ -53,7 +65,11 @@ def check_file(path: Path | None) -> None:
 
 
 def usable_directory(directory: Path) -> Path:
-    """Make a directory for results where there is none. Raises OutputError where it cannot be made or written to."""
+    """Make a directory for results where there is none, and return it.
+
+    Raises:
+        OutputError: It cannot be made or written to.
+    """
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -77,18 +93,26 @@ def is_writable(directory: Path) -> bool:
 
 
 def _try_to_write(path: Path) -> None:
-    """Make and remove the file that `write_whole` makes first. Permissions alone do not tell, as for root in /proc."""
+    """Make and remove the file that `write_whole` makes first.
+
+    Permissions alone do not show whether that works: root has them in /proc and cannot write there.
+    """
     partial = _partial(path)
     partial.touch()
     partial.unlink()
 
 
 def _partial(path: Path) -> Path:
+    """Return the hidden name under which a file is written before it is renamed."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part: write, fsync, rename."""
+    """Write a file so that a reader sees the old content or the new, never a part: write, fsync, rename.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
     data = content.encode() if isinstance(content, str) else content
     partial = _partial(path)
     try:
@@ -102,14 +126,17 @@ def write_whole(path: Path, content: str | bytes) -> None:
             f"cannot write {path}: {error.strerror or error}; free some space, or name another place"
         ) from error
     finally:
-        with contextlib.suppress(OSError):  # gone after the rename; or it could not be made
+        with contextlib.suppress(OSError):  # it is gone after the rename, or could not be made
             partial.unlink()
 
 
 def replace_directory(partial: Path, directory: Path) -> None:
-    """Put a finished directory in its place in one rename; what stood there before is removed after.
+    """Put a finished directory in its place by renaming it. The directory that was there before is removed afterwards.
 
-    Both must lie on one file system. Raises OutputError, with the old directory as it was.
+    Both must be on one file system.
+
+    Raises:
+        OutputError: That fails; the old directory is then as it was.
     """
     old = directory.with_name(f".{directory.name}.old-{secrets.token_hex(4)}")
     try:
@@ -129,7 +156,7 @@ def replace_directory(partial: Path, directory: Path) -> None:
 
 
 def size_bytes(path: Path) -> int:
-    """Bytes on disk of a file, or of all files below a directory."""
+    """Return the bytes on disk of a file, or of all files in a directory."""
     if path.is_file():
         return path.stat().st_size
     return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())

@@ -1,11 +1,12 @@
-"""What whet changes in other libraries while it works, and which of PyTorch's private names it uses.
+"""List what whet changes in other libraries while it runs, and which of PyTorch's private names it uses.
 
-Nothing here is called. A test holds both lists against the code and against the PyTorch that is installed, so that a
-new version that moves, drops or changes one of these names is noticed before a user notices.
+Nothing here is called. A test compares both lists with the code and with the installed PyTorch, so that the tests
+notice, before a user does, when a new version moves, drops or changes one of these names.
 """
 
 PATCHED: dict[str, str] = {
-    # step_profiler/patches.py: while a training loop is watched. A wrapper passes what torch.compile traces.
+    # step_profiler/patches.py replaces these while a training loop is watched. Calls that torch.compile traces pass
+    # through the wrappers.
     **{
         f"torch.Tensor.{name}": "a wait for the device is timed"
         for name in ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__", "to", "cuda", "copy_")
@@ -55,10 +56,10 @@ PATCHED: dict[str, str] = {
     "torch.amp.GradScaler.scale": "fix_trials/child.py reads the scale of the loss",
     "torch.utils.data.DataLoader.__iter__": "time of the data",
     "torch.utils.data.dataloader._BaseDataLoaderIter.__next__": "time of the data",
-    # elsewhere
+    # Another file changes this one.
     "torch._inductor.constant_folding._dont_constant_fold": "artefact/inductor.py keeps packed weights packed",
 }
-"""Each name that whet replaces or changes for a time, and why. `openvino.Core` is the only one outside PyTorch."""
+"""List each name that whet replaces or changes for a time, and why. Only `openvino.Core` is outside PyTorch."""
 
 PRIVATE: dict[str, str] = {
     "torch._C.PyTorchFileReader": "artefact/archive.py: reads an archive without unpickling it",
@@ -94,4 +95,4 @@ PRIVATE: dict[str, str] = {
     "torch.utils._sympy.functions": "artefact/archive.py: which functions a shape may name",
     "torch.utils.data.dataloader._BaseDataLoaderIter": "step_profiler/patches.py: the next batch",
 }
-"""Each private name of PyTorch that whet uses, and what for."""
+"""List each private name of PyTorch that whet uses, and what for."""

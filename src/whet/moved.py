@@ -1,4 +1,4 @@
-"""Public names that have moved: the old place goes on working for one version, and says where the new one is."""
+"""Keep public names that have moved working at the old place for one version, with a warning that names the new one."""
 
 import warnings
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Addresses that servers of this machine listen on: binding a port, listening there, and who can reach it."""
+"""Bind addresses of this machine for servers, listen on them, and tell who can reach them."""
 
 import errno
 import ipaddress
@@ -12,19 +12,20 @@ LOOPBACK = "127.0.0.1"
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a bound TCP socket that does not listen yet: nobody can connect to it.
+    """Return a bound TCP socket that does not listen yet, so nobody can connect to it.
 
     Args:
         host: A name or an address of this machine.
-        port: 0 takes any free port.
+        port: The port; 0 takes any free one.
 
     Raises:
-        OptionError: The address is in use, or is none of this machine's.
+        OptionError: The address is in use, or does not belong to this machine.
     """
     if not 0 <= port <= 65535:
-        raise OptionError(f"port {port} is none: write 0 for any free one, or 1 to 65535")
+        raise OptionError(f"port {port} does not exist: write 0 for any free one, or 1 to 65535")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named, or asyncio leaves Nagle on: each token would wait for the reply to the one before.
+    # asyncio switches Nagle's algorithm off only if the protocol is named. Otherwise each token would wait until the
+    # one before is acknowledged.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -36,14 +37,14 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def listen(bound: socket.socket, backlog: int) -> None:
-    """Let clients connect to a bound socket. It is closed where that fails.
+    """Let clients connect to a bound socket. The socket is closed if that fails.
 
     Args:
-        bound: What `bind` returned.
-        backlog: The connections that may wait to be accepted.
+        bound: The socket that `bind` returned.
+        backlog: The number of connections that may wait to be accepted.
 
     Raises:
-        OptionError: Another process has begun to listen there meanwhile.
+        OptionError: Another process listens there by now.
     """
     host, port = bound.getsockname()[:2]
     try:
@@ -59,7 +60,7 @@ def http_url(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a name or an address means this machine alone."""
+    """Return whether a name or an address means this machine alone."""
     if host == "localhost":
         return True
     with suppress(ValueError):
@@ -68,10 +69,10 @@ def is_loopback(host: str) -> bool:
 
 
 def names_loopback(host_header: str) -> bool:
-    """Tell whether a request's Host header, with or without a port, names this machine alone.
+    """Return whether a request's Host header, with or without a port, names this machine alone.
 
-    A foreign site can point a name of its own at 127.0.0.1, and have a browser ask there and read the answer. The Host
-    header gives it away.
+    A foreign site can point a name of its own at 127.0.0.1, and make a browser send requests there and read the
+    answers. The Host header then holds the foreign name.
     """
     with suppress(ValueError):
         return is_loopback(urlsplit(f"//{host_header}").hostname or "")
@@ -79,6 +80,7 @@ def names_loopback(host_header: str) -> bool:
 
 
 def _unusable(host: str, port: int, error: OSError) -> OptionError:
+    """Return the error for an address that cannot be bound or listened on."""
     if error.errno == errno.EADDRINUSE:
         return OptionError(f"port {port} of {host} is in use; name another one, or 0 for any that is free")
     return OptionError(f"cannot listen on {host} port {port}: {error.strerror or error}")

@@ -1,4 +1,4 @@
-"""recipe.toml: which techniques, in order, with their options, and the evidence that they pay.
+"""Read and write recipe.toml: an ordered list of techniques with their options, and the evidence that they pay.
 
 A recipe is written by whet, read by people and by `whet apply`, and compared with diff.
 """
@@ -18,7 +18,7 @@ FILE = "recipe.toml"
 
 
 class Step(BaseModel):
-    """One technique with its options, as plain values."""
+    """Describe one technique with its options, as plain values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,7 +27,7 @@ class Step(BaseModel):
 
     @property
     def _identity(self) -> tuple[str, frozenset[tuple[str, str, bool | int | float | str]]]:
-        """The technique and its options with their types: true and 1 are two values, as they are in TOML."""
+        """Return the technique and its options with their types: true and 1 are two values, as they are in TOML."""
         return self.technique, frozenset((name, type(value).__name__, value) for name, value in self.options.items())
 
     def __eq__(self, other: object) -> bool:
@@ -42,7 +42,7 @@ class Step(BaseModel):
 
 
 class Evidence(BaseModel):
-    """What was measured when the recipe was found. Times in milliseconds, sizes in bytes."""
+    """Hold what was measured when the recipe was found. Times are in milliseconds, sizes in bytes."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -65,13 +65,23 @@ class Evidence(BaseModel):
 
 
 class Recipe(BaseModel):
-    """Ordered techniques, the machine and versions they were proved on, and the proof."""
+    """Hold ordered techniques, the machine and versions that they were proved on, and the proof.
+
+    Attributes:
+        target: The name of the target; "" where it is not known.
+        model: A digest of the names, shapes and dtypes of the model's weights; "" where it is not known.
+        fingerprint: The machine's fingerprint.
+        machine: The machine's facts.
+        versions: The versions of the libraries.
+        evidence: What was measured.
+        steps: The techniques, in order.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     format: int = 1
     target: str = ""
-    model: str = ""  # digest of the names, shapes and dtypes of the model's weights; "" if not known
+    model: str = ""
     fingerprint: str = ""
     machine: dict[str, bool | int | float | str | list[str]] = {}
     versions: dict[str, str] = {}
@@ -86,11 +96,11 @@ class Recipe(BaseModel):
 
     @property
     def key(self) -> tuple[Step, ...]:
-        """What identifies the recipe: its steps in order, whatever else it holds."""
+        """Return the steps in order, which identify the recipe, whatever else it holds."""
         return self.steps
 
     def write(self, path: Path) -> None:
-        """Write it as TOML, whole or not at all."""
+        """Write the recipe as TOML, whole or not at all."""
         data: dict[str, Any] = self.model_dump(exclude_none=True, mode="json")
         write_whole(
             path, "# Written by whet. Apply with: whet apply recipe.toml TARGET --out DIR\n" + tomli_w.dumps(data)
@@ -98,7 +108,11 @@ class Recipe(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> "Recipe":
-        """Read and check a recipe. Raises RecipeError with what is wrong with it."""
+        """Read and check a recipe.
+
+        Raises:
+            RecipeError: It is missing or damaged; the message says what is wrong.
+        """
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
@@ -115,7 +129,7 @@ class Recipe(BaseModel):
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise RecipeError(
-                f"{path} is no recipe of whet's: {where}: {first['msg']}; give a recipe.toml that `whet tune` wrote"
+                f"{path} is not a valid recipe: {where}: {first['msg']}; give a recipe.toml that `whet tune` wrote"
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""TorchScript models: whether calling one changes its state, which no saved graph would do."""
+"""Check TorchScript models: whether calling one changes its state, which no saved graph would do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +12,10 @@ from whet.errors import ModelError, reason
 
 @contextmanager
 def stateless(model: nn.Module) -> Iterator[None]:
-    """Watch a ScriptModule while it is called; other modules are left alone.
+    """Watch a ScriptModule while it is called. Modules of other kinds are not checked.
 
     Raises:
-        ModelError: where its forward changes attributes, parameters or buffers of its own.
+        ModelError: Its forward changes its own attributes, parameters or buffers.
     """
     scripted = [module for module in model.modules() if isinstance(module, torch.jit.ScriptModule)]
     changed = {name for module in scripted for name in _assigned(module)}
@@ -39,7 +39,7 @@ def trace_failure(module: nn.Module, error: Exception) -> str:
         name = parts[0].removeprefix("model.")
         return f"its part {name} is TorchScript inside another module; script the whole model, or no part of it"
     if "aten.item" in str(error) or "data-dependent" in str(error):
-        return "its TorchScript branches on the values of tensors, and one graph holds one path alone"
+        return "its TorchScript branches on the values of tensors, and a graph holds only one path"
     return reason(error)
 
 
@@ -47,7 +47,7 @@ def _assigned(module: torch.jit.ScriptModule) -> set[str]:
     """Return the attributes that forward assigns, or lists and dicts among them that it changes."""
     try:
         graph: Any = module.inlined_graph
-    except RuntimeError:  # a part without a forward of its own, such as a list of modules
+    except RuntimeError:  # the part has no forward of its own, as a list of modules has none
         return set()
     names = {node.s("name") for node in graph.findAllNodes("prim::SetAttr", True)}
     aliases = graph.alias_db()

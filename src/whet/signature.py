@@ -1,8 +1,8 @@
-"""What a model takes and gives, flattened to tensors in order.
+"""Flatten what a model takes and returns to tensors in order, and rebuild it from them.
 
-Backends speak in flat lists of tensors. People call models with positional tensors, keywords, constants and nested
-containers, and get tuples, dicts or model-output objects back. A Signature is the translation, small enough to be
-saved as JSON beside an artefact, so that a loaded artefact is called as the original was.
+Backends work with flat lists of tensors. People call models with positional tensors, keywords, constants and nested
+containers, and get tuples, dicts or model-output objects back. A Signature translates between the two. It is small
+enough to be saved as JSON beside an artefact, so that a loaded artefact is called as the original was.
 """
 
 import dataclasses
@@ -36,9 +36,12 @@ Batch = Tensor | Sequence[Any] | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Argument:
-    """One tensor a model takes. `name` is None for a positional one; a free dimension's size is None.
+    """Describe one tensor that a model takes.
 
-    The name of a tensor inside a container is its path, such as "cache[0]".
+    Attributes:
+        name: The tensor's name; None for a positional one. Inside a container it is the path, such as "cache[0]".
+        dtype: The dtype's name, such as "float32".
+        shape: The sizes; None for a free dimension.
     """
 
     name: str | None
@@ -52,10 +55,15 @@ class Argument:
 
 @dataclass(frozen=True)
 class Signature:
-    """How a model is called and what it returns; as text, the call: (float32[any, 4], use_cache=False).
+    """Describe how a model is called and what it returns. As text it is the call: (float32[any, 4], use_cache=False).
 
-    inputs: the tensors taken, in order, positional ones first. output: the structure of what is returned. args, kwargs:
-    the structure of each argument. The constants in them are part of the signature and never change.
+    Constants in `args` and `kwargs` are part of the signature and never change.
+
+    Attributes:
+        inputs: The tensors that the model takes, in order, positional ones first.
+        output: The structure of what it returns.
+        args: The structure of each positional argument.
+        kwargs: The structure of each keyword argument.
     """
 
     inputs: tuple[Argument, ...]
@@ -71,10 +79,10 @@ class Signature:
     def flatten(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
         """Return the tensors of one call, in the order of `inputs`.
 
-        Arguments without tensors (constants) may be left out where they were given by name or come last.
+        Arguments without tensors (constants) may be left out if the signature has them by name or last.
 
         Raises:
-            InputsError: on a call with other shapes or dtypes, another constant, or another structure.
+            InputsError: The call has other shapes or dtypes, another constant, or another structure.
         """
         flat: list[Tensor] = []
         left_out = itertools.chain(
@@ -103,24 +111,28 @@ class Signature:
 
     @property
     def constants(self) -> dict[str, Constant]:
-        """The constants that are given by name."""
+        """Return the constants that are given by name."""
         return {name: node.value for name, node in self.kwargs.items() if node.kind == "constant"}
 
     @property
     def dynamic_shapes(self) -> tuple[dict[int, Any], ...] | None:
-        """Free dimensions as torch.export wants them, or None where every dimension is fixed."""
+        """Return the free dimensions in torch.export's form, or None where every dimension is fixed."""
         free = tuple({i: torch.export.Dim.AUTO for i, size in enumerate(a.shape) if size is None} for a in self.inputs)
         return free if any(free) else None
 
     @property
     def is_dynamic(self) -> bool:
+        """Return whether any dimension is free."""
         return any(size is None for a in self.inputs for size in a.shape)
 
 
 class FlatModel(nn.Module):
-    """The model behind a signature: tensors in, a tuple of tensors out.
+    """Wrap a model so that it takes flat tensors and returns a tuple of tensors.
 
-    shared: the places of outputs that share memory with something else; here they get memory of their own.
+    Args:
+        model: The model.
+        signature: How it is called.
+        shared: Positions of outputs that share memory with something else. They are copied.
     """
 
     def __init__(self, model: nn.Module, signature: Signature, shared: Sequence[int] = ()) -> None:
@@ -130,10 +142,11 @@ class FlatModel(nn.Module):
         self.shared = tuple(shared)
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Call the model with the tensors of one call, and return the tensors of its output."""
         args, kwargs = self.signature.call(tensors)
         model: Any = self.model
         if isinstance(model, torch.jit.ScriptModule) and torch.compiler.is_exporting():
-            model = model._c._get_method("forward")  # torch.export fails on the Python side of a ScriptModule
+            model = model._c._get_method("forward")  # torch.export cannot trace a ScriptModule's Python wrapper
         outputs = enumerate(tensors_in(model(*args, **kwargs)))
         return tuple(y.clone() if i in self.shared else y for i, y in outputs)
 
@@ -155,7 +168,7 @@ def read_signature(batches: Sequence[Batch], output: Any, *, seen: Sequence[Batc
     Dimensions whose size differs among `batches` and the `seen` calls become free.
 
     Raises:
-        InputsError: where the calls differ in structure, names, dtypes, numbers of dimensions or constants.
+        InputsError: The calls differ in structure, names, dtypes, numbers of dimensions or constants.
     """
     first = _read_call(batches[0], output)
     arguments = first.inputs
@@ -213,6 +226,7 @@ def argument_of(name: str | None, tensor: Tensor) -> Argument:
 
 
 def _read_call(batch: Batch, output: Any) -> Signature:
+    """Return the signature of one call, with all sizes fixed."""
     args, kwargs = split(batch)
     nodes = tuple(read_input(value, str(i)) for i, value in enumerate(args))
     named = {name: read_input(value, name) for name, value in kwargs.items()}
@@ -231,6 +245,7 @@ def _arguments(value: Any, name: str | None, path: str) -> list[Argument]:
 
 
 def _fits(tensor: Tensor, argument: Argument) -> bool:
+    """Return whether a tensor has the dtype and the fixed sizes of an argument."""
     return (
         tensor.layout is torch.strided
         and tensor.dim() == len(argument.shape)
@@ -245,15 +260,17 @@ _DTYPE_NAMES = {
 
 
 def _kind(argument: Argument) -> tuple[str, int]:
+    """Return the dtype and the number of dimensions."""
     return argument.dtype, len(argument.shape)
 
 
 def _as_text(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return any call as text, whatever it was called with."""
+    """Return any call as text, even one with unsupported arguments."""
     return f"({', '.join([*(_word(None, value) for value in args), *(_word(*pair) for pair in kwargs.items())])})"
 
 
 def _word(name: str | None, value: Any) -> str:
+    """Return one argument of a call as text."""
     try:
         node = read_input(value, "")
     except InputsError:

@@ -1,4 +1,4 @@
-"""A service-level objective: the limits that an answer has to meet to count."""
+"""Define a service-level objective: the limits that an answer must meet to count."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ _LIMIT = re.compile(r"\s*([a-z0-9]+)\s*=\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """The largest times that an answer may take.
+    """Hold the largest times that an answer may take.
 
     Attributes:
         ttft_s: Seconds to the first token; None for no limit.
@@ -29,7 +29,7 @@ class Slo:
         """Read limits from text such as "ttft=500ms,tpot=50ms,e2e=10s".
 
         Raises:
-            OptionError: The text is anything else, or names a limit twice.
+            OptionError: The text is not of this form, or names a limit twice.
         """
         limits: dict[str, float] = {}
         for part in text.split(","):
@@ -42,6 +42,9 @@ class Slo:
         return cls(**limits)
 
     def is_met(self, *, ttft_s: float | None, tpot_s: float | None, e2e_s: float | None) -> bool:
-        """Return whether an answer's times lie within every limit. An answer of one token has no TPOT to miss."""
+        """Return whether an answer's times lie within every limit.
+
+        An answer of one token has no TPOT and meets its limit.
+        """
         pairs = ((ttft_s, self.ttft_s), (tpot_s, self.tpot_s), (e2e_s, self.e2e_s))
         return all(time is None or limit is None or time <= limit for time, limit in pairs)

@@ -1,6 +1,6 @@
-"""The structure around the tensors of a call or of its result: constants, tuples, lists, dicts and dataclasses.
+"""Describe the structure around the tensors of a call or a result: constants, tuples, lists, dicts and dataclasses.
 
-A Structure is a tree that is small enough to be saved as JSON. Together with the tensors, in order, it gives back the
+A Structure is a tree that is small enough to be saved as JSON. Together with the tensors, in order, it rebuilds the
 value that it was read from.
 """
 
@@ -24,21 +24,31 @@ _CONSTANTS = (bool, int, float, str, type(None))
 
 @dataclass(frozen=True)
 class Structure:
-    """A node: a tensor, a constant or a container of nodes."""
+    """Describe a node: a tensor, a constant or a container of nodes.
 
-    kind: str  # "tensor", "constant", "tuple", "list", "namedtuple", "dict" or "dataclass"
-    value: Constant = None  # of a constant
-    keys: tuple[str, ...] = ()  # of a dict, a namedtuple or a dataclass
-    items: tuple["Structure", ...] = ()  # of every container
-    type: str = ""  # of a namedtuple, a mapping class or a dataclass among the inputs: its class, as module.name
+    Attributes:
+        kind: "tensor", "constant", "tuple", "list", "namedtuple", "dict" or "dataclass".
+        value: The value of a constant.
+        keys: The keys of a dict, or the fields of a namedtuple or a dataclass.
+        items: The nodes in a container.
+        type: The class of a namedtuple, a mapping or a dataclass among the inputs, as module.name; "" for a plain
+            container.
+    """
+
+    kind: str
+    value: Constant = None
+    keys: tuple[str, ...] = ()
+    items: tuple["Structure", ...] = ()
+    type: str = ""
 
     @property
     def has_tensors(self) -> bool:
+        """Return whether there is a tensor in the tree."""
         return self.kind == "tensor" or any(item.has_tensors for item in self.items)
 
 
 class Outputs(dict[str, Any]):
-    """A dict of outputs whose entries are attributes too, and can be had by position, as in Hugging Face models."""
+    """Hold outputs in a dict whose entries are also attributes and have positions, as in Hugging Face models."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -51,10 +61,10 @@ class Outputs(dict[str, Any]):
 
 
 def read_output(output: Any) -> Structure:
-    """Return the structure of what a model returned; a list is read as a tuple.
+    """Return the structure of what a model returned. A list is read as a tuple.
 
     Raises:
-        TargetError: for anything but tensors, constants and containers of them.
+        TargetError: The output holds something other than tensors, constants and containers of them.
     """
     if isinstance(output, Tensor):
         return Structure("tensor")
@@ -75,11 +85,11 @@ def read_input(value: Any, path: str) -> Structure:
     """Return the structure of one argument of a call.
 
     Args:
-        value: the argument.
-        path: how messages name it, such as "mask" or "cache[0]".
+        value: The argument.
+        path: Its name in messages, such as "mask" or "cache[0]".
 
     Raises:
-        InputsError: for anything but tensors, constants and containers of them.
+        InputsError: The argument holds something other than tensors, constants and containers of them.
     """
     if isinstance(value, Tensor):
         return Structure("tensor")
@@ -87,7 +97,7 @@ def read_input(value: Any, path: str) -> Structure:
         return Structure("constant", value=_plain(value))
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
-            raise InputsError(f"input {path} is a dict with keys that are no text; whet takes dicts by name")
+            raise InputsError(f"input {path} is a dict whose keys are not all strings; whet takes only string keys")
         items = tuple(read_input(item, f"{path}[{key!r}]") for key, item in value.items())
         return Structure("dict", keys=tuple(value), items=items, type=_remember(type(value), dict))
     if isinstance(value, list | tuple):
@@ -109,7 +119,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in a value, in order."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):  # a number, while torch.export traces
+    elif isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):  # a number that torch.export traces
         raise TargetError("the model returns a number that depends on its inputs; return it as a tensor")
     elif isinstance(value, Mapping):
         for item in value.values():
@@ -161,10 +171,10 @@ def rebuild_output(structure: Structure, tensors: Iterator[Tensor]) -> Any:
 
 
 def rebuild_input(structure: Structure, tensors: Iterator[Tensor]) -> Any:
-    """Return an argument as the model takes it, of the classes that read_input met in this process.
+    """Return an argument as the model takes it, with the classes that read_input met in this process.
 
     Raises:
-        InputsError: where read_input has not met such a class.
+        InputsError: read_input has not met such a class.
     """
     if structure.kind == "tensor":
         return next(tensors)
@@ -180,7 +190,7 @@ def rebuild_input(structure: Structure, tensors: Iterator[Tensor]) -> Any:
         if structure.kind == "namedtuple":
             return container(*items)
         entries = dict(zip(structure.keys, items, strict=True))
-        # a mapping that is a dataclass (a model-output object) takes its entries by name
+        # A mapping that is also a dataclass (a model-output object) takes its entries by name.
         return _CLASSES[structure.type](**entries) if dataclasses.is_dataclass(container) else container(entries)
     if structure.kind == "dict":
         return dict(zip(structure.keys, items, strict=True))
@@ -188,7 +198,7 @@ def rebuild_input(structure: Structure, tensors: Iterator[Tensor]) -> Any:
 
 
 def is_constant(value: Any) -> bool:
-    """Return whether a value is a plain constant. A member of an Enum is not: JSON would forget its class."""
+    """Return whether a value is a plain constant. A member of an Enum is none, since JSON would lose its class."""
     return isinstance(value, _CONSTANTS) and not isinstance(value, Enum)
 
 
@@ -199,7 +209,12 @@ def is_same(value: Constant, constant: Constant) -> bool:
 
 
 def described(structure: Structure, tensors: Iterator[str]) -> str:
-    """Return the structure as text. tensors: how each tensor is to be written, in order."""
+    """Return the structure as text.
+
+    Args:
+        structure: The structure.
+        tensors: The text for each tensor, in order.
+    """
     if structure.kind == "tensor":
         return next(tensors)
     if structure.kind == "constant":
@@ -213,7 +228,7 @@ def described(structure: Structure, tensors: Iterator[str]) -> str:
     return ends[0] + ", ".join(items) + ends[1]
 
 
-# The classes of containers that read_input has met, by name. A signature that comes back as JSON names them.
+# The classes of containers that read_input has met, by name. A signature that is read from JSON refers to these names.
 _CLASSES: dict[str, Any] = {}
 
 
@@ -227,13 +242,14 @@ def _remember(container: type, *plain: type) -> str:
 
 
 def _plain(value: Any) -> Constant:
-    """Return a constant as one of Python's own types; numpy.float64, say, is a float."""
+    """Return a constant as one of Python's own types. A numpy.float64, for example, becomes a float."""
     own: Any = next(kind for kind in _CONSTANTS if isinstance(value, kind))
     plain: Constant = value if value is None or type(value) is own else own(value)
     return plain
 
 
 def _entries(value: Any) -> Mapping[str, Any] | None:
+    """Return the entries of a mapping or the fields of a dataclass, or None for other values."""
     if isinstance(value, Mapping):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""What an optimisation is, and the candidate that it works on."""
+"""Describe what an optimisation technique is, and the candidate that it works on."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from whet.workload import ExaminedWorkload
 
 
 class Stage(StrEnum):
-    """The order in which techniques compose."""
+    """Name the stages of a recipe, in the order in which their techniques compose."""
 
     STRUCTURE = "structure"
     PRECISION = "precision"
@@ -35,14 +35,22 @@ BACKEND = "backend"
 
 @dataclass(frozen=True)
 class Applies:
-    """The technique can be tried here. `detail` says on what, in a few words."""
+    """The technique can be tried here.
+
+    Attributes:
+        detail: What it would work on, in a few words ("12 linear layers").
+    """
 
     detail: str
 
 
 @dataclass(frozen=True)
 class NotApplicable:
-    """The technique cannot help or cannot run here. `reason` is shown to the user."""
+    """The technique cannot help or cannot run here.
+
+    Attributes:
+        reason: Why, as a text for the user.
+    """
 
     reason: str
 
@@ -52,11 +60,18 @@ Applicability = Applies | NotApplicable
 
 @dataclass(frozen=True)
 class Candidate:
-    """A variant of a workload while it is being made. Never changed in place: a technique returns a new one.
+    """Hold a variant of a workload while it is being made.
 
-    module: tensors in, tuple of tensors out (as FlatModel), in float32 at its borders. runtime: set by a backend; it
-    then runs instead of the module. num_threads: None leaves the machine's default. notes: downgrades, for the report.
-    kept: names of layers, in the module, that whoever lowers the precision must leave in floating point.
+    A technique never changes a candidate in place. It returns a new one.
+
+    Attributes:
+        examined: The workload with its original model.
+        module: Takes flat tensors and returns a tuple of tensors, like FlatModel. Its inputs and outputs have the
+            original's dtypes, whatever it computes in.
+        runtime: Runs instead of the module where it is set. A backend sets it.
+        num_threads: The number of threads to run on. None leaves the machine's default.
+        notes: Downgrades, as texts for the report.
+        kept: Names of layers of the module that must stay in floating point when a technique lowers the precision.
     """
 
     examined: ExaminedWorkload
@@ -68,7 +83,10 @@ class Candidate:
 
     @classmethod
     def original(cls, examined: ExaminedWorkload) -> "Candidate":
-        """The original model. Outputs that share memory with something else get memory of their own."""
+        """Return the original model as a candidate.
+
+        Outputs that share memory with an input, a weight or another output get memory of their own. A note says so.
+        """
         module = FlatModel(examined.workload.model, examined.signature, examined.shared).eval()
         places = ", ".join(map(str, examined.shared))
         note = f"outputs that share memory with something else in the model are tensors of their own: {places}"
@@ -76,38 +94,44 @@ class Candidate:
 
     @property
     def signature(self) -> Signature:
+        """Return the signature of the original model."""
         return self.examined.signature
 
     def copy_module(self) -> nn.Module:
-        """A deep copy of the module, free to be changed."""
+        """Return a deep copy of the module, which the caller may change."""
         return copy.deepcopy(self.module)
 
     def with_module(self, module: nn.Module, *notes: str) -> "Candidate":
-        """The same candidate around another module. Raises ValueError after a backend, which owns the graph."""
+        """Return this candidate with another module and additional notes.
+
+        Raises:
+            ValueError: A backend has already taken over the graph.
+        """
         if self.runtime is not None:
             raise ValueError("a backend owns this candidate's graph; module techniques come before it")
         return replace(self, module=module.eval(), notes=self.notes + notes)
 
     def with_runtime(self, runtime: Runtime, *notes: str) -> "Candidate":
+        """Return this candidate with a backend's runtime and additional notes."""
         return replace(self, runtime=runtime, notes=self.notes + notes)
 
     @property
     def is_in_process(self) -> bool:
-        """Whether it cannot be saved, and each process has to make it anew from the model's own code."""
+        """Return whether each process has to make it anew from the model's own code, since it cannot be saved."""
         return isinstance(self.runtime, InProcessRuntime)
 
     def keeps(self, name: str) -> bool:
-        """Whether a layer is to stay in floating point. Wrappers may have put a prefix before its name."""
+        """Return whether a layer must stay in floating point. Its name may begin with the prefix of a wrapper."""
         return name in self.kept or any(name.endswith(f".{kept}") for kept in self.kept)
 
     def call(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Run it on flat inputs."""
+        """Run the candidate on flat inputs."""
         if self.runtime is not None:
             return self.runtime.run(tensors)
         return self.module(*tensors)  # type: ignore[no-any-return]
 
     def save(self, directory: Path) -> Path:
-        """Write it as an artefact that whet.load reads in a fresh process. Returns the directory."""
+        """Write the candidate as an artefact that whet.load reads in a fresh process, and return the directory."""
         runtime = self.runtime or program.ProgramRuntime.export(self.module, self.examined)
         conditions = program.conditions(self.examined)
         return runtime.save(directory, self.signature, self.num_threads, self.notes, conditions)
@@ -115,28 +139,30 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Technique:
-    """One optimisation. The file that defines it ends by making this record, under the name TECHNIQUE.
+    """Describe one optimisation. Each technique's file ends with such a record under the name TECHNIQUE.
 
     Attributes:
-        name: The technique's name in recipes and tables; its file's name.
-        stage: Where in a recipe it stands.
-        order: Its place among the techniques of its stage, lowest first, as they compose.
-        card: What it does, when it helps and hurts, its numerics, and its source, for people.
+        name: The technique's name in recipes and tables, and the name of its file.
+        stage: The stage of a recipe that it belongs to.
+        order: Its place among the techniques of its stage. The lowest comes first.
+        card: What it does, when it helps and hurts, its numerics and its source, for people.
         options: A frozen dataclass of its options.
-        check: Tells whether it applies to a workload on a machine, with these options.
-        predict: Returns the speedup it could bring at the very most, from the profile and the limits; 1.0 is none.
+        check: Returns whether it applies to a workload on a machine with these options.
+        predict: Returns the highest speedup that the profile and the machine's limits allow; 1.0 is none.
         apply: Returns a new candidate. The one given stays as it was.
-        space: For each option, the values that are worth trying, the default first.
-        groups: What it claims for itself. Two techniques that claim one group exclude each other.
-        needs: Groups that it depends on. A recipe with it pays only with one technique of each.
-        restores_quality: Whether it gives back quality that the others of a recipe cost.
-        reads_kept: Whether it leaves the layers in floating point that such a technique has marked.
-        runs_python: Whether the model's own code runs in every call, so that nothing is lost that a graph leaves out.
-        instead: The technique that is tried in its place wherever a graph can stand for the model; "" where none is.
-        in_process: Whether the result cannot be saved, and each process makes it anew from the model's own code.
-        dtype_of: Returns the dtype that it computes in, by its options; None where it leaves the dtype alone.
-        weight_scale_of: Returns the bytes of the weights that it leaves, as a fraction of float32's. None where the
-            dtype tells.
+        space: For each option, the values that are worth trying. The default comes first.
+        groups: What it claims for itself. Two techniques that claim the same group exclude each other.
+        needs: Groups that it depends on. A recipe with it pays only if it contains a technique of each.
+        restores_quality: Whether it wins back quality that other techniques of a recipe cost.
+        reads_kept: Whether it leaves the layers in Candidate.kept in floating point.
+        runs_python: Whether the model's own code runs in every call, so that effects which a graph would leave out
+            still happen.
+        instead: The name of the technique that is tried in its place wherever the model can be exported as a graph; ""
+            where there is none.
+        in_process: Whether its result cannot be saved, so that each process makes it anew from the model's own code.
+        dtype_of: Returns the dtype that it computes in, by its options. None where it leaves the dtype alone.
+        weight_scale_of: Returns the size of its weights as a fraction of their size in float32. None where the dtype
+            determines it.
     """
 
     name: str
@@ -160,5 +186,5 @@ class Technique:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where the technique stands in the order of recipes."""
+        """Return the position in the order of recipes: the stage's index, then the order within the stage."""
         return STAGES.index(self.stage), self.order

@@ -1,26 +1,21 @@
 """The dynamic batcher against the model called with one sample at a time."""
 
-import asyncio
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, wait
-from contextlib import contextmanager
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from held_batcher import LONG_MS, Gate, busy
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import whet
 from whet.batching.batcher import DynamicBatcher
-from whet.errors import EngineClosed, InputsError, ModelError, OptionError, QueueFull
+from whet.errors import InputsError, OptionError
 from whet.technique import Candidate
 from whet.workload import Workload, examine
-
-LONG_MS = 60_000.0  # what waits for its time waits for the end of the batcher
 
 
 class Recurrent(nn.Module):
@@ -35,34 +30,6 @@ class Recurrent(nn.Module):
         states, _ = self.read(self.embed(ids))
         last = lengths - 1 if lengths is not None else torch.full((len(ids),), ids.shape[1] - 1)
         return {"states": states, "last": states[torch.arange(len(ids)), last]}
-
-
-class Gate:
-    """A function that says when it is called, and goes on when it is told to."""
-
-    def __init__(self, function: Callable[..., Any] = lambda x: x * 2) -> None:
-        self.entered, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
-        self.calls: list[Tensor] = []
-        self._function = function
-
-    def __call__(self, *tensors: Tensor) -> Any:
-        self.calls.append(tensors[0].clone())
-        self.entered.release()
-        assert self.go_on.acquire(timeout=30)
-        return self._function(*tensors)
-
-
-@contextmanager
-def busy(gate: Gate, **options: Any) -> Iterator[DynamicBatcher]:
-    """A batcher whose thread is held inside a call with one sample, so that a test knows who waits."""
-    batcher = DynamicBatcher(gate, **{"max_batch": 1, "max_wait_ms": 0.0, **options})
-    try:
-        batcher.submit(torch.zeros(1))
-        assert gate.entered.acquire(timeout=30)
-        yield batcher
-    finally:
-        gate.go_on.release(1000)
-        batcher.close()
 
 
 @given(
@@ -169,211 +136,6 @@ def test_a_result_is_a_copy() -> None:
     assert first.untyped_storage().nbytes() == 12
 
 
-def test_from_many_threads() -> None:
-    found: dict[int, list[float]] = {}
-
-    def client(number: int, batcher: DynamicBatcher) -> None:
-        values = [batcher.submit(torch.full((1 + number % 3,), float(number * 100 + i))) for i in range(40)]
-        found[number] = [future.result(30)[0].item() for future in values]
-
-    with DynamicBatcher(lambda x: x + 0.5, max_batch=7, max_wait_ms=1.0, cut=True) as batcher:
-        threads = [threading.Thread(target=client, args=(number, batcher)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert found == {number: [number * 100 + i + 0.5 for i in range(40)] for number in range(8)}
-    assert batcher.stats().num_samples == 320
-
-
-def test_from_coroutines() -> None:
-    async def ask(batcher: DynamicBatcher) -> list[float]:
-        answers = await asyncio.gather(*(batcher(torch.tensor([float(i)])) for i in range(9)))
-        return [answer.item() for answer in answers]
-
-    with DynamicBatcher(lambda x: x * x, max_batch=4, max_wait_ms=1.0) as batcher:
-        assert asyncio.run(ask(batcher)) == [i * i for i in range(9)]
-
-
-def test_a_coroutine_that_is_cancelled_takes_its_sample_back() -> None:
-    gate = Gate()
-
-    async def give_up(batcher: DynamicBatcher) -> None:
-        task = asyncio.create_task(batcher(torch.zeros(1)))
-        while not batcher.stats().num_waiting:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    with busy(gate) as batcher:
-        asyncio.run(give_up(batcher))
-        assert (batcher.stats().num_waiting, batcher.stats().num_cancelled) == (0, 1)
-    assert len(gate.calls) == 1
-
-
-def test_a_future_that_its_caller_resolves_holds_up_nobody() -> None:
-    gate = Gate()
-    with busy(gate) as batcher:
-        given_up = batcher.submit(torch.ones(1))
-        other = batcher.submit(torch.full((1,), 3.0))
-        given_up.set_result(None)
-        gate.go_on.release(2)
-        assert other.result(30).item() == 6
-    assert (given_up.result(0), batcher.stats().num_waiting) == (None, 0)
-
-
-def test_cancelled_samples_are_not_run_and_make_room() -> None:
-    gate = Gate()
-    with busy(gate, max_waiting=2) as batcher:
-        running = batcher.submit(torch.ones(1))
-        other = batcher.submit(torch.ones(1))
-        with pytest.raises(QueueFull, match="2 samples wait already"):
-            batcher.submit(torch.ones(1))
-        assert other.cancel()
-        third = batcher.submit(torch.full((1,), 3.0))
-        gate.go_on.release(2)
-        assert running.result(30).item() == 2
-        assert not running.cancel()
-        gate.go_on.release()
-        assert third.result(30).item() == 6
-    assert len(gate.calls) == 3
-    assert (batcher.stats().num_refused, batcher.stats().num_cancelled) == (1, 1)
-
-
-def test_an_error_reaches_the_samples_of_its_batch_alone() -> None:
-    def function(x: Tensor) -> Tensor:
-        if (x < 0).any():
-            raise ArithmeticError("negative")
-        return x.sqrt()
-
-    gate = Gate(function)
-    with busy(gate, max_batch=2) as batcher:
-        values = [1.0, 4.0, -1.0, 9.0, 16.0, 25.0]
-        futures = [batcher.submit(torch.tensor([value])) for value in values]
-        gate.go_on.release(4)
-        assert [futures[i].result(30).item() for i in (0, 1, 4, 5)] == [1, 2, 4, 5]
-        for i in (2, 3):
-            with pytest.raises(ArithmeticError, match="negative"):
-                futures[i].result(30)
-    assert batcher.stats().num_failed == 2
-
-
-def test_the_thread_survives_whatever_a_function_raises() -> None:
-    def leaves(x: Tensor) -> Tensor:
-        raise SystemExit(3)
-
-    with DynamicBatcher(leaves, max_batch=1) as batcher:
-        for _ in range(2):
-            with pytest.raises(SystemExit):
-                batcher.submit(torch.zeros(1)).result(30)
-
-
-def test_a_sample_of_another_kind_is_kept_apart_or_refused() -> None:
-    gate = Gate()
-    with busy(gate, max_batch=4) as batcher:
-        good = [batcher.submit(torch.ones(1)) for _ in range(2)]
-        odd = [batcher.submit(torch.ones(1, dtype=torch.long)), batcher.submit(torch.ones(1, 2))]
-        gate.go_on.release(4)
-        assert [future.result(30).item() for future in good] == [2, 2]
-        assert [list(future.result(30).shape) for future in odd] == [[1], [1, 2]]
-    assert [list(call.shape) for call in gate.calls] == [[1, 1], [2, 1], [1, 1], [1, 1, 2]]
-    with DynamicBatcher(lambda x: x, example=torch.zeros(4, 2)) as batcher:
-        fits = batcher.submit(torch.zeros(4, 2))
-        for sample in (torch.zeros(4, 2).double(), torch.zeros(4), torch.zeros(4, 3), {"x": torch.zeros(4, 2)}):
-            with pytest.raises(InputsError, match=r"the example was \(float32\[4, 2\]\)"):
-                batcher.submit(sample)
-        assert fits.result(30).shape == (4, 2)
-
-
-@pytest.mark.parametrize("sample", [None, 3, "text", (), {}, (torch.zeros(1), 2), {"x": [1.0]}])
-def test_what_is_no_sample(sample: Any) -> None:
-    with DynamicBatcher(lambda x: x) as batcher, pytest.raises(InputsError):
-        batcher.submit(sample)
-
-
-def test_lengths_that_differ_need_a_word_on_the_outputs() -> None:
-    with DynamicBatcher(lambda x: x) as batcher:
-        batcher.submit(torch.zeros(3))
-        batcher.submit(torch.zeros(3))
-        with pytest.raises(OptionError, match="cut=True or cut=False"):
-            batcher.submit(torch.zeros(4))
-    with DynamicBatcher(lambda x: x, buckets=(4, 8)) as batcher:
-        batcher.submit(torch.zeros(4))
-        with pytest.raises(OptionError, match="cut=True or cut=False"):
-            batcher.submit(torch.zeros(3))
-        with pytest.raises(InputsError, match="length 9 is beyond the largest bucket, 8"):
-            batcher.submit(torch.zeros(9))
-
-
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        (lambda x: x.sum(), r"the model returns \[\] for 2 samples"),
-        (lambda x: x[:1], r"the model returns \[1, 3\] for 2 samples"),
-        (lambda x: {"a": (x, x.T)}, r"the model returns \[3, 2\] at a.1 for 2 samples"),
-        (lambda x: object(), "returns an object, which cannot be split"),
-        (lambda x: x[:, :2], r"\[2, 2\] for samples padded to 3: dimension 1 is not their length"),
-    ],
-)
-def test_outputs_that_cannot_be_split(function: Callable[[Tensor], Any], said: str) -> None:
-    with DynamicBatcher(function, max_batch=2, max_wait_ms=LONG_MS, cut=True) as batcher:
-        futures = [batcher.submit(torch.zeros(length)) for length in (3, 2)]
-        for future in futures:
-            with pytest.raises(ModelError, match=said):
-                future.result(30)
-
-
-def test_closing_drains_or_cancels_and_ends_the_thread() -> None:
-    before = threading.active_count()
-    drained = DynamicBatcher(lambda x: x + 1, max_batch=8, max_wait_ms=LONG_MS)
-    futures = [drained.submit(torch.zeros(1)) for _ in range(11)]
-    drained.close()
-    drained.close()
-    assert [future.result(0).item() for future in futures] == [1] * 11
-    with pytest.raises(EngineClosed):
-        drained.submit(torch.zeros(1))
-    dropped = DynamicBatcher(lambda x: x, max_batch=8, max_wait_ms=LONG_MS)
-    future = dropped.submit(torch.zeros(1))
-    dropped.close(drain=False)
-    with pytest.raises(CancelledError):
-        future.result(0)
-    assert dropped.stats().num_cancelled == 1
-    assert threading.active_count() == before
-
-
-def test_a_function_may_close_its_own_batcher() -> None:
-    batcher = DynamicBatcher(lambda x: (batcher.close(), x)[1], max_batch=1)
-    assert batcher.submit(torch.ones(1)).result(30).item() == 1
-    batcher.close()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_batch": 0},
-        {"max_wait_ms": -1.0},
-        {"max_wait_ms": float("nan")},
-        {"max_wait_ms": float("inf")},
-        {"max_waiting": 0},
-        {"buckets": (8, 4)},
-        {"buckets": (0, 4)},
-        {"batch_sizes": ()},
-        {"batch_sizes": (4,), "max_batch": 5},
-    ],
-)
-def test_options_out_of_range(options: dict[str, Any]) -> None:
-    before = threading.active_count()
-    with pytest.raises(OptionError):
-        DynamicBatcher(lambda x: x, **options)
-    assert threading.active_count() == before
-
-
-def test_a_module_in_training_mode() -> None:
-    with pytest.raises(OptionError, match=r"call \.eval\(\)"):
-        DynamicBatcher(nn.BatchNorm1d(3))
-
-
 class Classifier(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -398,5 +160,5 @@ def test_a_loaded_artefact(tmp_path: Path, is_fixed: bool) -> None:
     torch.testing.assert_close(found, model(samples)["logits"].detach())
     assert batcher.stats().batch_sizes == ({1: 1, 4: 2} if is_fixed else {9: 1})
     if is_fixed:
-        with pytest.raises(OptionError, match="max_batch 5 is beyond the largest batch that the model takes, 4"):
+        with pytest.raises(OptionError, match="max_batch 5 is above the largest batch that the model takes, 4"):
             DynamicBatcher(whet.load(tmp_path / "model"), max_batch=5)

@@ -115,7 +115,7 @@ def test_a_trace_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
     assert report["num_planned"] == sum(i * i / 40 < 10 for i in range(40))
     assert report["num_cut"] == sum((i * 977) % 4000 + 5 > 50 for i in range(report["num_planned"]))
     assert any("not an open loop" in note for note in report["notes"])
-    assert any("does not say its max_model_len" in note for note in report["notes"])
+    assert any("does not state its max_model_len" in note for note in report["notes"])
 
 
 def test_a_server_that_fails_every_request(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,13 +130,13 @@ def test_a_server_that_fails_every_request(capsys: pytest.CaptureFixture[str]) -
     ("arguments", "said"),
     [
         (["http://127.0.0.1:9", "--rate", "1"], "cannot reach http://127.0.0.1:9"),
-        (["http://", "--rate", "1"], "no server's address"),
+        (["http://", "--rate", "1"], "not a server's address"),
         (["http://127.0.0.1:9"], "either --trace FILE or --rate"),
         (["http://127.0.0.1:9", "--rate", "1", "--trace", "t.csv"], "either --trace FILE or --rate"),
         (["http://127.0.0.1:9", "--rate", "0"], "--rate 0"),
         (["http://127.0.0.1:9", "--rate", "-1"], "--rate -1"),
         (["http://127.0.0.1:9", "--rate", "nan"], "--rate nan"),
-        (["http://127.0.0.1:9", "--rate", "1", "--load", "0.5"], "belong to a --trace"),
+        (["http://127.0.0.1:9", "--rate", "1", "--load", "0.5"], "need --trace"),
         (["http://127.0.0.1:9", "--rate", "1", "--input-len", "9-3"], "--input-len 9-3"),
         (["http://127.0.0.1:9", "--rate", "1", "--output-len", "few"], "--output-len 'few'"),
         (["http://127.0.0.1:9", "--rate", "1", "--num-requests", "0"], "--num-requests 0"),

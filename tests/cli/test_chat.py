@@ -240,7 +240,7 @@ def test_a_terminal_gets_no_control_characters(monkeypatch: pytest.MonkeyPatch) 
     ("options", "said"),
     [
         (["--temperature", "-1"], "temperature=-1"),
-        (["--system", "x", "--complete"], "--system belongs to a conversation"),
+        (["--system", "x", "--complete"], "--system needs a chat template"),
         ([], "DIR is no directory"),
     ],
 )

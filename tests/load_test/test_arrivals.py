@@ -39,7 +39,7 @@ def test_as_many_as_asked_for_or_as_come_in_the_time() -> None:
     assert drawn == poisson(10, num_requests=None, duration_s=20, **ranges)
     assert drawn != poisson(10, num_requests=None, duration_s=20, seed=1, **ranges)
     assert drawn[:5] == poisson(10, num_requests=5, duration_s=20, **ranges)
-    with pytest.raises(OptionError, match="no request comes within"):
+    with pytest.raises(OptionError, match="no request arrives within"):
         poisson(1e-6, num_requests=None, duration_s=1, **ranges)
 
 
@@ -73,7 +73,7 @@ def test_limits_hold_and_what_they_cut_is_counted(
 
 
 def test_a_model_without_room() -> None:
-    with pytest.raises(OptionError, match="room for 1 token"):
+    with pytest.raises(OptionError, match="takes 1 token"):
         fit_lengths([Arrival(0, 1, 1)], max_model_len=1)
 
 
@@ -107,5 +107,5 @@ def test_a_duration_says_how_many() -> None:
 def test_what_has_no_rate() -> None:
     with pytest.raises(OptionError, match="one request has no rate"):
         at_rate(bursty(80), 1.0, num_requests=1, duration_s=None)
-    with pytest.raises(OptionError, match="all come at once"):
+    with pytest.raises(OptionError, match="all arrive at once"):
         at_rate([Arrival(1.0, 1, 1)] * 3, 1.0, num_requests=None, duration_s=None)

@@ -130,7 +130,7 @@ def test_what_a_server_serves() -> None:
 
 @pytest.mark.parametrize("url", ["http://", "ftp://a", "http://a:port", "http://a:99999", "https://a?x=1", "a:80"])
 def test_addresses_that_are_none(url: str) -> None:
-    with pytest.raises(OptionError, match="no server's address"):
+    with pytest.raises(OptionError, match="not a server's address"):
         root_of(url)
 
 

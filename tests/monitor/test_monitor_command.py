@@ -32,7 +32,7 @@ def test_the_command_and_the_function_say_the_same(tmp_path: Path, capfd: pytest
 def test_what_is_wrong_is_raised() -> None:
     with pytest.raises(TargetError, match="cannot run"):
         monitor_command(["./there-is-no-such-program"], page=False)
-    with pytest.raises(OptionError, match="samples lie at least"):
+    with pytest.raises(OptionError, match="samples must be at least"):
         monitor_command(COMMAND, page=False, interval_s=0.001)
 
 

@@ -63,7 +63,7 @@ def test_processes_that_train_together(receiver: Receiver, run: Run) -> None:
         wait_for(lambda: len(receiver._sources) == 2)
         steps = receiver.take_steps()
     assert (steps.num_steps, steps.num_samples, steps.latencies.longest_s) == (1, 16, 0.2)
-    assert run.notes() == ["2 processes train: steps and phases are of the first, samples of all"]
+    assert run.notes() == ["2 processes train: steps and phases are of the first, samples are of all"]
 
 
 def test_one_process_after_another(receiver: Receiver) -> None:
@@ -102,7 +102,7 @@ def test_nonsense_is_left_out_and_said(receiver: Receiver, run: Run, line: bytes
         connection.sendall(line + message(2, 0.1))
         wait_for(lambda: 2 in receiver._sources)
     assert set(receiver._sources) == {2}
-    assert "no message of whet's" in run.notes()[0]
+    assert "an invalid message" in run.notes()[0]
 
 
 def test_a_line_without_end_is_cut_off(receiver: Receiver) -> None:

@@ -70,7 +70,7 @@ def test_every_figure_of_a_step_is_there_or_said_to_be_missing() -> None:
     run.add(Row(0, 1), steps, {})
     assert set(summarise(run).unavailable) == {"samples", "tokens", "data wait"}
     shown = dict(figures.table(summarise(run)))
-    assert shown["tokens"].startswith("not available here: no batch held input_ids")
+    assert shown["tokens"].startswith("not available here: no batch had input_ids")
     assert summarise(run).tokens_per_s is None
 
 

@@ -56,7 +56,7 @@ def test_diagnosis_by_hand() -> None:
     assert found.share_of_limit == pytest.approx((4e-3 + 0.5e-3 + 1e-8) / 11e-3)
     assert found.sentence == (
         "73% of the time is in compute-bound layers (Linear), which run at 50% of the float32 limit; "
-        "18% in bandwidth-bound layers (LayerNorm), which read at 25% of what memory gives; "
+        "18% in bandwidth-bound layers (LayerNorm), which read at 25% of the memory bandwidth; "
         "9% in overhead-bound layers (Glue), where calling operators costs more than their work."
     )
 

@@ -84,7 +84,7 @@ def test_it_fits(width: int, gpu: bool) -> None:
     ):
         assert part in text, part
     assert "and 18 more layers" in text
-    assert "75% of what is free is outside of it" in text
+    assert "75% of the free memory is outside this block" in text
     assert "losses" in text
 
 
@@ -137,4 +137,4 @@ def test_modules_of_a_list_are_folded() -> None:
 def test_where_there_are_many_sections_the_small_ones_are_left_out() -> None:
     many = [section("m", total_s=10.0), *(section("m", f"part{chr(97 + i)}", total_s=0.01) for i in range(26))]
     text = "\n".join(shown(Report(name="x", sections=tuple(many))))
-    assert "and 26 sections of less than 1% of the time each" in text
+    assert "and 26 sections with less than 1% of the time each" in text

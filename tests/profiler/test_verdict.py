@@ -76,15 +76,15 @@ def test_a_model_without_any_work() -> None:
         (
             facts(sections=(section("io", 0.5, 0.1), section("go", 0.4, 0.4))),
             Bound.ONE_CORE,
-            "which waits for 80% of it",
+            "80% of it is waiting",
         ),
-        (facts(), Bound.ONE_CORE, "1.00 of the 4 cores"),
+        (facts(), Bound.ONE_CORE, "1.00 of its 4 cores"),
         (facts(cores=1), Bound.COMPUTE, "cores"),
-        (facts(cpu_s=3.8), Bound.COMPUTE, "3.80 of the 4"),
+        (facts(cpu_s=3.8), Bound.COMPUTE, "3.80 of its 4"),
         (facts(on_gpu=True), Bound.UNKNOWN, "operators=True"),
         (facts(operators=operators(0.5, device_s=0.2), on_gpu=True), Bound.OVERHEAD, "20%"),
         (facts(operators=operators(0.5, device_s=0.9), on_gpu=True), Bound.COMPUTE, "90%"),
-        (facts(leaks=(LEAK,)), Bound.MEMORY_GROWING, "2.00 MB a step, first of all at a.py:7 (f)"),
+        (facts(leaks=(LEAK,)), Bound.MEMORY_GROWING, "2.00 MB a step; look first at a.py:7 (f)"),
     ],
 )
 def test_blocks(given_facts: BlockFacts, bound: Bound, words: str) -> None:

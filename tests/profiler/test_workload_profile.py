@@ -108,7 +108,7 @@ def test_a_model_that_hoards_is_found_out() -> None:
     assert leak.line.text == "self.seen.append(y * 2)  # planted"
     assert leak.bytes_per_step == 8 * 64 * 4
     assert leak.held_by == "the list 'Hoarding.seen'"
-    assert report.verdict is not None and "Memory grows by 2.05 kB a call, first of all at" in report.verdict.text
+    assert report.verdict is not None and "Memory grows by 2.05 kB a call; look first at" in report.verdict.text
 
 
 def test_a_first_call_that_raises_is_an_error() -> None:

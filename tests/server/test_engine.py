@@ -189,10 +189,10 @@ def test_an_id_of_its_own(gated: tuple[Engine, GatedModel]) -> None:
     [
         ([[]], GREEDY, "the prompt is empty"),
         ("", GREEDY, "the prompt is empty"),
-        ([1, 40], GREEDY, "token 40 is none of the model's, which are 0 to 39"),
-        ([-1], GREEDY, "token -1"),
+        ([1, 40], GREEDY, "the model has no token 40: give tokens from 0 to 39"),
+        ([-1], GREEDY, "no token -1"),
         ([1, 2.5], GREEDY, "whole numbers"),
-        ([1] * 60, GREEDY, "the model takes 64 tokens, and this asks for 60 in the prompt and 12 to be made"),
+        ([1] * 60, GREEDY, "the model takes 64 tokens, and this asks for 60 in the prompt and 12 to be generated"),
         ([1] * 64, SamplingParams(max_tokens=None), "the model takes 64 tokens, and this asks for 64 in the prompt"),
         ([1] * 65, SamplingParams(max_tokens=0), "the model takes 64"),
         ([1], SamplingParams(temperature=-1), "temperature=-1"),

@@ -377,7 +377,7 @@ def test_it_speaks_with_the_server_itself(page: Page) -> None:
             page.get_by_label("Max tokens").fill("5000")
             say(page, "too much")
             page.locator(".failure", has_text="The model takes 4096 tokens").wait_for()
-            page.locator(".failure", has_text="to be made. Begin anew, or ask for fewer tokens").wait_for()
+            page.locator(".failure", has_text="to be generated. Begin anew, or ask for fewer tokens").wait_for()
         finally:
             server.stop()
 

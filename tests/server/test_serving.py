@@ -56,7 +56,7 @@ def test_a_recipe_is_followed_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(OptionError, match="seen"):
         serve("docs-gpt", port=0, recipe=Recipe(steps=steps[:1]), note=notes.append)
     assert (asked["dtype"], asked["weights"]) == ("bf16", "as-is")
-    assert "nothing in the recipe is for the engine" in notes[-1]
+    assert "the engine can follow no step of the recipe" in notes[-1]
     assert torch.get_num_threads() == before
 
 

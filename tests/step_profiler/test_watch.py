@@ -296,7 +296,7 @@ def test_workers_are_waited_for_and_their_settings_are_evidence() -> None:
     run(train(model, optimizer, steps))
     report = steps.report()
     assert report.verdict is Bound.INPUT
-    assert "1 worker (started anew for each epoch), prefetch_factor 2" in report.evidence[0]
+    assert "1 worker (restarted for each epoch), prefetch_factor 2" in report.evidence[0]
     assert ms(report, Phase.DATA) >= 10
 
 

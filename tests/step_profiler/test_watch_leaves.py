@@ -312,7 +312,7 @@ def test_wrong_arguments_are_named() -> None:
         watch(loader, optimizer, model)  # type: ignore[arg-type]
     with pytest.raises(TargetError, match="optimizer must be"):
         watch(model, [], loader)
-    with pytest.raises(TargetError, match="loader must be something to iterate over, not an int"):
+    with pytest.raises(TargetError, match="loader must be iterable, not an int"):
         watch(model, optimizer, 3)  # type: ignore[arg-type]
 
 

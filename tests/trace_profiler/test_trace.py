@@ -103,7 +103,7 @@ WHOLE = json.dumps({"schemaVersion": 1, "traceEvents": EVENTS * 20, "traceName":
 CUT = WHOLE[:-2000]
 BAD: dict[str, tuple[Any, str]] = {
     "empty": (b"", "is empty"),
-    "blank": (b"  \n ", "nothing but blanks"),
+    "blank": (b"  \n ", "only whitespace"),
     "text": (b"hello, this is no trace", "is not JSON"),
     "braces": (b"{hello}", "is not JSON"),
     "binary": (bytes(range(256)) * 10, "is not JSON"),
@@ -123,7 +123,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "gzip cut off": (gzip.compress(WHOLE)[:-30], "cut off"),
     "gzip damaged": (gzip.compress(WHOLE)[:200] + b"\0" * 50 + gzip.compress(WHOLE)[250:], "damaged"),
     "gzip with a wrong checksum": (gzip.compress(WHOLE)[:-8] + b"\1" * 8, "damaged"),
-    "gzip of nothing": (gzip.compress(b""), "nothing but blanks"),
+    "gzip of nothing": (gzip.compress(b""), "only whitespace"),
     "gzip of text": (gzip.compress(b"hello"), "is not JSON"),
     "gzip's head alone": (gzip.compress(b"")[:5], "cut off"),
     "zip": (b"PK\x03\x04" + b"\0" * 50, "zip archive"),

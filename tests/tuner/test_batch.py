@@ -120,9 +120,9 @@ def test_a_variant_that_answers_other_sizes_wrongly_is_fixed(tmp_path: Path, mon
     monkeypatch.setattr(module.Artefact, "run", wrong_for_others)
     examined, found = with_free_batch(examined_of(lambda linear, x: linear(x)))
     made = make(examined, [], tmp_path / "artefact", found)
-    assert made.notes == ("fixed to batch 4: the variant answers a batch of 5 otherwise than the model",)
+    assert made.notes == ("fixed to batch 4: the variant answers a batch of 5 differently from the model",)
     varying = examined_of(lambda linear, x: linear(x), torch.randn(4, 8), torch.randn(6, 8))
-    with pytest.raises(TargetError, match="answers a batch of 5 otherwise than the model"):
+    with pytest.raises(TargetError, match="answers a batch of 5 differently from the model"):
         make(*with_free_batch(varying)[:1], [], tmp_path / "other", with_free_batch(varying)[1])
 
 

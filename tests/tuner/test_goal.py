@@ -24,14 +24,14 @@ def test_a_goal_that_can_be_reached_is_kept_as_it_is(objective: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("speed", 0.01, None, 60.0), "'speed' is none of latency, throughput, memory, size"),
+        (("speed", 0.01, None, 60.0), "objective must be latency, throughput, memory or size, not 'speed'"),
         (("latency", -0.001, None, 60.0), "max_drop must lie in"),
         (("latency", 1.0, None, 60.0), "max_drop must lie in"),
         (("latency", math.nan, None, 60.0), "max_drop must lie in"),
-        (("latency", 0.01, 0, 60.0), "max_memory must be more than nothing"),
-        (("latency", 0.01, -1, 60.0), "max_memory must be more than nothing"),
-        (("latency", 0.01, None, 0.0), "the budget must be more than nothing"),
-        (("latency", 0.01, None, -1.0), "the budget must be more than nothing"),
+        (("latency", 0.01, 0, 60.0), "max_memory must be more than 0 bytes"),
+        (("latency", 0.01, -1, 60.0), "max_memory must be more than 0 bytes"),
+        (("latency", 0.01, None, 0.0), "the budget must be more than 0 seconds"),
+        (("latency", 0.01, None, -1.0), "the budget must be more than 0 seconds"),
     ],
 )
 def test_what_no_search_can_reach_is_refused(options: tuple[Any, ...], message: str) -> None:

@@ -138,7 +138,7 @@ def test_a_loop_that_cannot_go_on_says_why() -> None:
     with pytest.raises(TargetError, match=r"gives no batch$"):
         Trainer(TrainingWorkload(**{**parts, "batches": []})).step()
     trainer = Trainer(TrainingWorkload(**{**parts, "batches": iter(batches)}))
-    with pytest.raises(TargetError, match="an iterator can be gone through only once"):
+    with pytest.raises(TargetError, match="an iterator works only once"):
         for _ in range(5):
             trainer.step()
     with pytest.raises(TargetError, match="must return a tensor of one element"):

@@ -105,7 +105,7 @@ def test_options_that_do_not_apply_are_refused(tmp_path: Path) -> None:
     assert resolve(f"hf:{whisper}?seq=4").inputs[0]["decoder_input_ids"].shape == (1, 4)
     with pytest.raises(TargetError, match="whisper takes sound of one length: seconds does not apply"):
         resolve(f"hf:{whisper}?seconds=3")
-    with pytest.raises(TargetError, match="seq=13 is more than the 12 tokens"):
+    with pytest.raises(TargetError, match="seq=13 is more than the 12 tokens that"):
         resolve(f"hf:{whisper}?seq=13")
 
 

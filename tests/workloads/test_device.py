@@ -48,8 +48,8 @@ def test_the_device_is_split_off(has_gpu, target, found) -> None:
     ("target", "said"),
     [
         ("docs-gpt?device=cuda:1", "CUDA_VISIBLE_DEVICES"),
-        ("docs-gpt?device=tpu", "none of cpu, cuda"),
-        ("docs-gpt?device=", "none of cpu, cuda"),
+        ("docs-gpt?device=tpu", "one of cpu, cuda"),
+        ("docs-gpt?device=", "one of cpu, cuda"),
         ("docs-gpt?batch=8", r"takes one option: docs-gpt\?device=cuda"),
     ],
 )

@@ -150,7 +150,7 @@ def test_no_weights(bert):
     with pytest.raises(TargetError, match=r"only pytorch_model\.bin"):
         resolve(f"hf:{bert}")
     (bert / "pytorch_model.bin").unlink()
-    with pytest.raises(TargetError, match=r"no \*\.safetensors weights$"):
+    with pytest.raises(TargetError, match=r"no \*\.safetensors weights: save the model"):
         resolve(f"hf:{bert}")
 
 

@@ -1,7 +1,7 @@
-"""A tuned model on disk: loaded in a fresh process, called as the original was.
+"""Save a tuned model, load it in a fresh process, and call it as the original was called.
 
-An artefact is a directory: artefact.json (how to run and call it) and the runtime's files. `load` reads it, with no
-need for the code that built the model.
+An artefact is a directory: artefact.json (how to run and call it) and the runtime's files. `load` reads it without the
+code that built the model.
 """
 
 import importlib
@@ -36,9 +36,9 @@ _RUNTIMES = {
 
 
 class Artefact:
-    """A loaded artefact. Call it as the original model; it returns what the original returned.
+    """Run a loaded artefact. Call it as the original model; it returns what the original returned.
 
-    A dict or a model-output object comes back as a dict whose entries are attributes too.
+    In place of a dict or a model-output object it returns a dict whose entries are attributes too.
     """
 
     def __init__(self, runtime: Runtime, manifest: Manifest) -> None:
@@ -48,6 +48,7 @@ class Artefact:
         self._guards = Guards(manifest.conditions)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model with the original's arguments, and return what the original would return."""
         return self.signature.unflatten(self.run(*self.signature.flatten(args, kwargs)))
 
     def __repr__(self) -> str:

@@ -1,9 +1,9 @@
-"""What a .pt2 archive may hold: raw tensors and a graph of operators, and nothing that runs code when it is read.
+"""Check that a .pt2 archive holds raw tensors and a graph of operators, and nothing that runs code when it is read.
 
-torch.export.load is not made for files from outside. It unpickles freely custom objects, tensors of other classes and
-older formats; and without any pickle it looks up operators by attribute from `torch` on, evaluates symbolic sizes,
-imports the enums of a tree's structure, and writes names from the file into the code of `forward`. So an archive is
-read here first, by torch's own reader, and refused unless all it holds is on the lists below.
+torch.export.load is not made for untrusted files. It unpickles custom objects, tensors of other classes and older
+formats. Even without a pickle it looks up operators by attribute from `torch` on, evaluates symbolic sizes, imports the
+enums of a tree's structure, and writes names from the file into the code of `forward`. So an archive is first read
+here, by torch's own reader, and refused unless everything in it is on the lists below.
 
 Source: torch/export/pt2_archive/_package.py and torch/_export/serde/serialize.py of PyTorch 2.13.
 """
@@ -114,7 +114,7 @@ def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _is_operator(name: str) -> bool:
-    """An operator of PyTorch's dispatcher that opens no file, or arithmetic on sizes."""
+    """Return whether a name is an operator of PyTorch's dispatcher that opens no file, or arithmetic on sizes."""
     if _SYMBOLIC.fullmatch(name):
         return True
     if not name.startswith("torch.ops.") or "file" in name:
@@ -126,7 +126,7 @@ def _is_operator(name: str) -> bool:
 
 
 def _is_size(expression: str) -> bool:
-    """Sympy's own notation of an integer expression: known functions of numbers and plain names."""
+    """Return whether a text is an integer expression in sympy's notation: known functions of numbers and names."""
     for node in ast.walk(ast.parse(expression, mode="eval")):
         if not isinstance(node, _NODES):
             return False
@@ -138,7 +138,7 @@ def _is_size(expression: str) -> bool:
 
 
 def _is_tree(spec: Any) -> bool:
-    """Tuples, lists and dicts with text as keys."""
+    """Return whether a tree's structure holds only tuples, lists, and dicts whose keys are text."""
     if spec["type"] not in _TREES:
         return False
     keys = json.loads(spec["context"] or "null") or []

@@ -1,7 +1,7 @@
-"""A module compiled by torch.compile in the process that runs it: the one runtime that cannot be saved.
+"""Compile a module with torch.compile in the process that runs it. This is the one runtime that cannot be saved.
 
 torch.compile guards what it has compiled. Where Python asks for a tensor's value, it breaks the graph, runs that line
-in Python, and compiles each way on when a call takes it. So it serves models that torch.export refuses.
+in Python, and compiles each branch when a call first takes it. So it works for models that torch.export refuses.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ _ADVICE = "it is compiled in the process that runs it, from the model's own code
 
 
 class InProcessRuntime(Runtime):
-    """A compiled module. Its first calls compile; other branches and other shapes compile when they come.
+    """Run a compiled module. Its first calls compile; other branches and shapes compile when they first occur.
 
     Args:
-        module: Flat tensors in, a tuple of tensors out. It must not change while it is in use.
-        is_dynamic: Whether sizes of its inputs vary; it is then compiled for any size at once.
+        module: A module that takes flat tensors and returns a tuple of tensors. It must not change while it is used.
+        is_dynamic: Whether sizes of its inputs vary. It is then compiled for any size at once.
     """
 
     NAME = "in-process"
@@ -33,17 +33,18 @@ class InProcessRuntime(Runtime):
         self._graphs, self._breaks = _counts()
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the outputs for flat inputs."""
         with torch.no_grad():
             return tuple(self._compiled(*tensors))
 
     @property
     def num_graphs(self) -> int:
-        """How many graphs were compiled in this process since this runtime was made."""
+        """Return how many graphs were compiled in this process since this runtime was made."""
         return _counts()[0] - self._graphs
 
     @property
     def num_graph_breaks(self) -> int:
-        """How many places torch.compile has found since then in which the model's code leaves a graph."""
+        """Return how many places torch.compile has found since then in which the model's code leaves a graph."""
         return _counts()[1] - self._breaks
 
     def save(self, directory: Path, *args: Any, **kwargs: Any) -> NoReturn:
@@ -51,10 +52,12 @@ class InProcessRuntime(Runtime):
         raise TargetError(f"a model compiled by torch.compile with graph breaks cannot be saved: {_ADVICE}")
 
     def write(self, directory: Path) -> NoReturn:
+        """Raise ArtefactError: this runtime cannot be saved."""
         self.save(directory)
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
+        """Raise ArtefactError: no file can hold such a model."""
         raise ArtefactError(f"{directory} cannot hold such a model: {_ADVICE}")
 
 

@@ -1,7 +1,7 @@
-"""The rows that an embedding has, as conditions on the integers that choose among them.
+"""Derive conditions on integer inputs from the number of rows of the embeddings that they index.
 
-PyTorch raises IndexError for a row that is not there. OpenVINO and ONNX Runtime answer with another row for -1,
-OpenVINO for any index, and code compiled by inductor ends the process.
+PyTorch raises IndexError for a row that does not exist. OpenVINO and ONNX Runtime return another row for -1, OpenVINO
+does so for any index, and code compiled by inductor ends the process.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def conditions_on_indices(program: torch.export.ExportedProgram) -> list[str]:
 
 
 def _rows_of_tables(node: fx.Node) -> Iterator[int]:
-    """The number of rows of every table in which all elements of a node are looked up."""
+    """Yield the number of rows of every table in which all elements of a node are looked up."""
     for user in node.users:
         if not isinstance(user.target, torch._ops.OpOverload):
             continue

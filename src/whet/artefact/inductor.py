@@ -1,10 +1,10 @@
-"""A model compiled by torch's inductor: native code in a package, or a program that is compiled when it is loaded.
+"""Run models that torch's inductor compiles: as native code in a package, or as a program compiled after loading.
 
 InductorRuntime   AOTInductor: compiled once, here; loading takes milliseconds and needs no compiler.
 CompileRuntime    torch.compile, as most people call it: compiled again in every process that loads the artefact.
 
-A package is a zip archive with a shared library. Loading it maps native code into the process, so load only what you
-would install a program from. It runs on machines that have the instructions it was compiled for.
+A package is a zip archive with a shared library. Loading it maps native code into the process, so load a package only
+from a source whose programs you would install. It runs on machines that have the instructions it was compiled for.
 """
 
 import os
@@ -42,11 +42,14 @@ _KEEP_PACKED = (torch.ops.aten.bitwise_and.Scalar, torch.ops.aten.__rshift__.Sca
 
 
 class InductorRuntime(Runtime):
-    """An AOTInductor package.
+    """Run an AOTInductor package.
 
-    isa: the instruction sets of the machine it was compiled on, as in Machine.isa; code is compiled for all of them.
-    gpu: the architecture of the GPU that its kernels were compiled for, as "sm_90"; "" for a package for the CPU.
-    custom: the qualified names of the custom operators that it calls.
+    Args:
+        package: The package's file.
+        isa: The instruction sets of the machine it was compiled on, as in Machine.isa. The code may use all of them.
+        packing: What the manifest says about packed weights; see packed_for.
+        gpu: The architecture of the GPU that its kernels were compiled for, as "sm_90"; "" for a package for the CPU.
+        custom: The qualified names of the custom operators that it calls.
     """
 
     NAME = "inductor"
@@ -71,7 +74,17 @@ class InductorRuntime(Runtime):
 
     @classmethod
     def compile(cls, module: nn.Module, examined: ExaminedWorkload, *, freezing: bool, max_autotune: bool) -> Self:
-        """Compile a module ahead of time. Raises TargetError where the compiler fails, or makes a wrong model."""
+        """Compile a module ahead of time.
+
+        Args:
+            module: The module.
+            examined: The workload whose inputs it is compiled for.
+            freezing: Whether weights become constants of the code.
+            max_autotune: Whether the compiler tries several kernels for each operator.
+
+        Raises:
+            TargetError: The compiler fails, or makes a model whose outputs are wrong.
+        """
         program = export(module, examined, contiguous=True)
         packing, custom = packed_for(program), custom_operators(operators(program))
         _forget_dtypes(program)
@@ -92,6 +105,11 @@ class InductorRuntime(Runtime):
         return runtime
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the outputs for flat inputs.
+
+        Raises:
+            InputsError: An input lies on another device than the model's.
+        """
         for tensor in tensors:
             if tensor.device.type != self._device:  # the compiled code reads addresses, wherever they lie
                 raise InputsError(f"this model runs on {self._device}, and an input lies on {tensor.device}; move it")
@@ -100,19 +118,27 @@ class InductorRuntime(Runtime):
             return tuple(self._loader.run([tensor.contiguous() for tensor in tensors]))
 
     def write(self, directory: Path) -> None:
+        """Write the package into a directory."""
         shutil.copyfile(self._package, directory / FILE)
 
     @property
     def settings(self) -> dict[str, Any]:
+        """Return the machine and the torch that the package was compiled for."""
         gpu = {"gpu": self._gpu} if self._gpu else {}
         return {"isa": self._isa, "torch": torch.__version__, **gpu, **self._packing}
 
     @property
     def custom_operators(self) -> list[str]:
+        """Return the qualified names of the custom operators that the package calls."""
         return self._custom
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
+        """Load the package.
+
+        Raises:
+            ArtefactError: It is damaged, or this machine cannot run it.
+        """
         path = directory / FILE
         isa, gpu = _compiled_for(path, manifest), _gpu_compiled_for(path, manifest)
         packing = read_packing(path, manifest)
@@ -138,10 +164,10 @@ class InductorRuntime(Runtime):
 
 
 class CompileRuntime(ProgramRuntime):
-    """A program that torch.compile compiles at its first call in each process.
+    """Run a program that torch.compile compiles at its first call in each process.
 
-    options: freezing, max_autotune and reduce_overhead (CUDA graphs), as plain booleans. A CUDA graph writes into the
-    same outputs at every call, so they are copied before they are handed out.
+    A CUDA graph (`reduce_overhead`) writes into the same outputs at every call, so they are copied before they are
+    returned.
     """
 
     NAME = "compile"
@@ -170,6 +196,7 @@ class CompileRuntime(ProgramRuntime):
         self._is_compiled = False
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the outputs for flat inputs. The first call compiles."""
         with torch.no_grad():
             if self._is_compiled:
                 return self._handed_out(self._compiled(*tensors))
@@ -187,10 +214,12 @@ class CompileRuntime(ProgramRuntime):
 
     @property
     def settings(self) -> dict[str, Any]:
+        """Return the program's settings with the compiler's options."""
         return {**super().settings, **self._options}
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
+        """Load the program and the compiler's options."""
         plain = ProgramRuntime.read(directory, manifest)
         options = {name: bool(manifest.settings.get(name)) for name in ("freezing", "max_autotune", "reduce_overhead")}
         return cls(plain._program, is_dynamic=manifest.read_signature().is_dynamic, **options)
@@ -246,7 +275,10 @@ def try_compiler() -> tuple[str, str]:
 
 
 def _has_cuda_headers() -> bool:
-    """Whether the CUDA toolkit is where torch.utils.cpp_extension looks for it, which takes a second to import."""
+    """Return whether the CUDA toolkit is where torch.utils.cpp_extension looks for it.
+
+    That module itself takes a second to import.
+    """
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if not home:
         nvcc = shutil.which("nvcc")
@@ -257,7 +289,7 @@ def _has_cuda_headers() -> bool:
 
 @contextmanager
 def _settings(work: Path, *, freezing: bool, max_autotune: bool) -> Iterator[None]:
-    """The compiler's settings for a package; what it writes on the way goes to `work`."""
+    """Set the compiler's options for a package. Its temporary files go to `work`."""
     import torch._inductor.constant_folding as folding  # the compiler: seconds to import, not needed to load a package
 
     settings = {
@@ -280,7 +312,7 @@ def _settings(work: Path, *, freezing: bool, max_autotune: bool) -> Iterator[Non
 
 
 def _has_setting(name: str) -> bool:
-    """Whether this torch's compiler has a setting, by its name under torch._inductor.config."""
+    """Return whether this torch's compiler has a setting, by its name under torch._inductor.config."""
     return name in torch._inductor.config.get_config_copy()
 
 
@@ -333,12 +365,12 @@ def check_is_pure(runtime: Runtime, examined: ExaminedWorkload) -> None:
 
 
 def _isa() -> tuple[str, ...]:
-    """Not by describe(), which asks for the GPU: a process that has is not to be forked."""
+    """Return the CPU's instruction sets without describe(), which queries the GPU: that would forbid later forks."""
     return instruction_sets(read_cpuinfo())
 
 
 def _gpu_of(examined: ExaminedWorkload) -> str:
-    """The architecture of the GPU that a workload's inputs lie on, as "sm_90"; "" where they lie on the CPU."""
+    """Return the architecture of the GPU that holds a workload's inputs, as "sm_90"; "" if they are on the CPU."""
     if examined.device_type != "cuda":
         return ""
     major, minor = torch.cuda.get_device_capability()
@@ -346,7 +378,11 @@ def _gpu_of(examined: ExaminedWorkload) -> str:
 
 
 def _gpu_compiled_for(path: Path, manifest: Manifest) -> str:
-    """The GPU architecture that a package was compiled for, "" for none. Raises ArtefactError where it is not here."""
+    """Return the GPU architecture that a package was compiled for; "" for none.
+
+    Raises:
+        ArtefactError: This machine has no such GPU.
+    """
     gpu = str(manifest.settings.get("gpu", ""))
     if not gpu:
         return ""

@@ -1,8 +1,8 @@
 """Teach torch's compiler to run quantised graphs on int8 kernels.
 
-A quantised graph says "dequantise, multiply, quantise" in plain operators. torchao brings the patterns by which the
-compiler turns that into one int8 product; without them it multiplies in floating point and nothing is gained. They are
-needed wherever such a graph is compiled: when a package is made, and when one compiled at load is read.
+A quantised graph says "dequantise, multiply, quantise" in plain operators. torchao has the patterns by which the
+compiler turns that into one int8 product. Without them it multiplies in floating point, which gains nothing. They are
+needed wherever such a graph is compiled: when a package is made, and when a program is compiled after loading.
 """
 
 import importlib
@@ -19,7 +19,7 @@ _LOGGERS = ("torchao", "torch.utils._pytree")
 
 
 def is_quantised(program: torch.export.ExportedProgram) -> bool:
-    """Whether a graph quantises or dequantises anywhere."""
+    """Return whether a graph quantises or dequantises anywhere."""
     return any(getattr(target, "namespace", "") == "quantized_decomposed" for target in operators(program))
 
 

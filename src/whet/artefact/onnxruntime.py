@@ -1,6 +1,6 @@
-"""An ONNX model run by ONNX Runtime on the CPU: model.onnx, and model.onnx.data beside it where weights are large.
+"""Run ONNX models with ONNX Runtime on the CPU: model.onnx, and model.onnx.data beside it where weights are large.
 
-The one place that imports ONNX Runtime.
+Only this module imports ONNX Runtime.
 """
 
 import shutil
@@ -23,7 +23,7 @@ _QUIET = 3  # errors only: the rest is for those who make models
 
 
 class Folder:
-    """A temporary directory with an ONNX model; it goes when the last who knows it goes."""
+    """Hold a temporary directory with an ONNX model. It is deleted when the last reference is released."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="whet-onnx-"))
@@ -31,16 +31,17 @@ class Folder:
 
     @property
     def model(self) -> Path:
+        """Return the model's file."""
         return self.path / FILE
 
     @property
     def is_large(self) -> bool:
-        """Whether the weights lie in a file of their own."""
+        """Return whether the weights lie in a file of their own."""
         return (self.path / DATA).exists()
 
 
 class ONNXRuntime(Runtime):
-    """An ONNX model, in a directory that stays or in a temporary one."""
+    """Run an ONNX model in a permanent or a temporary directory."""
 
     NAME = "onnxruntime"
 
@@ -51,12 +52,14 @@ class ONNXRuntime(Runtime):
         self._names: list[str] = []
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the outputs for flat inputs. The first call starts the session."""
         if self._session is None:
             self._start()
         feeds = {name: x.detach().contiguous().numpy() for name, x in zip(self._names, tensors, strict=True)}
         return tuple(torch.from_numpy(y) for y in self._session.run(None, feeds))
 
     def write(self, directory: Path) -> None:
+        """Copy the model's files into a directory."""
         for name in (FILE, DATA):
             if (self._directory / name).exists():
                 shutil.copyfile(self._directory / name, directory / name)
@@ -89,7 +92,11 @@ class ONNXRuntime(Runtime):
 
 
 def import_onnxruntime() -> Any:
-    """ONNX Runtime. Raises MissingExtra."""
+    """Import ONNX Runtime.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
     try:
         import onnxruntime
     except ImportError as error:

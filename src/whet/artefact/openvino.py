@@ -1,7 +1,7 @@
-"""An OpenVINO model on the CPU: openvino_model.xml, openvino_model.bin, and how they are to be compiled.
+"""Run OpenVINO models on the CPU: openvino_model.xml, openvino_model.bin, and the settings to compile them with.
 
-The one place that imports OpenVINO. Small inputs are copied once, large ones read where torch keeps them; outputs are
-copied once, into tensors that belong to the caller.
+Only this module imports OpenVINO. Small inputs are copied once, and large inputs are read from torch's memory. Outputs
+are copied once, into tensors that belong to the caller.
 """
 
 import functools
@@ -44,11 +44,12 @@ _DTYPES = {
 
 
 class Settings(BaseModel):
-    """How the model is compiled.
+    """Hold the settings that the model is compiled with.
 
-    precision: what floating-point layers compute in; int8 layers say so in the graph. shapes: of the inputs that a
-    model with free dimensions was tuned with. It is compiled for these first, and for any shape once another comes:
-    code for known sizes may be far faster.
+    Attributes:
+        precision: The type that floating-point layers compute in. The graph itself marks int8 layers.
+        shapes: The shapes of the inputs that a model with free dimensions was tuned with. It is compiled for these
+            shapes first, since code for known sizes may be far faster, and for any shape once another one occurs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -58,7 +59,7 @@ class Settings(BaseModel):
 
 
 class OpenVINORuntime(Runtime):
-    """A compiled OpenVINO model. Not for several threads at once: it owns a single inference request."""
+    """Run a compiled OpenVINO model. It owns a single inference request, so only one thread at a time may use it."""
 
     NAME = "openvino"
 
@@ -70,6 +71,7 @@ class OpenVINORuntime(Runtime):
         self._free: _Compiled | None = None
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the outputs for flat inputs. The first call with new kinds of shapes compiles."""
         if self._settings.shapes is not None and tuple(tuple(x.shape) for x in tensors) == self._settings.shapes:
             if self._tuned is None:
                 self._tuned = _Compiled(self._read(), self._settings, is_tuned=True)
@@ -79,6 +81,7 @@ class OpenVINORuntime(Runtime):
         return self._free(tensors)
 
     def write(self, directory: Path) -> None:
+        """Write the model's files into a directory."""
         import_openvino().save_model(self._read(), directory / FILE, compress_to_fp16=False)
 
     def _read(self) -> Any:
@@ -86,6 +89,7 @@ class OpenVINORuntime(Runtime):
 
     @property
     def settings(self) -> dict[str, Any]:
+        """Return the settings that the model is compiled with."""
         return self._settings.model_dump(mode="json", exclude_none=True)
 
     @classmethod
@@ -113,7 +117,13 @@ class OpenVINORuntime(Runtime):
 
 
 class _Compiled:
-    """The compiled model and its inference request. is_tuned: compiled for settings.shapes, which are all it takes."""
+    """Hold the compiled model and its inference request.
+
+    Args:
+        model: The model.
+        settings: How it is compiled.
+        is_tuned: Whether it is compiled for settings.shapes. It then accepts no other shapes.
+    """
 
     def __init__(self, model: Any, settings: Settings, *, is_tuned: bool = False) -> None:
         self._openvino = import_openvino()
@@ -137,10 +147,10 @@ class _Compiled:
         return tuple(_copy(request.get_output_tensor(i), dtype) for i, dtype in enumerate(self._dtypes))
 
     def _give(self, i: int, tensor: Tensor) -> Any:
-        """Make a tensor the request's input i. Returns what must live until the call is over.
+        """Make a tensor the request's input i, and return the array that must live until the call is over.
 
-        A small one is copied into one that stays: to be handed another costs OpenVINO a walk over its graph (docs-gpt,
-        1 KB of input, 2 cores: 3.19 ms a call became 3.34).
+        A small tensor is copied into an array that is used for all calls. A new array would make OpenVINO walk over its
+        graph (docs-gpt, 1 KB of input, 2 cores: 3.19 ms a call became 3.34).
         """
         given = _array(tensor)
         if given.nbytes > _COPIED_BYTES:
@@ -158,7 +168,7 @@ class _Compiled:
 
 
 def properties(settings: Settings) -> dict[str, Any]:
-    """What the CPU plugin is told: one request at a time, at the lowest latency, on torch's number of threads."""
+    """Return the CPU plugin's options: one request at a time, lowest latency, torch's number of threads."""
     return {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": settings.precision,
@@ -167,7 +177,11 @@ def properties(settings: Settings) -> dict[str, Any]:
 
 
 def import_openvino() -> ModuleType:
-    """OpenVINO, without its telemetry. Raises MissingExtra."""
+    """Import OpenVINO without its telemetry.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
     try:
         with no_telemetry():
             import openvino
@@ -178,17 +192,20 @@ def import_openvino() -> ModuleType:
 
 @functools.cache
 def core() -> Any:
-    """OpenVINO's Core: one for the whole process, which never goes away. Raises MissingExtra.
+    """Return OpenVINO's Core. There is one for the whole process, and it is never deleted.
 
     The CPU plugin of each Core gives the thread that first uses it a stack for signal handlers, and frees that stack
-    with the Core. Of two Cores that end in the order they began, the thread keeps a stack that is gone, and the next
+    with the Core. If two Cores end in the order in which they began, the thread keeps a freed stack, and the next
     signal with a handler in Python, such as Ctrl-C, ends the process by SIGSEGV (seen with OpenVINO 2026.4.1).
+
+    Raises:
+        MissingExtra: OpenVINO is not installed.
     """
     return import_openvino().Core()
 
 
 def said(error: Exception) -> str:
-    """What OpenVINO's message says, without where in its sources it was raised."""
+    """Return OpenVINO's message without the places in its source code that raised it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(("Check ", "Exception from ", "FrontEnd API failed"))]
     details = [line.removeprefix("-- ") for line in lines if line.startswith("-- ")]
@@ -196,7 +213,10 @@ def said(error: Exception) -> str:
 
 
 def share(tensor: Tensor, openvino: Any) -> Any:
-    """The same memory, as OpenVINO's tensor. The torch tensor must be contiguous, and live as long."""
+    """Return an OpenVINO tensor that shares a torch tensor's memory.
+
+    The torch tensor must be contiguous, and must live as long as the result.
+    """
     return _share(_array(tensor), tensor.dtype, openvino)
 
 
@@ -207,7 +227,7 @@ def _share(array: Any, dtype: torch.dtype, openvino: Any) -> Any:
 
 
 def _array(tensor: Tensor) -> Any:
-    """The same memory in numpy, which has no bfloat16: its bits, as integers."""
+    """Return a numpy array that shares a tensor's memory. bfloat16, which numpy lacks, becomes 16-bit integers."""
     if tensor.requires_grad:
         tensor = tensor.detach()
     return tensor.view(torch.int16).numpy() if tensor.dtype is torch.bfloat16 else tensor.numpy()
@@ -215,10 +235,11 @@ def _array(tensor: Tensor) -> Any:
 
 @contextmanager
 def no_telemetry() -> Iterator[None]:
-    """Import OpenVINO and NNCF inside this, and they neither phone home nor write a client's id into $HOME/intel.
+    """Prevent the telemetry of OpenVINO and NNCF that are imported inside this context.
 
-    Both take the absence of the package openvino_telemetry for a no; without a consent file its presence is a yes.
-    What another part of the program imported before stays as it is.
+    They then neither send anything nor write a client's id into $HOME/intel. Both treat a missing package
+    openvino_telemetry as a refusal, and a present package without a consent file as consent. A module that the program
+    imported before is not changed.
     """
     before = sys.modules.get("openvino_telemetry", _UNSET)
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
@@ -232,9 +253,9 @@ def no_telemetry() -> Iterator[None]:
 
 
 def _copy(result: Any, dtype: torch.dtype) -> Tensor:
-    """A torch tensor of its own with an OpenVINO tensor's values.
+    """Copy an OpenVINO tensor's values into a torch tensor of its own.
 
-    Copied by numpy, on this thread: torch's clone would wake its OpenMP threads, which spin for milliseconds on the
+    numpy copies them, on this thread. torch's clone would wake its OpenMP threads, which spin for milliseconds on the
     cores that OpenVINO's own threads need for the next call (BERT-base, 2 cores: 19.3 ms a call became 23.5).
     """
     if dtype is torch.bfloat16:

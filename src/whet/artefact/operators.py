@@ -1,8 +1,8 @@
-"""Custom operators: operators that neither PyTorch nor a loaded artefact registers by itself.
+"""Find, record and load custom operators: operators that neither PyTorch nor a loaded artefact registers by itself.
 
 A graph may call operators that a shared library or a Python module has registered with PyTorch. A process that loads
 the artefact needs the same operators. The manifest records which operators those are and what registered them while
-the model was tuned. Nothing is loaded on the manifest's word: the caller of `whet.load` names what to load.
+the model was tuned. The manifest alone causes nothing to be loaded: the caller of `whet.load` names what to load.
 """
 
 import importlib
@@ -42,7 +42,7 @@ _Operator = Annotated[str, StringConstraints(pattern=r"^\w+::\w+(\.\w+)?$")]
 
 
 class OperatorSource(BaseModel):
-    """Custom operators of an artefact and what registered them while the model was tuned.
+    """Record custom operators of an artefact, and what registered them while the model was tuned.
 
     Attributes:
         kind: "library" for a shared library, "module" for a Python module, "unknown" where neither was found.
@@ -59,7 +59,7 @@ class OperatorSource(BaseModel):
 
 @dataclass(frozen=True)
 class _Provider:
-    """What registers operators. `library` is what load_libraries takes for it."""
+    """Describe what registers operators. `library` is what load_libraries takes for it."""
 
     kind: Literal["library", "module", "unknown"]
     name: str = ""
@@ -135,7 +135,7 @@ def load_libraries(libraries: Sequence[Library], sources: Sequence[OperatorSourc
 
 
 def _is_superfluous(path: Path, sources: Sequence[OperatorSource]) -> bool:
-    """Whether a shared library holds a wanted operator that something else has registered and implemented already."""
+    """Return whether a shared library holds a wanted operator that is already registered and implemented."""
     for operator in (name for source in sources for name in source.operators if _is_registered(name)):
         qualified = operator.partition(".")[0]
         if torch._C._dispatch_has_kernel(qualified) and all(_mentions(path, part) for part in qualified.split("::")):
@@ -198,7 +198,7 @@ def _providers(operators: Sequence[str]) -> dict[_Provider, list[str]]:
 
 
 def _named(operator: str) -> list[_Provider]:
-    """What was named for an operator of whet.register_kernel: its libraries, or else the module that registered it."""
+    """Return what registered an operator by whet.register_kernel: its libraries, or else a module."""
     known = origin(operator.partition(".")[0])
     if known is None:
         return []
@@ -214,7 +214,7 @@ def _named(operator: str) -> list[_Provider]:
 
 
 def _provider(operator: str) -> _Provider:
-    """Find what registered an operator: a Python module, or else a shared library that holds the operator's name."""
+    """Find what registered an operator, as a Python module or else as a shared library that holds its name."""
     qualified = operator.partition(".")[0]
     module = _defining_module(qualified)
     if module is not None:
@@ -264,7 +264,7 @@ def _module_provider(module: ModuleType) -> _Provider:
 
 
 def _modules() -> Iterator[ModuleType]:
-    """The modules of this process that have a file; lazy stand-ins for modules are left out."""
+    """Yield the modules of this process that have a file. Lazy stand-ins for modules are left out."""
     for module in list(sys.modules.values()):
         if type(module) is ModuleType and isinstance(module.__dict__.get("__file__"), str):
             yield module
@@ -275,7 +275,7 @@ def _is_installed(path: Path) -> bool:
 
 
 def _shown(path: Path) -> str:
-    """A library's name without the directories of this machine: within an installed package, the path from there."""
+    """Return a library's name without this machine's directories; its path within an installed package, if any."""
     packages = [place for place in _INSTALLED if path.is_relative_to(place)]
     shown = path.relative_to(packages[0]).as_posix() if packages else path.name
     return re.sub(r"[^\w.+/-]", "_", shown)
@@ -318,7 +318,7 @@ def _load_file(path: Path) -> None:
 
 
 def _is_name_of(path: Path) -> bool:
-    """Whether `import STEM` would import this very file, or nothing at all."""
+    """Return whether `import STEM` would import exactly this file, or nothing."""
     if not path.stem.isidentifier() or path.stem in sys.modules:
         return False
     spec = find_spec(path.stem)

@@ -19,9 +19,12 @@ Run = Callable[..., Sequence[Tensor]]
 
 
 def check_values(model: Run, graph: Run, given: Sequence[Tensor]) -> None:
-    """Raise TargetError where the graph answers otherwise than the model for other values of its inputs.
+    """Check that the graph answers as the model does for other values of its inputs.
 
-    Only on a CPU: a value may be an index of something that is not there, and a GPU does not recover from that.
+    It checks on a CPU only: a value may be an index out of range, and a GPU does not recover from that.
+
+    Raises:
+        TargetError: The graph answers differently.
     """
     if any(x.device.type != "cpu" for x in given):
         return
@@ -34,9 +37,12 @@ def check_values(model: Run, graph: Run, given: Sequence[Tensor]) -> None:
 
 
 def conditions_on_layout(model: Run, graph: Run, given: Sequence[Tensor]) -> list[str]:
-    """Return conditions, as guards read them, for inputs whose strides decide what the model does.
+    """Return conditions, in the guards' notation, for inputs whose strides decide what the model does.
 
-    given: the inputs that the graph was traced with.
+    Args:
+        model: The model, from flat tensors to flat tensors.
+        graph: The model's graph, likewise.
+        given: The inputs that the graph was traced with.
     """
     conditions = []
     for i, x in enumerate(given):
@@ -50,12 +56,12 @@ def conditions_on_layout(model: Run, graph: Run, given: Sequence[Tensor]) -> lis
 
 
 def _laid_otherwise(x: Tensor) -> Tensor:
-    """The same values, with the first and the last dimension in the other order in memory."""
+    """Return a tensor of equal values whose first and last dimension have swapped places in memory."""
     return x.transpose(0, -1).contiguous().transpose(0, -1) if x.dim() > 1 else x
 
 
 def misleads(model: Run, graph: Run, inputs: Sequence[Tensor]) -> bool:
-    """Return whether the graph answers, and not as the model does. What neither of them takes misleads nobody."""
+    """Return whether the graph answers differently from the model. Inputs that it refuses do not count."""
     try:
         with torch.no_grad():
             found = tuple(graph(*(x.clone() for x in inputs)))
@@ -97,7 +103,7 @@ def _ancestors(node: fx.Node) -> list[fx.Node]:
 
 
 def _is_random(node: fx.Node) -> bool:
-    """Whether an operator draws numbers. Dropout in evaluation and attention without dropout draw none."""
+    """Return whether an operator draws random numbers. Dropout in evaluation and attention without dropout do not."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
         return False

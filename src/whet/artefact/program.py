@@ -1,6 +1,6 @@
-"""A torch.export program, run by PyTorch itself: what is saved when no backend compiled the model.
+"""Run a torch.export program with PyTorch itself. Models that no backend compiled are saved in this form.
 
-The file is torch's .pt2 archive, which is looked through before torch reads it: nothing in it may run code.
+The file is torch's .pt2 archive. It is checked before torch reads it, since nothing in it may run code.
 """
 
 import copy
@@ -38,12 +38,16 @@ _BRANCHING = frozenset({"cond", "switch", "while_loop"})
 
 
 def export(module: nn.Module, examined: ExaminedWorkload, *, contiguous: bool = False) -> torch.export.ExportedProgram:
-    """The module as a graph of aten operators, its free dimensions kept free.
+    """Export a module as a graph of aten operators, and keep its free dimensions free.
 
-    contiguous: traced for inputs that lie in one piece, as a compiler takes the example's strides for everyone's.
+    Args:
+        module: The module, from flat tensors to flat tensors.
+        examined: The workload whose inputs it is traced with.
+        contiguous: Whether to trace with contiguous inputs. Compilers take the example's strides for all inputs.
 
-    Raises TargetError where no graph can stand for the model: its code cannot be traced, or it does what a graph would
-    leave out. The message names the reason.
+    Raises:
+        TargetError: No graph can stand for the model: its code cannot be traced, or it does what a graph would leave
+            out. The message names the reason.
     """
     if examined.effects:
         raise TargetError(f"forward {'; '.join(examined.effects)}: a graph of the model would leave that out")
@@ -68,7 +72,11 @@ def export(module: nn.Module, examined: ExaminedWorkload, *, contiguous: bool = 
 def _found_by_trying(
     module: nn.Module, program: torch.export.ExportedProgram, arguments: tuple[Tensor, ...], examined: ExaminedWorkload
 ) -> list[str]:
-    """The conditions that torch.export does not know of. Raises TargetError where the graph is not the model."""
+    """Find the conditions that torch.export does not know of, by running model and graph.
+
+    Raises:
+        TargetError: The graph computes something else than the model.
+    """
     check_randomness(program)
     graph = _flat_module(program)
     check_values(module, graph, arguments)
@@ -81,7 +89,7 @@ def _found_by_trying(
 
 
 def _why(module: nn.Module, error: Exception) -> str:
-    """The reason that torch gave; where it is a value that Python asks for, the line that asks for it."""
+    """Return torch's reason; where Python asks for a tensor's value, the line that asks for it."""
     is_scripted = any(isinstance(part, torch.jit.ScriptModule) for part in module.modules())
     if is_scripted or not isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException):
         return trace_failure(module, error)
@@ -95,9 +103,9 @@ def _why(module: nn.Module, error: Exception) -> str:
 def _conditions_on_ones(
     module: nn.Module, program: torch.export.ExportedProgram, arguments: tuple[Tensor, ...], examined: ExaminedWorkload
 ) -> list[str]:
-    """conditions_on_ones; for a model on a GPU, those of a copy on the CPU.
+    """Return conditions_on_ones; for a model on a GPU, those of a copy on the CPU.
 
-    Where no such copy can be made or traced, nothing is known of sizes of 1: then each free dimension excludes it.
+    Where no such copy can be made or traced, nothing is known about sizes of 1. Then each free dimension excludes 1.
     """
     if _lies_on_cpu(arguments):
         return conditions_on_ones(module, _flat_module(program), examined)
@@ -130,14 +138,15 @@ _ORIGINALS = weakref.WeakKeyDictionary()
 
 
 def conditions(examined: ExaminedWorkload) -> list[str]:
-    """What input sizes must fulfil for every graph that was exported from the workload's model so far; see guards."""
+    """Return the conditions on input sizes of all graphs that were exported from the workload's model so far."""
     return _CONDITIONS[examined.workload.model][1] if _is_known(examined) else []
 
 
 def original(examined: ExaminedWorkload) -> torch.export.ExportedProgram:
-    """The original's graph, to be read only: kept for as long as the model lives, as several techniques ask for it.
+    """Return the original's graph, which must not be changed. It is kept as long as the model lives.
 
-    Raises TargetError as export does.
+    Raises:
+        TargetError: As `export` does.
     """
     signature, found = _ORIGINALS.get(examined.workload.model, (None, ""))
     if signature != examined.signature:
@@ -152,7 +161,7 @@ def original(examined: ExaminedWorkload) -> torch.export.ExportedProgram:
 
 
 def refusal(examined: ExaminedWorkload) -> str:
-    """Why no graph can stand for the workload's model, or "" where one can."""
+    """Return why no graph can stand for the workload's model, or "" where one can."""
     try:
         original(examined)
     except TargetError as error:
@@ -161,9 +170,10 @@ def refusal(examined: ExaminedWorkload) -> str:
 
 
 def has_branches(examined: ExaminedWorkload) -> bool:
-    """Whether the original's graph chooses by value what to run (torch.cond, torch.while_loop, ...).
+    """Return whether the original's graph chooses by value what to run (torch.cond, torch.while_loop, ...).
 
-    Raises TargetError where there is no graph.
+    Raises:
+        TargetError: There is no graph.
     """
     graphs = [m.graph for m in original(examined).graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     called = {getattr(node.target, "_name", "") for graph in graphs for node in graph.nodes if _takes_graphs(node)}
@@ -180,13 +190,13 @@ def _is_known(examined: ExaminedWorkload) -> bool:
 
 
 def operators(program: torch.export.ExportedProgram) -> set[Any]:
-    """What a program calls, in the graphs inside its graph (under autocast, say) too."""
+    """Return what a program calls, including the graphs inside its graph (under autocast, for example)."""
     graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
     return {node.target for graph in graphs for node in graph.nodes if node.op == "call_function"}
 
 
 def _example(examined: ExaminedWorkload) -> tuple[Tensor, ...]:
-    """Inputs to trace with. torch.export takes a free dimension of size 1 for a fixed one: such a size is avoided."""
+    """Return inputs to trace with. They avoid free dimensions of size 1, which torch.export takes for fixed ones."""
     shapes = [argument.shape for argument in examined.signature.inputs]
 
     def too_small(tensors: tuple[Tensor, ...]) -> bool:
@@ -207,7 +217,7 @@ def _example(examined: ExaminedWorkload) -> tuple[Tensor, ...]:
 
 
 class ProgramRuntime(Runtime):
-    """An exported program run operator by operator."""
+    """Run an exported program operator by operator."""
 
     NAME = "program"
 
@@ -217,13 +227,16 @@ class ProgramRuntime(Runtime):
 
     @classmethod
     def export(cls, module: nn.Module, examined: ExaminedWorkload) -> Self:
+        """Export a module; see `export`."""
         return cls(export(module, examined))
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return the outputs for flat inputs."""
         with torch.no_grad():
             return self._module(*tensors)  # type: ignore[no-any-return]
 
     def write(self, directory: Path) -> None:
+        """Write the program into a directory."""
         path = directory / FILE
         _forget_sources(self._program)
         with warnings.catch_warnings():
@@ -239,17 +252,23 @@ class ProgramRuntime(Runtime):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What kind of chip packed weights are for, and that the model needs a GPU."""
+        """Return the kind of chip that packed weights are for, and whether the model needs a GPU."""
         tensors = [*self._program.state_dict.values(), *self._program.constants.values()]
         needs_gpu = any(isinstance(tensor, Tensor) and tensor.device.type == "cuda" for tensor in tensors)
         return {**packed_for(self._program), **({"device": "cuda"} if needs_gpu else {})}
 
     @property
     def custom_operators(self) -> list[str]:
+        """Return the qualified names of the custom operators that the program calls."""
         return custom_operators(operators(self._program))
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
+        """Load the program.
+
+        Raises:
+            ArtefactError: It is damaged, or this machine cannot run it.
+        """
         path = directory / FILE
         read_packing(path, manifest)
         if manifest.settings.get("device") == "cuda" and not torch.cuda.is_available():
@@ -260,13 +279,17 @@ class ProgramRuntime(Runtime):
 
 
 def packed_for(program: torch.export.ExportedProgram) -> dict[str, Any]:
-    """What a manifest says of 4-bit weights: the kind of chip that torch has packed them for. {} without any."""
+    """Return the manifest's entry for 4-bit weights: the kind of chip that torch packed them for; {} without any."""
     is_packed = _PACKED_PRODUCT in operators(program)
     return {_PACKED_FOR: torch.backends.cpu.get_cpu_capability()} if is_packed else {}
 
 
 def read_packing(path: Path, manifest: Manifest) -> dict[str, Any]:
-    """What packed_for said. Raises ArtefactError where it was of another kind of chip, which this one would misread."""
+    """Return what packed_for wrote into the manifest.
+
+    Raises:
+        ArtefactError: The weights were packed for another kind of chip. This one would misread them.
+    """
     here = torch.backends.cpu.get_cpu_capability()
     if (there := manifest.settings.get(_PACKED_FOR, here)) != here:
         raise ArtefactError(
@@ -277,10 +300,11 @@ def read_packing(path: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _flat_module(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
-    """The program as plain code from tensors to a tuple of tensors.
+    """Return the program as plain code from tensors to a tuple of tensors.
 
-    Without the hooks that check sizes, as Artefact does, and flatten and unflatten what is flat here already: for one
-    input and five operators a call takes 90 us with them, 27 us without and 16 us in eager (one thread of a Xeon).
+    It lacks torch's hooks, which check sizes (Artefact does that) and flatten inputs and outputs (they are flat here).
+    For one input and five operators a call takes 90 us with them, 27 us without and 16 us in eager (one thread of a
+    Xeon).
     """
     module: torch.fx.GraphModule = program.module(check_guards=False)
     module._forward_pre_hooks.clear()

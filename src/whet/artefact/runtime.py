@@ -1,4 +1,4 @@
-"""How an artefact runs: what every kind of saved model can do."""
+"""Define what every kind of saved model can do: run, write its files, read them."""
 
 import json
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ FORMAT = 2  # 1 had a signature of tensors alone, without the structure around t
 
 
 class Manifest(BaseModel):
-    """artefact.json: how to run and call what lies beside it."""
+    """Hold the contents of artefact.json: how to run and call the model beside it."""
 
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
@@ -36,6 +36,7 @@ class Manifest(BaseModel):
     fingerprint: str | None = None
 
     def read_signature(self) -> Signature:
+        """Return the signature, as its own type."""
         return _SIGNATURE.validate_python(self.signature)
 
 
@@ -43,13 +44,13 @@ _SIGNATURE = TypeAdapter(Signature)
 
 
 class Runtime(ABC):
-    """A compiled or exported model: runs on flat tensors, and can be saved and loaded without pickle."""
+    """Run a compiled or exported model on flat tensors. It can be saved and loaded without pickle."""
 
     NAME: ClassVar[str]
 
     @abstractmethod
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The outputs for flat inputs, in the signature's order. They may be overwritten by the next call."""
+        """Return the outputs for flat inputs, in the signature's order. The next call may overwrite them."""
 
     @abstractmethod
     def write(self, directory: Path) -> None:
@@ -58,11 +59,16 @@ class Runtime(ABC):
     @classmethod
     @abstractmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
-        """Load the model's files. Raises ArtefactError where they are damaged, MissingExtra without the library."""
+        """Load the model's files.
+
+        Raises:
+            ArtefactError: They are damaged.
+            MissingExtra: The library that runs them is not installed.
+        """
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What `read` needs beyond the files, as plain JSON values."""
+        """Return what `read` needs in addition to the files, as plain JSON values."""
         return {}
 
     @property
@@ -78,10 +84,18 @@ class Runtime(ABC):
         notes: Sequence[str] = (),
         conditions: Sequence[str] = (),
     ) -> Path:
-        """Write files and manifest; the manifest last, so that a directory that has one is complete.
+        """Write the files, then the manifest, so that a directory with a manifest is complete.
 
-        conditions: on the sizes of inputs, checked at every call of the loaded artefact; one that cannot be checked
-        becomes a note. Raises OutputError where the directory cannot be written.
+        Args:
+            directory: The directory to write.
+            signature: How the model is called.
+            num_threads: PyTorch's threads for the model; None leaves them alone.
+            notes: Remarks for the user.
+            conditions: Conditions on the sizes of inputs. They are checked at every call of the loaded artefact. A
+                condition that cannot be checked becomes a note.
+
+        Raises:
+            OutputError: The directory cannot be written.
         """
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -105,7 +119,11 @@ class Runtime(ABC):
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of an artefact. Raises ArtefactError with what is wrong with it."""
+    """Read the manifest of an artefact.
+
+    Raises:
+        ArtefactError: The manifest is missing or wrong. The message says how.
+    """
     path = directory / MANIFEST
     if not directory.is_dir():
         if why := _why_unsaved(directory):
@@ -127,7 +145,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _why_unsaved(directory: Path) -> str:
-    """What the result beside a missing directory says about it: why nothing was saved, and what to do instead."""
+    """Return what result.json, beside a missing directory, says: why nothing was saved, and what to do instead."""
     try:
         result = json.loads((directory.parent / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -1,9 +1,9 @@
-"""The conditions under which an exported graph is the model: on the sizes of inputs, and on how they lie in memory.
+"""Check the conditions under which an exported graph equals the model, on inputs' sizes and memory layouts.
 
 torch.export follows one path through a model's code. Where the code asks about a size (`if x.shape[1] > 512`), the
-answer it got becomes a condition on every later call; a call that breaks it would silently take the wrong path.
-PyTorch's own check of these takes longer than a small model does, and runs the conditions as code. Here they are first
-read as arithmetic on sizes, and then take a microsecond each.
+answer becomes a condition on every later call. A call that breaks it would silently take the wrong path. PyTorch's own
+check of these takes longer than a small model does, and runs the conditions as code. Here they are first parsed as
+arithmetic on sizes, and then take a microsecond each.
 """
 
 import ast
@@ -53,7 +53,7 @@ class Guards:
 
 
 class _Ends:
-    """The least value of each input; both ends are found at once, when a condition first asks for one."""
+    """Find the least value of each input. The least and the largest are found together, when one is first needed."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
@@ -71,7 +71,7 @@ class _Ends:
 
 
 class _Largest:
-    """The largest value of each input."""
+    """Return the largest value of each input."""
 
     def __init__(self, ends: _Ends) -> None:
         self._ends = ends
@@ -105,7 +105,7 @@ def _broken(condition: str, tensors: Sequence[Tensor]) -> str:
 
 
 def conditions_of(program: torch.export.ExportedProgram) -> list[str]:
-    """The conditions under which an exported program holds, in terms of its inputs by position."""
+    """Return the conditions under which an exported program holds, in terms of its inputs by position."""
     found = list(program._guards_code)
     for i, name in enumerate(program.graph_signature.user_inputs):
         found = [condition.replace(f"L['{name}']", f"L['tensors'][{i}]") for condition in found]
@@ -113,7 +113,7 @@ def conditions_of(program: torch.export.ExportedProgram) -> list[str]:
 
 
 def is_arithmetic(condition: str) -> bool:
-    """Whether a condition is nothing but arithmetic on the sizes of inputs, and so can be checked safely."""
+    """Return whether a condition is only arithmetic on the sizes of inputs, and so can be checked safely."""
     try:
         tree = ast.parse(condition, mode="eval")
     except (SyntaxError, ValueError):
@@ -131,7 +131,7 @@ def is_arithmetic(condition: str) -> bool:
 
 
 def readable(condition: str) -> str:
-    """L['tensors'][0].size()[1] <= 512 as: size 1 of input 0 <= 512."""
+    """Return a condition for people: "size 1 of input 0 <= 512" for L['tensors'][0].size()[1] <= 512."""
     condition = re.sub(r"L\['(least|largest)'\]\[(\d+)\]", r"the \1 value of input \2", condition)
     condition = re.sub(r"L\['tensors'\]\[(\d+)\]\.is_contiguous\(\)", r"input \1 is contiguous", condition)
     return re.sub(r"L\['tensors'\]\[(\d+)\]\.(\w+)\(\)\[(\d+)\]", r"\2 \3 of input \1", condition)

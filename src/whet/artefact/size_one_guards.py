@@ -16,13 +16,17 @@ from whet.workload import ExaminedWorkload
 def conditions_on_ones(
     model: Run, graph: Run, examined: ExaminedWorkload, batches: Sequence[Sequence[Tensor]] = ()
 ) -> list[str]:
-    """Return `size >= 2` or `size >= 1`, as guards read it, for each free dimension in which the graph gives an answer
-    for size 1 or 0 that is not the model's.
+    """Find the free dimensions in which the graph answers differently from the model for size 1 or 0.
 
     Args:
-        model: Takes and returns flat tensors, as `graph` does.
-        batches: Flat inputs, in place of the workload's. All must lie on the CPU: what is cut may hold indices of what
-            is no longer there, and a GPU does not recover from that.
+        model: The model, from flat tensors to flat tensors.
+        graph: The model's graph, likewise.
+        examined: The workload.
+        batches: Flat inputs, in place of the workload's. All must lie on the CPU: cut inputs may hold indices of
+            elements that were cut away, and a GPU does not recover from those.
+
+    Returns:
+        `size >= 2` or `size >= 1`, in the guards' notation, for each such dimension.
     """
     batches = batches or [*examined.flat_inputs, *examined.flat_calibration]
     conditions = []
@@ -40,7 +44,7 @@ def conditions_on_ones(
 def _free_dimensions(
     examined: ExaminedWorkload, batches: Sequence[Sequence[Tensor]]
 ) -> dict[tuple[int, ...], list[tuple[int, int]]]:
-    """Sizes, batch by batch -> (input, dimension) of each free dimension that takes them."""
+    """Group the free dimensions, as (input, dimension), by the sizes that they take batch by batch."""
     groups: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
     for i, argument in enumerate(examined.signature.inputs):
         for dim, size in enumerate(argument.shape):

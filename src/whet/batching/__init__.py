@@ -1,1 +1,1 @@
-"""Batches that are put together from single requests: for models behind a server, and for streams."""
+"""Form batches from single requests, for models behind a server and for streams."""

@@ -1,4 +1,4 @@
-"""Which waiting samples make up the next batches, and when: rules without threads or a clock of their own."""
+"""Decide which waiting samples form the next batches, and when. This module has no thread and no clock of its own."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -9,7 +9,15 @@ from whet.batching.padding import Kind, Sample
 
 @dataclass(slots=True, eq=False)
 class QueuedSample:
-    """A sample that waits. kind: only samples of one kind share a batch."""
+    """Hold a sample that waits.
+
+    Attributes:
+        sample: The sample.
+        kind: Only samples of one kind share a batch.
+        length: Its length, by which samples are sorted; 0 if it has none.
+        arrived_s: When it arrived.
+        future: Gets its result.
+    """
 
     sample: Sample
     kind: Kind
@@ -19,24 +27,29 @@ class QueuedSample:
 
 
 class BatchQueue:
-    """Samples in the order of their arrival.
+    """Hold samples in the order of their arrival, and form batches of them.
 
-    A batch is due when max_batch samples of a kind wait, or when one has waited for max_wait_s: the time counts from
-    each sample's own arrival, not from the last batch. Then everything that makes full batches goes, the longest
-    samples first, and what is left over once its own time has come.
+    A batch is due when max_batch samples of a kind wait, or when one sample has waited for max_wait_s seconds since its
+    own arrival. Then all full batches are taken, the longest samples first. The remaining samples are taken once one
+    of them has waited for max_wait_s.
+
+    Args:
+        max_batch: The most samples in a batch.
+        max_wait_s: How long a sample waits for others, in seconds.
+        sort_by_length: Sort samples by length before they are divided into batches.
     """
 
     def __init__(self, max_batch: int, max_wait_s: float, *, sort_by_length: bool = True) -> None:
         self._max_batch, self._max_wait_s, self._sorts = max_batch, max_wait_s, sort_by_length
-        self._kinds: dict[Kind, list[QueuedSample]] = {}  # none of the lists is empty
-        self.num_taken = 0  # of batches that were taken and have not begun to run; who runs them counts down
+        self._kinds: dict[Kind, list[QueuedSample]] = {}  # never holds an empty list
+        self.num_taken = 0  # samples that were taken and do not run yet; whoever runs them subtracts them
 
     def __len__(self) -> int:
         return sum(map(len, self._kinds.values()))
 
     @property
     def num_waiting(self) -> int:
-        """The samples that have not begun to run."""
+        """Return the number of samples that do not run yet."""
         return len(self) + self.num_taken
 
     def add(self, entry: QueuedSample) -> None:
@@ -44,7 +57,7 @@ class BatchQueue:
         self._kinds.setdefault(entry.kind, []).append(entry)
 
     def discard(self, entry: QueuedSample) -> None:
-        """Take one back, if it still waits."""
+        """Remove a sample, if it still waits."""
         entries = self._kinds.get(entry.kind, [])
         if entry in entries:
             entries.remove(entry)
@@ -52,7 +65,7 @@ class BatchQueue:
                 del self._kinds[entry.kind]
 
     def due_s(self) -> float | None:
-        """Return when the next batch is due, which may be in the past; None while nothing waits."""
+        """Return when the next batch is due, in seconds, maybe in the past, or None while nothing waits."""
         if not self._kinds:
             return None
         oldest_s = min(entries[0].arrived_s for entries in self._kinds.values())
@@ -60,11 +73,11 @@ class BatchQueue:
         return oldest_s if is_full else oldest_s + self._max_wait_s
 
     def take(self, now_s: float, *, everything: bool = False) -> list[list[QueuedSample]]:
-        """Remove and return the batches that are due, each of one kind; with `everything`, the rest too."""
+        """Remove and return the batches that are due, each of one kind. With `everything`, also take all others."""
         batches: list[list[QueuedSample]] = []
         left: dict[Kind, list[QueuedSample]] = {}
         for kind, entries in self._kinds.items():
-            # Sorting is stable: those of one length stay in the order of their arrival.
+            # Sorting is stable: samples of equal length stay in the order of their arrival.
             in_order = sorted(entries, key=lambda entry: -entry.length) if self._sorts else entries
             for start in range(0, len(in_order), self._max_batch):
                 batch = in_order[start : start + self._max_batch]
@@ -78,7 +91,7 @@ class BatchQueue:
         return batches
 
     def clear(self) -> list[QueuedSample]:
-        """Take back and return all that wait."""
+        """Remove and return all samples that wait."""
         entries = [entry for entries in self._kinds.values() for entry in entries]
         self._kinds = {}
         return entries

@@ -1,7 +1,7 @@
-"""Dynamic batching for any model: samples that arrive one by one, from any thread, run together.
+"""Run samples that arrive one by one, from any thread, in batches: dynamic batching for any model.
 
 A batch runs when `max_batch` samples wait, or when the first of them has waited for `max_wait_ms`. Samples of different
-lengths are sorted, so that batches are of like lengths, and padded; every caller gets its own rows back.
+lengths are sorted, so that those in a batch have similar lengths, and padded. Every caller gets its own rows back.
 """
 
 import asyncio
@@ -30,8 +30,19 @@ _LOG = logging.getLogger("whet")
 
 @dataclass(frozen=True)
 class BatcherStats:
-    """Since the batcher was made. batch_sizes: how many batches ran of each size. Waits are from a sample's arrival to
-    the start of its batch. padding: share of the elements given to the model that were no sample's.
+    """Hold the statistics of a batcher since it was made.
+
+    Attributes:
+        num_samples: Samples that ran.
+        num_batches: Batches that ran.
+        batch_sizes: From a size to the number of batches of this size.
+        mean_wait_ms: The mean time from a sample's arrival to the start of its batch, in milliseconds.
+        longest_wait_ms: The longest such time, in milliseconds.
+        padding: The share of the elements given to the model that were padding, 0 to 1.
+        num_waiting: Samples that do not run yet.
+        num_failed: Samples whose batch raised an exception.
+        num_cancelled: Samples that were cancelled.
+        num_refused: Samples that were refused because too many were waiting.
     """
 
     num_samples: int
@@ -47,32 +58,32 @@ class BatcherStats:
 
 
 class DynamicBatcher:
-    """Runs a function over batches of single samples, in a thread of its own; a context manager.
+    """Run a function over batches of single samples, in a thread of its own. Use it as a context manager.
 
     Args:
-        function: A module in eval mode, a loaded artefact, or anything that takes tensors with a batch dimension
-            in front and returns tensors, tuples or dicts of them with one too. It runs without gradients, in one
-            thread.
-        max_batch: The samples in a batch; 32, or the largest of batch_sizes, if not given.
+        function: A module in eval mode, a loaded artefact, or any function of tensors. The first dimension of its
+            inputs and outputs is the batch. It may return tensors, or tuples or dicts of tensors. It runs in one
+            thread, without gradients.
+        max_batch: The most samples in a batch. By default, the largest of batch_sizes, or 32 without these.
         max_wait_ms: How long the first sample of a batch waits for others.
-        max_waiting: The samples that may wait; beyond, `submit` raises QueueFull.
-        pad_value: A number for all inputs, or one for each by place or name.
-        sort_by_length: Put the longest first, in and among the batches that are formed together.
-        buckets: The lengths to pad to; a longer sample is refused.
-        batch_sizes: The numbers of samples to fill batches up to.
+        max_waiting: How many samples may wait. Above, `submit` raises QueueFull.
+        pad_value: The value of padding: one number for all inputs, or one for each by place or name.
+        sort_by_length: Put the longest samples first, within a batch and among batches that are formed together.
+        buckets: The lengths to pad to. A longer sample is refused.
+        batch_sizes: The batch sizes that the function takes. Smaller batches are filled up with copies of a sample.
         length_dim: The dimension of a sample (without the batch) in which samples may differ; None for none.
-        cut: Whether outputs have that dimension too, and are cut to the sample's length; for tuples and dicts,
-            the places or names of those that have. It has to be said as soon as lengths differ.
-        mask: The keyword under which the function is given which elements are a sample's: bool [batch, length],
-            of the first input that has a length. Without it, the function must not mind the padding.
-        lengths: The keyword under which the function is given the lengths: int64 [batch].
-        example: A sample; those with other names, types or sizes are refused. Without it, they are not put into
-            one batch. An artefact says itself what it takes: it needs no example, nor batch_sizes where its own is
-            fixed.
-        clock: The time in seconds.
+        cut: Whether outputs have this dimension too, and are cut to the sample's length. For tuples and dicts, the
+            places or names of the outputs that have it. It is needed as soon as lengths differ.
+        mask: The name of a keyword argument that tells the function which elements belong to a sample: bool [batch,
+            length], of the first input that has a length. Without it, padding must not change the results.
+        lengths: The name of a keyword argument that gives the function the lengths: int64 [batch].
+        example: A sample. Samples with other names, types or sizes are refused. Without an example, they run in
+            batches of their own. An artefact knows its inputs: it needs no example, and no batch_sizes if its batch
+            size is fixed.
+        clock: Returns the time in seconds.
 
     Raises:
-        OptionError: An option is out of its range, or the module is in training mode.
+        OptionError: An option is out of range, or the module is in training mode.
     """
 
     def __init__(
@@ -119,37 +130,46 @@ class DynamicBatcher:
         self._worker.start()
 
     def submit(self, sample: Any) -> "Future[Any]":
-        """Queue one sample: a tensor, or a tuple or dict of tensors, without a batch dimension.
+        """Queue one sample.
 
-        Cancel it by its future. The result is what the function returns for it, without a batch dimension; what the
-        function raises, the futures of that batch raise. Raises InputsError for a sample that does not fit, QueueFull
-        where too many wait, EngineClosed after `close`.
+        Args:
+            sample: A tensor, or a tuple or dict of tensors, without a batch dimension.
+
+        Returns:
+            A future, which can be cancelled. Its result is the function's output for this sample, without a batch
+            dimension. If the function raises an exception, all futures of the batch raise it.
+
+        Raises:
+            InputsError: The sample does not fit.
+            OptionError: The samples differ in length, and `cut` was not given.
+            QueueFull: Too many samples are waiting.
+            EngineClosed: The batcher is closed.
         """
         entry = self._entry(read_sample(sample))
         with self._changed:
             if self._worker.is_stopping:
-                raise EngineClosed("the batcher is closed")
+                raise EngineClosed("the batcher is closed: make a new one")
             if self._queue.num_waiting >= self._max_waiting:
                 self._totals.num_refused += 1
                 raise QueueFull(f"{self._max_waiting} samples wait already; send this one again later")
             due_s, entry.arrived_s = self._queue.due_s(), self._clock()
             self._queue.add(entry)
-            if self._queue.due_s() != due_s:  # the thread sleeps until then
+            if self._queue.due_s() != due_s:  # the thread sleeps until the old time
                 self._changed.notify()
         entry.future.add_done_callback(lambda future: self._ended(entry))
         return entry.future
 
     async def __call__(self, sample: Any) -> Any:
-        """The same from a coroutine; cancelled, it takes the sample back, if that has not begun to run."""
+        """Run one sample from a coroutine; see `submit`. Cancelling it removes the sample if it does not run yet."""
         return await asyncio.wrap_future(self.submit(sample))
 
     def stats(self) -> BatcherStats:
-        """What has been done until now."""
+        """Return the statistics so far."""
         with self._changed:
             return self._totals.stats(self._queue.num_waiting)
 
     def close(self, *, drain: bool = True) -> None:
-        """Take no more samples; run those that wait, or with drain=False cancel them; end the thread."""
+        """Take no more samples, run the waiting ones (with drain=False, cancel them), and end the thread."""
         with self._changed:
             self._worker.stop(wait=False)
             if not drain:
@@ -172,13 +192,17 @@ class DynamicBatcher:
                 self._totals.num_cancelled += 1
 
     def _entry(self, sample: Sample) -> QueuedSample:
-        """Raises InputsError where it does not fit."""
+        """Return a queue entry for a sample.
+
+        Raises:
+            InputsError: The sample does not fit.
+        """
         dim = self._padding.length_dim
         kind, length = sample.kind(dim), sample.length(dim)
         if self._takes is not None:
             _check_fits(sample, self._takes, self._padding)
         if self._example is not None and kind != self._example:
-            raise InputsError(f"the sample is ({sample}), the example was ({self._example_text})")
+            raise InputsError(f"the sample is ({sample}), the example was ({self._example_text}): they must be alike")
         if length is not None:
             self._check_length(length)
         return QueuedSample(sample, kind, length or 0, arrived_s=0.0)
@@ -186,13 +210,13 @@ class DynamicBatcher:
     def _check_length(self, length: int) -> None:
         buckets = self._padding.lengths
         if buckets and length > buckets[-1]:
-            raise InputsError(f"the sample's length {length} is beyond the largest bucket, {buckets[-1]}")
+            raise InputsError(f"the sample's length {length} is above the largest bucket, {buckets[-1]}: shorten it")
         if self._first_length is None:
             self._first_length = length
         if self._cut is None and (length != self._first_length or next_size(length, buckets) != length):
             raise OptionError(
-                "samples of different lengths are padded: say with cut=True or cut=False whether the outputs have "
-                "the length dimension too, and are to be cut"
+                "samples of different lengths are padded: give cut=True if the outputs have the length dimension too, "
+                "so that they are cut to each sample's length, else cut=False"
             )
 
     def _work(self, batches: list[list[QueuedSample]]) -> None:
@@ -200,7 +224,7 @@ class DynamicBatcher:
             self._run(batch)
 
     def _run(self, batch: list[QueuedSample]) -> None:
-        """Never raises: what goes wrong goes to the futures of the batch."""
+        """Run a batch. All exceptions go to the futures of the batch; this function never raises one."""
         begun = [entry for entry in batch if _begins(entry.future)]
         with self._changed:
             self._queue.num_taken -= len(batch)
@@ -223,19 +247,19 @@ class DynamicBatcher:
             self._totals.num_elements += padded.num_elements
             self._totals.num_padding += padded.num_padding
         for entry, result in zip(begun, results, strict=True):
-            with contextlib.suppress(InvalidStateError):  # its caller has given it a result of its own
+            with contextlib.suppress(InvalidStateError):  # the caller has set a result itself
                 entry.future.set_result(result)
 
 
 def _begins(future: Future[Any]) -> bool:
-    """Return whether a result is still wanted: it was not cancelled, and its caller has not given it one."""
+    """Return whether a result is still wanted. It is not if the future was cancelled, or its caller has set one."""
     if future.done() and not future.cancelled():
         return False
     return future.set_running_or_notify_cancel()
 
 
 def _report(error: Exception) -> None:
-    """What a function raises goes to its callers: this is a fault of the batcher itself."""
+    """Log a fault of the batcher itself. Exceptions of the function go to its callers instead."""
     _LOG.error("the batcher failed", exc_info=error)
 
 
@@ -247,26 +271,26 @@ def _check(
     buckets: Sequence[int] | None,
     batch_sizes: Sequence[int] | None,
 ) -> None:
-    """Raise OptionError for what cannot be."""
+    """Raise OptionError for options out of range, and for a module in training mode."""
     if isinstance(function, nn.Module) and function.training:
         raise OptionError("the module is in training mode, where samples of a batch change each other: call .eval()")
     if max_batch < 1 or max_waiting < 1 or not 0 <= max_wait_ms < float("inf"):
-        raise OptionError("max_batch and max_waiting are 1 or more, max_wait_ms is a number from 0 up")
+        raise OptionError("max_batch and max_waiting must be at least 1, and max_wait_ms a finite number of at least 0")
     for name, sizes in (("buckets", buckets), ("batch_sizes", batch_sizes)):
         if sizes is not None and (not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1):
-            raise OptionError(f"{name} {list(sizes)}: give sizes from 1 up, in rising order")
+            raise OptionError(f"{name} {list(sizes)}: give sizes of at least 1, in rising order")
     if batch_sizes and max_batch > batch_sizes[-1]:
-        raise OptionError(f"max_batch {max_batch} is beyond the largest batch that the model takes, {batch_sizes[-1]}")
+        raise OptionError(f"max_batch {max_batch} is above the largest batch that the model takes, {batch_sizes[-1]}")
 
 
 def _fixed_batch(takes: Sequence[Argument]) -> tuple[int, ...] | None:
-    """The one number of samples that an artefact takes; None: any."""
+    """Return the batch sizes to which an artefact is fixed, or None if it takes any."""
     sizes = {argument.shape[0] for argument in takes if argument.shape}
     return tuple(size for size in sizes if size is not None) or None
 
 
 def _check_fits(sample: Sample, takes: Sequence[Argument], padding: Padding) -> None:
-    """Raise InputsError where an artefact would not take the sample in any batch."""
+    """Raise InputsError if an artefact could not take the sample in any batch."""
     wanted = {place if argument.name is None else argument.name: argument for place, argument in enumerate(takes)}
     fits = wanted.keys() == sample.tensors.keys() and all(
         str(tensor.dtype) == f"torch.{wanted[key].dtype}"
@@ -279,13 +303,13 @@ def _check_fits(sample: Sample, takes: Sequence[Argument], padding: Padding) -> 
     )
     if not fits:
         raise InputsError(
-            f"the sample is ({sample}); the model takes batches of ({', '.join(map(str, takes))}), samples without the "
-            "first dimension"
+            f"the sample is ({sample}); the model takes batches of ({', '.join(map(str, takes))}): give one sample, "
+            "without the first dimension"
         )
 
 
 class _Totals:
-    """Counted under the batcher's lock."""
+    """Count for `BatcherStats`. The batcher's lock guards it."""
 
     def __init__(self) -> None:
         self.batch_sizes: Counter[int] = Counter()

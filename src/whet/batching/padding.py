@@ -1,6 +1,6 @@
-"""Samples of different lengths as one batch, and a batch's outputs as the samples' own.
+"""Pad samples of different lengths to one batch, and split a batch's outputs into those of the samples.
 
-Shapes: S samples, R rows of the batch (R >= S where only some batch sizes are allowed), L the length padded to.
+Shapes: S samples, R rows of the batch (R >= S if only some batch sizes are allowed), L padded length.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ from whet.errors import InputsError, ModelError, type_name
 from whet.signature import Outputs, argument_of, split
 
 Cut = bool | Collection[int | str]
-"""Which outputs have the length dimension, where they are the inputs' batch: all, none, or those at these places."""
+"""Which outputs have the length dimension: all, none, or those with these places or names."""
 
 Kind = tuple[Any, ...]
 """What samples must have in common to share a batch."""
@@ -22,12 +22,12 @@ Kind = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The tensors of one sample, without a batch dimension, by place (0, 1, ...) or by name."""
+    """Hold the tensors of one sample, without a batch dimension, by place (0, 1, ...) or by name."""
 
     tensors: dict[int | str, Tensor]
 
     def kind(self, length_dim: int | None) -> Kind:
-        """Places and names, types, devices and sizes, but for the sizes along length_dim."""
+        """Return places and names, types, devices, and all sizes except those along length_dim."""
         kinds = []
         for key, tensor in self.tensors.items():
             sizes = tuple(None if dim == length_dim else size for dim, size in enumerate(tensor.shape))
@@ -35,7 +35,7 @@ class Sample:
         return tuple(sorted(kinds, key=lambda kind: kind[0]))
 
     def length(self, length_dim: int | None) -> int | None:
-        """Of the first tensor that has that dimension; None: it has no length."""
+        """Return the size along length_dim of the first tensor that has this dimension, or None if none has it."""
         if length_dim is None:
             return None
         return next((t.shape[length_dim] for t in self.tensors.values() if t.dim() > length_dim), None)
@@ -48,7 +48,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class PaddedBatch:
-    """What a model is called with. lengths: of the samples, S of them; padded: what the first length became."""
+    """Hold the arguments of one call of a model.
+
+    Attributes:
+        args: The tensors by place.
+        kwargs: The tensors by name, with mask and lengths if they are wanted.
+        lengths: The length of each of the S samples.
+        padded: The length L to which samples were padded, or None if they have no length.
+        num_elements: The elements of all inputs.
+        num_padding: How many of these are padding.
+    """
 
     args: tuple[Tensor, ...]
     kwargs: dict[str, Tensor]
@@ -60,11 +69,15 @@ class PaddedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Padding:
-    """How samples become a batch.
+    """Turn samples into a batch, and outputs of a batch into outputs of samples.
 
-    length_dim: the dimension of a sample that may differ. value: what fills up, for all tensors or by place or name.
-    lengths, batch_sizes: sizes allowed, rising; None: any. mask, lengths_name: keywords under which the model gets
-    bool [R, L], true where a sample is, and int64 [R].
+    Attributes:
+        length_dim: The dimension of a sample in which samples may differ; None for none.
+        value: The value of padding, for all tensors or by place or name.
+        lengths: The allowed lengths in rising order; None for any.
+        batch_sizes: The allowed batch sizes in rising order; None for any.
+        mask: The keyword for the mask, bool [R, L], which is true for elements of a sample; None for no mask.
+        lengths_name: The keyword for the lengths, int64 [R]; None for no lengths.
     """
 
     length_dim: int | None = 0
@@ -75,12 +88,12 @@ class Padding:
     lengths_name: str | None = None
 
     def batch(self, samples: Sequence[Sample]) -> PaddedBatch:
-        """Stack samples of one kind, each tensor padded to the longest in it."""
+        """Stack samples of one kind. Each tensor is padded to the longest one of the batch."""
         num_rows = next_size(len(samples), self.batch_sizes)
         rows = [
             *samples,
             *[samples[-1]] * (num_rows - len(samples)),
-        ]  # filled with what the model takes
+        ]  # filled up with copies of the last sample, which are valid inputs
         stacked = {key: self._stack([row.tensors[key] for row in rows], key) for key in samples[0].tensors}
         args = tuple(tensor for key, tensor in stacked.items() if isinstance(key, int))
         kwargs = {key: tensor for key, tensor in stacked.items() if isinstance(key, str)}
@@ -120,8 +133,12 @@ class Padding:
         return self.value.get(key, 0) if isinstance(self.value, Mapping) else self.value
 
     def split(self, output: Any, batch: PaddedBatch, cut: Cut) -> list[Any]:
-        """One output a sample: its row of every tensor, in containers as the model's. A copy of its own, so that it
-        neither keeps the batch alive nor changes with a model's next call. Raises ModelError where there are no rows.
+        """Split the output of a batch into one output for each sample, in the same containers.
+
+        The outputs are copies: they do not keep the batch in memory, and the model's next call does not change them.
+
+        Raises:
+            ModelError: A part of the output has no batch dimension, or no length dimension where `cut` needs it.
         """
         return [self._row(output, row, batch, cut, ()) for row in range(len(batch.lengths))]
 
@@ -144,7 +161,7 @@ class Padding:
         if output.dim() == 0 or output.shape[0] != num_rows:
             raise ModelError(
                 f"the model returns {list(output.shape)}{_at(place)} for {num_rows} samples: the first dimension of "
-                "every output has to be the batch's"
+                "every output must be the batch"
             )
         length = batch.lengths[row]
         if not is_cut or length is None or self.length_dim is None:
@@ -153,25 +170,29 @@ class Padding:
         if output.dim() <= dim or output.shape[dim] != batch.padded:
             raise ModelError(
                 f"the model returns {list(output.shape)}{_at(place)} for samples padded to {batch.padded}: dimension "
-                f"{dim} is not their length; name the outputs that have it with cut="
+                f"{dim} is not their length; name the outputs that have the length dimension with cut="
             )
         return output[row].narrow(self.length_dim, 0, length).clone()
 
 
 def read_sample(sample: Any) -> Sample:
-    """A tensor, a tuple of tensors or a dict of tensors. Raises InputsError for anything else."""
+    """Read a tensor, a tuple of tensors or a dict of tensors as a sample.
+
+    Raises:
+        InputsError: It is something else.
+    """
     args, kwargs = split(sample)
     tensors: dict[int | str, Any] = {**dict(enumerate(args)), **dict(kwargs.items())}
     for key, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise InputsError(f"{key} of the sample is {type_name(tensor)}, not a tensor")
     if not tensors:
-        raise InputsError("the sample holds no tensor")
+        raise InputsError("the sample holds no tensor: give at least one")
     return Sample(tensors)
 
 
 def next_size(size: int, allowed: Sequence[int] | None) -> int:
-    """The smallest of the allowed sizes that is as large; the size itself where any is allowed or none is."""
+    """Return the smallest allowed size of at least `size`. If there is none, or any is allowed, return `size`."""
     return next((n for n in allowed or () if n >= size), size)
 
 

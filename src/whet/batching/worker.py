@@ -1,4 +1,4 @@
-"""A thread of its own for work that other threads ask for: an inbox under a lock, a start, an end, and failures."""
+"""Run work that other threads ask for in a thread of its own, with an inbox under a lock."""
 
 import threading
 from collections.abc import Callable
@@ -11,25 +11,25 @@ _LONGEST_SLEEP_S = 3600.0
 
 
 class Inbox(Protocol[Work_co]):
-    """Collects what other threads ask for. The worker calls it under its lock, and so must everyone else."""
+    """Collect what other threads ask for. The worker calls it under its lock, and so must all other callers."""
 
     def due_s(self) -> float | None:
-        """Return when the next work is due, by the worker's clock; None while there is none."""
+        """Return when the next work is due, in seconds of the worker's clock, or None while there is none."""
 
     def take(self, now_s: float, *, everything: bool = False) -> Work_co:
-        """Remove and return what is due.
+        """Remove and return the work that is due.
 
         Args:
-            now_s: The worker's time.
-            everything: Also take what is not due yet, as the worker is ending.
+            now_s: The time of the worker's clock, in seconds.
+            everything: Also take work that is not due yet, since the worker ends.
         """
 
 
 class Worker(Generic[Work]):
-    """Runs one thread that takes work from an inbox as it falls due, until it is stopped.
+    """Run one thread that takes work from an inbox when it is due, until it is stopped.
 
-    Whoever changes the inbox holds `changed`, and notifies it if the work may be due earlier than before. The owner
-    may guard its own state with `changed` too; the lock can be taken again by the thread that holds it.
+    Hold `changed` to change the inbox, and notify it if work may now be due earlier than before. The owner may also
+    guard its own state with `changed`. A thread that holds the lock can take it again.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class Worker(Generic[Work]):
 
         Args:
             name: The thread's name.
-            inbox: Where the work comes from.
-            work: Does the work that was taken, on the thread and without the lock. It is called a last time, maybe
-                with nothing to do, after `stop`.
-            failed: Called on the thread with what `work` raised. The thread goes on.
-            clock: The time by which work falls due, in seconds.
+            inbox: The source of the work.
+            work: Does the work that was taken, on the thread and without the lock. It is called a last time after
+                `stop`, maybe with no work.
+            failed: Called on the thread with an exception that `work` raised. The thread continues.
+            clock: Returns the time in seconds by which work becomes due.
         """
         self.changed = threading.Condition()
         self.is_stopping = False
@@ -64,7 +64,7 @@ class Worker(Generic[Work]):
         """End the thread after one last call of `work` with everything in the inbox.
 
         Args:
-            wait: Return when the thread has ended. On the thread itself, this returns at once.
+            wait: Wait until the thread has ended. A call from the thread itself never waits.
         """
         with self.changed:
             self.is_stopping = True
@@ -82,7 +82,7 @@ class Worker(Generic[Work]):
                 work = self._inbox.take(self._clock(), everything=is_last)
             try:
                 self._work(work)
-            except Exception as error:  # noqa: BLE001 - nobody may wait for ever, whatever is wrong in here
+            except Exception as error:  # noqa: BLE001 - if the thread ended, its callers would wait for ever
                 self._failed(error)
 
     def _wait_s(self) -> float:

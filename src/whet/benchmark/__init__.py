@@ -1,1 +1,1 @@
-"""Measured, kept, and held against what it was: sweeps, baselines, and a regression gate."""
+"""Measure a target at many sizes, save baselines, and fail CI when it becomes slower: whet bench."""

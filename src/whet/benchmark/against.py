@@ -1,4 +1,4 @@
-"""The work tree against a git reference: process pairs, interleaved, until the verdict is clear."""
+"""Compare the work tree with a git reference: measure process pairs in turns until the verdict is clear."""
 
 import itertools
 import tempfile
@@ -203,7 +203,7 @@ def against_baseline(baseline: Sweep, now: Sweep, *, tolerance: float = sequenti
 
 
 def _unpaired(before: Point | None, now: Point, tolerance: float) -> tuple[Claim, str]:
-    """Judge one point against the baseline's. Returns the claim, and why there is none where that is so."""
+    """Judge one point against the baseline's, and return the claim, and why there is none ("" where there is one)."""
     old_ms = before.process_latencies_ms if before is not None else []
     new_ms = now.process_latencies_ms
     is_open = Claim(verdict=Verdict.INCONCLUSIVE, old_s=_seconds(old_ms), new_s=_seconds(new_ms))
@@ -221,7 +221,11 @@ def _seconds(times_ms: Sequence[float]) -> tuple[float, ...]:
 
 
 def check_machine(baseline: Sweep, machine: Machine, fingerprint: str) -> None:
-    """Raises BaselineError where a baseline is of another machine, torch or thread setting, with what differs."""
+    """Check that a baseline was measured on this machine, with this torch and this number of threads.
+
+    Raises:
+        BaselineError: It was not. The message says what differs.
+    """
     if baseline.fingerprint != fingerprint:
         differs = "; ".join(machine.differences(baseline.machine)) or "the fingerprint"
         raise BaselineError(

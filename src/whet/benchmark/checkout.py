@@ -13,7 +13,13 @@ from whet.errors import BaselineError
 
 @dataclass(frozen=True)
 class Tree:
-    """A directory with the code to be measured. working_directory: where a target's FILE.py is looked for."""
+    """Describe a directory with the code to be measured.
+
+    Attributes:
+        name: What reports call it.
+        root: The top directory of the tree.
+        working_directory: Where a target's FILE.py is looked for.
+    """
 
     name: str  # as people know it
     root: Path
@@ -29,10 +35,16 @@ class Tree:
 
 @contextmanager
 def checked_out(reference: str, directory: Path | None = None) -> Iterator[tuple[Tree, Tree]]:
-    """(the reference's tree, the work tree). The first is a git worktree in a temporary directory, removed at the end.
+    """Yield the reference's tree and the work tree.
 
-    directory: any inside the work tree; the current one, if not given. Raises BaselineError where it is no git work
-    tree, or the reference does not exist.
+    The reference's tree is a git worktree in a temporary directory, which is removed at the end.
+
+    Args:
+        reference: A git reference.
+        directory: Any directory inside the work tree; the current one, if not given.
+
+    Raises:
+        BaselineError: The directory lies in no git work tree, or the reference does not exist.
     """
     here = (directory or Path.cwd()).resolve()
     try:
@@ -62,7 +74,7 @@ def _named(reference: str, commit: str) -> str:
 
 
 def _work_tree(root: Path) -> str:
-    """HEAD, and whether files differ from it: what is compared must be said."""
+    """Return the name of the work tree for reports: HEAD, and whether files differ from it."""
     head = _git(root, "rev-parse", "--short=10", "HEAD")
     changed = [line for line in _git(root, "status", "--porcelain").splitlines() if line]
     if not changed:

@@ -1,4 +1,4 @@
-"""Sweeps and gates for other programs: CSV, GitHub's annotations, JUnit's XML."""
+"""Write sweeps and gates in the formats of other programs: CSV, GitHub's annotations, JUnit's XML."""
 
 import csv
 import io
@@ -29,7 +29,7 @@ _COLUMNS = (
 
 
 def sweep_csv(sweep: Sweep) -> str:
-    """One line a point, under a header; what is not known stays empty."""
+    """Return a sweep as CSV: a header, then one line for each point. Unknown values stay empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["target", "batch", "seq", *_COLUMNS])
@@ -42,7 +42,7 @@ def sweep_csv(sweep: Sweep) -> str:
 
 
 def sentence(verdict: BenchmarkVerdict) -> str:
-    """A verdict in words: ratio, interval, pairs."""
+    """Return a verdict in words, with its ratio, interval and number of pairs."""
     if verdict.busy and verdict.outcome == "inconclusive":
         return f"{verdict.busy}; {verdict.num_pairs} of the pairs were quiet"
     if verdict.slowdown is None or verdict.ci95 is None:
@@ -55,9 +55,11 @@ def sentence(verdict: BenchmarkVerdict) -> str:
 
 
 def github_annotations(gate: Gate) -> str:
-    """Workflow commands that GitHub shows beside the run: an error for FAIL, a warning for INCONCLUSIVE, else a notice.
+    """Return the workflow commands that GitHub shows beside the run.
 
-    Format: GitHub's documentation, "Workflow commands for GitHub Actions".
+    FAIL gives an error, INCONCLUSIVE a warning, anything else a notice.
+
+    Source: GitHub's documentation, "Workflow commands for GitHub Actions".
     """
     levels = {"pass": "notice", "fail": "error", "inconclusive": "warning"}
     lines = []
@@ -68,7 +70,10 @@ def github_annotations(gate: Gate) -> str:
 
 
 def junit_xml(gate: Gate) -> str:
-    """A test suite with a test case for each benchmark: FAIL is a failure, INCONCLUSIVE is skipped, broken an error."""
+    """Return a JUnit test suite with a test case for each benchmark.
+
+    FAIL becomes a failure, INCONCLUSIVE a skipped test, and a benchmark that could not be measured an error.
+    """
     suite = ElementTree.Element("testsuite", name="whet bench", tests=str(len(gate.verdicts)))
     counts = {"failures": 0, "skipped": 0, "errors": 0}
     for verdict in gate.verdicts:
@@ -94,5 +99,5 @@ def junit_xml(gate: Gate) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without the control characters that XML cannot hold."""
+    """Replace the control characters that XML cannot hold with question marks."""
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)

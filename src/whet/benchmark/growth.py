@@ -1,7 +1,8 @@
-"""How cost grows with size: fitted exponents of time and memory against batch and sequence.
+"""Fit how cost grows with size: the exponents of time and memory against batch and sequence length.
 
-cost = c * batch^a * seq^b, by least squares on logarithms over all points of a sweep. 1 is linear, 2 quadratic; below
-1, larger sizes use the machine better. Intervals are Student's, and as wide as the points stray from a power law.
+The model is cost = c * batch^a * seq^b, fitted by least squares on logarithms over all points of a sweep. An exponent
+of 1 is linear growth, 2 is quadratic; below 1, larger sizes use the machine better. The intervals are Student's t
+intervals: they widen as the points deviate from a power law.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +25,15 @@ class Growth(BaseModel):
 
 
 def fit_growth(quantity: str, sizes: Sequence[Mapping[str, int]], costs: Sequence[float]) -> list[Growth]:
-    """The exponent against each size that takes at least two values.
+    """Fit the exponent of the cost against each size that takes at least two values.
 
-    sizes[i]: of the point whose cost, positive, is costs[i]. Empty where no size varies, or sizes vary only together.
+    Args:
+        quantity: What the cost measures, as "time".
+        sizes: The sizes of each point by name.
+        costs: The cost of each point, positive, in any unit.
+
+    Returns:
+        One fit for each size. The list is empty where no size varies, or where the sizes only vary together.
     """
     names = [name for name in ("batch", "seq") if len({size.get(name) for size in sizes}) > 1]
     names = [name for name in names if all(size.get(name) for size in sizes)]

@@ -1,4 +1,4 @@
-"""A sweep as a picture: latency against size, on logarithmic axes."""
+"""Plot a sweep: latency against size, on logarithmic axes."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,15 @@ _FORMATS = (".svg", ".png", ".pdf")
 
 
 def check_plot(path: Path, sizes: Mapping[str, Sequence[int]]) -> None:
-    """Check before a sweep that it can be drawn. sizes: the values of each size.
+    """Check before a sweep that it can be plotted.
 
-    Raises OptionError for an unknown suffix or a sweep of one point, MissingExtra without matplotlib.
+    Args:
+        path: The file to write.
+        sizes: The values of each size.
+
+    Raises:
+        OptionError: The file's suffix is unknown, or the sweep has a single point.
+        MissingExtra: matplotlib is not installed.
     """
     if path.suffix not in _FORMATS:
         raise OptionError(f"--plot writes {', '.join(_FORMATS)}; {path.name} has none of these endings; rename it")
@@ -55,7 +61,7 @@ def plot_sweep(sweep: Sweep, path: Path) -> None:
 
 
 def _axes(sweep: Sweep) -> tuple[str, str]:
-    """The size along the horizontal axis, which is the one with more values, and the other."""
+    """Return the size for the horizontal axis, which is the one with more values, and the other size."""
     num = {name: len({p.sizes[name] for p in sweep.points if name in p.sizes}) for name in ("batch", "seq")}
     if max(num.values()) < 2:
         raise OptionError("--plot needs a size that varies, as --batch 1,8,32")

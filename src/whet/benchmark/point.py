@@ -1,4 +1,4 @@
-"""What runs in a process of its own: one target at one size, timed."""
+"""Time one target at one size, in a process of its own."""
 
 import gc
 import time
@@ -118,7 +118,7 @@ class _Memory:
 
 
 def _share_of_limit(examined: ExaminedWorkload, measurement: Measurement) -> float | None:
-    """The least time that arithmetic and bytes allow here, over the time measured. None where nothing is known."""
+    """Return the least time that the machine's limits allow over the measured time; None where it is not known."""
     try:
         profile = profile_layers(examined, repeats=1)
     except (RuntimeError, InputsError):  # a compiled or scripted model that cannot be watched

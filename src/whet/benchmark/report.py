@@ -1,4 +1,4 @@
-"""What a sweep or a gate found: types, written as JSON."""
+"""Define what a sweep or a gate found, as types that are written as JSON."""
 
 import json
 from pathlib import Path
@@ -14,11 +14,15 @@ FORMAT = 1
 
 
 class Point(BaseModel):
-    """One target at one size. Figures are medians over `processes`; samples are those of the first process.
+    """Hold the figures of one target at one size.
 
-    share_of_limit: least time the machine allows over the time measured. energy_j: per call, None where there is no
-    counter, and `energy_reason` says why. p99_ms: None below 500 calls; of the calls of all processes where each made
-    fewer.
+    Figures are medians over `processes`. Samples are those of the first process.
+
+    Attributes:
+        p99_ms: The 99th percentile of single calls; None below 500 calls. If every process made fewer than 500, the
+            calls of all processes are taken together.
+        energy_j: Joules per call; None where there is no counter, and `energy_reason` says why.
+        share_of_limit: The least time that the machine's limits allow over the measured time, 0 to 1.
     """
 
     busy: str = ""  # what disturbed it on a busy machine, where that could not be waited for
@@ -47,6 +51,7 @@ class Point(BaseModel):
 
     @property
     def label(self) -> str:
+        """Return the target with its sizes, as "digits-cnn (batch 8)"."""
         sizes = ", ".join(f"{name} {size}" for name, size in self.sizes.items())
         return f"{self.target} ({sizes})" if sizes else self.target
 
@@ -71,6 +76,7 @@ class Sweep(BaseModel):
         return sweep_html(self)
 
     def write(self, path: str | Path) -> None:
+        """Write the sweep as JSON, whole or not at all."""
         write_whole(Path(path), json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
 
 
@@ -102,7 +108,7 @@ class BenchmarkVerdict(BaseModel):
 
 
 class Gate(BaseModel):
-    """What a gate decided, and on what grounds. `compared` says in words what was held against what."""
+    """Hold what a gate decided, and on what evidence. `compared` says in words which versions were compared."""
 
     format: int = FORMAT
     outcome: Literal["pass", "fail", "inconclusive"]
@@ -119,7 +125,11 @@ class Gate(BaseModel):
 
 
 def read_sweep(path: Path) -> Sweep:
-    """A baseline that `whet bench --save` wrote. Raises BaselineError."""
+    """Read a baseline that `whet bench --save` wrote.
+
+    Raises:
+        BaselineError: The file cannot be read, or is no baseline.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(data, dict) and data.get("format", FORMAT) != FORMAT:

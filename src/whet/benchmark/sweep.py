@@ -1,4 +1,4 @@
-"""A target at many sizes, every point in processes of its own; a point that fails says so, and the sweep goes on."""
+"""Measure a target at many sizes, each point in processes of its own. The sweep goes on after a point that fails."""
 
 import datetime
 import itertools
@@ -47,15 +47,19 @@ def bench(
 
     Args:
         targets: Names as for `whet tune`.
-        processes: How many for each point; more than one tells how processes scatter, which a baseline needs.
+        batch: Batch sizes. Without any, each target keeps its own.
+        seq: Sequence lengths. Without any, each target keeps its own.
+        processes: Processes for each point. More than one shows how processes scatter, which a baseline needs.
         budget_s: Seconds of timing in each process.
+        with_memory: Whether to measure the memory that calls allocate.
+        with_energy: Whether to read energy counters.
         time_limit_s: Seconds after which a process is ended.
-        memory_limit_bytes: Of each process.
-        on_busy: "wait" for a quiet machine, "inconclusive" to wait for nothing, "go-on" to take what comes. A point
-            that was disturbed all the same says so in `busy`.
+        memory_limit_bytes: The memory limit of each process.
+        on_busy: "wait" for a quiet machine, "inconclusive" not to wait, "go-on" to accept disturbed times. The `busy`
+            of a disturbed point says what disturbed it.
         busy_wait_s: Seconds of waiting in all.
-        patience: In place of the two above, where the caller shows the waiting.
-        report: Told of each point.
+        patience: Replaces the two arguments above, where the caller shows the waiting.
+        report: Called with each point.
 
     Raises:
         OptionError: A size is below 1.
@@ -107,7 +111,11 @@ def _measured(
 
 
 def grid(batch: Sequence[int], seq: Sequence[int]) -> list[dict[str, int]]:
-    """Every pair of sizes; one empty entry, the target as it is, where none are given. Raises OptionError."""
+    """Return every pair of sizes. Without sizes there is one empty entry: the target as it is.
+
+    Raises:
+        OptionError: A size is below 1.
+    """
     for name, sizes in (("batch", batch), ("seq", seq)):
         if any(size < 1 for size in sizes):
             raise OptionError(f"--{name} takes sizes of 1 or more, as 1,8,32; leave out what is below 1")
@@ -132,7 +140,7 @@ def _cause(outcome: Outcome) -> str:
 
 
 def combined(target: str, sizes: dict[str, int], outcomes: Sequence[Outcome]) -> Point:
-    """One point of what its processes gave: medians over them, the largest peaks, the reason of one that failed."""
+    """Combine what a point's processes measured: the medians, the largest peaks, and the reason of a failure."""
     values = [outcome.value for outcome in outcomes if outcome.value is not None]
     failure = next((outcome.failure for outcome in outcomes if outcome.failure is not None), None)
     if not values:

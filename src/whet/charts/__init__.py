@@ -1,4 +1,4 @@
-"""Charts for pages in a browser: uPlot 1.6.32 (MIT, its text in uPlot.LICENSE), as published on npm, and plot.js on it.
+"""Hold the charts of pages in a browser: uPlot 1.6.32 (MIT, see uPlot.LICENSE), as published on npm, and plot.js.
 
 A page serves or contains `SCRIPTS` in this order and `STYLE`. They load nothing else: pages work without a network.
 """

@@ -1,4 +1,4 @@
-"""The command line. Only the command that is called is imported, so that `whet --help` starts at once."""
+"""Run the command line. It imports only the command that is called, so that `whet --help` starts at once."""
 
 import importlib
 import os
@@ -15,11 +15,11 @@ from whet.fast_import import import_large
 COMMANDS = {
     "tune": ("whet.cli.tune", "Find the fastest recipe for a model on this machine, and prove it."),
     "apply": ("whet.cli.apply", "Replay a recipe on a target and save the result."),
-    "bench": ("whet.cli.bench", "Measure a target at many sizes; fail where it has become slower."),
-    "profile": ("whet.cli.profile", "Say what bounds a model, how far it is from the limit, and what addresses it."),
+    "bench": ("whet.cli.bench", "Measure a target at many sizes, and fail if it has become slower."),
+    "profile": ("whet.cli.profile", "Say what bounds a model, how far it is from the limit, and what would help."),
     "audit": ("whet.cli.audit", "Find what makes PyTorch code slow, say what it may cost, and fix it."),
     "doctor": ("whet.cli.doctor", "Say what is installed, what works, and what is missing for which command."),
-    "limits": ("whet.cli.limits", "Show what this machine can do at the very best, measured."),
+    "limits": ("whet.cli.limits", "Measure what this machine can do at best."),
     "serve": ("whet.cli.serve", "Serve a language model over HTTP, as OpenAI does."),
     "bench-serve": ("whet.cli.bench_serve", "Put a server under load: latencies, throughput and goodput of its users."),
     "chat": ("whet.cli.chat", "Talk to a model in the terminal."),
@@ -32,7 +32,10 @@ NO_READER = 141  # 128 and SIGPIPE, as of any command whose reader has left
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command that the arguments name. Exits with 0, 1 (regression), 2 (wrong use), 3 (inconclusive)."""
+    """Run the command that the arguments name, and exit with its code.
+
+    The codes are 0 for success, 1 for a regression, 2 for wrong use, and 3 for an inconclusive result.
+    """
     try:
         try:
             _run(arguments)
@@ -47,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def is_unread() -> bool:
-    """Whether whoever read standard output has left, as `head` does."""
+    """Return whether the reader of standard output has closed it, as `head` does."""
     poll = select.poll()
     poll.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))

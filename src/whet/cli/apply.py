@@ -1,4 +1,4 @@
-"""whet apply: replay a recipe on a target."""
+"""Replay a recipe on a target: whet apply."""
 
 import sys
 from pathlib import Path
@@ -17,20 +17,24 @@ _REFUSED = 3
 
 def apply(
     recipe: Annotated[Path, typer.Argument(help="a recipe.toml that whet tune wrote")],
-    target: Annotated[str, typer.Argument(help="as for whet tune")],
+    target: Annotated[str, typer.Argument(help="the target, named as for whet tune")],
     out: Annotated[
         Path | None,
         typer.Option(help="a new directory for the artefact", show_default="none for a recipe that cannot be saved"),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="another model's recipe too, and beyond the drop in quality it allows")
+        bool,
+        typer.Option(
+            "--force", help="apply it although it was made for another model, or costs more quality than it allows"
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
 ) -> None:
-    """Replay a recipe on a target and save the result, to be loaded by whet.load(DIR).
+    """Replay a recipe on a target, and save the result for whet.load(DIR).
 
     A recipe that cannot be saved, such as one with torch_compile, is applied and judged, and nothing is written.
-    Exits with 3, and writes nothing, where the recipe is of another model or costs more quality than it allows.
+    The exit code is 3, and nothing is written, where the recipe was made for another model or costs more quality than
+    it allows.
     """
     console = Console(stderr=as_json, highlight=False)
     try:

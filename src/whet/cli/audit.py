@@ -1,4 +1,4 @@
-"""whet audit: find what makes PyTorch code slow, say what it may cost, and fix it."""
+"""Find what makes PyTorch code slow, say what it may cost, and fix it: whet audit."""
 
 import argparse
 import os
@@ -62,22 +62,37 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("paths", metavar="PATH", nargs="*", type=Path, help="Python files, notebooks and directories")
-    add("--fix", action="store_true", help="repair what can be repaired at the same results")
-    add("--unsafe-fixes", action="store_true", help="also where results may differ")
+    add("--fix", action="store_true", help="apply the fixes that keep all results the same")
+    add("--unsafe-fixes", action="store_true", help="apply fixes that may change results as well")
     add("--diff", action="store_true", help="show what --fix would change; write nothing")
     add("--select", metavar="CODES", action="append", help="codes or their beginnings, as SYN,MOV101")
     add("--ignore", metavar="CODES", action="append", help="codes or their beginnings to leave out")
-    add("--baseline", metavar="FILE", type=Path, help="show only what this file does not know")
-    add("--write-baseline", metavar="FILE", type=Path, help="write what is found, to be known from now on")
-    add("--output-format", metavar="FORMAT", choices=FORMATS, default="full", help=", ".join(FORMATS))
-    add("--out", metavar="FILE", type=Path, help="write there instead of the terminal")
+    add("--baseline", metavar="FILE", type=Path, help="show only findings that this file does not contain")
+    add("--write-baseline", metavar="FILE", type=Path, help="write the findings, for later runs with --baseline")
+    add("--output-format", metavar="FORMAT", choices=FORMATS, default="full", help=f"the format: {', '.join(FORMATS)}")
+    add("--out", metavar="FILE", type=Path, help="write the report to this file instead of the terminal")
     add("--explain", metavar="CODE", help="say what a rule finds, and why")
     add("--json", action="store_true", help="short for --output-format json")
     add("--measure", action="store_true", help="run the script (arguments after --) with each fix, in a copy, in pairs")
-    add("--steps", metavar="N", type=int, default=12, help="optimiser steps of each process of --measure (12)")
-    add("--on-busy", metavar="HOW", default="wait", help="of --measure on a busy machine: wait, inconclusive or go-on")
-    add("--busy-wait", metavar="TIME", default="2m", help="how long to wait for a quiet machine in all (2m)")
-    add("--budget", metavar="TIME", default="10m", help="of --measure, such as 90s or 10m (10m)")
+    add("--steps", metavar="N", type=int, default=12, help="with --measure: optimiser steps of each process (12)")
+    add(
+        "--on-busy",
+        metavar="HOW",
+        default="wait",
+        help="with --measure, on a busy machine: wait, inconclusive or go-on",
+    )
+    add(
+        "--busy-wait",
+        metavar="TIME",
+        default="2m",
+        help="with --measure: how long to wait for a quiet machine in all (2m)",
+    )
+    add(
+        "--budget",
+        metavar="TIME",
+        default="10m",
+        help="with --measure: the time for all measurements, such as 90s or 10m (10m)",
+    )
     return parser
 
 
@@ -124,7 +139,7 @@ def _found(given: argparse.Namespace) -> Outcome:
 
 
 def _measured(given: argparse.Namespace) -> Outcome:
-    """Imported only here: it needs torch."""
+    """Measure the fixes of a script. The imports are here because they need torch."""
     patience_of = import_module("whet.measure.quiet").Patience
     on_busy = import_module("whet.measure.quiet").OnBusy.checked(given.on_busy)
     seconds = import_module("whet.cli.units").seconds
@@ -144,7 +159,7 @@ def _measured(given: argparse.Namespace) -> Outcome:
 
 
 def _split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What is whet's own, and what stands after `--`."""
+    """Split the arguments into whet's own and those after `--`."""
     given = list(arguments)
     if "--" not in given:
         return given, []
@@ -153,13 +168,17 @@ def _split_at_dashes(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _diff(change: Change) -> str:
-    """As `patch -p1` takes it."""
+    """Return a change in the format of `patch -p1`."""
     shown: str = import_module("whet.auditor.fixing").unified_diff(change.before.path, change.before.text, change.text)
     return shown.rstrip("\n")
 
 
 def _explained(name: str) -> str:
-    """A rule's card. Raises AuditError for a code or a name that is not there."""
+    """Return a rule's card.
+
+    Raises:
+        AuditError: There is no rule of this code or name.
+    """
     known = cards()
     code = name.strip().upper()
     card = known.get(code) or next((c for c in known.values() if c.name == name.strip().lower()), None)
@@ -180,7 +199,7 @@ def _split(given: Sequence[str]) -> list[str]:
 
 
 def _machine() -> MachineFacts:
-    """Imported only here: it needs torch, which takes seconds."""
+    """Describe the machine. The import is here because it needs torch, which takes seconds."""
     facts: Callable[[], MachineFacts] = import_module("whet.machine.audit_facts").machine_facts
     return facts()
 
@@ -190,12 +209,12 @@ def _has_colour(stream: TextIO) -> bool:
 
 
 def _columns(out: Path | None) -> int:
-    """The terminal's width, between 60 and 120 columns; 80 for a file, and where there is no terminal."""
+    """Return the terminal's width, between 60 and 120 columns; 80 for a file, or without a terminal."""
     return 80 if out is not None else min(120, max(60, shutil.get_terminal_size().columns))
 
 
 def _put(text: str, out: Path | None) -> None:
-    """What was asked for: into a file, whole or not at all, or onto the terminal."""
+    """Write the report into a file, whole or not at all, or onto the terminal."""
     if out is None:
         _say(text)
     else:

@@ -1,4 +1,4 @@
-"""What `whet audit --measure` shows on a terminal."""
+"""Show the result of `whet audit --measure` on a terminal."""
 
 import textwrap
 
@@ -7,7 +7,7 @@ from whet.auditor.report import FixTrial, Impact
 
 
 def table(impact: Impact) -> str:
-    """For the terminal, within 80 columns: each fix, the phases of a step, the whole."""
+    """Return the table for the terminal, within 80 columns: each fix, the phases of a step, all fixes together."""
     lines = ["", f"{'fix':<42} {'faster':>7}  {'95%':<13} kept"]
     for trial in impact.trials:
         lines += _rows(trial)

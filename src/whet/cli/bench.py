@@ -1,4 +1,4 @@
-"""whet bench: measure a target at many sizes; hold it against a baseline or a git reference."""
+"""Measure a target at many sizes, or compare it with a baseline or a git reference: whet bench."""
 
 import json
 from pathlib import Path
@@ -27,22 +27,26 @@ _EXIT_CODES = {Verdict.PASS: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: INCONCLUS
 
 _Targets = Annotated[
     list[str],
-    typer.Argument(metavar="TARGET...", help="built-in name, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION"),
+    typer.Argument(metavar="TARGET...", help="a built-in name, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION"),
 ]
-_Batch = Annotated[str, typer.Option(help="samples per batch, as 1,8,32")]
-_Seq = Annotated[str, typer.Option(help="tokens per sample, as 128,512")]
-_Save = Annotated[Path | None, typer.Option(help="write the sweep as JSON, to be a baseline")]
-_Compare = Annotated[Path | None, typer.Option(help="judge against such a baseline, of the same machine")]
-_Against = Annotated[str | None, typer.Option(help="judge against a git reference, in process pairs")]
-_Tolerance = Annotated[float, typer.Option(help="slowdown that passes: 0.02 is two percent")]
-_Processes = Annotated[int | None, typer.Option(help="per point", show_default="1; 5 with --save or --compare")]
-_Budget = Annotated[str | None, typer.Option(help="timing in each process", show_default="1s; 0.5s with --against")]
-_Limit = Annotated[str, typer.Option(help="time limit of each process")]
-_Memory = Annotated[bool, typer.Option("--memory", help="also working memory and live tensors")]
-_MemoryLimit = Annotated[str | None, typer.Option(help="of each process, as 8GB")]
-_Energy = Annotated[bool, typer.Option("--energy", help="also joules, where the machine counts them")]
+_Batch = Annotated[str, typer.Option(help="batch sizes to measure, as 1,8,32")]
+_Seq = Annotated[str, typer.Option(help="sequence lengths to measure, as 128,512")]
+_Save = Annotated[Path | None, typer.Option(help="write the sweep as JSON, as a baseline for --compare")]
+_Compare = Annotated[Path | None, typer.Option(help="compare with a baseline that --save wrote on this machine")]
+_Against = Annotated[str | None, typer.Option(help="compare with a git reference, in pairs of processes")]
+_Tolerance = Annotated[float, typer.Option(help="the slowdown that passes: 0.02 is two percent")]
+_Processes = Annotated[
+    int | None, typer.Option(help="processes for each point", show_default="1; 5 with --save or --compare")
+]
+_Budget = Annotated[
+    str | None, typer.Option(help="seconds of timing in each process", show_default="1s; 0.5s with --against")
+]
+_Limit = Annotated[str, typer.Option(help="the time limit of each process")]
+_Memory = Annotated[bool, typer.Option("--memory", help="measure working memory and live tensors as well")]
+_MemoryLimit = Annotated[str | None, typer.Option(help="the memory limit of each process, as 8GB")]
+_Energy = Annotated[bool, typer.Option("--energy", help="measure joules as well, where the machine has counters")]
 _Csv = Annotated[Path | None, typer.Option(help="write the sweep as CSV")]
-_Plot = Annotated[Path | None, typer.Option(help="draw the sweep, as .svg, .png or .pdf")]
+_Plot = Annotated[Path | None, typer.Option(help="plot the sweep into a .svg, .png or .pdf file")]
 _Junit = Annotated[Path | None, typer.Option(help="write the verdicts as JUnit XML")]
 _Github = Annotated[bool, typer.Option("--github", help="print the verdicts as GitHub annotations")]
 _AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
@@ -70,9 +74,10 @@ def bench(
     github: _Github = False,
     as_json: _AsJson = False,
 ) -> None:
-    """Measure a target at many sizes; hold it against a baseline or a git reference.
+    """Measure a target at many sizes, or compare it with a baseline or a git reference.
 
-    Exits with 0 where nothing is slower, 1 where something is, 3 where that cannot be told, 2 on failure.
+    The exit code is 0 if nothing is slower, 1 if something is, 3 if the measurements are inconclusive, and 2 after an
+    error.
     """
     console = Console(stderr=as_json or github)
     patience = patience_of(on_busy, busy_wait, console)
@@ -135,7 +140,7 @@ def _pairs(
 
 
 def _sweep(console: Console, targets: list[str], options: dict[str, Any]) -> Sweep:
-    """Measure every point and show what was found. options: of `whet.bench`."""
+    """Measure every point with the options of `whet.bench`, and show the figures."""
     with console.status("measuring") as status:
         sweep = run_bench(targets, report=lambda point: status.update(f"measured {point.label}"), **options)
     given = [f"--{name} {','.join(map(str, options[name]))}" for name in ("batch", "seq") if options[name]]

@@ -1,4 +1,4 @@
-"""What `whet bench` can know to be wrong before it measures anything."""
+"""Check the options of `whet bench` before it measures anything."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

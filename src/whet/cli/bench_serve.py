@@ -1,4 +1,4 @@
-"""whet bench-serve: put a server of language models under load."""
+"""Put a server of language models under load: whet bench-serve."""
 
 import re
 import signal
@@ -27,47 +27,66 @@ _FAILED, _INTERRUPTED = 2, 130
 
 _Target = Annotated[
     str,
-    typer.Argument(metavar="URL|DIR|NAME", help="a server's address; or a model directory or built-in model to serve"),
+    typer.Argument(
+        metavar="URL|DIR|NAME", help="the address of a server, or a model directory or built-in model to serve"
+    ),
 ]
 _ServeOptions = Annotated[
-    list[str] | None, typer.Argument(metavar="[-- SERVE OPTIONS...]", help="of whet serve, for a DIR or NAME")
+    list[str] | None, typer.Argument(metavar="[-- SERVE OPTIONS...]", help="options of whet serve, with a DIR or NAME")
 ]
 _Trace = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="CSV with TIMESTAMP, ContextTokens, GeneratedTokens: Azure's published traces"),
+    typer.Option(
+        metavar="FILE", help="a CSV with TIMESTAMP, ContextTokens, GeneratedTokens, as Azure's published traces"
+    ),
 ]
 _Rate = Annotated[
-    float | None, typer.Option(help="in place of --trace: random (Poisson) arrivals, so many requests per second")
+    float | None,
+    typer.Option(help="in place of --trace: random (Poisson) arrivals, with this many requests per second"),
 ]
-_NumRequests = Annotated[int | None, typer.Option(help="requests to send at most", show_default="no limit")]
+_NumRequests = Annotated[int | None, typer.Option(help="the most requests to send", show_default="no limit")]
 _Duration = Annotated[
     str | None,
     typer.Option(metavar="DURATION", help="how long to send", show_default="60s, or what --num-requests take"),
 ]
 _Load = Annotated[
     float | None,
-    typer.Option(help="with --trace: share of what the server can do, which is measured first", show_default="0.7"),
+    typer.Option(
+        help="with --trace: the load, as a share of the server's capacity, which is measured first", show_default="0.7"
+    ),
 ]
 _TimeScale = Annotated[
-    float | None, typer.Option(help="with --trace, in place of --load: factor of the gaps between requests")
+    float | None, typer.Option(help="with --trace, in place of --load: the factor for the gaps between requests")
 ]
 _LengthScale = Annotated[
     float | None,
-    typer.Option(help="with --trace: factor of prompts and outputs", show_default="so that the longest fits"),
+    typer.Option(
+        help="with --trace: the factor for the lengths of prompts and outputs", show_default="so that the longest fits"
+    ),
 ]
-_MaxInput = Annotated[int | None, typer.Option(help="tokens that longer prompts are cut to", show_default="none is")]
-_MaxOutput = Annotated[int | None, typer.Option(help="tokens that longer outputs are cut to", show_default="none is")]
-_InputLen = Annotated[str, typer.Option(metavar="RANGE", help="with --rate: tokens of prompts, uniform")]
-_OutputLen = Annotated[str, typer.Option(metavar="RANGE", help="with --rate: tokens of outputs, uniform")]
+_MaxInput = Annotated[
+    int | None, typer.Option(help="the most tokens of a prompt; longer ones are cut", show_default="no limit")
+]
+_MaxOutput = Annotated[
+    int | None, typer.Option(help="the most tokens of an output; longer ones are cut", show_default="no limit")
+]
+_InputLen = Annotated[str, typer.Option(metavar="RANGE", help="with --rate: the range of tokens in a prompt (uniform)")]
+_OutputLen = Annotated[
+    str, typer.Option(metavar="RANGE", help="with --rate: the range of tokens in an output (uniform)")
+]
 _Concurrency = Annotated[
-    int | None, typer.Option(help="requests in flight at most", show_default="no limit, an open loop")
+    int | None, typer.Option(help="the most requests in flight", show_default="no limit, an open loop")
 ]
-_Prefix = Annotated[int, typer.Option(help="first tokens that all prompts share")]
-_Seed = Annotated[int, typer.Option(help="of prompts and random arrivals")]
+_Prefix = Annotated[int, typer.Option(help="the number of first tokens that all prompts share")]
+_Seed = Annotated[int, typer.Option(help="the seed of prompts and random arrivals")]
 _Slo = Annotated[
-    str | None, typer.Option(metavar="LIMITS", help="what the goodput must meet, as ttft=500ms,tpot=50ms,e2e=10s")
+    str | None,
+    typer.Option(
+        metavar="LIMITS",
+        help="the limits that an answer must meet to count as goodput, as ttft=500ms,tpot=50ms,e2e=10s",
+    ),
 ]
-_Key = Annotated[str | None, typer.Option(metavar="KEY", help="that the server wants", envvar="WHET_API_KEY")]
+_Key = Annotated[str | None, typer.Option(metavar="KEY", help="the API key of the server", envvar="WHET_API_KEY")]
 _Out = Annotated[Path | None, typer.Option(metavar="DIR", help="a directory for report.json and requests.csv")]
 _AsJson = Annotated[bool, typer.Option("--json", help="print the report as one JSON object")]
 
@@ -96,11 +115,10 @@ def bench_serve(
     busy_wait: BusyWaitOption = "2m",
     as_json: _AsJson = False,
 ) -> None:
-    """Replay production traffic, or random arrivals, against a server: latencies, throughput, goodput.
+    """Replay production traffic, or random arrivals, against a server, and report latencies, throughput and goodput.
 
-    Requests are sent at their time, whatever the server does. A trace is scaled
-    to the machine: its lengths so that the longest request fits the model, its
-    gaps so that the load is a share of what the server can do.
+    Requests are sent at their scheduled times, however slow the server is. A trace is scaled to the machine: its
+    lengths so that the longest request fits the model, its gaps so that the load is a share of the server's capacity.
     """
     console = Console(stderr=True)
     options = Options(
@@ -174,7 +192,7 @@ def _leave(report: Report, patience: Patience) -> None:
 
 
 def _range(text: str, name: str) -> tuple[int, int]:
-    """ "16-255", or one number."""
+    """Return the two ends of a range as "16-255", or of one number."""
     found = re.fullmatch(r"\s*([0-9]{1,9})\s*(?:-\s*([0-9]{1,9})\s*)?", text)
     if found is None:
         raise OptionError(f"--{name} {text!r}: write two lengths as 16-255, from 1 up")

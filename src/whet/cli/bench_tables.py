@@ -1,4 +1,4 @@
-"""Sweeps and verdicts on the terminal, at 80 columns."""
+"""Show sweeps and verdicts on the terminal, at 80 columns."""
 
 from rich import box
 from rich.console import Console
@@ -13,7 +13,7 @@ _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
 
 
 def show_sweep(console: Console, sweep: Sweep, *, with_memory: bool, with_energy: bool) -> None:
-    """A table for each target: a line for each size."""
+    """Show a table for each target, with a line for each size."""
     for target in dict.fromkeys(point.target for point in sweep.points):
         points = [point for point in sweep.points if point.target == target]
         table = Table(title=target, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
@@ -31,7 +31,7 @@ def show_sweep(console: Console, sweep: Sweep, *, with_memory: bool, with_energy
 
 
 def show_growth(console: Console, sweep: Sweep) -> None:
-    """time grows as batch^0.9 (0.8 to 1.0): a line for each exponent that could be fitted."""
+    """Show a line for each exponent that could be fitted, as "time grows as batch^0.9 (0.8 to 1.0)"."""
     for target, growths in sweep.growth.items():
         for growth in growths:
             interval = " (no interval: as many sizes as unknowns)"
@@ -44,7 +44,7 @@ def show_growth(console: Console, sweep: Sweep) -> None:
 
 
 def show_notes(console: Console, sweep: Sweep, *, with_energy: bool) -> None:
-    """What could not be measured, and why."""
+    """Show what could not be measured, and why."""
     for point in sweep.points:
         if point.busy:
             console.print(Text(f"{point.label}: these figures cannot be trusted: {point.busy}", style="yellow"))
@@ -58,7 +58,7 @@ def show_notes(console: Console, sweep: Sweep, *, with_energy: bool) -> None:
 
 
 def show_gate(console: Console, gate: Gate) -> None:
-    """The verdicts, then the outcome and what was compared."""
+    """Show the verdicts, then the outcome and what was compared."""
     for verdict in gate.verdicts:
         console.print(show_verdict(verdict))
     line = Text(gate.outcome.upper(), style=_STYLES[gate.outcome])
@@ -67,6 +67,6 @@ def show_gate(console: Console, gate: Gate) -> None:
 
 
 def show_verdict(verdict: BenchmarkVerdict) -> Text:
-    """PASS digits-cnn: 0.3% slower (…)"""
+    """Return a verdict as "PASS digits-cnn: 0.3% slower (…)"."""
     text = Text(f"{verdict.outcome.upper():<12} ", style=_STYLES[verdict.outcome])
     return text.append(f"{verdict.label}: {sentence(verdict)}", style="default")

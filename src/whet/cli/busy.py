@@ -1,4 +1,4 @@
-"""What the commands that measure say and do about a busy machine."""
+"""Handle a busy machine in the commands that measure: their options, and the line that they show."""
 
 from typing import Annotated
 
@@ -16,14 +16,18 @@ OnBusyOption = Annotated[
     typer.Option(
         "--on-busy",
         metavar="HOW",
-        help="where other processes disturb: wait for quiet, inconclusive (no verdict), or go-on",
+        help="on a busy machine: wait (for quiet), inconclusive (give no verdict) or go-on (measure anyway)",
     ),
 ]
 BusyWaitOption = Annotated[str, typer.Option("--busy-wait", help="how long to wait for a quiet machine in all, as 2m")]
 
 
 def patience_of(on_busy: str, busy_wait: str, console: Console) -> Patience:
-    """Return what the two options say; it shows one line whenever the command waits for quiet. Raises OptionError."""
+    """Return the Patience that two options ask for. It shows one line whenever the command waits for quiet.
+
+    Raises:
+        OptionError: An option has no such value.
+    """
     return Patience(OnBusy.checked(on_busy), seconds(busy_wait), report=lambda text: show_waiting(console, text))
 
 

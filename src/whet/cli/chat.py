@@ -1,4 +1,4 @@
-"""whet chat: talk to a model in the terminal."""
+"""Talk to a model in the terminal: whet chat."""
 
 import contextlib
 import sys
@@ -28,20 +28,22 @@ def chat(
     model: Annotated[str, typer.Argument(metavar=model_directory.METAVAR, help=model_directory.HELP)],
     weights: WeightsOption = None,
     dtype: DtypeOption = None,
-    temperature: Annotated[float, typer.Option(help="0: always the most probable token; higher: more varied")] = 0.7,
-    max_tokens: Annotated[int, typer.Option(min=1, help="tokens of one answer at most")] = 512,
+    temperature: Annotated[
+        float, typer.Option(help="0 always takes the most probable token; higher values vary more")
+    ] = 0.7,
+    max_tokens: Annotated[int, typer.Option(min=1, help="the most tokens of an answer")] = 512,
     seed: Annotated[
         int | None, typer.Option(help="the same seed gives the same answers", show_default="random")
     ] = None,
     system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="what the model is told before everything else")
+        str | None, typer.Option(metavar="TEXT", help="the system prompt, which precedes the conversation")
     ] = None,
     complete: Annotated[
-        bool, typer.Option("--complete", help="go on with each text as it stands, without a chat template: base models")
+        bool, typer.Option("--complete", help="continue each text as it is, without a chat template (for base models)")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object for each answer, at its end")] = False,
 ) -> None:
-    """Talk to a model. Lines that are piped in are answered one by one."""
+    """Talk to a model in the terminal. Piped lines are answered one by one."""
     options = EngineOptions(weights=weights or DEFAULTS.weights, dtype=dtype or DEFAULTS.dtype)
     notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     with notes.status("loading the model"):
@@ -92,7 +94,11 @@ def _loop(talk: Conversation, notes: Console, *, as_json: bool) -> bool:
 
 
 def _lines(talk: Conversation, notes: Console) -> Iterator[str]:
-    """What somebody types, to Ctrl-D. Raises KeyboardInterrupt at a second Ctrl-C in a row."""
+    """Yield the lines that the user types, until Ctrl-D.
+
+    Raises:
+        KeyboardInterrupt: The user pressed Ctrl-C twice in a row.
+    """
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # input() then edits, and remembers what was typed
     notes.print("/help says what there is besides asking; /quit leaves", style="dim")
@@ -132,7 +138,7 @@ def _obey(talk: Conversation, command: str, notes: Console) -> None:
 
 
 def _show(text: str) -> None:
-    """At once. A terminal gets no control characters, which could move the cursor or worse."""
+    """Write text without delay. A terminal gets no control characters, which could move the cursor or do worse."""
     if sys.stdout.isatty():
         text = "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\ufffd" for c in text)
     sys.stdout.write(text)
@@ -153,7 +159,7 @@ def _stats(talk: Conversation) -> str:
 
 
 def _summary(answers: Sequence[Answer]) -> str:
-    """One line: how many, how long, how fast."""
+    """Summarise the answers in one line: their number, their length, their speed."""
     if not answers:
         return "no answer"
     firsts = sorted(answer.ttft_s for answer in answers if answer.ttft_s is not None)

@@ -1,4 +1,4 @@
-"""whet limits: what this machine can do at the very best."""
+"""Measure what this machine can do at best: whet limits."""
 
 import json
 from dataclasses import asdict
@@ -16,9 +16,11 @@ from whet.machine.notebook import COLUMNS, rate_rows
 
 def limits(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
-    refresh: Annotated[bool, typer.Option("--refresh", help="measure again; the best figures count")] = False,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="measure again; the best figures of all measurements count")
+    ] = False,
 ) -> None:
-    """Show what this machine can do at the very best: measured once, then read from the cache."""
+    """Show what this machine can do at best. The limits are measured once, then read from the cache."""
     console = Console(stderr=as_json)
     machine = describe()
     topology = find_topology()

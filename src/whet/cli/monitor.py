@@ -1,4 +1,4 @@
-"""whet monitor: watch a command as it runs."""
+"""Watch a command as it runs: whet monitor."""
 
 import sys
 from pathlib import Path
@@ -15,26 +15,34 @@ from whet.network import LOOPBACK
 
 
 def monitor(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="as: -- python train.py --epochs 3")],
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="the command, as: -- python train.py --epochs 3")
+    ],
     port: Annotated[
         int | None,
         typer.Option(
-            help="of the page; 0: any that is free", show_default=f"{DEFAULT_PORT}, or any where that is in use"
+            help="the port of the page; 0 takes any free one",
+            show_default=f"{DEFAULT_PORT}, or any where that is in use",
         ),
     ] = None,
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="of the page; 127.0.0.1: this machine alone may look")
+        str, typer.Option(metavar="ADDRESS", help="the address of the page; 127.0.0.1 is for this machine alone")
     ] = LOOPBACK,
     page: Annotated[bool, typer.Option("--page/--no-page", help="serve the live page and /metrics")] = True,
-    keep: Annotated[bool, typer.Option("--keep", help="serve the page after the end too, until Ctrl-C")] = False,
-    interval: Annotated[str, typer.Option(metavar="DURATION", help="between samples, as 1s or 0.5s")] = "1s",
-    name: Annotated[str | None, typer.Option(help="of the run, in titles", show_default="the script's")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="go on serving the page after the end, until Ctrl-C")] = False,
+    interval: Annotated[str, typer.Option(metavar="DURATION", help="the time between samples, as 1s or 0.5s")] = "1s",
+    name: Annotated[
+        str | None, typer.Option(help="the name of the run in titles", show_default="the script's name")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="a directory for summary.json and summary.html")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as one JSON object at the end")] = False,
 ) -> None:
-    """Watch a command as it runs: a live page, Prometheus metrics, and a summary at the end. Exits with its code."""
+    """Watch a command as it runs: a live page, Prometheus metrics, and a summary at the end.
+
+    The exit code is the command's.
+    """
     console = Console(stderr=True)
 
     def show(summary: Summary) -> None:

@@ -1,4 +1,4 @@
-"""whet profile: what bounds a model, a training loop, or a recorded trace."""
+"""Find what bounds a model, a training loop, or a recorded trace: whet profile."""
 
 from importlib import import_module
 from pathlib import Path
@@ -15,29 +15,31 @@ def profile(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TARGET]",
-            help="digits-cnn, docs-encoder, docs-gpt, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION",
+            metavar="TARGET",
+            help="the target: digits-cnn, docs-encoder, docs-gpt, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION",
         ),
     ] = None,
-    others: Annotated[list[str] | None, typer.Argument(metavar="", hidden=True)] = None,
+    others: Annotated[list[str] | None, typer.Argument(metavar="FILE", hidden=True)] = None,
     out: Annotated[Path | None, typer.Option(help="a new directory for profile.json and trace.json.gz")] = None,
     depth: Annotated[int, typer.Option(help="how deep the tree of modules is shown")] = 3,
-    rows: Annotated[int, typer.Option(help="of each table")] = 12,
-    limit: Annotated[str, typer.Option(help="of time for the whole profile, as 5m or 90s")] = "5m",
+    rows: Annotated[int, typer.Option(help="the most rows of each table")] = 12,
+    limit: Annotated[str, typer.Option(help="the time limit of the whole profile, as 5m or 90s")] = "5m",
     trace: Annotated[
         list[Path] | None,
-        typer.Option(help="a trace that PyTorch's profiler wrote, in place of a target; two: compare"),
+        typer.Option(help="a trace of PyTorch's profiler, in place of a target; two traces are compared"),
     ] = None,
-    step: Annotated[bool, typer.Option("--step", help="the phases of the target's training loop")] = False,
-    nvtx: Annotated[bool, typer.Option("--nvtx", help="only run it, in NVTX ranges: for nsys and ncu")] = False,
+    step: Annotated[bool, typer.Option("--step", help="show the phases of the target's training loop")] = False,
+    nvtx: Annotated[
+        bool, typer.Option("--nvtx", help="only run the target, inside NVTX ranges, for nsys and ncu")
+    ] = False,
     on_busy: OnBusyOption = "wait",
     busy_wait: BusyWaitOption = "2m",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
 ) -> None:
-    """Say what bounds a model, how far it is from the machine's limit, and what addresses it.
+    """Say what bounds a model, how far it is from the machine's limit, and what would make it faster.
 
-    Time, operations, bytes and bound of each layer; slowest operators; memory, by the line that allocated it; what
-    grows from call to call. With --out also a trace for ui.perfetto.dev.
+    The profile has the time, operations, bytes and bound of each layer, the slowest operators, the memory by the line
+    that allocated it, and what grows from call to call. --out also writes a trace for ui.perfetto.dev.
     """
     paths = [*(trace or ()), *(Path(other) for other in others or ())]
     if trace:  # `--trace A B` gives B as an argument

@@ -1,4 +1,4 @@
-"""`whet profile --step`: the phases of a training loop, as a table."""
+"""Show the phases of a training loop as a table: `whet profile --step`."""
 
 import json
 import textwrap
@@ -50,7 +50,7 @@ def run_step(target: str, *, limit_s: float, on_busy: str, busy_wait: str, as_js
 
 
 def show_steps(console: Console, report: StepReport) -> None:
-    """The verdict with its evidence, the phases, the lines that wait; fits 80 columns."""
+    """Show the verdict with its evidence, the phases, and the lines that wait, within 80 columns."""
     console.print()
     if report.is_partial:
         console.print(Text.assemble(("PARTIAL  ", "bold red"), report.ended_by))

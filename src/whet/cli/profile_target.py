@@ -1,4 +1,4 @@
-"""`whet profile TARGET`: what bounds a model, on the terminal."""
+"""Show on the terminal what bounds a model: `whet profile TARGET`."""
 
 import json
 import time
@@ -55,7 +55,7 @@ def run_target(
 
 
 class _Progress:
-    """A line that says how long it has been going on; how long it will, nobody knows of an unknown model."""
+    """Show a line with the time so far. How long an unknown model will take cannot be predicted."""
 
     def __init__(self, target: str) -> None:
         self._target = target

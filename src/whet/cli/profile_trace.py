@@ -1,4 +1,4 @@
-"""whet profile --trace FILE: what a recorded trace says; with two files, what changed between them."""
+"""Show what a recorded trace says, or what changed between two: whet profile --trace FILE."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,14 @@ Row = tuple[str | Text, ...]
 
 @dataclass(frozen=True)
 class _Section:
-    """One table: the title heads the column of names. num_all: rows there are, where only the first are here."""
+    """Hold one table.
+
+    Attributes:
+        title: The heading of the column of names.
+        columns: The headings of the other columns.
+        rows: The rows.
+        num_all: The number of all rows, if `rows` holds only the first ones.
+    """
 
     title: str
     columns: tuple[str, ...]
@@ -41,9 +48,14 @@ class _Section:
 
 
 def run_trace(paths: list[Path], *, as_json: bool) -> None:
-    """Show one trace, or what changed from the first to the second. Raises TraceError for a file that cannot be read.
+    """Show one trace, or what changed from the first to the second.
 
-    as_json: print one JSON object and nothing else; times in it are in nanoseconds.
+    Args:
+        paths: One file or two.
+        as_json: Whether to print one JSON object and nothing else. Its times are in nanoseconds.
+
+    Raises:
+        TraceError: A file cannot be read.
     """
     if len(paths) not in (1, 2):
         raise OptionError(f"{len(paths)} traces were given; name one, or two to see what changed")
@@ -58,7 +70,7 @@ def run_trace(paths: list[Path], *, as_json: bool) -> None:
 
 
 def show_trace(console: Console, report: TraceReport) -> None:
-    """The verdict, then the figures behind it. Fits 80 columns."""
+    """Show the verdict, then the figures behind it, within 80 columns."""
     console.print(Text(f"{_plain(report.path)}: {_contents(report)}", "dim"))
     console.print()
     console.print(Text.assemble((str(report.verdict.bound), "bold"), "  ", _plain(report.verdict.sentence)))
@@ -69,7 +81,7 @@ def show_trace(console: Console, report: TraceReport) -> None:
 
 
 def show_changes(console: Console, changes: TraceChanges) -> None:
-    """What changed, in a sentence, then figure by figure, kernel by kernel and operator by operator."""
+    """Show what changed in a sentence, then figure by figure, kernel by kernel and operator by operator."""
     for word, report in (("before", changes.before), ("after", changes.after)):
         console.print(Text(f"{word:<7} {_plain(report.path)}: {_contents(report)}", "dim"))
     console.print()
@@ -109,7 +121,7 @@ def _show(console: Console, section: _Section) -> None:
 
 
 def _even(section: _Section) -> Iterator[Row]:
-    """The head and all rows, filled up to one length."""
+    """Yield the head and all rows, padded to one length."""
     for row in ((section.title, *section.columns), *section.rows):
         yield (*row, *[""] * (1 + len(section.columns) - len(row)))
 
@@ -173,7 +185,7 @@ def _use(report: TraceReport) -> _Section:
 
 
 def _parts(gpu: DeviceUse) -> Iterator[Row]:
-    """What a GPU did, and how much of it compute hid."""
+    """Yield the rows of what a GPU did, and how much of it computation hid."""
     for name, time_ns, hidden_ns in (
         ("compute", gpu.compute_ns, None),
         ("communication", gpu.communication_ns, gpu.communication_hidden_ns),
@@ -271,5 +283,5 @@ def _time(time_ns: int | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text from a file on one line, without what would steer a terminal."""
+    """Return text from a file on one line, without control characters."""
     return "".join(c for c in " ".join(text.split()) if c.isprintable())

@@ -1,4 +1,4 @@
-"""whet serve: a language model behind OpenAI's API."""
+"""Serve a language model behind OpenAI's API: whet serve."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What `whet tune` shows on a terminal: the finals and the verdict, one line a trial."""
+"""Show on a terminal what `whet tune` found: the final comparison, the verdict, and a line for each trial."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ _STATUSES = {
 
 
 def show_result(console: Console, result: Result) -> None:
-    """The original, torch.compile alone and the finalists; the verdict; where everything lies. Fits 80 columns."""
+    """Show the original, torch.compile alone and the finalists, the verdict, and the paths, within 80 columns."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
     table.add_column("variant", ratio=1, min_width=15, overflow="fold")
     table.add_column("latency", justify="right")
@@ -64,7 +64,7 @@ def show_result(console: Console, result: Result) -> None:
 
 
 def show_trial(console: Console, record: TrialRecord) -> None:
-    """One line for a trial that ended. Its figures are screening figures."""
+    """Show one line for a trial that ended. Its figures are screening figures."""
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(f"{record.status:<8}", _STATUSES[record.status])
     line.append(f"{figures.ratio(record.speedup):>8}")
@@ -139,7 +139,7 @@ def _names(steps: Sequence[Step]) -> str:
 
 
 def _options(steps: Sequence[Step]) -> str:
-    """All options in one bracket, briefly, as they tell apart trials of the same techniques: (jit, no freezing)."""
+    """Return all options briefly in one bracket, as "(jit, no freezing)". They distinguish trials of a technique."""
     words = [_brief(key, value) for step in steps for key, value in step.options.items()]
     return figures.one_line(f"({', '.join(words)})") if words else ""
 

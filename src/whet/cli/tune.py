@@ -1,4 +1,4 @@
-"""whet tune: find the fastest recipe for a model, and prove it."""
+"""Find the fastest recipe for a model, and prove it: whet tune."""
 
 import json
 import re
@@ -35,24 +35,33 @@ def tune(
         list[str],
         typer.Argument(
             metavar="TARGET...",
-            help="digits-cnn, docs-encoder, docs-gpt, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION",
+            help="the targets: digits-cnn, docs-encoder, docs-gpt, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION",
         ),
     ],
-    objective: Annotated[str, typer.Option(help="latency, throughput, memory or size")] = "latency",
-    max_drop: Annotated[float, typer.Option(help="of the quality, as a fraction: 0.01 allows one percent")] = 0.01,
-    max_memory: Annotated[str | None, typer.Option(help="peak resident memory of the process, as 800MB")] = None,
-    budget: Annotated[str, typer.Option(help="time for each target, everything included, as 5m")] = "5m",
-    out: Annotated[Path | None, typer.Option(help="a new directory", show_default="whet-out/TARGET")] = None,
-    storage: Annotated[str | None, typer.Option(help="an Optuna storage URL, shared by machines of one kind")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the search that --out holds")] = False,
-    exclude: Annotated[str, typer.Option(help="techniques not to be tried, separated by commas")] = "",
+    objective: Annotated[str, typer.Option(help="what to improve: latency, throughput, memory or size")] = "latency",
+    max_drop: Annotated[
+        float,
+        typer.Option(help="how much quality may be lost, as a fraction of the original's: 0.01 allows one percent"),
+    ] = 0.01,
+    max_memory: Annotated[
+        str | None, typer.Option(help="the most resident memory that the process may take, as 800MB")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="the time for each target, with everything included, as 5m")] = "5m",
+    out: Annotated[
+        Path | None, typer.Option(help="a new directory for the results", show_default="whet-out/TARGET")
+    ] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="the URL of an Optuna storage, which machines of one kind may share")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue the search whose results are in --out")] = False,
+    exclude: Annotated[str, typer.Option(help="techniques that are not tried, separated by commas")] = "",
     on_busy: OnBusyOption = "wait",
     busy_wait: BusyWaitOption = "2m",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
 ) -> None:
     """Find the fastest recipe for a model on this machine, and prove it.
 
-    Exits with 0 where there is a verdict, 3 where the machine was too busy for one, 1 where nothing could be measured.
+    The exit code is 0 with a verdict, 3 if the machine was too busy for one, and 1 if nothing could be measured.
     """
     console = Console(stderr=as_json)
     options: dict[str, Any] = {
@@ -113,7 +122,7 @@ def _show_rest(console: Console, result: Result, target: str, options: dict[str,
 
 
 def _directory(target: str, out: Path | None, *, alone: bool, resume: bool) -> Path:
-    """Where a target's results go: --out itself for one target, a directory in it for each of several."""
+    """Return the directory for a target's results: --out for one target, a directory in it for each of several."""
     path, mark, options = target.partition("?")
     last = Path(path.removeprefix("hf:")).resolve().name if path.startswith("hf:") else path.rpartition("/")[2]
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", last + mark + options).lstrip(".")[:_LONGEST] or "model"
@@ -130,7 +139,7 @@ def _directory(target: str, out: Path | None, *, alone: bool, resume: bool) -> P
 
 
 class _Live(Listener):
-    """Progress on the terminal: a line for every trial, and a bar of the budget with the time left."""
+    """Show progress on the terminal: a line for every trial, and a bar of the budget with the time left."""
 
     def __init__(self, console: Console, target: str, budget_s: float) -> None:
         self.num_trials = 0

@@ -1,4 +1,4 @@
-"""Durations and sizes as people type them."""
+"""Parse durations and sizes as people type them."""
 
 import re
 
@@ -10,7 +10,11 @@ _BYTES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 def seconds(text: str) -> float:
-    """ "5m", "90s", "1.5h" or a number of seconds. Raises OptionError for anything else."""
+    """Return the seconds of "5m", "90s", "1.5h" or a number of seconds.
+
+    Raises:
+        OptionError: The text is no duration.
+    """
     number, unit = _split(text, "a duration", "5m, 90s or 1h")
     if unit not in _SECONDS or number <= 0:
         raise OptionError(f"{text!r} is no duration above 0; write 5m, 90s or 1h")
@@ -18,7 +22,11 @@ def seconds(text: str) -> float:
 
 
 def num_bytes(text: str) -> int:
-    """ "512MB", "2GiB" or a number of bytes. Raises OptionError for anything else."""
+    """Return the bytes of "512MB", "2GiB" or a number of bytes.
+
+    Raises:
+        OptionError: The text is no size.
+    """
     number, unit = _split(text, "a size", "512MB or 2GiB")
     if unit not in _BYTES or number <= 0:
         raise OptionError(f"{text!r} is no size above 0; write 512MB or 2GiB")

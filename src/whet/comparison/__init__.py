@@ -1,5 +1,5 @@
-"""One claim, whatever is measured: the new variant is faster than the old one, or not slower than it.
+"""Compare two variants: test the claim that the new one is faster than the old one, or not slower than it.
 
-`compare` measures two sides in processes, by a schedule, until a stopping rule says enough. It ends in one record, a
-`Claim`. `whet tune`, `whet bench`, `whet audit --measure` and `whet.compare` all stand on it.
+`compare` measures two sides in processes, by a schedule, until a stopping rule says that there are enough pairs. It
+returns a `Claim`. `whet tune`, `whet bench`, `whet audit --measure` and `whet.compare` all use it.
 """

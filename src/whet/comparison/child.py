@@ -1,4 +1,4 @@
-"""What runs in the processes of a comparison: one variant, built and timed alone or in turns with another one."""
+"""Build and time one variant in a process of a comparison, alone or in turns with another variant."""
 
 import contextlib
 import itertools
@@ -27,7 +27,7 @@ _QUIET, _DISTURBED = b"+", b"-"
 
 
 class Request(BaseModel):
-    """What a process is asked to build and to measure.
+    """Tell a process what to build and to measure.
 
     Attributes:
         build: The address of the function that builds a Measurable.
@@ -50,11 +50,11 @@ class Request(BaseModel):
 
 
 class TurnRequest(Request):
-    """What one side of a pair that takes turns is asked.
+    """Tell one side of a pair that takes turns what to build and to measure.
 
     Attributes:
         begins: Whether this side has the first turn.
-        handle: The file descriptor of a socket whose other end the other side has.
+        handle: The file descriptor of a socket that connects this side with the other one.
     """
 
     begins: bool
@@ -139,8 +139,8 @@ def measure_in_turns(request: TurnRequest) -> Run:
 def _quiet_calls(blocks: Sequence[Block], loads: Sequence[Load]) -> dict[int, float]:
     """Return the seconds of the calls in quiet blocks by their number, from the first block on.
 
-    Where fewer than half of the blocks wanted were quiet, the run counts only if the user goes on all the same: then
-    these are the calls of all blocks.
+    A run with fewer quiet blocks than half of `NUM_BLOCKS` counts only where the user wants to go on despite the load.
+    Then the calls of all blocks are returned.
     """
     quiet = quiet_blocks(loads)
     kept = [True] * len(quiet) if sum(quiet) < NUM_BLOCKS / 2 else quiet
@@ -166,7 +166,7 @@ def _with_evidence(run: Run, measurable: Measurable, directory: str | None) -> R
 
 
 class _Turns:
-    """One byte goes to and fro; the side that has it may run. It says whether the block before it was quiet."""
+    """Pass one byte to and fro. The side that has it may run. The byte says whether the block before was quiet."""
 
     was_quiet = True  # this side's last block
 
@@ -178,7 +178,7 @@ class _Turns:
 
     @property
     def is_enough(self) -> bool:
-        """Whether enough pairs of blocks are measured. Both sides know the same pairs, so they say the same."""
+        """Return whether enough pairs of blocks are measured. Both sides know the same pairs, so they agree."""
         pairs = list(zip(self._mine[1:], self._theirs[1:], strict=False))  # the first turn is the warm-up
         return sum(a and b for a, b in pairs) >= NUM_BLOCKS or len(pairs) >= PATIENCE * NUM_BLOCKS
 
@@ -207,6 +207,6 @@ class _Turns:
             raise MachineError(ALONE) from error
 
     def end(self) -> None:
-        """Give the turn away for good. The other side may have ended already."""
+        """Give the turn to the other side for the last time. That side may have ended already."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._line.sendall(_QUIET)

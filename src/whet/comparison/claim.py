@@ -1,4 +1,4 @@
-"""The one record of a comparison: a claim about two variants, with its evidence and its verdict."""
+"""Record the outcome of a comparison: a claim about two variants, with its evidence and its verdict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _SIGNIFICANT = 0.05
 
 
 class Verdict(StrEnum):
-    """What the evidence says about a claim."""
+    """Say what the evidence shows about a claim."""
 
     PASS = "pass"  # the claim holds
     FAIL = "fail"  # the claim does not hold, and that is known
@@ -22,7 +22,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim about a new variant beside an old one, and what was measured for it.
+    """Hold a claim about a new variant beside an old one, and what was measured for it.
 
     The claim itself is the stopping rule's: "the new variant is faster" for most of them, "the new variant is not
     slower by the tolerance or more" for `Sequential`.
@@ -38,11 +38,11 @@ class Claim:
         new_s: Seconds per call of the new variant, one value for each pair.
         is_clear: Whether further pairs would not change the verdict.
         agreement: How closely the two variants' evidence agrees; None where there is none to compare.
-        load: What else the machine did during all runs, those that do not count included.
-        busy: What disturbed the comparison, where a busy machine left it open or the user went on all the same.
+        load: What other processes did during all runs, including the runs that do not count.
+        busy: What disturbed the comparison, if a busy machine left it undecided or the user chose to go on despite it.
         failure: Why a variant could not be measured; "" where both could.
         failed: The name of the side that could not be measured.
-        doubt: Why the times prove nothing although they look as if they did.
+        doubt: Why the times prove nothing although they seem to; "" where there is no doubt.
         seconds: Wall time of the whole comparison.
         pairs: The runs behind `old_s` and `new_s`.
     """
@@ -67,7 +67,7 @@ class Claim:
 
     @property
     def is_gain(self) -> bool:
-        """Whether the claim holds."""
+        """Return whether the claim holds."""
         return self.verdict is Verdict.PASS
 
     def _repr_html_(self) -> str:
@@ -77,12 +77,12 @@ class Claim:
 
     @property
     def slowdown(self) -> float | None:
-        """New time over old time: 1.02 is two percent slower."""
+        """Return new time over old time: 1.02 is two percent slower."""
         return None if self.ratio is None else 1 / self.ratio
 
     @property
     def slowdown_ci95(self) -> tuple[float, float] | None:
-        """The 95 % interval of the slowdown."""
+        """Return the 95 % interval of the slowdown."""
         return None if self.ci95 is None else (1 / self.ci95[1], 1 / self.ci95[0])
 
 
@@ -90,10 +90,10 @@ def claim_of(old_s: Sequence[float], new_s: Sequence[float], *, noise: float = 1
     """Judge the claim "the new variant is faster" from paired times.
 
     Args:
-        old_s: Times of the old variant; old_s[i] and new_s[i] were taken side by side. Any one unit will do.
-        new_s: Times of the new variant.
+        old_s: Times of the old variant, in any unit. old_s[i] and new_s[i] were measured side by side.
+        new_s: Times of the new variant, in the same unit.
         noise: The ratio that as many pairs of equal variants could show by chance.
-        seed: Of the bootstrap.
+        seed: The seed of the bootstrap.
 
     Raises:
         ValueError: The samples are empty, of unequal length, or hold times that are not positive and finite.

@@ -1,4 +1,4 @@
-"""The comparison itself: measure sides by a schedule until a stopping rule says enough, and judge what was measured."""
+"""Measure sides by a schedule until a stopping rule says that there are enough pairs, and judge the pairs."""
 
 import math
 import time
@@ -17,13 +17,13 @@ from whet.measure.quiet import Patience
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """When a comparison ends whatever its stopping rule says.
+    """Limit the time of a comparison, whatever its stopping rule says.
 
     Attributes:
         soft: No round is begun after this time, once there are as many pairs as the rule needs at least.
-        hard: No round is begun that would not end by this time, judged by the longest so far. One that it cuts off
-            does not count.
-        clock: Tells the time, in seconds.
+        hard: No round is begun that would not end by this time, judged by the longest round so far. A round that
+            this time cuts off does not count.
+        clock: The function that returns the time, in seconds.
     """
 
     soft: float = math.inf
@@ -38,7 +38,7 @@ _UNPAIRED = "hardly any of its steps were measured quietly on both sides; give t
 
 @dataclass
 class Progress:
-    """One claim while it is measured.
+    """Track one claim while it is measured.
 
     Attributes:
         pair: The two sides.
@@ -62,12 +62,12 @@ class Progress:
 
     @property
     def counted(self) -> list[tuple[Run, Run]]:
-        """The pairs in which neither side was disturbed."""
+        """Return the pairs in which neither side was disturbed."""
         return [(old, new) for old, new in self.pairs if old.counts and new.counts]
 
     @property
     def times(self) -> tuple[list[float], list[float]]:
-        """Seconds per call of the two sides, by pair."""
+        """Return the seconds per call of the two sides, by pair."""
         return [old.seconds for old, _ in self.counted], [new.seconds for _, new in self.counted]
 
     def add(self, runs: Mapping[str, Run], *, old_may_fail: bool) -> None:
@@ -85,10 +85,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison of several sides gave.
+    """Hold the result of a comparison of several sides.
 
     Attributes:
-        claims: One for each pair, in their order.
+        claims: One claim for each pair, in the order of the pairs.
         runs: Every run that ended, by the name of its side.
         longest_s: Seconds that the longest round took.
     """
@@ -124,8 +124,8 @@ def compare_all(
 ) -> Comparison:
     """Compare pairs of sides, round by round, each until its verdict is clear.
 
-    A run that other processes disturbed is measured again as long as `patience` lasts, and is in no pair otherwise.
-    Where it has run out, the comparison ends. A side that fails ends its claims.
+    A run that other processes disturbed is measured again as long as `patience` lasts. After that it is not paired,
+    and the comparison ends. A side that fails ends its claims.
 
     Args:
         pairs: The old and the new side of each claim. Several pairs may share their old side.
@@ -134,8 +134,8 @@ def compare_all(
         alone: Sides to measure beside those of the pairs.
         patience: How long to wait for a quiet machine.
         limit: When to end in any case.
-        old_may_fail: Whether a round in which an old side fails is only no pair, and ends nothing.
-        report: Is told, after each measurement, how many rounds are complete, and the claims that were measured.
+        old_may_fail: Whether a failure of an old side only costs that round, and does not end the claim.
+        report: Called after each measurement with the number of complete rounds and the claims that were measured.
 
     Returns:
         The claims and all runs.
@@ -184,7 +184,7 @@ def _taken_in(
     """Add runs to all runs of their sides, and to the claims that they belong to.
 
     Returns:
-        These claims, and whether the runs were quiet, or count all the same.
+        These claims, and whether all runs were quiet or count despite the load.
     """
     measured = [one for one in running if any(side.name in found for side in one.pair)]
     counted = {name: _counted(run, patience) for name, run in found.items()}
@@ -207,7 +207,7 @@ def _is_hopeless(patience: Patience, runs: Mapping[str, Sequence[Run]], original
 
 
 def _counted(run: Run, patience: Patience) -> Run:
-    """Return a run that counts although it was disturbed, where the user wants to go on."""
+    """Return a run, and let it count although it was disturbed if the user wants to go on despite the load."""
     return run.model_copy(update={"busy": ""}) if run.busy and patience.goes_on else run
 
 

@@ -1,4 +1,4 @@
-"""What one process measured of one variant, as it crosses the border between processes."""
+"""Hold what one process measured of one variant, in the form in which it is sent between processes."""
 
 import math
 import statistics
@@ -13,25 +13,25 @@ _LEAST_COMMON = 3  # calls of a sequence that both sides have to have made
 
 
 class Run(BaseModel):
-    """The result of measuring one variant once, in a process of its own.
+    """Hold the result of measuring one variant once, in a process of its own.
 
     Attributes:
-        seconds: Median seconds per call over the quiet blocks; of several different calls, the mean of their medians.
-        p90_s: The 90th percentile of single calls.
+        seconds: Median seconds per call over the quiet blocks. With several different calls, the mean of their medians.
+        p90_s: The 90th percentile of single calls, in seconds.
         num_calls: Timed calls.
         num_samples: Samples that one call works on.
-        calls_s: Seconds of each quiet call by its number, where no call equals another one; of each call, where the
-            run was disturbed.
-        blocks_s: Median seconds per call of each block, in order, where blocks of two variants are held side by side.
-        loads: What else the machine did beside each block.
-        load: What else the machine did beside all of them.
+        calls_s: Seconds of each quiet call by its number, where calls form a sequence (as training steps do). If the
+            run was disturbed, the seconds of every call.
+        blocks_s: Median seconds per call of each block, in order, where two variants take turns block by block.
+        loads: What other processes did during each block.
+        load: What other processes did during all blocks.
         busy: What disturbed too many of the blocks; "" for a quiet run.
         peak_bytes: Peak resident memory of the process.
         live_tensor_bytes: Memory of PyTorch's tensors after the last call.
         cuda_peak_bytes: Peak of the GPU's allocator; None without a GPU.
-        evidence: What the calls returned or led to, to be compared with the other variant's.
+        evidence: The outputs, losses or tokens that the calls led to. They are compared with the other variant's.
         failure: Why the process gave no times; "" where it did.
-        details: What else is known of a kind of workload, for who measures it.
+        details: Further facts about a kind of workload, for the code that measures it.
     """
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
@@ -54,21 +54,24 @@ class Run(BaseModel):
 
     @property
     def latency_ms(self) -> float:
-        """Median milliseconds per call."""
+        """Return the median milliseconds per call."""
         return self.seconds * 1e3
 
     @property
     def counts(self) -> bool:
-        """Whether the run may be half of a pair: it gave times, and nothing disturbed them."""
+        """Return whether the run may be half of a pair: it gave times, and nothing disturbed them."""
         return not self.failure and not self.busy
 
 
 def on_common_calls(old: Run, new: Run) -> tuple[Run, Run] | None:
-    """Return two runs of a sequence with the times of the calls that both of them made; None where they are too few.
+    """Return two runs of a sequence with the times of the calls that both of them made.
 
-    A variant that is slower makes fewer of them, and the first steps of a training may be longer than later ones. The
-    new side's time is the old side's by the median ratio of the same calls. Runs of other things are returned as they
-    are.
+    A slower variant makes fewer calls, and the first steps of a training may take longer than later ones. The new
+    side's time is the old side's time multiplied by the median ratio of the same calls. Runs whose calls form no
+    sequence are returned unchanged.
+
+    Returns:
+        The two runs, or None where fewer than three calls are common.
     """
     if not old.calls_s or not new.calls_s:
         return old, new
@@ -84,11 +87,11 @@ def on_common_calls(old: Run, new: Run) -> tuple[Run, Run] | None:
 
 
 class Side(Protocol):
-    """One of the variants that are compared."""
+    """Represent one of the variants that are compared."""
 
     @property
     def name(self) -> str:
-        """The variant's name, which no other variant of the comparison has."""
+        """Return the variant's name. Names are unique within a comparison."""
 
     def run(self) -> Run:
-        """Measure the variant once, in a process of its own. A failure there is in the run's `failure`."""
+        """Measure the variant once, in a process of its own. The run's `failure` reports a failure there."""

@@ -1,4 +1,4 @@
-"""Schedules: which side is measured when. What drifts with time must not meet one variant more than the other."""
+"""Decide in which order sides are measured, so that slow drifts of the machine affect all variants alike."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -12,11 +12,11 @@ Pair = tuple[Side, Side]
 """The old variant and the new one."""
 
 Together = Callable[[Side, Side, int], tuple[Run, Run]]
-"""Measures two sides at the same time; the number, 0 or 1, says which of them begins."""
+"""A function that measures two sides at the same time; the number, 0 or 1, says which of them begins."""
 
 
 class Schedule(Protocol):
-    """An order of measurements."""
+    """Define an order of measurements."""
 
     def round(
         self, number: int, pairs: Sequence[Pair], alone: Sequence[Side], patience: Patience
@@ -38,10 +38,10 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True)
 class Rounds:
-    """Each side once in each round, in a process of its own, in random order. Pairs may share a side.
+    """Measure each side once in each round, in a process of its own, in random order. Pairs may share a side.
 
     Attributes:
-        seed: Of the order.
+        seed: The seed of the order.
     """
 
     seed: int = 0
@@ -57,7 +57,7 @@ class Rounds:
 
 @dataclass(frozen=True)
 class ABBA:
-    """Each pair by itself, old side first in every other round, so that a steady drift cancels out."""
+    """Measure each pair by itself, the old side first in every other round, so that a steady drift cancels out."""
 
     def round(
         self, number: int, pairs: Sequence[Pair], alone: Sequence[Side], patience: Patience
@@ -76,11 +76,12 @@ class ABBA:
 
 @dataclass(frozen=True)
 class Turns:
-    """Each pair in two processes that live at the same time and take turns, block by block.
+    """Measure each pair in two processes that live at the same time and take turns, block by block.
 
     Attributes:
-        together: Measures a pair.
-        seed: Of which side begins. It is drawn for every second round; the other side begins in the round after that.
+        together: The function that measures a pair.
+        seed: The seed that decides which side begins. The side is drawn for every second round, and the other side
+            begins in the round after that.
     """
 
     together: Together

@@ -1,9 +1,10 @@
-"""Has it become slower? A sequential test on process pairs, for one benchmark or for many.
+"""Test whether code has become slower: a sequential test on process pairs, for one benchmark or for many.
 
-old[i] and new[i] were measured side by side, each in a process of its own. At fixed numbers of pairs one looks at the
-mean log ratio; Student's t with the process as the replicate gives two one-sided p-values, of "slower" and of "slower
-by the tolerance or more". Each look may spend a share of the error, and the shares sum to it, so that looking often
-costs nothing (Bonferroni over looks: an upper bound whatever the dependence). Many benchmarks share it by Holm.
+old[i] and new[i] were measured side by side, each in a process of its own. The test looks at the mean log ratio at
+fixed numbers of pairs. Student's t, with the process as the replicate, gives two one-sided p-values: one of "slower",
+one of "slower by the tolerance or more". Each look may spend a share of the allowed error, and the shares sum to the
+whole, so that looking often does not raise the error (Bonferroni over looks, an upper bound under any dependence).
+Several benchmarks of one run share the error by Holm's procedure.
 
 FAIL            slower: proven, and by more than the same code differs from itself here
 PASS            not slower by the tolerance or more: proven
@@ -40,11 +41,11 @@ def judge(
     """Judge the claim "the new variant is not slower by the tolerance or more" from the pairs so far.
 
     Args:
-        old_s: Times of the old variant; old_s[i] and new_s[i] were taken side by side. Any one unit will do.
-        new_s: Times of the new variant.
+        old_s: Times of the old variant, in any unit. old_s[i] and new_s[i] were measured side by side.
+        new_s: Times of the new variant, in the same unit.
         tolerance: The slowdown that passes: 0.02 is two percent.
-        num_benchmarks: Claims that are judged in the same run. A slowdown is clear before the others have ended only
-            where it would be so whatever they say (Bonferroni); `holm` is for when all have ended.
+        num_benchmarks: Claims that are judged in the same run. Before the others have ended, a slowdown counts as
+            clear only if no outcome of theirs could change that (Bonferroni). Call `holm` once all have ended.
         looks: Numbers of pairs after which to decide.
 
     Returns:
@@ -88,9 +89,9 @@ def p_values(logs: np.ndarray, *, tolerance: float, looks: Sequence[int] = LOOKS
 
 
 def holm(claims: Sequence[Claim]) -> list[Claim]:
-    """Return claims that were judged together, once all have ended: ALPHA is the chance of a single false FAIL.
+    """Correct claims that were judged together, once all have ended: ALPHA bounds the chance of any false FAIL.
 
-    A claim without pairs stays as it is and takes no part.
+    A claim without pairs is returned unchanged and does not count.
     """
     outcomes = [
         replace(c, verdict=Verdict.INCONCLUSIVE) if c.ratio is not None and c.verdict is Verdict.FAIL else c
@@ -117,9 +118,9 @@ def overall(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def judge_unpaired(old_s: Sequence[float], new_s: Sequence[float], *, tolerance: float = TOLERANCE) -> Claim:
-    """Judge times that were not taken side by side, as against a saved baseline, by Welch's t on the logarithms.
+    """Judge times that were not measured side by side, as against a saved baseline, by Welch's t on the logarithms.
 
-    What the machine did differently at the two times cannot be told from what the code does.
+    A change of the machine between the two measurements cannot be distinguished from a change of the code.
 
     Args:
         old_s: Times of processes of the old variant, in any one unit.
@@ -172,7 +173,7 @@ def _p_of(claim: Claim) -> float:
 
 
 def _p_above(logs: np.ndarray, value: float) -> float:
-    """One-sided p-value of Student's t that the mean lies at `value` or below; without any scatter it is certain."""
+    """Return the one-sided p-value of Student's t that the mean is `value` or less; 0 or 1 without any scatter."""
     if np.ptp(logs) == 0:
         return 0.0 if float(logs[0]) > value else 1.0
     t = (float(logs.mean()) - value) * math.sqrt(len(logs)) / float(logs.std(ddof=1))
@@ -180,15 +181,15 @@ def _p_above(logs: np.ndarray, value: float) -> float:
 
 
 def _p_below(logs: np.ndarray, value: float) -> float:
-    """One-sided p-value of Student's t that the mean lies at `value` or above."""
+    """Return the one-sided p-value of Student's t that the mean is `value` or more."""
     return _p_above(-logs, -value)
 
 
 def _spent(p_values: Sequence[float], num_looks: int) -> float:
-    """The p-value over all looks so far, each of which may spend an equal share of the error."""
+    """Return the p-value over all looks so far. Each look may spend an equal share of the error."""
     return min(1.0, num_looks * min(p_values, default=1.0))
 
 
 def _or_one(p_value: float) -> float:
-    """Two sides without any scatter have no p-value: nothing is proven."""
+    """Return 1 for a p-value that is undefined because neither side scatters. Nothing is proven then."""
     return 1.0 if math.isnan(p_value) else p_value

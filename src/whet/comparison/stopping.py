@@ -1,7 +1,7 @@
-"""Stopping rules: after how many pairs a comparison ends, and what its pairs prove.
+"""Decide after how many pairs a comparison ends, and what its pairs prove.
 
-A rule is a value. It says how many pairs there are at least and at most, whether the pairs so far are enough, and what
-the claim is worth in the end. Each keeps the error it promises: `Sequential` pays for every look at the pairs.
+A stopping rule sets the least and the greatest number of pairs, decides whether the pairs so far are enough, and
+judges the claim in the end. Each rule keeps the error rate that it promises: `Sequential` corrects for every look.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ MIN_SIGNIFICANT = 6  # pairs: with fewer, Wilcoxon's signed-rank test cannot fal
 
 
 class Stop(Protocol):
-    """A stopping rule."""
+    """Define a stopping rule."""
 
     @property
     def most(self) -> int:
-        """The most pairs there may be."""
+        """Return the greatest number of pairs."""
 
     @property
     def least(self) -> int:
-        """The fewest pairs after which a time limit may end the comparison."""
+        """Return the least number of pairs after which a time limit may end the comparison."""
 
     @property
     def spare(self) -> int:
-        """How many rounds may be measured in place of disturbed ones."""
+        """Return how many rounds may be measured in place of disturbed ones."""
 
     def is_over(self, old_s: Sequence[float], new_s: Sequence[float], num_claims: int) -> bool:
         """Return whether no further pair is needed.
@@ -48,26 +48,28 @@ class Stop(Protocol):
             old_s: Seconds per call of the old variant, by pair.
             new_s: Seconds per call of the new variant, by pair.
             num_claims: Claims that are judged together.
-            original_s: All quiet times of the old variant, in order, those that are in no pair included.
+            original_s: All quiet times of the old variant, in order, including those that are in no pair.
         """
 
     def conclude(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Return the claims as they stand once all of them have ended, corrected for their number if need be."""
+        """Return the claims once all of them have ended, corrected for their number if the rule needs that."""
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """A fixed number of pairs. PASS: faster, with the interval above 1, significant, and beyond the noise floor.
+    """Measure a fixed number of pairs.
+
+    PASS means faster: the interval lies above 1, the test is significant, and the ratio exceeds the noise floor.
 
     Attributes:
-        most: Pairs.
+        most: The number of pairs.
         least: Pairs after which a time limit may end the comparison.
-        spare: Rounds in place of disturbed ones, at most.
-        lost_after: A variant that is slower in each of its first so many pairs gets no more; 0: never. To pass in the
-            end, it would have to win all others, and by more.
-        noise_from: Where the noise floor comes from: "original", how its successive processes differ, for pairs whose
-            sides are measured apart in random order; "pairs", how the ratios scatter, where the schedule cancels what
-            drifts (turns, ABBA).
+        spare: The most rounds that may replace disturbed ones.
+        lost_after: A variant that is slower in each of its first `lost_after` pairs is measured no further, since it
+            would have to win all other pairs, and by more. 0 turns this off.
+        noise_from: Where the noise floor comes from. "original" uses the differences between successive processes of
+            the original; it is for sides that are measured apart in random order. "pairs" uses the scatter of the
+            ratios; it is for schedules that cancel drifts (turns, ABBA).
     """
 
     most: int = 8
@@ -98,13 +100,15 @@ class Fixed:
 
 @dataclass(frozen=True)
 class UntilClear:
-    """As few pairs as show whether it pays to go on with a variant: a screening, to be proved by fresh pairs.
+    """Screen a variant with few pairs. Fresh pairs have to prove a gain that it shows.
 
-    PASS: the whole interval lies above 1. Looking after every pair finds more such intervals by chance than 5 %.
+    PASS means that the whole interval lies above 1. Since the rule looks after every pair, chance alone gives such an
+    interval in more than 5 % of the cases.
 
     Attributes:
-        most: Pairs.
-        least: Pairs after which an interval above 1, or too little a gain, ends it.
+        most: The greatest number of pairs.
+        least: Pairs after which an interval above 1, or a gain that is too small, ends the screening.
+        spare: The most rounds that may replace disturbed ones.
         too_little: The ratio below which dozens of pairs would be needed to show a gain.
     """
 
@@ -143,13 +147,13 @@ class UntilClear:
 
 @dataclass(frozen=True)
 class Sequential:
-    """Pairs until a look at them decides. The claim is "the new variant is not slower by the tolerance or more".
+    """Measure pairs until a look decides the claim "the new variant is not slower by the tolerance or more".
 
-    FAIL means that the new variant is slower: proven, whatever the tolerance. sequential.py explains the test.
+    FAIL means that the new variant is proven to be slower, whatever the tolerance. sequential.py explains the test.
 
     Attributes:
         tolerance: The slowdown that passes: 0.02 is two percent.
-        looks: Numbers of pairs after which to decide; the last is the most there will be.
+        looks: Numbers of pairs after which to decide. The last one is the greatest number of pairs.
     """
 
     tolerance: float = sequential.TOLERANCE
@@ -157,21 +161,21 @@ class Sequential:
 
     @property
     def most(self) -> int:
-        """The pairs at the last look."""
+        """Return the number of pairs at the last look."""
         return self.looks[-1]
 
     @property
     def least(self) -> int:
-        """The pairs at the first look."""
+        """Return the number of pairs at the first look."""
         return self.looks[0]
 
     @property
     def spare(self) -> int:
-        """As many rounds as there may be pairs."""
+        """Return how many rounds may replace disturbed ones: as many as there may be pairs."""
         return self.looks[-1]
 
     def is_over(self, old_s: Sequence[float], new_s: Sequence[float], num_claims: int) -> bool:
-        """Return whether a look has decided; see Stop. Between looks nobody looks."""
+        """Return whether a look has decided; see Stop. Numbers of pairs between two looks decide nothing."""
         return len(old_s) in self.looks and self.judge(old_s, new_s, num_claims, old_s).is_clear
 
     def judge(
@@ -188,7 +192,7 @@ class Sequential:
 
 
 def judged_faster(old_s: Sequence[float], new_s: Sequence[float], *, noise: float = 1.0) -> Claim:
-    """Judge the claim "the new variant is faster"; without two pairs it is open."""
+    """Judge the claim "the new variant is faster". It is inconclusive with fewer than two pairs."""
     if len(old_s) < 2:
         return Claim(verdict=Verdict.INCONCLUSIVE, num_pairs=len(old_s), old_s=tuple(old_s), new_s=tuple(new_s))
     return claim_of(old_s, new_s, noise=noise)

@@ -39,8 +39,8 @@ def compare(
 ) -> Claim:
     """Tell whether the new workload is faster than the old one, and whether it does the same.
 
-    Both are built and measured in processes of their own. Of a model, a call is timed; of a training, an optimiser
-    step. The outputs are held against each other, or the losses step by step.
+    Both are built and measured in processes of their own. A call of a model is timed, or an optimiser step of a
+    training. The outputs of the two are compared, or their losses step by step.
 
     Args:
         old: A target's name, as for `whet tune`, or a workload in memory.
@@ -84,7 +84,7 @@ def compare(
 
 
 def opened(address: str) -> Measurable:
-    """Return what can be timed of a target or of a workload that was handed over. It runs in the child."""
+    """Build the Measurable of a target, or of a workload that was handed over. This runs in the child process."""
     seed_everything(0)  # so that both sides draw the same weights and data
     return measurable_of(open_any(address))
 

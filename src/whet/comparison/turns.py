@@ -1,9 +1,10 @@
-"""A pair of processes that take turns.
+"""Measure two variants in a pair of processes that take turns.
 
-What differs from process to process (addresses, pages, where threads run) is drawn anew for each pair. What drifts
-from second to second (clock frequency, a little load) meets both sides of a pair alike: both processes live at the same
-time, and short blocks of calls alternate between them, while the other one waits. More load than that does not meet
-both alike, so blocks during which other processes held the cores are measured again. Measured in docs/gate.md.
+Each pair starts new processes, so that differences between processes (addresses, pages, the placement of threads) vary
+from pair to pair. Drifts from second to second (clock frequency, a little load) affect both sides of a pair alike: both
+processes live at the same time, and short blocks of calls alternate between them while the other one waits. A heavier
+load does not affect both alike, so blocks during which other processes used the cores are measured again. docs/gate.md
+has the measured error rates.
 """
 
 import math
@@ -23,8 +24,8 @@ _ENOUGH_BLOCKS = 5  # quiet ones that a pair needs to count
 def take_turns(old: Side, new: Side, first: int) -> tuple[Run, Run]:
     """Measure two variants in a pair of processes.
 
-    The new side's time is the old side's by the median ratio of neighbouring blocks. Only blocks that were quiet on
-    both sides count, unless too few of them were.
+    The new side's time is the old side's time multiplied by the median ratio of neighbouring blocks. Only blocks that
+    were quiet on both sides count, unless too few blocks were quiet.
 
     Args:
         old: The old variant.
@@ -32,7 +33,7 @@ def take_turns(old: Side, new: Side, first: int) -> tuple[Run, Run]:
         first: Which of the two sides begins, 0 or 1.
 
     Returns:
-        The runs of both. Where a side fails, its run says so.
+        The runs of both. The `failure` of a run says why its side failed.
     """
     assert isinstance(old, Variant) and isinstance(new, Variant)
     handles = [end.detach() for end in socket.socketpair()]

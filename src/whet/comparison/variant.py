@@ -1,4 +1,4 @@
-"""A variant that is built and measured in a process of its own."""
+"""Build and measure a variant in a process of its own."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from whet.measure.measurable import Measurable
 
 @dataclass(frozen=True)
 class Variant:
-    """One side of a comparison: how it is built, and the process that builds and measures it.
+    """Describe one side of a comparison: how it is built, and the process that builds and measures it.
 
     Attributes:
         name: Its name, which no other side has.

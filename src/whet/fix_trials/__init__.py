@@ -1,1 +1,1 @@
-"""What an audit's fixes are worth on this machine: a training script with each, in a copy, in pairs of processes."""
+"""Measure what an audit's fixes are worth on this machine: run a training script with each fix, in a copy, in pairs."""

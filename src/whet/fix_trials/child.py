@@ -1,4 +1,4 @@
-"""Runs a training script in this process for some steps: how long each took, what its loss was, what memory it held."""
+"""Run a training script in this process for some steps, and record each step's time and loss, and the peak memory."""
 
 import runpy
 import sys
@@ -27,13 +27,17 @@ _ENOUGH_S = 5.0  # slow steps need no large number: their times scatter less
 
 
 def run_script(script: str, arguments: Sequence[str], num_steps: int, limit_s: float, seed: int) -> dict[str, Any]:
-    """Run a script as `python script arguments...` would, for `num_steps` optimiser steps, fewer where they are slow.
+    """Run a script as `python script arguments...` would, for `num_steps` optimiser steps, or fewer if they are slow.
 
-    Returns seconds and losses by step (the first of each is the second step: watching begins with the first), the
-    report of the phases, the load beside blocks of steps, and peak memory in bytes. A loss is the sum of what backward
-    was called on since the step before, so that accumulated micro-batches count as one.
+    A step's loss is the sum of the losses that backward was called on since the step before, so that accumulated
+    micro-batches count as one.
 
-    Raises TargetError where the script makes no optimiser step, or asks for input; whatever it raises itself goes on.
+    Returns:
+        Seconds and losses by step, the report of the phases, the load beside blocks of steps, and the peak memory in
+        bytes. The lists begin with the second step, since watching begins with the first one.
+
+    Raises:
+        TargetError: The script makes no optimiser step, or asks for input. Its own exceptions pass through.
     """
     seed_everything(seed)
     stop = _Stop(num_steps, limit_s)
@@ -68,7 +72,7 @@ def run_script(script: str, arguments: Sequence[str], num_steps: int, limit_s: f
 
 
 class _Stop:
-    """Notes each step, and raises once there were enough or the time is over."""
+    """Note each step, and raise once there are enough steps or the time is over."""
 
     def __init__(self, num_steps: int, limit_s: float) -> None:
         self.seconds: list[float] = []
@@ -106,7 +110,7 @@ class _Stop:
         self._reading = reading
 
     def listen(self, patches: Patches) -> None:
-        """Hear of every backward pass, and of what a gradient scaler multiplied its loss with."""
+        """Record the loss of every backward pass, and the factor by which a gradient scaler multiplied it."""
         backward, scale = torch.autograd.backward, torch.amp.GradScaler.scale
 
         def heard(tensors: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""whet.measure_fixes: run a training script with each of its fixes, in a copy, and keep those that pay."""
+"""Run a training script with each of its fixes, in a copy, and keep those that pay: whet.measure_fixes."""
 
 import os
 import shlex

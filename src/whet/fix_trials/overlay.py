@@ -1,7 +1,7 @@
-"""A copy of a directory to run changed code in, that leaves the original alone.
+"""Copy a directory to run changed code in, and leave the original alone.
 
-Code is copied, and so are other files up to a size; larger ones, and folders that hold no code and are large, are
-links. What a script writes anew lands in the copy.
+Code and other small files are copied. Large files, and large folders that hold no code, become links. New files that a
+script writes are made in the copy.
 """
 
 import shutil
@@ -14,11 +14,21 @@ _LINKED = frozenset(".git .hg .svn .venv venv node_modules __pycache__ .mypy_cac
 
 
 def make_overlay(source: Path, target: Path, changed: Mapping[Path, str | bytes]) -> Path:
-    """Copy `source` to `target`, with the new contents of `changed` (absolute paths below source). Returns target.
+    """Copy `source` to `target`, with new contents for some files.
 
-    What of the source the target lies in, as where a script in /tmp is copied to /tmp, is left out.
+    The target may lie inside the source, as when a script in /tmp is copied to /tmp. The folder that holds the target
+    is then left out of the copy.
 
-    Raises OSError where the directory cannot be read or the copy not be written.
+    Args:
+        source: The directory to copy.
+        target: The directory to make.
+        changed: New contents by absolute path below `source`.
+
+    Returns:
+        The target.
+
+    Raises:
+        OSError: The directory cannot be read, or the copy cannot be written.
     """
     source, target = source.resolve(), target.resolve()
     inside = {path.resolve().relative_to(source): content for path, content in changed.items()}

@@ -1,4 +1,7 @@
-"""Which fixes pay on this machine: each on top of those kept so far, the most promising first; then all at once."""
+"""Find the fixes that pay on this machine: try each on top of those kept so far, the most promising first.
+
+In the end all kept fixes together are compared with the original.
+"""
 
 import shlex
 import time
@@ -33,9 +36,17 @@ _SHARE_FOR_FINAL = 0.25  # of the budget
 
 @dataclass(frozen=True)
 class Script:
-    """A script, its arguments and what it runs in.
+    """Describe a script, its arguments and what it runs in.
 
-    named: as its user did. directory: for copies and logs; base: what is copied.
+    Attributes:
+        named: The path as the user gave it.
+        path: The resolved path.
+        arguments: The script's command-line arguments.
+        base: The directory that is copied for each version.
+        working_directory: The directory that the script runs in.
+        directory: The directory for copies and logs.
+        num_steps: Optimiser steps of a run.
+        limit_s: Seconds after which a run is ended.
     """
 
     named: Path
@@ -49,7 +60,7 @@ class Script:
 
     @property
     def command(self) -> str:
-        """The command that measures the script."""
+        """Return the command that measures the script."""
         return shlex.join(["whet", "audit", str(self.named), "--measure", "--", *self.arguments])
 
     def version(self, name: str, files: Sequence[SourceFile], originals: Sequence[SourceFile]) -> ScriptVersion:
@@ -93,10 +104,13 @@ def measure_impact(
 ) -> tuple[Impact, tuple[SourceFile, ...]]:
     """Try the fixes of what `look` finds in `files`, and keep those that pay at the same loss.
 
-    On a busy machine `patience` says how long to wait; a fix that cannot be judged there is not kept.
+    On a busy machine `patience` says how long to wait. A fix that cannot be judged is not kept.
 
-    Returns what was found, and the sources with all kept fixes. Raises TargetError where the script as it is cannot be
-    run.
+    Returns:
+        What was found, and the sources with all kept fixes.
+
+    Raises:
+        TargetError: The unchanged script cannot be run.
     """
     patience = patience or Patience()
     started = time.monotonic()
@@ -163,12 +177,12 @@ def _in_inference(findings: Sequence[Finding], tried: Collection[str]) -> list[F
 
 
 def is_in_training(finding: Finding) -> bool:
-    """Whether training steps may run what was found. What lies in no loop, such as how a loader is made, counts."""
+    """Return whether training steps may run the code of a finding. Code outside loops, as a loader's setup, counts."""
     return finding.hot is None or finding.hot.kind not in INFERS
 
 
 def as_measured(claim: Claim, verdict: str) -> Measured:
-    """Return a claim with pairs as a finding and the report carry it."""
+    """Convert a claim with pairs to the record that findings and the report hold."""
     assert claim.ratio is not None and claim.ci95 is not None
     old, new = middle_runs(claim)
     return Measured(
@@ -204,7 +218,7 @@ def _phases(before: Run, after: Run | None) -> tuple[Phase, ...]:
 
 
 def _next(findings: Sequence[Finding], tried: set[str]) -> str | None:
-    """The code whose fixes promise most, among those not tried."""
+    """Return the rule code whose fixes promise most among those not tried, or None."""
     promise: dict[str, float] = {}
     for finding in findings:
         if finding.fix is not None and finding.code not in tried and (finding.hot is None or not finding.hot.guard):
@@ -223,7 +237,7 @@ def _try(
     report: Callable[[str], None],
     patience: Patience,
 ) -> tuple[FixTrial, list[SourceFile], ScriptVersion]:
-    """Compare one rule's fixes with what was kept so far. Returns them as a version of the script as well."""
+    """Compare one rule's fixes with the fixes kept so far, and return the trial, the sources and their version."""
     report(f"{chosen[0].code} {chosen[0].name}: {_titles(chosen)[0]}")
     version = _fixed(current, chosen)
     if all(a.text == b.text for a, b in zip(version, current, strict=True)):
@@ -240,7 +254,7 @@ def _try(
 
 
 def _status(claim: Claim) -> tuple[str, str]:
-    """Return a trial's status, and why, where the status does not say it all."""
+    """Return a trial's status, and the reason where the status alone does not explain it."""
     if claim.failure:
         return "failed", claim.failure
     if claim.busy and claim.verdict is Verdict.INCONCLUSIVE:
@@ -277,9 +291,12 @@ def _titles(findings: Sequence[Finding]) -> tuple[str, ...]:
 
 
 def script_at(path: Path, arguments: Sequence[str], directory: Path, *, num_steps: int, limit_s: float) -> Script:
-    """A script to measure. What is copied: the working directory where the script lies below it, else its own folder.
+    """Return the script to measure.
 
-    Raises TargetError where there is no such file.
+    The working directory is copied if the script lies below it. Otherwise the script's own folder is copied.
+
+    Raises:
+        TargetError: There is no such file.
     """
     named, path, here = path, path.resolve(), Path.cwd().resolve()
     if not path.is_file() or path.suffix != ".py":

@@ -1,4 +1,4 @@
-"""The code that a script is: itself, and the modules of its own that it imports."""
+"""Find a script's own code: the script, and the modules beside it that it imports."""
 
 import ast
 from collections.abc import Iterator, Sequence
@@ -9,9 +9,10 @@ from whet.errors import TargetError
 
 
 def script_files(script: Path) -> list[SourceFile]:
-    """The script and all it imports from its own folder and below, the script first.
+    """Return the script and all that it imports from its own folder and below, the script first.
 
-    Raises TargetError where one of them cannot be read as Python.
+    Raises:
+        TargetError: A file cannot be read as Python.
     """
     waiting, found = [script], dict[Path, SourceFile]()
     while waiting:
@@ -33,7 +34,7 @@ def script_files(script: Path) -> list[SourceFile]:
 
 
 def _local(tree: ast.Module, path: Path, root: Path) -> Iterator[Path]:
-    """Files below `root` that a module's imports may name."""
+    """Yield the files below `root` that a module's imports may name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -51,7 +52,7 @@ def _local(tree: ast.Module, path: Path, root: Path) -> Iterator[Path]:
 
 
 def _files(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
-    """The module of a dotted name and the packages around it, where they are files."""
+    """Yield the module of a dotted name and the packages around it, as far as they are files."""
     for end in range(1, len(parts) + 1):
         place = folder.joinpath(*parts[:end])
         for candidate in (place.with_suffix(".py"), place / "__init__.py"):

@@ -1,4 +1,4 @@
-"""A version of a training script as one side of a comparison: a fresh process runs it for some optimiser steps."""
+"""Compare versions of a training script: a fresh process runs each version for some optimiser steps."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -16,23 +16,23 @@ _ENOUGH = 0.5  # of a process's steps have to be quiet
 
 @dataclass(frozen=True)
 class ScriptVersion:
-    """A version of a script.
+    """Describe a version of a script.
 
     Attributes:
-        name: Its name, which no other version has.
-        start: Runs it in a process of its own.
+        name: The version's name. Names are unique within a comparison.
+        start: The function that runs the version in a process of its own.
     """
 
     name: str
     start: Callable[[], Outcome]
 
     def run(self) -> Run:
-        """Run the script for some steps. The run's seconds are those of a step, its evidence are the losses."""
+        """Run the script for some steps. The run holds the seconds of a step and, as evidence, the losses."""
         return run_of(self.start())
 
 
 def run_of(outcome: Outcome) -> Run:
-    """Return what a process of a script gave as a run. Its details hold the report of the phases."""
+    """Convert what a script's process returned to a run. The run's details hold the report of the phases."""
     if outcome.value is None:
         assert outcome.failure is not None
         return Run(failure=outcome.failure.message)
@@ -52,7 +52,7 @@ def run_of(outcome: Outcome) -> Run:
 
 
 def _quiet_steps(seconds: Sequence[float], blocks: Sequence[Mapping[str, Any]]) -> tuple[Sequence[float], str]:
-    """Return the times of the steps that count, and what disturbed too many of them."""
+    """Return the seconds of the steps that count, and what disturbed too many of them ("" for nothing)."""
     loads = [Load(**block["load"]) for block in blocks]
     flags = [
         is_quiet for block, is_quiet in zip(blocks, quiet_blocks(loads), strict=True) for _ in range(block["num_steps"])

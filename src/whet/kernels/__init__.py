@@ -1,4 +1,4 @@
-"""whet's own operators, in C++ for CPUs, each with a torch reference.
+"""Provide whet's own operators, in C++ for CPUs, each with a torch reference.
 
     whet.kernels.linear           pack_weights, linear           int8, int4, bf16 and float32 weights
     whet.kernels.paged_attention  attention over a cache in blocks
@@ -6,7 +6,7 @@
     whet.kernels.sample           sample                         temperature, min-p, top-k, top-p
 
 Importing one of these registers its operators with torch (torch.ops.whet.NAME). Without a C++ compiler they run in
-torch, and say so once. What only a decoder calls is no operator of its own:
+torch, and log that once. Functions that only a decoder calls are not torch operators:
 
     whet.kernels.rms_norm         with the residual before it
     whet.kernels.qkv_rope         heads' norm, rotary embedding and the cache's new entries

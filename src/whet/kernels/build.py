@@ -56,6 +56,8 @@ _NOT_KEPT = "whet's kernels cannot be kept: {}; name a directory that can be wri
 
 
 class Isa(StrEnum):
+    """Name an instruction set that the kernels are compiled for."""
+
     AVX512 = "avx512"
     AVX2 = "avx2"
     PORTABLE = "portable"
@@ -71,13 +73,13 @@ _NEEDS = {Isa.AVX512: {"avx512", "avx512_vnni", "avx512_bf16"}, Isa.AVX2: {"avx2
 
 @dataclass(frozen=True)
 class Library:
-    """The loaded library, and which build of it."""
+    """Hold the loaded library, and the instruction set of its build."""
 
     functions: ctypes.CDLL
     isa: Isa
 
     def set_threads(self, num_threads: int) -> None:
-        """Threads of the kernels' own pool. A call that runs meanwhile keeps those that it has."""
+        """Set the number of threads of the kernels' own pool. A call that is running keeps its threads."""
         self.functions.whet_set_threads(num_threads)
 
 
@@ -92,9 +94,11 @@ def supported() -> tuple[Isa, ...]:
 
 @functools.cache
 def library(isa: Isa | None = None) -> Library:
-    """The kernels for this processor, or those of one instruction set; compiled where they are not there yet.
+    """Return the kernels for this processor, or those for one instruction set. They are compiled if need be.
 
-    Raises KernelsError where there is no compiler, or WHET_KERNELS is off; OptionError where it is not a known name.
+    Raises:
+        KernelsError: There is no compiler, or WHET_KERNELS is off.
+        OptionError: WHET_KERNELS is not a known name.
     """
     wanted = isa or _wanted()
     path = _path(wanted)
@@ -135,7 +139,7 @@ def _wanted() -> Isa:
 
 
 def _path(isa: Isa) -> Path:
-    """Named for all that the library depends on: a change of source, compiler or flags makes another file."""
+    """Return the library's path. Its name depends on the sources, the compiler and the flags."""
     digest = hashlib.sha256(repr((_compiler_version(), _FLAGS, _TARGETS[isa], platform.machine())).encode())
     for source in sorted([*_DIRECTORY.rglob("*.h"), *_DIRECTORY.rglob("*.cpp")]):
         digest.update(str(source.relative_to(_DIRECTORY)).encode() + source.read_bytes())
@@ -205,10 +209,17 @@ def _call_compiler(command: list[str]) -> None:
 
 
 def _run(command: list[str]) -> tuple[int, str]:
-    """Run the compiler. Returns its exit code and what it wrote to standard error.
+    """Run the compiler.
 
-    Whatever ends the wait ends the compiler's own child processes (cc1plus) too: they are a process group. SIGTERM and
-    SIGHUP leave by SystemExit, so that what was begun is cleaned up. Raises OSError; subprocess.TimeoutExpired.
+    The compiler and its child processes (cc1plus) are a process group, and an interrupted wait ends all of them.
+    SIGTERM and SIGHUP raise SystemExit, so that unfinished files are removed.
+
+    Returns:
+        The exit code, and what the compiler wrote to standard error.
+
+    Raises:
+        OSError: The compiler cannot be started.
+        subprocess.TimeoutExpired: It takes too long.
     """
     pipe = subprocess.PIPE
     with (
@@ -272,9 +283,9 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether it is there, as it was written: its last bytes are the digest of the rest.
+    """Return whether a library exists and is complete: its last bytes are the digest of the rest.
 
-    Loading a library that was cut off ends the process by a signal.
+    Loading a truncated library would end the process by a signal.
     """
     try:
         content = path.read_bytes()

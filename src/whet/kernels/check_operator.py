@@ -1,4 +1,4 @@
-"""Whether an operator does what its reference does: values, shapes without values, gradients."""
+"""Check an operator against its reference: values, shapes of fake tensors, and gradients."""
 
 import logging
 from collections.abc import Callable, Sequence, Set
@@ -27,7 +27,7 @@ Formula = tuple[Callable[..., Any], Callable[..., None]]
 
 
 class Tolerance(NamedTuple):
-    """How far values may be off; both or none are given, and by dtype where none is."""
+    """Hold the tolerances for values. Either both are given or none; without them the dtype decides."""
 
     rtol: float | None
     atol: float | None
@@ -83,7 +83,7 @@ def _placed(x: Tensor, device: str) -> Tensor:
 
 
 def _apart(x: Tensor) -> Tensor:
-    """The same values with others between them."""
+    """Return a tensor of equal values that is not contiguous in memory."""
     return torch.stack((x, torch.zeros_like(x)), dim=-1)[..., 0]
 
 
@@ -133,7 +133,7 @@ def _check_tracing(
 
 
 def _check_gradients(reference: Callable[..., Any], sample: tuple[Any, ...], formula: Formula, where: str) -> None:
-    """The formula against differences of the reference's values, both in float64."""
+    """Compare the gradient formula with finite differences of the reference, both in float64."""
 
     class Checked(torch.autograd.Function):
         forward = staticmethod(reference)

@@ -1,8 +1,8 @@
-"""What the operators share: the compiled kernels where they can be had, and tensors as those take them.
+"""Share code between the operators: find the compiled kernels, and prepare tensors for them.
 
 Every operator is a torch custom op of the namespace `whet`. Its general implementation runs the C++ kernels for tensors
-on the CPU and its torch reference for all else; a kernel for another device is registered beside it
-(`operator.register_kernel("cuda")`) and is then what torch dispatches to.
+on the CPU, and its torch reference for everything else. A kernel for another device is registered in addition
+(`operator.register_kernel("cuda")`), and torch then dispatches to it.
 """
 
 import ctypes
@@ -22,9 +22,10 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 @functools.cache
 def kernels() -> Library | None:
-    """The compiled kernels, or None where there are none, which is logged once.
+    """Return the compiled kernels, or None where there are none. Their absence is logged once.
 
-    Raises OptionError where WHET_KERNELS is not a known name.
+    Raises:
+        OptionError: WHET_KERNELS is not a known name.
     """
     try:
         return library()
@@ -54,12 +55,16 @@ def _say_without(device: str) -> None:
 
 
 def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
-    """Its memory, for a kernel; the tensor must outlive the call."""
+    """Return the address of a tensor's memory for a kernel. The tensor must outlive the call."""
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
 
 
 def check_floats(x: Tensor) -> None:
-    """Raises InputsError where x is not of a floating type that the operators take, or its rows are empty."""
+    """Check that x has a floating type that the operators take, and rows that are not empty.
+
+    Raises:
+        InputsError: It has not.
+    """
     if x.dtype not in _FLOATS or x.dim() == 0 or x.shape[-1] == 0:
         raise InputsError(
             f"the input is rows of numbers in float32, bfloat16 or float16, not {x.dtype} {list(x.shape)}"
@@ -67,10 +72,10 @@ def check_floats(x: Tensor) -> None:
 
 
 def as_floats(x: Tensor) -> Tensor:
-    """The same numbers in float32, contiguous."""
+    """Return the same numbers in float32 and in contiguous memory."""
     return x if x.dtype is torch.float32 and x.is_contiguous() else x.float().contiguous()
 
 
 def as_type(y: Tensor, x: Tensor) -> Tensor:
-    """y in the type of x."""
+    """Return y in the type of x."""
     return y if y.dtype is x.dtype else y.to(x.dtype)

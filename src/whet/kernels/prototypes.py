@@ -1,7 +1,7 @@
-"""The C functions of the kernels: what each takes and returns, as ctypes has to know.
+"""Declare to ctypes what the C functions of the kernels take and return.
 
-Without prototypes, ctypes passes whatever it is given: an argument too many, or a number that does not fit, would
-silently overwrite memory. A test holds this table against the exports in the sources.
+Without prototypes ctypes passes any arguments: one too many, or a number that does not fit, would silently overwrite
+memory. A test compares this table with the exports in the sources.
 """
 
 import ctypes
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Int32(ctypes.c_int32):
-    """A 32-bit integer as an argument. A number that does not fit is an error, where ctypes would cut it off."""
+    """Pass a 32-bit integer as an argument. A number that does not fit is an error; ctypes would truncate it."""
 
     @classmethod
     def from_param(cls, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A user's own operator: known to PyTorch, and checked against its reference as it is registered."""
+"""Register a user's own operator with PyTorch, and check it against its reference first: whet.register_kernel."""
 
 import inspect
 import os
@@ -33,7 +33,13 @@ _FILE = re.compile(r".+\.(so(\.\d+)*|dylib|dll|pyd|py)")
 
 @dataclass(frozen=True)
 class _Registered:
-    """library: keeps the operator registered. module: which module did that. libraries: what a process has to load."""
+    """Record a registered operator.
+
+    Attributes:
+        library: The registration. The operator exists as long as this object lives.
+        module: The module that registered it.
+        libraries: The shared libraries that a process has to load for it.
+    """
 
     library: torch.library.Library
     module: str
@@ -44,7 +50,7 @@ _REGISTERED: dict[str, _Registered] = {}
 
 
 def origin(name: str) -> tuple[str, tuple[str, ...]] | None:
-    """Where an operator of `register_kernel` comes from.
+    """Return where an operator of `register_kernel` comes from.
 
     Args:
         name: The operator, as "namespace::operator".
@@ -125,7 +131,11 @@ def _check_arguments(
     libraries: Sequence[str | os.PathLike[str]],
     tolerances: tuple[float | None, float | None],
 ) -> tuple[str, ...]:
-    """The libraries, paths in full. Raises OptionError."""
+    """Check the arguments of register_kernel, and return the libraries as absolute paths.
+
+    Raises:
+        OptionError: An argument cannot be used.
+    """
     if not _NAME.fullmatch(name) or name.partition("::")[0] in {OWN, *BUILT_IN}:
         raise OptionError(f"an operator's name is namespace::operator, in a namespace of your own, not {name!r}")
     namespace, _, short = name.partition("::")
@@ -165,7 +175,11 @@ def _library(entry: str) -> str:
 
 
 def _define(name: str, reference: Callable[..., Any]) -> torch.library.Library:
-    """The operator with the reference as what serves every device. Raises OptionError where it has no schema."""
+    """Define an operator whose reference serves every device.
+
+    Raises:
+        OptionError: No schema can be derived from the reference.
+    """
     namespace, _, short = name.partition("::")
     try:
         schema = torch.library.infer_schema(reference, mutates_args=())

@@ -1,1 +1,1 @@
-"""A load generator for language-model servers: replays production traffic and says what its users would have seen."""
+"""Generate load for language-model servers: replay production traffic, and report what its users would see."""

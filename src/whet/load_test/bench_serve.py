@@ -1,4 +1,4 @@
-"""whet.bench_serve: put a server under load, one that runs already or one that is started for it."""
+"""Put a server under load (whet.bench_serve): one that runs already, or one that is started for the test."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -17,11 +17,11 @@ from whet.workloads.model_directory import model_directory
 
 @dataclass(frozen=True)
 class LoadTest:
-    """What came of a load test.
+    """Hold the result of a load test.
 
     Attributes:
         report: The figures.
-        records: Every request with its times.
+        records: All requests with their times.
     """
 
     report: Report
@@ -31,7 +31,11 @@ class LoadTest:
         return self.report._repr_html_()
 
     def write(self, directory: str | Path) -> None:
-        """Write report.json and requests.csv. Raises OutputError."""
+        """Write report.json and requests.csv.
+
+        Raises:
+            OutputError: The directory cannot be written to.
+        """
         write_report(make_directory(Path(directory)), self.report, self.records)
 
 
@@ -47,25 +51,26 @@ def bench_serve(
     on_progress: Progress | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> LoadTest:
-    """Replay production traffic, or random arrivals, against a server: latencies, throughput, goodput.
+    """Replay production traffic, or random arrivals, against a server, and measure latencies, throughput and goodput.
 
     Args:
         target: A server's address; or a model directory or built-in model, for which `whet serve` is started.
-        options: What is sent.
-        serve_options: Options of `whet serve`, for a server of our own.
-        api_key: That the server wants.
-        on_busy: What to do where other processes disturb: "wait", "inconclusive" or "go-on".
-        busy_wait_s: Seconds to wait in all.
-        patience: In place of the two above, where the caller shows the waiting.
-        on_progress: Is told how many requests have ended, and how many there are.
-        on_stage: Is told what happens now.
+        options: The requests to send.
+        serve_options: Command-line options of `whet serve`, if it is started.
+        api_key: The server's API key.
+        on_busy: What to do if other processes disturb the measurement: "wait", "inconclusive" or "go-on".
+        busy_wait_s: The longest total wait, in seconds.
+        patience: Replaces the two options above, for callers that show the waiting.
+        on_progress: Called with the number of requests that have ended, and the number of all requests.
+        on_stage: Called with a text at the beginning of each stage.
 
     Returns:
-        The load test. Where the machine was busy, its report says so; after Ctrl-C it is of what was done until then.
+        The load test. If the machine was busy, its report says so. After Ctrl-C, it covers the requests sent until
+        then.
 
     Raises:
-        TargetError: The server cannot be had or used.
-        OptionError: The options do not fit the server, or there are options of `whet serve` for an address.
+        TargetError: The server cannot be started, reached or used.
+        OptionError: The options do not fit the server, or serve_options are given together with an address.
     """
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     is_remote = "://" in target

@@ -1,4 +1,4 @@
-"""One benchmark of a server from beginning to end: examine, calibrate, replay, summarise."""
+"""Run one benchmark of a server from beginning to end: examine, calibrate, replay, summarise."""
 
 import asyncio
 import contextlib
@@ -27,17 +27,37 @@ from whet.slo import Slo
 DEFAULT_LOAD = 0.7
 DEFAULT_DURATION_S = 60.0
 
-_WARM_UP, _CALIBRATION, _REPLAY = 1, 2, 0  # streams of prompts
+_WARM_UP, _CALIBRATION, _REPLAY = 1, 2, 0  # numbers of streams of prompts
 _NUM_WARM_UP, _WARM_UP_S = 2, 60.0
-_NUM_TYPICAL = 512  # first requests of a trace, for the calibration, while their number is yet to be found
+_NUM_TYPICAL = 512  # the calibration uses the lengths of so many first requests, if their number is not given
 _LATE_MS = 10.0
-_BUNDLED = 1.05  # tokens to a chunk
+_BUNDLED = 1.05  # mean tokens in a chunk, above which a note says so
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What to send. Exactly one of trace and rate; load (a share of what the server can do) and time_scale exclude
-    each other. Raises OptionError where they do not go together, or are out of range.
+    """Say which requests to send.
+
+    Attributes:
+        trace: The traffic to replay. Give either this or rate.
+        source: The name of the trace, for the report.
+        rate: Requests per second, for random arrivals.
+        num_requests: The most requests.
+        duration_s: How long requests are sent, in seconds.
+        load: The rate of a trace, as a share of the rate that the server can do. Give this or time_scale, not both.
+        time_scale: The factor of a trace's gaps.
+        length_scale: The factor of a trace's lengths.
+        max_input: The most tokens of a prompt.
+        max_output: The most tokens of an output.
+        input_len: The range of prompt lengths of random arrivals, in tokens, ends included.
+        output_len: The range of output lengths of random arrivals, in tokens, ends included.
+        max_in_flight: The most requests at the same time.
+        shared_prefix: How many first tokens all prompts share.
+        seed: The seed of prompts and random arrivals.
+        slo: The limits for goodput.
+
+    Raises:
+        OptionError: The options contradict each other, or one is out of range.
     """
 
     trace: Trace | None = None
@@ -65,8 +85,7 @@ class Options:
         of_a_trace = (self.load, self.time_scale, self.length_scale)
         if self.rate is not None and any(value is not None for value in of_a_trace):
             raise OptionError(
-                "--load, --time-scale and --length-scale belong to a --trace; --rate is how fast: "
-                "give a --trace, or leave them out"
+                "--load, --time-scale and --length-scale need --trace: leave them out, or leave out --rate"
             )
         if self.load is not None and self.time_scale is not None:
             raise OptionError("--load finds the time scale by itself: give it or --time-scale, not both")
@@ -85,7 +104,7 @@ class Options:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What is to be sent when, and how it came about."""
+    """Hold the requests to send, and how they were chosen."""
 
     fitted: Fitted
     length_scale: float = 1.0
@@ -107,10 +126,18 @@ def run(
     on_progress: Progress | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> tuple[Report, list[Record]]:
-    """Put a server under load. on_stage: told what happens now; on_progress: of the replay.
+    """Put a server under load. After Ctrl-C during the replay, the report covers the requests sent until then.
 
-    Ctrl-C during the replay ends it, and the report is of what was done until then. Raises TargetError and OptionError
-    where the server cannot be used or the options do not fit it.
+    Args:
+        url: The address of the server.
+        options: The requests to send.
+        api_key: The server's API key.
+        on_progress: Called during the replay with the number of ended requests, and the number of all.
+        on_stage: Called with a text at the beginning of each stage.
+
+    Raises:
+        TargetError: The server cannot be reached or used.
+        OptionError: The options do not fit the server.
     """
     return asyncio.run(_run(url, options, api_key, on_progress, on_stage))
 
@@ -137,7 +164,7 @@ async def _run(
                 on_progress=on_progress,
             )
         after = None
-        with contextlib.suppress(TargetError):  # a server that went down has a report all the same
+        with contextlib.suppress(TargetError):  # report also if the server has crashed
             after = await prefix_counters(client)
         found = hit_rate(before, after)
     report = _report(client.url, options, facts, plan, done, found, started_at)
@@ -148,7 +175,7 @@ async def _run(
 async def _plan(
     client: CompletionClient, options: Options, facts: ServerFacts, on_stage: Callable[[str], None]
 ) -> _Plan:
-    """The requests, with lengths that the model takes and at times that fit the load asked for."""
+    """Return the requests, with lengths that the model takes, and at times that give the wanted load."""
     until: _Until = {"num_requests": options.num_requests, "duration_s": options.duration_s}
     if options.num_requests is None and options.duration_s is None:
         until["duration_s"] = DEFAULT_DURATION_S
@@ -216,7 +243,7 @@ def _report(
 
 
 def _notes(options: Options, facts: ServerFacts, plan: _Plan, done: Replay, figures: Figures) -> Iterator[str]:
-    """What a reader of the figures has to know beside them."""
+    """Yield notes that a reader needs to interpret the figures."""
     if done.is_interrupted:
         yield f"ended early: {len(done.records)} of {len(plan.fitted.arrivals)} requests had been sent"
     if options.max_in_flight is not None:
@@ -226,15 +253,18 @@ def _notes(options: Options, facts: ServerFacts, plan: _Plan, done: Replay, figu
         )
     elif figures.lateness is not None and figures.lateness.longest_ms > _LATE_MS:
         yield (
-            f"this generator fell behind, by {figures.lateness.longest_ms:.0f} ms at worst, which is in the latencies: "
-            "run it on another machine or a core of its own"
+            f"the load generator sent requests up to {figures.lateness.longest_ms:.0f} ms late, and the latencies "
+            "include this: run it on another machine or a core of its own"
         )
     if options.trace is not None and not options.trace.was_sorted:
-        yield "the trace's lines were not in the order of their time: sorted"
+        yield "the trace's lines were not in the order of their time, and were sorted"
     if facts.max_model_len is None and options.trace is not None and options.length_scale is None:
-        yield "the server does not say its max_model_len: lengths are the trace's own (--length-scale, --max-input)"
+        yield (
+            "the server does not state its max_model_len, so the trace's lengths were not scaled "
+            "(--length-scale and --max-input change them)"
+        )
     if plan.fitted.num_cut:
-        yield f"{plan.fitted.num_cut} of {len(plan.fitted.arrivals)} requests were cut to fit"
+        yield f"{plan.fitted.num_cut} of {len(plan.fitted.arrivals)} requests were cut to fit the model"
     if figures.num_short:
         yield f"{figures.num_short} answers were shorter than asked for: the server does not honour ignore_eos"
     if figures.num_by_chunks:

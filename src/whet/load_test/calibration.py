@@ -1,4 +1,4 @@
-"""How many requests of this kind a server can do per second, from a burst that keeps it as busy as it can be."""
+"""Measure how many requests of given lengths a server can do per second, with a burst of requests."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,12 +14,19 @@ from whet.load_test.trace import Arrival
 
 NUM_REQUESTS = 64
 _TIME_LIMIT_S = 60.0
-_COUNTED = 0.8  # of the burst's output: at its end the last long answers run nearly alone
+_COUNTED = 0.8  # the share of the burst's output that is counted: at the end, the longest answers run nearly alone
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What the burst came to. seconds: of its counted part."""
+    """Hold the capacity of a server.
+
+    Attributes:
+        requests_per_s: Requests per second.
+        output_tokens_per_s: Generated tokens per second.
+        num_requests: The answered requests of the burst.
+        seconds: The time of the counted part of the burst.
+    """
 
     requests_per_s: float
     output_tokens_per_s: float
@@ -28,9 +35,10 @@ class Capacity:
 
 
 async def calibrate(server: Server, arrivals: Sequence[Arrival], prompts: Prompts) -> Capacity:
-    """Send 64 requests at once, of lengths as in `arrivals`, and see how fast they are answered.
+    """Send 64 requests at once, with lengths as in `arrivals`, and measure how fast they are answered.
 
-    Raises TargetError where none is.
+    Raises:
+        TargetError: None is answered.
     """
     return capacity_of(await burst(server, arrivals, prompts, NUM_REQUESTS, time_limit_s=_TIME_LIMIT_S))
 
@@ -38,7 +46,11 @@ async def calibrate(server: Server, arrivals: Sequence[Arrival], prompts: Prompt
 async def burst(
     server: Server, arrivals: Sequence[Arrival], prompts: Prompts, num: int, *, time_limit_s: float
 ) -> list[Record]:
-    """So many requests at once, of lengths as in `arrivals`, and what became of them; Ctrl-C ends everything."""
+    """Send `num` requests at once, with lengths as in `arrivals`, and return their records.
+
+    Raises:
+        CancelledError: Ctrl-C was pressed.
+    """
     done = await replay(server, representative(arrivals, num), prompts, time_limit_s=time_limit_s)
     if done.is_interrupted:
         raise asyncio.CancelledError
@@ -46,7 +58,7 @@ async def burst(
 
 
 def representative(arrivals: Sequence[Arrival], num: int) -> list[Arrival]:
-    """So many requests, all at 0 s, whose total lengths lie evenly over those of `arrivals`; in a mixed order."""
+    """Return `num` requests, all at 0 s, whose total lengths are spread evenly over those of `arrivals`, shuffled."""
     by_length = sorted(arrivals, key=lambda arrival: (arrival.num_input + arrival.num_output, arrival.num_output))
     places = ((np.arange(num) + 0.5) * len(by_length) / num).astype(int)
     chosen = [by_length[int(place)] for place in np.random.default_rng(0).permutation(places)]
@@ -54,9 +66,15 @@ def representative(arrivals: Sequence[Arrival], num: int) -> list[Arrival]:
 
 
 def capacity_of(records: Sequence[Record]) -> Capacity:
-    """Requests per second until four fifths of the output had come; of what was asked for and not refused.
+    """Return the rates until four fifths of the burst's output had arrived. Only answered requests count.
 
-    An answer that the time limit ended counts with nothing, so the capacity is rather too small then.
+    An answer that the time limit ended does not count. The capacity is then rather too low.
+
+    Args:
+        records: The requests of the burst.
+
+    Raises:
+        TargetError: No request was answered.
     """
     answered = [record for record in records if record.is_answered and record.token_s]
     if not answered:
@@ -64,7 +82,7 @@ def capacity_of(records: Sequence[Record]) -> Capacity:
         raise TargetError(
             f"the server answered none of {len(records)} requests of the calibration ({detail}); look at its log"
         )
-    # A chunk may hold several tokens; they are spread evenly over an answer's chunks.
+    # A chunk may hold several tokens. An answer's tokens are divided evenly among its chunks.
     times_s = np.concatenate([record.token_s for record in answered])
     tokens = np.concatenate(
         [np.full(len(record.token_s), record.num_output / len(record.token_s)) for record in answered]

@@ -1,4 +1,4 @@
-"""Requests to an OpenAI-compatible server of language models, timed."""
+"""Send requests to an OpenAI-compatible server of language models, and time the answers."""
 
 import json
 import time
@@ -16,16 +16,25 @@ from whet.load_test.record import Answer, Failure
 clock = time.perf_counter
 
 _CONNECT_S = 10.0
-_SILENCE_S = 120.0  # without a byte, until a request counts as timed out
-_BROKEN_OFF = ("abort", "error")  # finish reasons of an answer that the server gave up
+_SILENCE_S = 120.0  # a request that receives no byte for so long counts as timed out
+_BROKEN_OFF = ("abort", "error")  # finish reasons of an answer that the server ended early
 
 
 class CompletionClient:
-    """Speaks to one server; an async context manager. Never waits for a free connection: it opens as many as it needs.
+    """Send requests to one server. Use it as an async context manager.
 
-    Each connection is an httpx client of its own. A pool would look through all its connections at every request: with
-    256 in flight that took 3 ms of the generator's time for each, and takes 0.9 ms so (2-core Zen 5, httpx2 2.16).
-    Raises OptionError for an address that is none, MissingExtra without httpx2.
+    It opens as many connections as it needs, so that no request waits for a free one. Each connection is an httpx2
+    client of its own. A pool would search all its connections at every request: with 256 in flight, this took 3 ms of
+    the generator's time for each request, instead of 0.9 ms (2-core Zen 5, httpx2 2.16).
+
+    Args:
+        url: The address of the server.
+        api_key: The server's API key.
+        silence_s: A request that receives no byte for so many seconds counts as timed out.
+
+    Raises:
+        OptionError: The address is not valid.
+        MissingExtra: The package httpx2 is not installed.
     """
 
     def __init__(self, url: str, *, api_key: str | None = None, silence_s: float = _SILENCE_S) -> None:
@@ -36,7 +45,7 @@ class CompletionClient:
             "base_url": self.url,
             "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
             "timeout": self._httpx.Timeout(silence_s, connect=_CONNECT_S, pool=None),
-            # The environment's proxies are for the way to the world, and would be measured too.
+            # Ignore proxies that the environment names: they would be measured too.
             "trust_env": False,
             "verify": self._httpx.create_ssl_context() if self.url.startswith("https") else False,
         }
@@ -54,7 +63,7 @@ class CompletionClient:
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        """One that nobody else uses meanwhile."""
+        """Yield a connection that no other request uses at the same time."""
         if self._free:
             connection = self._free.pop()
         else:
@@ -66,17 +75,25 @@ class CompletionClient:
             self._free.append(connection)
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body. Raises TargetError where the server cannot be reached."""
+        """Get a path, and return status and body.
+
+        Raises:
+            TargetError: The server cannot be reached.
+        """
         return await self._ask("GET", path, None)
 
     async def ask_once(self, token_ids: Sequence[int]) -> tuple[int, str]:
-        """One token after a prompt, not streamed: the status, and what the server says where it refuses."""
+        """Ask for one token after a prompt, not streamed.
+
+        Returns:
+            The status, and the server's message unless the status is 200.
+        """
         body = {"model": self.model, "prompt": list(token_ids), "max_tokens": 1, "temperature": 0}
         status, content = await self._ask("POST", "/v1/completions", json.dumps(body).encode())
         return status, "" if status == 200 else message_of(content)
 
     async def complete(self, token_ids: Sequence[int], num_output: int) -> Answer:
-        """Ask for num_output tokens after a prompt, greedily, and time each chunk. What fails is in the answer."""
+        """Ask for num_output tokens after a prompt, greedily, and time each chunk. The answer holds failures."""
         body = json.dumps(
             {
                 "model": self.model,
@@ -104,7 +121,7 @@ class CompletionClient:
         return answer
 
     async def _read(self, response: Any, answer: Answer) -> None:
-        """Every event to the end, beyond [DONE] too: a connection that was read to its end is used again."""
+        """Read all events, also those after [DONE]: only a connection that was read to the end can be reused."""
         if response.status_code != 200:
             refused = response.status_code == 429
             answer.failure = Failure.REFUSED if refused else f"HTTP {response.status_code}"
@@ -126,7 +143,7 @@ class CompletionClient:
             if chunk.usage is not None:
                 answer.num_output, answer.has_usage = chunk.usage.completion_tokens, True
             for choice in chunk.choices[:1]:
-                # An empty text may be a token whose characters are not whole yet; with a finish reason it is none.
+                # An empty text may be a token with an incomplete character. With a finish reason, it is no token.
                 if choice.text or choice.finish_reason is None or not answer.token_s:
                     answer.token_s.append(now_s)
                 is_finished |= choice.finish_reason is not None
@@ -147,19 +164,23 @@ class CompletionClient:
 
 
 def root_of(url: str) -> str:
-    """A server's address without a trailing slash or /v1. Raises OptionError where it is no address."""
+    """Return a server's address without a trailing slash or /v1.
+
+    Raises:
+        OptionError: It is not a valid address.
+    """
     try:
         parts = urlsplit(url)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number
+    except ValueError:  # the port is not a number
         is_address = False
     if not is_address or parts.query or parts.fragment:
-        raise OptionError(f"{url} is no server's address; write it as http://127.0.0.1:8000")
+        raise OptionError(f"{url} is not a server's address; write it as http://127.0.0.1:8000")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def is_up(url: str) -> bool:
-    """Whether a server answers at /health that it can take requests."""
+    """Return whether a server answers at /health that it takes requests."""
     httpx = _library()
     try:
         return bool(httpx.get(f"{url}/health", timeout=2.0, trust_env=False).status_code == 200)
@@ -168,7 +189,7 @@ def is_up(url: str) -> bool:
 
 
 def message_of(content: bytes) -> str:
-    """What a server says went wrong: the message of OpenAI's error object, else the first line of whatever came."""
+    """Return a server's error message: that of OpenAI's error object, else the first line of the body."""
     try:
         body = json.loads(content)
         error = body.get("error", body.get("detail", body))

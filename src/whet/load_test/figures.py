@@ -1,4 +1,4 @@
-"""What the users of a server would have seen, from the records of a replay."""
+"""Compute the latencies and rates that users of a server would see, from the records of a replay."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from whet.slo import Slo
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of raw samples, in milliseconds, none dropped. p99_ms: None below 500 samples."""
+    """Hold percentiles of all samples, in milliseconds. p99_ms is None below 500 samples."""
 
     p50_ms: float
     p90_ms: float
@@ -25,7 +25,13 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Requests that met every limit: their share of all that were sent, failed ones included, and how many a second."""
+    """Count the requests that met every limit.
+
+    Attributes:
+        share: Their share of all requests that were sent, including failed ones, 0 to 1.
+        requests_per_s: Their number per second.
+        num_requests: Their number.
+    """
 
     share: float
     requests_per_s: float
@@ -34,12 +40,29 @@ class Goodput:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of all requests sent. Latencies and tokens are those of answered requests. None: there was none to tell from.
+    """Summarise a replay. Latencies and tokens are those of answered requests. None means that there is no data.
 
-    duration_s: from the first request's planned time to the last token. num_refused: with status 429; they are among
-    the failures too. num_short: answered with fewer tokens than asked for. num_by_chunks: whose tokens were counted as
-    chunks, as the server gave no usage. num_chunks: in which the output came; ITL is the time between two. lateness: of
-    the generator itself, from planned to sent.
+    Attributes:
+        num_requests: Requests that were sent.
+        num_answered: Requests that were answered.
+        duration_s: Seconds from the first request's planned time to the last token.
+        ttft: Time to the first token.
+        tpot: Time per output token after the first.
+        itl: Time between two successive chunks of an answer.
+        e2e: Time to the last token.
+        lateness: Time from a request's planned time to when the generator sent it.
+        requests_per_s: Answered requests per second.
+        input_tokens: Prompt tokens.
+        output_tokens: Generated tokens.
+        input_tokens_per_s: Prompt tokens per second.
+        output_tokens_per_s: Generated tokens per second.
+        goodput: Requests within all limits; None without limits.
+        failures: The number of failed requests by kind.
+        failure_details: The message of the first failure of each kind.
+        num_refused: Requests that were refused with status 429. They are also in `failures`.
+        num_short: Requests answered with fewer tokens than asked for.
+        num_by_chunks: Answers whose chunks were counted as tokens, since the server gave no usage.
+        num_chunks: The chunks of all answers.
     """
 
     num_requests: int
@@ -65,7 +88,7 @@ class Figures:
 
 
 def figures_of(records: Sequence[Record], slo: Slo | None = None) -> Figures:
-    """Summarise a replay. slo: limits for the goodput, which is None without."""
+    """Summarise a replay. Without limits (`slo`), the goodput is None."""
     answered = [record for record in records if record.is_answered and record.token_s]
     failures = Counter(record.failure for record in records if record.failure)
     duration_s = _duration_s(records, answered)
@@ -100,7 +123,11 @@ def figures_of(records: Sequence[Record], slo: Slo | None = None) -> Figures:
 
 
 def percentiles(samples_s: Sequence[float | None]) -> Percentiles | None:
-    """Of times in seconds, linear between neighbours; what is None is not counted. None where nothing is left."""
+    """Return percentiles of times in seconds, interpolated linearly. None values are not counted.
+
+    Returns:
+        The percentiles in milliseconds, or None if there are no values.
+    """
     known = np.asarray([sample for sample in samples_s if sample is not None], dtype=float) * 1e3
     if not known.size:
         return None
@@ -136,7 +163,7 @@ def _meets(record: Record, slo: Slo) -> bool:
 
 
 def _details(records: Sequence[Record]) -> dict[str, str]:
-    """What the first failure of each kind said."""
+    """Return the message of the first failure of each kind."""
     details: dict[str, str] = {}
     for record in records:
         if record.failure and record.detail:

@@ -1,13 +1,17 @@
-"""Prompts as token ids: random, so that none is in a server's cache by chance, and the same for the same seed."""
+"""Make random prompts as token ids, so that none is in a server's cache by chance. A seed reproduces them."""
 
 import numpy as np
 
 
 class Prompts:
-    """Random prompts. stream: prompts of another stream are other ones, as for a calibration before the replay.
+    """Make random prompts.
 
-    shared_prefix: so many first tokens are the same in every prompt, of every stream; a shorter prompt is all of them
-    but its last.
+    Args:
+        vocab_size: Token ids are below this number.
+        shared_prefix: How many first tokens all prompts of all streams share. The last token of a prompt is always its
+            own.
+        seed: The seed of the random numbers.
+        stream: Another stream has other prompts, such as for the calibration before a replay.
     """
 
     def __init__(self, vocab_size: int, *, shared_prefix: int = 0, seed: int = 0, stream: int = 0) -> None:
@@ -16,7 +20,7 @@ class Prompts:
         self._prefix = self._random(0, 0, shared_prefix)
 
     def token_ids(self, index: int, num_tokens: int) -> list[int]:
-        """Prompt number `index`, of num_tokens (1 or more) ids from 0 up to the vocabulary's size."""
+        """Return prompt number `index`, with num_tokens (1 or more) token ids."""
         prefix = self._prefix[: num_tokens - 1]
         return prefix + self._random(1 + self._stream, index, num_tokens - len(prefix))
 

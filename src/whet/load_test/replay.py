@@ -1,7 +1,8 @@
-"""Requests sent at their time, whatever the server does: an open loop.
+"""Send requests at their planned times, whatever the server does: an open loop.
 
-Who sends the next request only after an answer (a closed loop) slows down with the server, and never sees the queue
-that its users would.
+A closed loop sends the next request only after an answer. It slows down with the server, and so never sees the queue
+that real users would wait in.
+
 Source: Schroeder, Wierman and Harchol-Balter, "Open Versus Closed: A Cautionary Tale" (NSDI 2006).
 """
 
@@ -17,21 +18,26 @@ from whet.load_test.record import Answer, Failure, Record
 from whet.load_test.trace import Arrival
 
 Progress = Callable[[int, int], None]
-"""Called with the numbers of requests that have ended, and that there are."""
+"""A callback that gets the number of requests that have ended, and the number of all requests."""
 
-_LEAD_S = 0.05  # before the first request, so that it is not late
+_LEAD_S = 0.05  # time before the first request, so that it is not late
 
 
 class Server(Protocol):
-    """What answers: a CompletionClient, or a stand-in."""
+    """Answer requests: a CompletionClient, or a substitute in tests."""
 
-    async def complete(self, token_ids: Sequence[int], num_output: int) -> Answer: ...
+    async def complete(self, token_ids: Sequence[int], num_output: int) -> Answer:
+        """See CompletionClient."""
 
 
 @dataclass
 class Replay:
-    """What became of the requests, in the order of their planned times. is_interrupted: by Ctrl-C, before all
-    had been sent and answered."""
+    """Hold the outcome of a replay.
+
+    Attributes:
+        records: The requests in the order of their planned times.
+        is_interrupted: Whether Ctrl-C ended it before all requests were sent and answered.
+    """
 
     records: list[Record] = field(default_factory=list)
     is_interrupted: bool = False
@@ -46,10 +52,15 @@ async def replay(
     time_limit_s: float | None = None,
     on_progress: Progress | None = None,
 ) -> Replay:
-    """Send every request at its time and wait for the answers. Cancelled (Ctrl-C), it returns what there is.
+    """Send every request at its time, and wait for the answers. If cancelled (Ctrl-C), return the outcome so far.
 
-    max_in_flight: no more than so many at once, so that the loop is no longer open; the others wait for their turn, in
-    order. time_limit_s: for the answers, from when the last request was due; those still under way are ended.
+    Args:
+        server: The server.
+        arrivals: The requests, in the order of their times.
+        prompts: Makes the prompts.
+        max_in_flight: The most requests at the same time; others wait in order. The loop is then no longer open.
+        time_limit_s: How many seconds to wait for answers after the last request was due. Others are then ended.
+        on_progress: Called whenever a request has ended.
     """
     run = _Run(server, prompts, max_in_flight, on_progress or (lambda num_ended, num_planned: None), len(arrivals))
     tasks: list[asyncio.Task[Record]] = []
@@ -68,7 +79,7 @@ async def replay(
 
 
 def _record(arrival: Arrival, end: Record | BaseException) -> Record:
-    """Of a task: one that was cancelled before its first line has none of its own."""
+    """Return the record of a task. A task that was cancelled before it began has none of its own, so one is made."""
     if isinstance(end, asyncio.CancelledError):
         return Record(arrival, arrival.at_s, arrival.at_s, failure=Failure.UNFINISHED)
     if isinstance(end, BaseException):
@@ -77,7 +88,7 @@ def _record(arrival: Arrival, end: Record | BaseException) -> Record:
 
 
 class _Run:
-    """One replay as it goes."""
+    """Run one replay."""
 
     def __init__(
         self, server: Server, prompts: Prompts, max_in_flight: int | None, on_progress: Progress, num_planned: int
@@ -92,7 +103,7 @@ class _Run:
         self._num_planned, self._num_ended = num_planned, 0
 
     async def send(self, index: int, arrival: Arrival) -> Record:
-        """Never raises: a request that is cancelled has a record that says so."""
+        """Send one request, and return its record. If it is cancelled, its record says so; nothing is raised."""
         sent_s = arrival.at_s
         try:
             async with self._turn:

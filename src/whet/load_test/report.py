@@ -1,4 +1,4 @@
-"""What a benchmark of a server found: types, written as JSON, and a line for each request as CSV."""
+"""Hold the report of a benchmark, and write it as JSON, with a line of CSV for each request."""
 
 import csv
 import io
@@ -19,13 +19,31 @@ REPORT, REQUESTS = "report.json", "requests.csv"
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One benchmark. None: not asked for, or not known.
+    """Hold the report of one benchmark. None means "not asked for" or "not known".
 
-    source: the trace's name, or the rate. load: offered_per_s over what the calibration measured. length_scale,
-    time_scale: what the trace's lengths and gaps were multiplied with. num_cut: requests cut to fit the server.
-    prefix_hit_rate: share of the looked-up prompt tokens that were found in the server's cache. is_partial: it was
-    ended before all requests had been sent and answered. busy: what disturbed the replay, on a busy machine; the server
-    belongs to the measurement where it runs on the same one.
+    Attributes:
+        url: The address of the server.
+        model: The name of the model.
+        max_model_len: The most tokens of a request, as the server states it.
+        source: The name of the trace, or the rate.
+        seed: The seed of prompts and random arrivals.
+        started_at: When the replay began, as an ISO date and time in UTC.
+        offered_per_s: Requests per second that were to be sent.
+        load: `offered_per_s` as a share of the measured capacity.
+        capacity: What the calibration measured.
+        length_scale: The factor of the trace's lengths.
+        time_scale: The factor of the trace's gaps.
+        num_planned: Requests that were to be sent.
+        num_cut: Requests that were cut to fit the server.
+        max_in_flight: The most requests at the same time.
+        shared_prefix: How many first tokens all prompts share.
+        slo: The limits for goodput.
+        figures: The summary of the replay.
+        prefix_hit_rate: The share of looked-up prompt tokens that were found in the server's cache, 0 to 1.
+        is_partial: Whether it was ended before all requests were sent and answered.
+        busy: What disturbed the replay, or "" on a quiet machine. A server on the same machine is no disturbance.
+        notes: Sentences that a reader needs to interpret the figures.
+        format: The version of this format.
     """
 
     url: str
@@ -57,23 +75,27 @@ class Report:
         return report_html(self)
 
     def to_json(self, indent: int | None = 2) -> str:
-        """All of it as one JSON object. indent: None puts it on one line."""
+        """Return the report as a JSON object. With indent None, it is one line."""
         return json.dumps(asdict(self), indent=indent, ensure_ascii=False) + "\n"
 
 
 def make_directory(out: Path) -> Path:
-    """Make the directory for the report now. Raises OutputError where it cannot be made or written to."""
+    """Make the directory for the report.
+
+    Raises:
+        OutputError: It cannot be made or written to.
+    """
     return usable_directory(out)
 
 
 def write_report(directory: Path, report: Report, records: Sequence[Record]) -> None:
-    """report.json and requests.csv, each whole or not at all."""
+    """Write report.json and requests.csv, each completely or not at all."""
     write_whole(directory / REPORT, report.to_json())
     write_whole(directory / REQUESTS, requests_csv(records))
 
 
 def requests_csv(records: Sequence[Record]) -> str:
-    """One line a request, times in seconds; what is not known stays empty."""
+    """Return one line of CSV for each request. Times are in seconds; unknown values are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     names = ("at_s", "sent_s", "num_input", "num_output_asked", "num_output", "ttft_s", "tpot_s", "e2e_s")

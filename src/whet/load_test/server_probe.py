@@ -1,4 +1,4 @@
-"""What a server says of itself before it is put under load."""
+"""Ask a server what it serves before it is put under load."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 from whet.errors import MissingExtra, OptionError, TargetError
 from whet.load_test.client import CompletionClient, message_of
 
-# Where a server does not say how large its vocabulary is: the largest of these ids that it takes in a prompt.
+# If a server does not state the size of its vocabulary, the largest of these ids that it takes in a prompt is used.
 _LIKELY_IDS = (131_071, 100_000, 49_151, 31_999, 15_999, 7_999, 3_999, 999, 255)
 
 _PREFIXES = ("whet:", "vllm:")
@@ -16,7 +16,7 @@ _QUERIES, _HITS = "prefix_cache_queries", "prefix_cache_hits"
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """The model served; None: the server does not say."""
+    """Hold the facts about a server's model. max_model_len is None if the server does not state it."""
 
     model: str
     vocab_size: int
@@ -25,16 +25,18 @@ class ServerFacts:
 
 @dataclass(frozen=True)
 class PrefixCounters:
-    """Tokens of prompts that were looked up in the prefix cache, and those found there, since the server began."""
+    """Count the prompt tokens that were looked up in the prefix cache, and those found, since the server started."""
 
     queries: float
     hits: float
 
 
 async def examine(client: CompletionClient) -> ServerFacts:
-    """Name the model, and ask it for a token. Sets the client's model.
+    """Find the server's model, set it as the client's model, and ask it for a token.
 
-    Raises TargetError where nothing answers, or not as an OpenAI-compatible server does; OptionError for a wrong key.
+    Raises:
+        TargetError: The server cannot be reached, or is not an OpenAI-compatible server.
+        OptionError: The API key is wrong.
     """
     status, content = await client.get("/v1/models")
     _check(client, status, message_of(content))
@@ -47,13 +49,17 @@ async def examine(client: CompletionClient) -> ServerFacts:
 
 
 async def prefix_counters(client: CompletionClient) -> PrefixCounters | None:
-    """From /metrics; None where the server has no such counters. Raises MissingExtra without prometheus-client."""
+    """Read the counters at /metrics, or return None if the server has none.
+
+    Raises:
+        MissingExtra: The package prometheus-client is not installed.
+    """
     status, content = await client.get("/metrics")
     return read_counters(content.decode(errors="replace")) if status == 200 else None
 
 
 def read_counters(text: str) -> PrefixCounters | None:
-    """The counters in a page of Prometheus metrics, summed over all labels."""
+    """Return the counters in a page of Prometheus metrics, summed over all labels, or None if there are none."""
     try:
         from prometheus_client.parser import text_string_to_metric_families
     except ImportError as error:
@@ -66,20 +72,23 @@ def read_counters(text: str) -> PrefixCounters | None:
                 if name.startswith(_PREFIXES) and name.endswith((_QUERIES, _HITS)):
                     kind = name.partition(":")[2]
                     totals[kind] = totals.get(kind, 0.0) + sample.value
-    except (ValueError, KeyError, IndexError):  # what the parser raises for a page that is not Prometheus's
+    except (ValueError, KeyError, IndexError):  # the parser raises these for a page in another format
         return None
     return PrefixCounters(totals[_QUERIES], totals[_HITS]) if {_QUERIES, _HITS} <= totals.keys() else None
 
 
 def hit_rate(before: PrefixCounters | None, after: PrefixCounters | None) -> float | None:
-    """Share of the looked-up tokens that were found in between; None where none were, or it cannot be known."""
+    """Return the share of looked-up tokens that were found between two readings, 0 to 1, or None if it is not known."""
     if before is None or after is None or after.queries <= before.queries or after.hits < before.hits:
         return None
     return (after.hits - before.hits) / (after.queries - before.queries)
 
 
 async def _vocab_size(client: CompletionClient, stated: int | None) -> int:
-    """Where it is not stated, by asking. A token is asked for in any case: a key may be wanted for that alone."""
+    """Return the size of the vocabulary; if it is not stated, find out by trying.
+
+    A token is asked for in any case, since some servers need a key only for this.
+    """
     said = ""
     for token_id in (stated - 1,) if stated else _LIKELY_IDS:
         status, said = await client.ask_once([token_id])

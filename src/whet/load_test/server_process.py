@@ -1,4 +1,4 @@
-"""The process of the server that a benchmark asks: `whet serve DIR` started for it, or one found by its address."""
+"""Start `whet serve DIR` for a benchmark, or find the process of a server by its address."""
 
 import contextlib
 import itertools
@@ -21,7 +21,7 @@ from whet.load_test.client import is_up
 from whet.measure.child import ending_with_parent
 from whet.network import LOOPBACK, bind, http_url, is_loopback
 
-_START_S = 600.0  # kernels may be compiled, weights read and quantised
+_START_S = 600.0  # time to compile kernels, and to read and quantise weights
 _STOP_S = 20.0
 _ASK_AGAIN_S = 0.1
 _TAIL_BYTES = 4000
@@ -38,9 +38,16 @@ def started_server(
     api_key: str | None = None,
     command: Sequence[str] = WHET_SERVE,
 ) -> Iterator[str]:
-    """A server of a model directory; yields its address once it takes requests.
+    """Start a server for a model directory, yield its address once it takes requests, and end it afterwards.
 
-    options: of `whet serve`, as typed. Raises TargetError with the server's own last line where it does not come up.
+    Args:
+        directory: The model directory.
+        options: Command-line options of `whet serve`.
+        api_key: The API key that the server is to require.
+        command: The command that starts the server.
+
+    Raises:
+        TargetError: The server does not start. The error holds the last line of its output.
     """
     if not (directory / "config.json").is_file():
         what = "holds no config.json" if directory.is_dir() else "is no directory"
@@ -53,9 +60,9 @@ def started_server(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # Arguments can be read by every user of the machine.
+            # The key is not passed as an argument: all users of the machine can read those.
             env=os.environ | ({} if api_key is None else {"WHET_API_KEY": api_key}),
-            start_new_session=True,  # Ctrl-C is for the benchmark, which then ends the server
+            start_new_session=True,  # so that Ctrl-C reaches only the benchmark, which then ends the server
             preexec_fn=_before_start(),
         )
         try:
@@ -67,9 +74,9 @@ def started_server(
 
 
 def server_on_this_machine(url: str) -> list[int]:
-    """Return the ids of the processes that listen at an address; none where it is another machine's.
+    """Return the ids of the processes that listen at an address; none if it is on another machine.
 
-    What such a server computes belongs to the measurement, so it is no load from outside.
+    Such a server's own work is a part of the measurement, and no disturbance.
     """
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -91,14 +98,14 @@ def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: IO[bytes]) -
             )
         if time.monotonic() > deadline:
             raise TargetError(
-                f"whet serve was not ready after {_START_S:.0f} s; its last words: "
-                f"{_last_line(log)}; start it by itself, and give its address"
+                f"whet serve was not ready after {_START_S:.0f} s; its last line: {_last_line(log)}; start it by "
+                "itself, and give its address"
             )
         time.sleep(_ASK_AGAIN_S)
 
 
 def _last_line(log: IO[bytes]) -> str:
-    """What the server said last: its error, or what typer puts into a box."""
+    """Return the last line of the server's output, or the text of the last error box that typer drew."""
     log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
     lines = [line.strip() for line in log.read().decode(errors="replace").split("\n") if line.strip()]
     if lines and lines[-1].startswith("╰"):
@@ -108,7 +115,7 @@ def _last_line(log: IO[bytes]) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to drain and leave; where it does not, take it down."""
+    """Ask the server to drain and exit. If it does not, kill it."""
     process.terminate()
     try:
         process.wait(_STOP_S)
@@ -118,8 +125,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _before_start() -> Callable[[], None]:
-    """What the server's process does first: let the generator go before it, as if that ran on another machine; on
-    Linux, have the kernel end the server when the benchmark is killed.
+    """Return a function that the server's process runs first.
+
+    It lowers the server's priority, so that the load generator sends on time, as if it ran on another machine. On
+    Linux, it also has the kernel end the server when the benchmark is killed.
     """
     end_with_parent = ending_with_parent(signal.SIGTERM)
 
@@ -136,7 +145,7 @@ def _free_port() -> int:
 
 
 def _is_here(host: str) -> bool:
-    """Tell whether a host is this machine, by one of its own addresses."""
+    """Return whether a host name or address belongs to this machine."""
     with contextlib.suppress(OSError, ValueError):  # a name that cannot be encoded is a ValueError
         addresses = {info[4][0] for info in socket.getaddrinfo(host, None)}
         own = {address.address for found in psutil.net_if_addrs().values() for address in found}

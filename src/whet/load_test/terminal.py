@@ -1,4 +1,4 @@
-"""A benchmark on a terminal of 80 columns."""
+"""Show a benchmark on a terminal of 80 columns."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ LATENCIES = ("P50", "P90", "P99", "mean", "longest", "samples")
 
 
 def show_report(console: Console, report: Report) -> None:
-    """What was sent, the latencies as a table, the rest line by line."""
+    """Show the sent requests, a table of latencies, and the other figures, one a line."""
     console.print()
     console.print(Text.assemble(("whet bench-serve  ", "bold"), report.model, ("  at ", "dim"), report.url))
     console.print(Text(sent(report)))
@@ -82,7 +82,7 @@ def _cells(found: Percentiles | None) -> list[str]:
 
 
 def rows(report: Report) -> Iterator[tuple[str, str, str]]:
-    """Yield what else there is to say: a name, a value, and the value's style on a terminal."""
+    """Yield name, value and style of each line below the table."""
     figures = report.figures
     yield (
         "answered",

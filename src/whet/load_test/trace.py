@@ -1,6 +1,7 @@
-"""A trace of production traffic: when each request came, how long its prompt was, how many tokens answered it.
+"""Read traces of production traffic: the time, the prompt length and the output length of each request.
 
-A CSV file with the columns TIMESTAMP, ContextTokens and GeneratedTokens, in any order, others beside them or not.
+A trace is a CSV file with the columns TIMESTAMP, ContextTokens and GeneratedTokens, in any order. It may have others.
+
 Source: Azure's published traces (github.com/Azure/AzurePublicDataset), described by Patel et al., "Splitwise: Efficient
 Generative LLM Inference Using Phase Splitting" (ISCA 2024).
 """
@@ -16,12 +17,18 @@ from whet.errors import TraceError
 
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
-_MAX_DIGITS = 9  # of a number of tokens
+_MAX_DIGITS = 9  # the most digits of a number of tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One request to come: `at_s` after the first, with a prompt of num_input tokens, answered with num_output."""
+    """Hold a planned request.
+
+    Attributes:
+        at_s: Its time in seconds after the first request.
+        num_input: The tokens of its prompt.
+        num_output: The tokens of its answer.
+    """
 
     at_s: float
     num_input: int
@@ -30,7 +37,12 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests in the order of their time; the first comes at 0 s. was_sorted: whether the file had them so."""
+    """Hold requests in the order of their times. The first arrives at 0 s.
+
+    Attributes:
+        arrivals: The requests.
+        was_sorted: Whether the file had them in this order.
+    """
 
     arrivals: tuple[Arrival, ...]
     was_sorted: bool = True
@@ -39,7 +51,8 @@ class Trace:
 def read_trace(path: Path) -> Trace:
     """Read a trace. Timestamps are ISO dates and times (to a microsecond), or seconds.
 
-    Raises TraceError that names the line, where the file is missing, empty or damaged.
+    Raises:
+        TraceError: The file is missing, empty or damaged. The error names the line.
     """
     try:
         with path.open(encoding="utf-8-sig", newline="") as lines:
@@ -49,11 +62,11 @@ def read_trace(path: Path) -> Trace:
             f"cannot read the trace {path}: {error.strerror or error}; give a CSV file with {_named(COLUMNS)}"
         ) from error
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path} is no trace: not UTF-8 text; give a CSV file with {_named(COLUMNS)}") from error
+        raise TraceError(f"{path} is not UTF-8 text; give a CSV file with {_named(COLUMNS)}") from error
 
 
 def parse_trace(lines: Iterable[str], name: str) -> Trace:
-    """The same from lines of text. name: for messages."""
+    """Read a trace from lines of text. Errors refer to it by `name`. See `read_trace`."""
     rows = csv.reader(lines, strict=True)
     columns: list[int] = []
     found: list[tuple[datetime | float, int, int]] = []
@@ -72,12 +85,12 @@ def parse_trace(lines: Iterable[str], name: str) -> Trace:
     if not columns:
         raise TraceError(f"{name} is empty; a trace is a CSV file with {_named(COLUMNS)}")
     if not found:
-        raise TraceError(f"{name} holds no request, just a header; give a trace with requests")
+        raise TraceError(f"{name} holds no request, only a header: give a file with at least one")
     return _in_order(found)
 
 
 def _columns(header: list[str]) -> list[int]:
-    """Where each of COLUMNS stands."""
+    """Return the index of each of COLUMNS in the header."""
     names = [cell.strip().lower() for cell in header]
     missing = [column for column in COLUMNS if column.lower() not in names]
     if missing:
@@ -93,7 +106,7 @@ def _request(row: list[str], columns: list[int], first: datetime | float | None)
 
 
 def _time(text: str, first: datetime | float | None) -> datetime | float:
-    """A moment of the same kind as the first line's."""
+    """Return a timestamp. It must be of the same kind as that of the first request."""
     time: datetime | float
     try:
         time = float(text)
@@ -103,7 +116,7 @@ def _time(text: str, first: datetime | float | None) -> datetime | float:
         except ValueError:
             raise ValueError(f"{COLUMNS[0]} is {text!r}, neither a date and time nor seconds") from None
     if isinstance(time, float) and not math.isfinite(time):
-        raise ValueError(f"{COLUMNS[0]} is {text!r}, no moment in time")
+        raise ValueError(f"{COLUMNS[0]} is {text!r}, not a finite number of seconds")
     if first is not None and _kind(time) != _kind(first):
         raise ValueError(f"{COLUMNS[0]} is {text!r}, {_kind(time)}; the first request has {_kind(first)}")
     return time
@@ -117,7 +130,7 @@ def _kind(time: datetime | float) -> str:
 
 def _tokens(text: str, column: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS and int(text) > 0):
-        raise ValueError(f"{column} is {text!r}, not a whole number from 1 up")
+        raise ValueError(f"{column} is {text!r}, not a whole number of at least 1")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""What this computer is, and how fast it can be at the very best."""
+"""Describe this computer, and measure how fast it can be at best."""
 
 from whet.machine.description import Machine, describe
 from whet.machine.library_versions import versions

@@ -1,4 +1,4 @@
-"""The machine that an audit's report gives advice for."""
+"""Describe the machine that an audit's report gives advice for."""
 
 from whet.auditor.report import MachineFacts
 from whet.machine.description import describe

@@ -1,6 +1,7 @@
-"""How fast memory can be read, from each size of working set: a small C++ loop, compiled with the machine's compiler.
+"""Measure how fast memory can be read, for each size of working set.
 
-A model whose weights fit in a cache reads them from there at every call, so one figure for main memory is not enough.
+A small C++ loop reads it. The machine's compiler compiles the loop. A model whose weights fit in a cache reads them
+from there at every call, so one figure for main memory is not enough.
 """
 
 import contextlib
@@ -39,7 +40,13 @@ Read = Callable[[int, int, int], float]
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """memory: bytes/s, far beyond cache. cached: (working set in bytes, bytes/s), smallest first; never rising."""
+    """Hold the measured read bandwidth.
+
+    Attributes:
+        memory: Bytes/s for a working set far larger than the caches.
+        cached: Pairs of working set in bytes and bytes/s, smallest first. The bandwidth never rises with the size.
+        notes: Remarks on the figures.
+    """
 
     memory: float
     cached: tuple[tuple[int, float], ...]
@@ -63,8 +70,10 @@ def read_bandwidth(num_threads: int, *, buffer_bytes: int | None = None, num_rou
 
 
 def default_buffer_bytes() -> int:
-    """Three times the last-level cache, at least 512 MiB, at most a quarter of the memory that is free, or that a
-    container may use."""
+    """Return the buffer's size in bytes: three times the last-level cache, but at least 512 MiB.
+
+    It is at most a quarter of the free memory, or of the memory that a container may still use.
+    """
     wanted = max(512 * 2**20, 3 * last_level_bytes())
     free = min(psutil.virtual_memory().available, memory_limit() or sys.maxsize)
     return max(_SMALLEST, min(wanted, free // 4))
@@ -81,16 +90,16 @@ def non_increasing(points: list[tuple[int, float]]) -> tuple[tuple[int, float], 
 
 
 def _by_working_set(read: Read, size: int, num_rounds: int) -> tuple[tuple[int, float], ...]:
-    """Doubling sizes, each gone through again and again."""
+    """Return the bandwidth of working sets that double in size, each read again and again."""
     powers = range(int(math.log2(max(1, size / _SMALLEST))))
     return non_increasing([(_SMALLEST << i, _speed(read, _SMALLEST << i, num_rounds)) for i in powers])
 
 
 def _speed(read: Read, working_set: int, num_rounds: int) -> float:
-    """Bytes/s over a working set that is gone through round after round, part by part.
+    """Return the bytes/s of a working set that is read round after round, part by part.
 
-    Each part counts with its best round, so that a busy machine disturbs little, and all parts count, so that a set
-    that fits in a cache only in part is not taken for one that fits.
+    Each part counts with its best round, so that a busy machine disturbs little. All parts count, so that a set that
+    fits in a cache only in part does not look like one that fits.
     """
     part = min(working_set, _PART)
     passes = _PART // part
@@ -135,7 +144,11 @@ def _torch_read(buffer: torch.Tensor) -> Read:
 
 
 def _compile() -> ctypes.CDLL:
-    """Build and load the loop. Raises MachineError with the reason where that cannot be done."""
+    """Build and load the loop.
+
+    Raises:
+        MachineError: There is no compiler, or it failed.
+    """
     compiler = next(
         (found for name in (os.environ.get("CXX"), *_COMPILERS) if name and (found := shutil.which(name))), ""
     )
@@ -163,7 +176,7 @@ def _compile() -> ctypes.CDLL:
 
 @contextlib.contextmanager
 def _buffer(size: int) -> Iterator[torch.Tensor]:
-    """Memory of its own pages, written once: pages never written all map to one page of zeros."""
+    """Yield memory that has been written once. Pages that were never written would all map to one page of zeros."""
     memory = mmap.mmap(-1, size)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without huge pages

@@ -1,4 +1,4 @@
-"""Where whet keeps what it measured once, and the sizes of the processor's caches."""
+"""Find whet's cache directory, and the sizes of the processor's caches."""
 
 import os
 from pathlib import Path
@@ -10,12 +10,12 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 def cache_dir() -> Path:
-    """WHET_CACHE where it is set, else the user's cache directory. It may not exist yet."""
+    """Return WHET_CACHE if it is set, else the user's cache directory. The directory may not exist yet."""
     return Path(os.environ.get("WHET_CACHE") or platformdirs.user_cache_dir("whet"))
 
 
 def last_level_bytes(directory: Path = _CACHES) -> int:
-    """Bytes of the largest cache that the first core sees; 32 MiB where the system does not say."""
+    """Return the bytes of the first core's largest cache; 32 MiB where the system does not say."""
     sizes = []
     for path in directory.glob("index*/size"):
         text = path.read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""What /proc/cpuinfo says of the processor: its name, and the instruction sets that decide which kernels run."""
+"""Read the processor's name and the instruction sets that decide which kernels run from /proc/cpuinfo."""
 
 import re
 from pathlib import Path
@@ -26,20 +26,20 @@ _ISA = (
 
 
 def read_cpuinfo(path: Path = Path("/proc/cpuinfo")) -> str:
-    """The text, or "" where the system has none."""
+    """Return the text of /proc/cpuinfo, or "" where the system has none."""
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
 
 def instruction_sets(text: str) -> tuple[str, ...]:
-    """Those of the first core, in a fixed order."""
+    """Return the instruction sets of the first core, in a fixed order."""
     flags = frozenset((_values(text, "flags") or _values(text, "Features") or ("",))[0].split())
     return tuple(name for flag, name in _ISA if flag in flags)
 
 
 def chip(text: str) -> str:
-    """The processor's name with its numbers, or "" where the text holds neither.
+    """Return the processor's name with its numbers, or "" where the text holds neither.
 
-    Virtual machines often hide the name ("Intel(R) Xeon(R) Processor"); family, model and stepping still tell chips
+    Virtual machines often hide the name ("Intel(R) Xeon(R) Processor"). Family, model and stepping still tell chips
     apart. ARM gives numbers only: implementer/part, for each kind of core.
     """
     name = (_values(text, "model name") or ("",))[0]
@@ -53,6 +53,6 @@ def chip(text: str) -> str:
 
 
 def _values(text: str, key: str) -> tuple[str, ...]:
-    """What stands after `key :`, for each core; empty ones are left out."""
+    """Return the values after `key :`, one for each core, without empty ones."""
     found = re.findall(rf"^{re.escape(key)}[ \t]*:[ \t]*(.*)$", text, re.MULTILINE)
     return tuple(value.strip() for value in found if value.strip())

@@ -1,4 +1,4 @@
-"""How fast a GPU's memory can be read and written: by the best of a copy and a sum."""
+"""Measure how fast a GPU's memory can be read and written, as the better of a copy and a sum."""
 
 import torch
 
@@ -10,9 +10,10 @@ _SMALLEST = 2 * 2**20
 
 
 def cuda_bandwidth() -> tuple[float, tuple[tuple[int, float], ...]]:
-    """Bytes/s far beyond the GPU's cache, and by working set (bytes, bytes/s) for sets that fit in it.
+    """Measure the bandwidth of the current GPU. A copy counts the bytes that it reads and those that it writes.
 
-    A copy counts what it reads and what it writes.
+    Returns:
+        Bytes/s far beyond the GPU's cache, and pairs of (bytes, bytes/s) for working sets that fit in the cache.
     """
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     cache_bytes = int(getattr(properties, "L2_cache_size", 0))
@@ -28,7 +29,7 @@ def cuda_bandwidth() -> tuple[float, tuple[tuple[int, float], ...]]:
 
 
 def _bandwidth(working_set: int) -> float:
-    """Best of reading it all, and of copying one half into the other."""
+    """Return the bytes/s of the better of two: reading the whole set, and copying one half into the other."""
     source, target = torch.ones(working_set // 4, device="cuda").chunk(2)
     whole = torch.ones(working_set // 4, device="cuda")
     copy = working_set / best_s(lambda: target.copy_(source), "cuda", 0.1)

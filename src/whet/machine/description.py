@@ -1,4 +1,4 @@
-"""What this computer is: chip, instruction sets, cores, memory, GPU, torch, threads, and a fingerprint of them."""
+"""Describe this computer: chip, instruction sets, cores, memory, GPU, torch, threads, and a fingerprint of them."""
 
 import hashlib
 import json
@@ -25,11 +25,16 @@ _AMPERE = (8, 0)  # compute capability of the first CUDA chips with bfloat16 in 
 
 @dataclass(frozen=True)
 class Machine:
-    """What this computer is.
+    """Describe this computer.
 
-    isa: the instruction sets that decide which kernels run. cores and memory_bytes: what this process may use, by its
-    affinity and its container. gpu: the label of the current GPU, or "" for none. torch_threads: intra-op threads when
-    first described. gpus: all that torch can use, the current one first.
+    Attributes:
+        chip: The processor's name.
+        isa: The instruction sets that decide which kernels run.
+        cores: Cores that this process may use, by its affinity and its container.
+        memory_bytes: Memory that this process may use.
+        gpu: The label of the current GPU, or "" for none.
+        torch_threads: PyTorch's intra-op threads when the machine was first described.
+        gpus: All GPUs that torch can use, the current one first.
     """
 
     chip: str
@@ -58,14 +63,17 @@ class Machine:
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hex digits, the same for machines on which figures can be compared. Leaves out Python's version."""
+        """Return twelve hex digits that are equal for machines whose figures can be compared.
+
+        Python's version does not count.
+        """
         facts = self.facts()
         facts.pop("python")
         facts["memory_bytes"] = round(self.memory_bytes / 2**30)  # a kernel update moves it by a few MB
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
     def differences(self, other: dict[str, Any]) -> list[str]:
-        """In words, where another machine's facts differ from these."""
+        """Return in words how another machine's facts differ from this machine's."""
         lines = []
         for name, value in _plain(self.facts()).items():
             theirs = _plain(other).get(name)
@@ -79,11 +87,12 @@ class Machine:
 
     @property
     def most_bytes(self) -> int:
-        """What a process that is looked at may take: beyond that the system would end processes of its own choice."""
+        """Return the bytes that a measured process may take. Beyond them the system might end other processes."""
         return int(0.95 * self.memory_bytes)
 
     @property
     def has_cuda(self) -> bool:
+        """Return whether torch can use a GPU."""
         return bool(self.gpu)
 
 
@@ -108,7 +117,7 @@ def describe() -> Machine:
 
 
 def _plain(facts: dict[str, Any]) -> dict[str, Any]:
-    """As they come back from a file: tuples are lists."""
+    """Return facts as they are read back from a file, with lists in place of tuples."""
     return {name: list(value) if isinstance(value, tuple) else value for name, value in facts.items()}
 
 
@@ -118,7 +127,7 @@ def _num_cores() -> int:
 
 
 def _gpus() -> tuple[Gpu, ...]:
-    """The GPUs that torch can use, the current one first."""
+    """Return the GPUs that torch can use, the current one first."""
     gpus = torch_gpus()
     current = torch.cuda.current_device() if gpus else 0
     return tuple(sorted(gpus, key=lambda gpu: (gpu.index != current, gpu.index)))

@@ -1,4 +1,4 @@
-"""How many operations a second a matrix multiplication reaches, in each dtype: the best over several sizes."""
+"""Measure how many operations per second a matrix product reaches in each dtype, as the best over several sizes."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -62,9 +62,9 @@ def _reached(dtype: str, shape: tuple[int, int, int], device: str, budget_s: flo
 
 
 def best_s(run: Callable[[], object], device: str, budget_s: float) -> float:
-    """Seconds of the fastest call within the budget, at least two calls after one that is not counted.
+    """Return the seconds of the fastest call within the budget, of at least two calls after a warm-up call.
 
-    The fastest, not the median: a limit is what the machine can do when nothing disturbs it.
+    The fastest call counts, since a limit is what the machine can do when nothing disturbs it.
     """
     run()
     if device == "cuda":
@@ -81,7 +81,10 @@ def best_s(run: Callable[[], object], device: str, budget_s: float) -> float:
 
 
 def _best_cuda_s(run: Callable[[], object], budget_s: float, num_calls: int = 10) -> float:
-    """By events around several calls, so that the time to launch one is hidden behind the one before."""
+    """Return the seconds of the fastest call on the GPU.
+
+    CUDA events around several calls measure it, so that a call's launch is hidden behind the call before.
+    """
     best = float("inf")
     torch.cuda.synchronize()
     end = time.perf_counter() + budget_s
@@ -117,10 +120,10 @@ def _multiplication(dtype: str, shape: tuple[int, int, int], device: str) -> Cal
 
 
 def _packed(dtype: str, shape: tuple[int, int, int], device: str) -> list[Callable[[], Tensor]]:
-    """The same product through oneDNN with its weight laid out beforehand, as compiled models run it on a CPU.
+    """Return the product through oneDNN with a weight that is packed beforehand, as compiled models run it on a CPU.
 
-    torch.mm goes through MKL for float32, which leaves half of an AMD chip unused: 216 GFLOP/s where this reaches 504
-    (two cores of an EPYC with AVX-512).
+    torch.mm uses MKL for float32, which leaves half of an AMD chip unused: 216 GFLOP/s where oneDNN reaches 504 (two
+    cores of an EPYC with AVX-512).
     """
     pack = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
     if device != "cpu" or dtype == "int8" or pack is None or not torch.backends.mkldnn.is_available():

@@ -1,4 +1,4 @@
-"""Versions of everything installed that speed depends on."""
+"""List the versions of everything installed that speed depends on."""
 
 import contextlib
 import importlib.metadata
@@ -10,7 +10,7 @@ _PACKAGES = ("torch", "torchao", "openvino", "nncf", "onnxruntime", "transformer
 
 
 def versions() -> dict[str, str]:
-    """Of whet, Python, and each of the packages that is installed."""
+    """Return the versions of whet, Python, and each of the packages that is installed."""
     found = {"whet": __version__, "python": sys.version.split()[0]}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""The machine's measured limits: how fast it reads memory and multiplies matrices at the very best."""
+"""Measure the machine's limits: how fast it reads memory and multiplies matrices at best."""
 
 import logging
 import math
@@ -40,19 +40,24 @@ _QUIET_CHECK_S = 0.25  # of watching whether the machine is quiet again
 
 
 def element_bytes(dtype: str) -> float:
-    """Of a dtype by its name in torch, as "bfloat16"; 4 for one that is not known."""
+    """Return the bytes of an element of a dtype, by its name in torch ("bfloat16"); 4 for an unknown dtype."""
     return _BYTES.get(dtype, 4)
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The best this machine has been seen to do.
+    """Hold the best that was measured on a device of this machine.
 
-    read_bandwidth: bytes/s, all cores, far beyond cache. gemm: dtype name ("float32", "bfloat16", "float16",
-    "int8") -> operations/s (2mnk), dense; a dtype the machine cannot do is absent. cached_bandwidth: (working set in
-    bytes, bytes/s), smallest first, for sets that are read again and again. operator_s: what the smallest operator
-    costs to call. notes: what makes a figure worth less. busy: what disturbed the measurement, "" for a quiet machine;
-    the figures may then be too low, and are measured again on a quiet machine.
+    Attributes:
+        read_bandwidth: Bytes/s of all cores, for a working set far larger than the caches.
+        gemm: Operations/s (2mnk) of dense products by dtype ("float32", "bfloat16", "float16", "int8"). A dtype that
+            the machine cannot multiply is absent.
+        device: The device, as torch names it.
+        cached_bandwidth: Pairs of working set in bytes and bytes/s, smallest first, for sets that are read repeatedly.
+        operator_s: Seconds that a call of the smallest operator takes.
+        notes: Reasons to trust a figure less.
+        busy: What disturbed the measurement; "" for a quiet machine. Disturbed figures may be too low. They are
+            measured again on a quiet machine.
     """
 
     read_bandwidth: float
@@ -74,9 +79,9 @@ class Limits:
         return limits_html(self)
 
     def bandwidth(self, working_set_bytes: float) -> float:
-        """Bytes/s from a set of this size that is read again and again: from a cache, where it fits in one.
+        """Return the bytes/s for a working set of this size that is read again and again, from a cache if it fits.
 
-        Between two measured sizes it is the smaller one's, so that no model can be faster.
+        Between two measured sizes the smaller size's figure counts, so that no model can be faster than the limit.
         """
         place = bisect_right([size for size, _ in self.cached_bandwidth], working_set_bytes)
         if not self.cached_bandwidth or working_set_bytes > 2 * self.cached_bandwidth[-1][0]:
@@ -84,7 +89,10 @@ class Limits:
         return max(self.read_bandwidth, self.cached_bandwidth[max(0, place - 1)][1])
 
     def peak(self, dtype: str) -> float:
-        """Operations/s in a dtype. One that was not measured is taken at its most: float32's, by the element's size."""
+        """Return the operations/s in a dtype.
+
+        A dtype that was not measured gets an upper bound: float32's figure, scaled by the size of the elements.
+        """
         if dtype in self.gemm:
             return self.gemm[dtype]
         if not self.gemm:
@@ -93,12 +101,15 @@ class Limits:
         return max(reference, reference * _BYTES["float32"] / element_bytes(dtype))
 
     def faster(self, dtype: str) -> str:
-        """The dtype, or float32 where that was measured to be faster, as on chips that emulate bfloat16: values stored
-        in a smaller dtype may be multiplied in either."""
+        """Return the dtype, or float32 where float32 was measured to be faster.
+
+        That is so on chips that emulate bfloat16. Values that are stored in a smaller dtype may be multiplied in
+        either.
+        """
         return dtype if self.gemm.get(dtype, 0.0) >= self.gemm.get("float32", 0.0) else "float32"
 
     def best_of(self, other: "Limits") -> "Limits":
-        """The better figure of two measurements of one device; a note stays where it holds for both."""
+        """Combine two measurements of one device: the better figures, and the notes that both have."""
         dtypes = [*self.gemm, *(dtype for dtype in other.gemm if dtype not in self.gemm)]
         cached = {
             size: max(dict(m.cached_bandwidth).get(size, 0.0) for m in (self, other))
@@ -116,7 +127,7 @@ class Limits:
 
 
 class _Record(BaseModel):
-    """The cached file."""
+    """Define the cached file."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -131,13 +142,15 @@ def known_limits(machine: Machine, device: str = "cpu") -> Limits | None:
 
 
 def load_limits(machine: Machine, *, refresh: bool = False, device: str = "cpu") -> Limits:
-    """Return the limits of this machine: measured once for each fingerprint, then read from the cache.
+    """Return the limits of this machine. They are measured once for each fingerprint, then read from the cache.
 
-    A record is measured again where the file is damaged, where other processes disturbed it and the machine is quiet
-    now, and where a quick probe contradicts it.
+    They are measured again if the file is damaged, if other processes disturbed the measurement and the machine is
+    quiet now, or if a quick probe contradicts the record.
 
     Args:
-        refresh: Measure again. The best of all measurements counts, for load can only lower a figure.
+        machine: The description of this machine.
+        refresh: Whether to measure again. The best of all measurements counts, since load can only lower a figure.
+        device: The device, as torch names it.
 
     Raises:
         MachineError: The device cannot be measured.
@@ -239,7 +252,7 @@ def _measure_cuda(machine: Machine, shapes: tuple[tuple[int, int, int], ...], bu
 
 
 def _operator_s(device: str, num_calls: int = 200) -> float:
-    """What one operator on one number costs: dispatch and, on CUDA, launch."""
+    """Return the seconds of one operator on one number: its dispatch and, on CUDA, its launch."""
     x = torch.ones(1, device=device)
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""whet.limits: what this machine can do at the very best, on each of its devices."""
+"""Measure what this machine can do at best, on each of its devices: whet.limits."""
 
 from whet.machine.description import Machine, describe
 from whet.machine.limits import Limits, load_limits

@@ -1,4 +1,7 @@
-"""NVIDIA's management library, and the driver's version: the same with it and without, as fingerprints hang on it."""
+"""Use NVIDIA's management library (NVML), and find the driver's version with it or without it.
+
+The version must be the same either way, since fingerprints depend on it.
+"""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +14,7 @@ _KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 
 @contextmanager
 def nvml() -> Iterator[Any]:
-    """NVML for the length of the block; None where nvidia-ml-py or a driver is missing."""
+    """Yield NVML for the length of the block, or None where nvidia-ml-py or a driver is missing."""
     try:
         import pynvml
     except ImportError:
@@ -29,7 +32,7 @@ def nvml() -> Iterator[Any]:
 
 
 def driver_version(kernel_module: Path = _KERNEL_MODULE) -> str:
-    """As "550.54.15": from NVML where nvidia-ml-py is installed, else from the kernel module; "" if neither knows."""
+    """Return the driver's version, as "550.54.15", from NVML or else from the kernel module; "" if neither knows."""
     return _from_nvml() or _from_kernel_module(kernel_module)
 
 
@@ -45,7 +48,7 @@ def _from_nvml() -> str:
 
 
 def _from_kernel_module(path: Path) -> str:
-    """From "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024"."""
+    """Read the version from a line as "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 ..."."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError:

@@ -1,7 +1,7 @@
-"""Energy counters: the processor's through Linux powercap, an NVIDIA GPU's through NVML.
+"""Read energy counters: the processor's through Linux powercap, an NVIDIA GPU's through NVML.
 
-Both count up by themselves, whatever runs: what is read between two moments is the whole package's energy, other
-programs' included. Where a machine has no counter, or keeps it from this user, there is no figure; never zero.
+The counters cover the whole package: the energy between two readings includes that of other programs. Where a machine
+has no counter, or this user may not read it, there is no figure. The figure is never zero for that reason.
 
 Source: Linux kernel documentation, "Power Capping Framework"; NVML, nvmlDeviceGetTotalEnergyConsumption.
 """
@@ -17,19 +17,25 @@ _POWERCAP = Path("/sys/class/powercap")
 
 @dataclass(frozen=True)
 class Energy:
-    """joules: by counter, as "package-0" or "gpu-0". Empty where nothing can be read; `reason` says why."""
+    """Hold the energy that was used between two readings.
+
+    Attributes:
+        joules: Joules by counter, as "package-0" or "gpu-0". Empty where no counter can be read.
+        reason: Why no counter can be read; "" where one can.
+    """
 
     joules: dict[str, float]
     reason: str = ""
 
     @property
     def total_j(self) -> float | None:
+        """Return the joules of all counters; None without a counter."""
         return sum(self.joules.values()) if self.joules else None
 
 
 @dataclass(frozen=True)
 class _Zone:
-    """One powercap zone: microjoules that start anew at `range_uj`."""
+    """Describe one powercap zone. Its microjoules wrap around at `range_uj`."""
 
     name: str
     path: Path
@@ -49,13 +55,15 @@ class EnergyMeter:
 
     @property
     def is_available(self) -> bool:
+        """Return whether any counter can be read."""
         return bool(self._zones or self._gpus)
 
     def start(self) -> None:
+        """Read the counters, for `stop` to compare with."""
         self._started = self._read()
 
     def stop(self) -> Energy:
-        """What was used since `start`."""
+        """Return the energy that was used since `start`."""
         if not self.is_available:
             return Energy({}, self.reason)
         joules = {}
@@ -71,8 +79,11 @@ class EnergyMeter:
 
 
 def _zones(powercap: Path) -> tuple[list[_Zone], str]:
-    """The packages' zones, or why there are none. Their parts, as core and uncore, are counted in them, and they in
-    psys, the platform's, where there is one: that stands alone only where no package has a zone."""
+    """Return the packages' zones, and why there are none if there are none.
+
+    A package's zone includes its parts, as core and uncore. The platform's zone (psys) includes the packages, so it is
+    used only where no package has a zone.
+    """
     found, denied = [], False
     for path in sorted(powercap.glob("*:*")):
         if path.name.count(":") != 1:

@@ -1,8 +1,7 @@
-"""How the parts of this computer are connected: NUMA nodes, GPUs, network cards, and the links between them.
+"""Find how the parts of this computer are connected: NUMA nodes, GPUs, network cards, and the links between them.
 
 NUMA nodes come from /sys, GPUs from torch and from the driver (NVML, or else `nvidia-smi`), and links from the matrix
-that `nvidia-smi topo -m` prints.
-Whatever is not there is left out: a machine without GPUs has its NUMA nodes alone.
+that `nvidia-smi topo -m` prints. Parts that a machine lacks are left out: without GPUs there are only NUMA nodes.
 """
 
 import logging
@@ -34,7 +33,7 @@ _STYLING = re.compile(r"\x1b\[[\d;]*m")
 
 
 class LinkKind(StrEnum):
-    """How two devices are connected, as `nvidia-smi` abbreviates it, the fastest first."""
+    """Name how two devices are connected, in `nvidia-smi`'s abbreviations, the fastest first."""
 
     NVLINK = "NV"
     PIX = "PIX"  # at most one PCIe bridge lies between them
@@ -46,16 +45,16 @@ class LinkKind(StrEnum):
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU.
+    """Describe one GPU.
 
     Attributes:
-        index: torch's number, as in cuda:0; the driver's where torch sees no GPU.
-        name: As the driver calls it, "" where it is not known.
+        index: torch's number, as in cuda:0; the driver's number where torch sees no GPU.
+        name: The driver's name of the GPU; "" where it is not known.
         capability: CUDA's compute capability, as (9, 0); None where it is not known.
-        memory_bytes: All of its memory; 0 where that is not known.
-        uuid: As the driver has it, "GPU-5f3c...", or "".
-        pci: Its PCI address, as "0000:1b:00.0", or "".
-        numa_node: The NUMA node that it is attached to; None where there is none, or it is not known.
+        memory_bytes: The GPU's whole memory; 0 where it is not known.
+        uuid: The driver's identifier, as "GPU-5f3c...", or "".
+        pci: The PCI address, as "0000:1b:00.0", or "".
+        numa_node: The NUMA node that the GPU is attached to; None where there is none, or it is not known.
     """
 
     index: int
@@ -68,17 +67,17 @@ class Gpu:
 
     @property
     def label(self) -> str:
-        """The name with the architecture: "NVIDIA H100 80GB HBM3 (sm_90)"."""
+        """Return the name with the architecture: "NVIDIA H100 80GB HBM3 (sm_90)"."""
         return self.name if self.capability is None else f"{self.name} (sm_{self.capability[0]}{self.capability[1]})"
 
 
 @dataclass(frozen=True)
 class Link:
-    """The connection of two devices: "GPU0" and so on by `Gpu.index`, or a network card.
+    """Describe the connection of two devices.
 
     Attributes:
-        first: One device.
-        second: The other.
+        first: One device: "GPU0" and so on by `Gpu.index`, or a network card.
+        second: The other device.
         kind: How they are connected.
         num_nvlinks: How many NVLinks are bonded; 0 for other kinds.
     """
@@ -96,7 +95,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Node:
-    """One NUMA node. cpus: the numbers of its cores. memory_bytes: 0 where it is not known."""
+    """Describe one NUMA node.
+
+    Attributes:
+        number: The system's number of the node.
+        cpus: The numbers of its cores.
+        memory_bytes: Its memory; 0 where it is not known.
+    """
 
     number: int
     cpus: tuple[int, ...] = ()
@@ -105,7 +110,14 @@ class Node:
 
 @dataclass(frozen=True)
 class Topology:
-    """What the computer is made of, and what connects it. nics: network cards by name, as "mlx5_0"."""
+    """Describe the parts of the computer, and what connects them.
+
+    Attributes:
+        nodes: The NUMA nodes.
+        gpus: The GPUs.
+        nics: The network cards by name, as "mlx5_0".
+        links: The links between GPUs and network cards.
+    """
 
     nodes: tuple[Node, ...] = ()
     gpus: tuple[Gpu, ...] = ()
@@ -118,7 +130,7 @@ class Topology:
 
     @property
     def summary(self) -> str:
-        """The links in a few words: "28 pairs of GPUs by NV18; GPUs and network cards: 16 PIX, 48 SYS"."""
+        """Summarise the links: "28 pairs of GPUs by NV18; GPUs and network cards: 16 PIX, 48 SYS"."""
         among, across = Counter[str](), Counter[str]()
         gpus = {f"GPU{gpu.index}" for gpu in self.gpus}
         for link in self.links:
@@ -240,12 +252,12 @@ def parse_query(text: str) -> tuple[Gpu, ...]:
 
 
 def _cells(line: str) -> list[str]:
-    """The cells of a line, at least one. Virtual machines leave some empty, which only tabs can show."""
+    """Return the cells of a line, at least one. Virtual machines leave cells empty, which only tabs can show."""
     return [part.strip() for part in (line.split("\t") if "\t" in line else re.split(r"\s{2,}", line))]
 
 
 def _link(first: str, second: str, cell: str) -> list[Link]:
-    """One link, or none for a connection that this version does not know."""
+    """Return one link, or none for a kind of connection that this version does not know."""
     bonded = re.fullmatch(r"NV(\d+)", cell)
     if bonded:
         return [Link(first, second, LinkKind.NVLINK, int(bonded.group(1)))]
@@ -253,7 +265,7 @@ def _link(first: str, second: str, cell: str) -> list[Link]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """The numbers of a list of ranges: (0, 1, 2, 8) for "0-2,8". What is no such list holds none."""
+    """Return the numbers of a list of ranges: (0, 1, 2, 8) for "0-2,8". Any other text gives no numbers."""
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
         return ()
     ends = [part.partition("-") for part in text.split(",")]
@@ -261,9 +273,14 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _joined(found: Topology, matrix: Topology, numbers: Mapping[int, int]) -> Topology:
-    """Put the matrix's links to the GPUs that were found: it counts as the driver does, and holds hidden ones too.
+    """Add the matrix's links to the GPUs that were found.
 
-    numbers: `Gpu.index` -> the driver's number, of those that both know.
+    The matrix uses the driver's numbers, and contains GPUs that are hidden from torch.
+
+    Args:
+        found: The GPUs and nodes.
+        matrix: The links of `nvidia-smi topo -m`.
+        numbers: The driver's number by `Gpu.index`, for the GPUs that both know.
     """
     names = {f"GPU{number}": f"GPU{index}" for index, number in numbers.items()} | {nic: nic for nic in matrix.nics}
     nodes = {gpu.index: gpu.numa_node for gpu in matrix.gpus}
@@ -280,7 +297,7 @@ def _joined(found: Topology, matrix: Topology, numbers: Mapping[int, int]) -> To
 
 
 def _nvml_gpus() -> tuple[Gpu, ...]:
-    """Every GPU of the driver, hidden ones too; none without nvidia-ml-py."""
+    """Return every GPU of the driver, including hidden ones; none without nvidia-ml-py."""
     with nvml() as library:
         if library is None:
             return ()
@@ -309,7 +326,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _nvidia_smi(*arguments: str) -> str:
-    """What the program prints; "" where it cannot be had."""
+    """Return what the program prints; "" where it cannot be run."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""

@@ -1,4 +1,4 @@
-"""How to measure: clock, memory, statistics, and measurements in processes of their own.
+"""Measure: clock, memory, statistics, and measurements in processes of their own.
 
-Nothing is imported here: who starts a process for a measurement has no need of torch.
+This package imports nothing, since a process that only starts measurements does not need torch.
 """

@@ -1,4 +1,4 @@
-"""How measured processes have glibc hold memory, so that processes of the same code take the same time."""
+"""Set how glibc keeps memory in measured processes, so that processes of the same code take the same time."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What a container may use of the machine: its share of the cores and of the memory, from Linux's control groups."""
+"""Read from Linux's control groups how many cores and how much memory a container may use."""
 
 import math
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ _SELF = Path("/proc/self/cgroup")
 
 
 def cpu_quota(root: Path = _ROOT, self_file: Path = _SELF) -> int | None:
-    """Cores' worth of time that this process gets, rounded up; None without a limit."""
+    """Return the number of cores whose time this process may use, rounded up; None without a limit."""
     quotas = []
     for directory in _directories("cpu", root, self_file):
         words = _read(directory / "cpu.max").split()  # version 2: "200000 100000", or "max 100000"
@@ -21,7 +21,10 @@ def cpu_quota(root: Path = _ROOT, self_file: Path = _SELF) -> int | None:
 
 
 def memory_limit(root: Path = _ROOT, self_file: Path = _SELF) -> int | None:
-    """Bytes that this process may use; None without a limit. Version 1 writes a huge number where there is none."""
+    """Return the bytes that this process may use; None without a limit.
+
+    Control groups of version 1 write a huge number where there is no limit.
+    """
     limits = []
     for directory in _directories("memory", root, self_file):
         text = _read(directory / "memory.max") or _read(directory / "memory.limit_in_bytes")
@@ -45,7 +48,7 @@ def throttled_s(cpu_stat: str) -> float:
 
 
 def _directories(controller: str, root: Path, self_file: Path) -> Iterator[Path]:
-    """Where limits on this process can stand: its group and the groups around it, in either version."""
+    """Yield the directories that may hold limits on this process: its group and those around it, in either version."""
     yield root
     yield root / controller
     for line in _read(self_file).splitlines():

@@ -1,4 +1,4 @@
-"""The other end of `isolate`: call one function with arguments from a file, write its result to a file."""
+"""Run in the process that `isolate` starts: call a function with arguments from a file, write its result to a file."""
 
 import ctypes
 import inspect
@@ -20,6 +20,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(function: str, directory: str) -> int:
+    """Call a function as `isolate` asked, and write its result.
+
+    Args:
+        function: The function's address, as "package.module:name".
+        directory: Where the arguments lie, and where the result goes.
+
+    Returns:
+        The exit code.
+    """
     ending_with_parent(signal.SIGKILL)()
     folder = Path(directory)
     arguments = json.loads((folder / ARGUMENTS).read_text(encoding="utf-8"))
@@ -33,7 +42,7 @@ def main(function: str, directory: str) -> int:
 
 
 def _call(function: str, arguments: dict[str, Any]) -> str:
-    """The function's value, or what it raised, as JSON."""
+    """Return the function's value, or the exception that it raised, as JSON."""
     try:
         value = called(function_at(function), arguments)
         if isinstance(value, BaseModel):
@@ -63,9 +72,10 @@ def called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
 
 
 def ending_with_parent(by: signal.Signals) -> Callable[[], None]:
-    """What has the kernel, on Linux, send a process this signal when the one that started it ends.
+    """Return a function that lets the kernel (Linux only) send this process a signal when its parent ends.
 
-    To be called in that process. All it needs is found here, since little is safe between a fork and its program.
+    Call the returned function in the child. Everything that it needs is looked up before, since little is safe between
+    fork and exec.
     """
     prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 

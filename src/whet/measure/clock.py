@@ -1,7 +1,7 @@
 """Time calls: warm up until times settle, then repeat until the budget ends; alone, or in interleaved pairs.
 
-Time is taken in short blocks. What else the machine did is read before and after each of them, and a disturbed block is
-measured again, until there is as much quiet time as was asked for or three times as much has gone by.
+Calls are timed in short blocks. The machine's load is read before and after each block, and a disturbed block is
+measured again, until there is as much quiet time as was asked for, or three times as much has passed.
 """
 
 import gc
@@ -53,27 +53,39 @@ class Measurement:
 
     @property
     def latency_ms(self) -> float:
-        """The median; of several calls the mean of their medians, as one median over unequal calls would be of none."""
+        """Return the median milliseconds per call.
+
+        With several different calls it is the mean of their medians, since one median over unequal calls would
+        describe none of them.
+        """
         return _seconds_per_call(self.samples_s, self.num_calls) * 1e3
 
     @property
     def p90_ms(self) -> float:
+        """Return the 90th percentile of the calls, in milliseconds."""
         return percentile(self.samples_s, 90) * 1e3
 
     @property
     def p99_ms(self) -> float | None:
-        """None where there are too few samples to speak of a 99th percentile."""
+        """Return the 99th percentile of the calls, in milliseconds; None where there are too few samples."""
         return percentile(self.samples_s, 99) * 1e3 if len(self.samples_s) >= MIN_SAMPLES_FOR_P99 else None
 
     @property
     def throughput(self) -> float:
-        """Samples per second."""
+        """Return the samples per second."""
         return self.num_samples_per_call * 1e3 / self.latency_ms
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Median seconds per call of two variants, in blocks side by side. load and cause: as of a Measurement."""
+    """Hold the times of two variants, measured in blocks side by side.
+
+    Attributes:
+        first: Median seconds per call of the first variant, by block.
+        second: Median seconds per call of the second variant, by block.
+        load: What other processes did meanwhile.
+        cause: What disturbed the measurement; "" for a quiet one.
+    """
 
     first: tuple[float, ...]
     second: tuple[float, ...]
@@ -160,7 +172,7 @@ def by_number(blocks: Sequence[Sequence[float]], begins: Iterable[int], is_kept:
 def time_measurable(measurable: Measurable, *, budget_s: float, min_calls: int = 5) -> Measurement:
     """Warm something measurable up, and time its calls for `budget_s` quiet seconds; see measure_calls.
 
-    Of a sequence, the calls right after its own warm-up are timed, so that two variants are timed on the same ones.
+    The calls of a sequence are timed right after its own warm-up, so that two variants are timed on the same calls.
     """
     with measurable.measuring():
         measurable.warm_up()
@@ -234,12 +246,12 @@ def _quiet_pairs(loads: Sequence[Load]) -> list[bool]:
 
 @dataclass(frozen=True)
 class Block:
-    """One short block of calls.
+    """Hold the times of one short block of calls.
 
     Attributes:
-        seconds: Median seconds per call; of several different calls, the mean of their medians.
-        samples_s: The times of its calls, but for the first ones.
-        num_dropped: How many calls were made before those.
+        seconds: Median seconds per call. With several different calls, the mean of their medians.
+        samples_s: Seconds of each call, without the first calls.
+        num_dropped: The number of first calls that were left out.
     """
 
     seconds: float
@@ -248,7 +260,7 @@ class Block:
 
 
 def time_block(calls: Sequence[Call], *, budget_s: float) -> Block:
-    """Time one short block, in whole rounds of `calls`; its first calls are thrown away."""
+    """Time one short block, in whole rounds of `calls`. The times of the first calls are discarded."""
     num_dropped = len(_take(calls[:1], budget_s / 5, 1))
     samples = _take(calls, budget_s, 3)
     return Block(_seconds_per_call(samples, len(calls)), tuple(samples), num_dropped)
@@ -257,7 +269,10 @@ def time_block(calls: Sequence[Call], *, budget_s: float) -> Block:
 def warm_up(calls: Sequence[Call], *, budget_s: float, tolerance: float = 0.05) -> int:
     """Call until the times of two successive windows agree within `tolerance`, or the budget ends.
 
-    Returns the number of calls. The first call is not counted against the budget: it may compile.
+    The first call does not count against the budget, since it may compile.
+
+    Returns:
+        The number of calls.
     """
     for call in calls:
         call()
@@ -275,20 +290,27 @@ def warm_up(calls: Sequence[Call], *, budget_s: float, tolerance: float = 0.05) 
 
 
 def _window(calls: Sequence[Call], i: int) -> list[Call]:
-    """The few calls whose turn it is in the i-th pair."""
+    """Return the calls for the i-th pair of blocks."""
     size = min(_BLOCK_CALLS, len(calls))
     return [calls[(i * size + j) % len(calls)] for j in range(size)]
 
 
 def _seconds_per_call(samples: Sequence[float], num_calls: int) -> float:
-    """Each call's median, averaged over the `num_calls` calls that were taken in turn."""
+    """Return each call's median in seconds, averaged over the `num_calls` calls that were made in turn."""
     return statistics.fmean(statistics.median(samples[i::num_calls]) for i in range(num_calls))
 
 
 def _take(calls: Sequence[Call], budget_s: float, min_calls: int, samples: list[float] | None = None) -> list[float]:
-    """Times of whole rounds of `calls`: at least `min_calls` of them, and for at least `budget_s` seconds.
+    """Time whole rounds of `calls`: at least `min_calls` calls, for at least `budget_s` seconds.
 
-    samples: an empty list to be filled, for who wants what was timed before a call raised.
+    Args:
+        calls: The calls to make in turn.
+        budget_s: The least time, in seconds.
+        min_calls: The least number of calls.
+        samples: An empty list to fill. It keeps the times that were measured before a call raised.
+
+    Returns:
+        Seconds of each call.
     """
     samples = [] if samples is None else samples
     now = time.perf_counter_ns
@@ -316,7 +338,7 @@ def device_type_of(*tensors: Iterable[object]) -> str:
 
 
 def use_device_of(tensor: torch.Tensor) -> None:
-    """Make the GPU that a tensor lies on the current one: what is waited for, and whose memory is read."""
+    """Make the GPU that holds a tensor the current one, so that the clock waits for it and its memory is read."""
     if tensor.device.type == "cuda":
         torch.cuda.set_device(tensor.device)
 

@@ -1,4 +1,4 @@
-"""Clock frequencies and other users of the GPU, read once before and once after a whole measurement.
+"""Read clock frequencies and other users of the GPU, once before and once after a whole measurement.
 
 Reading them takes milliseconds, so they cannot be read around every block as the kernel's counters are.
 
@@ -64,11 +64,11 @@ def power_state(cpus: Path = _CPUS) -> PowerState:
 
 
 class Clocks:
-    """Frequencies and the GPU's other users, from now until `cause` is asked for.
+    """Watch frequencies and the GPU's other users, from now until `cause` is called.
 
     Args:
         cpus: Where the kernel shows the frequency of each core.
-        nvml: The module pynvml; found by itself where this process uses a GPU and nvidia-ml-py is installed.
+        nvml: The module pynvml. By default it is used if this process uses a GPU and nvidia-ml-py is installed.
     """
 
     def __init__(self, cpus: Path = _CPUS, nvml: Any = None) -> None:

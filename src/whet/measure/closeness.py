@@ -1,4 +1,4 @@
-"""How close the tensors that one variant returns lie to those of another."""
+"""Measure how close one variant's output tensors are to another variant's."""
 
 import math
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ _SMALLEST_SPREAD = 1e-6  # of the norm: an output whose values spread less is a 
 
 @dataclass(frozen=True)
 class Closeness:
-    """How close one output of a variant lies to the original's, over all batches.
+    """Hold how close one output of a variant is to the original's, over all batches.
 
     Attributes:
-        relative_error: The norm of the difference over the norm of the original. None where the variant's output holds
-            NaN or infinity where the original's does not, or the other way round.
-        distance: Half the squared error over the squared spread of the original's values, which for values around zero
-            is 1 - cosine and also tells an offset or a scale. For whole numbers, the share that differs.
+        relative_error: The norm of the difference over the norm of the original. None if only one of the two holds NaN
+            or infinity at some place.
+        distance: Half the squared error over the squared spread of the original's values. For values around zero it is
+            1 - cosine; it also shows an offset or a scale. For whole numbers, the share that differs.
         cosine: The cosine of all values as one vector.
         top1: The share of rows whose largest entry is at the same place; None without rows of two or more floats.
     """
@@ -39,7 +39,7 @@ def distance_between(original: Tensor, variant: Tensor) -> float:
 def finite_entries(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return the finite entries of two tensors of one shape, such as outputs with masked places.
 
-    None where an infinity or NaN of one tensor is not that of the other too.
+    It returns None unless both tensors have the same infinities and NaNs at the same places.
     """
     is_finite = a.isfinite()
     if is_finite.all() and b.isfinite().all():
@@ -53,7 +53,10 @@ def finite_entries(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 class Sums:
-    """The sums over all batches from which one output's closeness follows, in float64. Batches may differ in size."""
+    """Keep the sums over all batches from which one output's closeness follows, in float64.
+
+    Batches may differ in size.
+    """
 
     def __init__(self) -> None:
         self.num = self.num_unequal = self.num_rows = self.num_same_top = 0

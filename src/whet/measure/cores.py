@@ -1,4 +1,4 @@
-"""The cores that this process may run on."""
+"""Find the cores that this process may run on."""
 
 import os
 

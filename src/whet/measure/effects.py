@@ -1,7 +1,7 @@
-"""What a model's forward does beside computing with tensors, found by watching it run.
+"""Find what a model's forward does beside computing with tensors, by watching it run.
 
-A graph of a model holds its operators and nothing else. What the Python code around them does (printing, waiting,
-counting, reading a clock or a file) is gone from it. A variant that is faster because of that is no faster model.
+A graph of a model holds its operators and nothing else. It loses what the Python code around them does: printing,
+waiting, counting, reading a clock or a file. A variant that is faster for that reason is not a faster model.
 """
 
 import builtins
@@ -63,7 +63,12 @@ _TIMED_CALLS = 5
 
 @dataclass(frozen=True)
 class Effect:
-    """Something that forward does and that a graph would leave out. where: the line of code, if it is known."""
+    """Describe something that forward does and that a graph would leave out.
+
+    Attributes:
+        what: What forward does, as a verb with its object.
+        where: The line of code, if it is known.
+    """
 
     what: str
     where: Line | None = None
@@ -75,8 +80,8 @@ class Effect:
 def find_effects(model: nn.Module, call: Callable[[], Any], other: Callable[[], Any]) -> list[Effect]:
     """Find what forward does beside its operators.
 
-    The model must have been called before, so that caches are filled and warnings given. What happens under
-    torch's own functions does not count, nor do Python's warnings.
+    The model must have been called before, so that caches are filled and warnings given. Effects inside torch's own
+    functions do not count, and neither do Python's warnings.
 
     Args:
         model: The model, whose state is compared between calls.
@@ -120,7 +125,7 @@ class _Watch:
         self._drawn: list[str] = []
 
     def run(self, call: Callable[[], Any]) -> None:
-        """Make the call, and look at the state that it leaves."""
+        """Make the call, and compare the state after it with the state before."""
         kept = random.getstate()
         numpy = sys.modules.get("numpy")
         kept_by_numpy = numpy.random.get_state() if numpy is not None else None
@@ -144,7 +149,7 @@ class _Watch:
         return [Effect(what, line) for what, line in self._found.items()]
 
     def drawn(self) -> list[Effect]:
-        """Generators of random numbers whose state changed, but for those whose use was seen."""
+        """Return the random number generators whose state changed although no use of them was seen."""
         seen = "".join(self._found)
         return [Effect(f"draws {name}") for name in self._drawn if name not in seen]
 
@@ -185,7 +190,7 @@ class _Watch:
         self._found.setdefault(what, user_line(frame))
 
     def _globals(self) -> dict[str, Any]:
-        """The global variables that the user's functions name, libraries' constants among them."""
+        """Return the global variables that the user's functions name, including constants of libraries."""
         found = {}
         for code, variables in self._codes.items():
             if is_torch(code.co_filename) or is_standard(code.co_filename):
@@ -200,7 +205,7 @@ _PRINTS = "prints"
 
 
 def _what(function: Any) -> str:
-    """What a C function does that no graph would do, or "" for a harmless one."""
+    """Return in words what a C function does that no graph would do, or "" for a harmless function."""
     owner, name = getattr(function, "__self__", None), function.__name__
     if isinstance(owner, ModuleType):
         return _what_of_module(owner.__name__, name)
@@ -264,10 +269,10 @@ class _Operators(TorchDispatchMode):
 
 
 def _time_outside(call: Callable[[], Any], watch: _Watch) -> Effect | None:
-    """The time of a call that lies outside operators, where it is far more than Python's overhead.
+    """Return the time of a call outside operators as an effect, if it is far more than Python's overhead.
 
-    The least of several calls is taken: what the model waits for is in each of them, what other processes take is not.
-    Time that the thread waited for a core does not count either.
+    The least of several calls counts: each of them contains what the model itself waits for, while other processes
+    disturb only some. Time that the thread waited for a core does not count.
     """
     least, total = float("inf"), 0.0
     for _ in range(_TIMED_CALLS):

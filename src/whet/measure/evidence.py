@@ -1,6 +1,6 @@
-"""What a measured variant returned or led to, and how closely that agrees with what another variant did.
+"""Keep what a measured variant computed (outputs, losses, tokens, frames), and compare it with another variant's.
 
-Each kind of evidence can cross the border between processes. Tensors lie in a safetensors file, whose path crosses.
+Every kind of evidence can be sent between processes. Tensors lie in a safetensors file, and its path is sent.
 """
 
 import math
@@ -20,12 +20,12 @@ OUTPUT_TOLERANCE = 1e-4  # distance: what float32 in another order of sums stays
 
 
 class Agreement(BaseModel):
-    """How closely the evidence of a new variant agrees with that of the old one.
+    """Say how closely the evidence of a new variant agrees with that of the old one.
 
     Attributes:
         is_same: Whether they agree within the tolerance of their kind.
-        distance: How far they are apart, in the unit of their kind; 0 is equal. None where that cannot be told.
-        words: The same for people, as a clause.
+        distance: How far they are apart, in the unit of their kind; 0 is equal. None where it cannot be computed.
+        words: The agreement in words, as a clause.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -36,7 +36,7 @@ class Agreement(BaseModel):
 
 
 class Outputs(BaseModel):
-    """The outputs of a model for each of its batches.
+    """Hold the outputs of a model for each of its batches.
 
     Attributes:
         file: A safetensors file with the tensors, named batch.position.
@@ -58,7 +58,7 @@ class Outputs(BaseModel):
 
 
 class Losses(BaseModel):
-    """The losses of a training run.
+    """Hold the losses of a training run.
 
     Attributes:
         by_step: The loss of each optimiser step from the first on; None where no loss was seen.
@@ -71,7 +71,7 @@ class Losses(BaseModel):
 
 
 class Tokens(BaseModel):
-    """The tokens that a decoder answered with.
+    """Hold the tokens that a decoder answered with.
 
     Attributes:
         answers: The token ids of each answer, in the order of the prompts.
@@ -84,7 +84,7 @@ class Tokens(BaseModel):
 
 
 class Drift(BaseModel):
-    """The frames that a stream gave, in order. Small differences may add up from frame to frame.
+    """Hold the frames of a stream, in order. Small differences may add up from frame to frame.
 
     Attributes:
         file: A safetensors file with the frames, named 0.0, 1.0 and so on.

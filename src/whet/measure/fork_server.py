@@ -1,9 +1,9 @@
-"""A process that has imported what its children need, and forks one for each call: it starts at once, where a fresh
-process imports torch for a second or two first.
+"""Run a process that has imported what its children need, and fork a child from it for each call.
 
-For work whose memory is not measured and whose times are compared within one process: forks share their parent's pages
-and its layout of addresses, which a measurement of its own wants drawn anew. The server runs nothing but imports, so
-it has no threads of torch's that a fork would lose.
+A fork starts at once, where a fresh process first imports torch for a second or two. Use it for work whose memory is
+not measured and whose times are compared within one process: forks share their parent's pages and its layout of
+addresses, which should differ between measured processes. The server only imports, so that there are no threads of
+torch for a fork to lose.
 """
 
 import contextlib
@@ -30,9 +30,11 @@ _LOST = -9  # what a child whose server is gone is said to have ended with: the 
 
 
 class ForkServer:
-    """Start the server. Use it as a context manager, or close it; one child runs at a time.
+    """Start the server. Use it as a context manager, or close it. One child runs at a time.
 
-    preload: modules that it imports. environment: added to this process's, as it is now; the children's too.
+    Args:
+        preload: The modules that it imports.
+        environment: Variables that are added to this process's current ones, for the server and its children.
     """
 
     def __init__(self, preload: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -61,9 +63,10 @@ class ForkServer:
         self._process.wait()
 
     def start(self, function: str, directory: Path) -> "ForkedChild | None":
-        """A child that calls whet.measure.child.main(function, directory).
+        """Start a child that calls whet.measure.child.main(function, directory).
 
-        None where the server has ended, or does not answer, upon which it is ended.
+        Returns:
+            The child; None where the server has ended or does not answer. A server that does not answer is ended.
         """
         with contextlib.suppress(OSError):
             self._wire.send(json.dumps([function, str(directory)]).encode())
@@ -76,7 +79,7 @@ class ForkServer:
 
 
 class ForkedChild:
-    """What isolate needs of subprocess.Popen, for a process that is the server's child."""
+    """Offer the part of subprocess.Popen that `isolate` needs, for a process that is the server's child."""
 
     def __init__(self, pid: int, wire: socket.socket) -> None:
         self.pid = pid
@@ -84,7 +87,11 @@ class ForkedChild:
         self._wire = wire
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit code, or minus the signal. Raises subprocess.TimeoutExpired."""
+        """Wait for the child, and return its exit code, or minus the signal that ended it.
+
+        Raises:
+            subprocess.TimeoutExpired: The child still runs after `timeout` seconds.
+        """
         if self._returncode is None:
             if not select.select([self._wire], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
@@ -109,7 +116,7 @@ def serve(wire: socket.socket, preload: Sequence[str]) -> None:
 
 
 def _become(function: str, directory: Path) -> None:
-    """In the fork: a session and a log of its own, then the call. Never returns."""
+    """Give the fork a session and a log of its own, then make the call. Never return."""
     try:
         os.setsid()
         with (directory / LOG).open("ab") as log:

@@ -1,4 +1,4 @@
-"""The child's end of a group of processes that `run_together` started."""
+"""Run in a child of a group of processes that `run_together` started."""
 
 import os
 from collections.abc import Iterator

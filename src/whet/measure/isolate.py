@@ -1,7 +1,7 @@
-"""Measurements in fresh processes, with a time limit and a memory limit: one process, or several that work together.
+"""Run measurements in fresh processes with a time limit and a memory limit: in one process, or in several together.
 
-A crash, a hang or running out of memory there is a result, never an end. What a child is asked and what it answers
-cross the border as JSON files, as pydantic models or as plain arguments; its output goes to a log beside them.
+A crash, a hang or running out of memory in a child is a result, and does not end the parent. A child's arguments and
+its result are JSON files, made of pydantic models or plain arguments. Its output goes to a log beside them.
 """
 
 import contextlib
@@ -53,6 +53,8 @@ Answer = TypeVar("Answer", bound=BaseModel)
 
 
 class FailureKind(StrEnum):
+    """Name the way in which a process failed."""
+
     ERROR = "error"  # an exception
     USER = "user"  # a WhetError: something the user can mend
     CRASH = "crash"
@@ -63,14 +65,20 @@ class FailureKind(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a process gave no result. type: the exception's class name, or "" for a crash, a hang or memory."""
+    """Say why a process gave no result.
+
+    Attributes:
+        kind: The way in which it failed.
+        message: What happened, for people.
+        type: The exception's class name; "" for a crash, a hang or a lack of memory.
+    """
 
     kind: FailureKind
     message: str
     type: str = ""
 
     def as_error(self) -> WhetError:
-        """The user error that the process raised, as the class it had there."""
+        """Return the user error that the process raised, as an instance of its own class."""
         kind = getattr(errors, self.type, WhetError)
         is_plain = isinstance(kind, type) and issubclass(kind, WhetError) and kind is not errors.MissingExtra
         return kind(self.message) if is_plain else WhetError(self.message)
@@ -78,7 +86,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a process gave: a value or a failure, and what it took. peak_rss_bytes: as sampled from outside."""
+    """Hold what a process returned, and what it used.
+
+    Attributes:
+        value: What the function returned, as JSON; None where the process failed.
+        failure: Why there is no value; None where there is one.
+        seconds: Wall time of the process.
+        peak_rss_bytes: The peak resident memory, as sampled from outside.
+    """
 
     value: dict[str, Any] | None
     failure: Failure | None
@@ -100,15 +115,15 @@ Arguments = BaseModel | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """A function to be called in a process of its own.
+    """Describe a function to call in a process of its own.
 
     Attributes:
-        function: What is called.
-        arguments: The model that it takes, or its arguments by name, which must be JSON.
-        directory: Where the process's arguments, result and log lie.
-        environment: Variables that the process has beside this one's.
-        working_directory: The process's working directory; this one's, if not given.
-        inherit: File descriptors that become the child's, and are closed here.
+        function: The function.
+        arguments: The pydantic model that it takes, or its arguments by name, which must be JSON.
+        directory: The directory for the process's arguments, result and log.
+        environment: Variables that are added to this process's.
+        working_directory: The process's working directory; this process's, if not given.
+        inherit: File descriptors that are handed to the child, and closed here.
     """
 
     function: Function
@@ -139,12 +154,14 @@ def function_at(address: str) -> Callable[..., Any]:
 
 
 class Child(Protocol):
-    """A process that was started: subprocess.Popen, or what is like it."""
+    """Describe a process that was started: subprocess.Popen, or a class with the same members."""
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """Return the process's id."""
 
-    def wait(self, timeout: float | None = None) -> int: ...
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the process, and return its exit code, or minus the signal that ended it."""
 
 
 def run_isolated(
@@ -312,7 +329,7 @@ def _watch(
 
 
 def _tree(pid: int) -> list[psutil.Process]:
-    """A process and all it started, down to the last; none once it has ended."""
+    """Return a process and all its descendants; none once it has ended."""
     found = []
     for member in load.tree_of(pid):
         with contextlib.suppress(psutil.Error):
@@ -329,7 +346,10 @@ def _rss(tree: list[psutil.Process]) -> int:
 
 
 def _pss(tree: list[psutil.Process]) -> int:
-    """With each page that several processes share counted once: forks share all that they have not written to since."""
+    """Return the memory of several processes in bytes, with each shared page counted once.
+
+    Forks share all pages that they have not written to.
+    """
     if len(tree) <= 1:
         return _rss(tree)
     total = 0

@@ -1,7 +1,7 @@
-"""What else the machine did during a timed block, as the kernel counts it: the load beside a measurement.
+"""Read from the kernel what other processes did during a timed block: the load beside a measurement.
 
-A block is judged by the effect of the load. What slows a measurement is a thread that is ready to run and finds no
-free core; Linux counts that time for every thread ("run delay", /proc/PID/task/TID/schedstat). A model whose own thread
+A block is judged by the effect of the load. A measurement becomes slower when a thread is ready to run and finds no
+free core. Linux counts that time for every thread ("run delay", /proc/PID/task/TID/schedstat). A model whose own thread
 pools compete for cores shows run delay as well, so it counts only where other processes used the cores.
 
 Sources: Linux kernel documentation, "Scheduler Statistics", "PSI - Pressure Stall Information" and "Control Group v2"
@@ -39,7 +39,7 @@ _HEAT = "/sys/devices/system/cpu/cpu{}/thermal_throttle/core_throttle_total_time
 
 @dataclass(frozen=True)
 class Load:
-    """What happened on the machine during `seconds` of wall time. Every time is in seconds; 0 where nothing tells.
+    """Hold what happened on the machine during `seconds` of wall time. Times are in seconds; unknown ones are 0.
 
     Attributes:
         seconds: Wall time of the block.
@@ -64,12 +64,12 @@ class Load:
 
     @property
     def foreign_cores(self) -> float:
-        """Cores that other processes used on average."""
+        """Return how many cores other processes used on average."""
         return self.foreign_s / self.seconds if self.seconds else 0.0
 
     @property
     def cause(self) -> str:
-        """What disturbed the block, as a clause for people; "" for a quiet block."""
+        """Return what disturbed the block, as a clause for people; "" for a quiet block."""
         return self.cause_beyond(MAX_WAITED)
 
     def cause_beyond(self, most_waited: float) -> str:
@@ -94,6 +94,7 @@ class Load:
 
     @property
     def is_quiet(self) -> bool:
+        """Return whether nothing disturbed the block."""
         return not self.cause
 
     def __add__(self, other: "Load") -> "Load":
@@ -129,7 +130,7 @@ def cause_of(loads: Sequence[Load]) -> str:
 
 @dataclass(frozen=True)
 class Reading:
-    """The kernel's counters at one moment, in seconds. The difference of two readings is a Load."""
+    """Hold the kernel's counters at one moment, in seconds. The difference of two readings is a Load."""
 
     at_s: float
     cores: int = 1
@@ -199,6 +200,7 @@ class Meter:
             parents = [self._children[pid] for pid in pids]
 
     def __call__(self) -> Reading:
+        """Read the counters."""
         if not self._stat.exists:  # not Linux: what psutil knows
             times = psutil.cpu_times()
             busy_s = sum(times) - times.idle - getattr(times, "iowait", 0.0)
@@ -243,8 +245,10 @@ class Meter:
         return busy * _TICK_S, stolen * _TICK_S
 
     def _waited(self) -> float:
-        """Return the run delay of all threads that this process has, and of those that have ended since it was first
-        asked."""
+        """Return the run delay in seconds of all this process's threads.
+
+        Threads that have ended since the first call are included.
+        """
         with contextlib.suppress(OSError):
             tids = set(os.listdir("/proc/self/task"))  # noqa: PTH208 - names alone, and fast
             for tid in tids - self._threads.keys():
@@ -273,7 +277,7 @@ def _pretending(foreign_cores: float) -> Read:
 
 
 class _Counter:
-    """A file of the kernel's that is kept open, since opening it takes longer than reading it."""
+    """Keep one of the kernel's files open, since opening it takes longer than reading it."""
 
     def __init__(self, path: Path) -> None:
         self.last = ""

@@ -1,4 +1,4 @@
-"""What can be timed: a model that is called, a training that makes steps, a decoder that answers, a stream."""
+"""Define what can be timed: calls of a model, steps of a training, answers of a decoder, frames of a stream."""
 
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -8,19 +8,19 @@ from whet.measure.evidence import Evidence
 
 
 class Measurable(Protocol):
-    """Something that is built fresh in a process of its own, and timed there."""
+    """Define something that is built in a process of its own, and timed there."""
 
     @property
     def num_samples(self) -> float:
-        """Samples that one call of `once` works on."""
+        """Return how many samples one call of `once` works on."""
 
     @property
     def num_kinds(self) -> int:
-        """How many different calls `once` makes in turn: the n-th call equals the (n + num_kinds)-th. Often 1."""
+        """Return how many different calls `once` makes in turn: call n equals call n + num_kinds."""
 
     @property
     def is_sequence(self) -> bool:
-        """Whether each call differs from all others, as the steps of a training do.
+        """Return whether each call differs from all others, as the steps of a training do.
 
         Two variants are then compared on the calls that both of them made.
         """
@@ -29,10 +29,10 @@ class Measurable(Protocol):
         """Return the context that all calls are made in, such as one without gradients."""
 
     def warm_up(self) -> None:
-        """Make the calls that may be slow for once: those that compile, allocate, or fill caches."""
+        """Make the first calls, which may be slow because they compile, allocate, or fill caches."""
 
     def once(self) -> None:
-        """Make one call: of the model, of an optimiser step, for a request, for a frame."""
+        """Make one call: run the model, an optimiser step, a request, or a frame."""
 
     def evidence(self, folder: Path) -> Evidence | None:
         """Return what the calls returned or led to; None where there is nothing to hold against another variant's.

@@ -1,4 +1,4 @@
-"""Memory: peak resident set of a process, bytes of live tensors, and the CUDA allocator's peak."""
+"""Measure memory: peak resident set of a process, bytes of live tensors, and the CUDA allocator's peak."""
 
 import contextlib
 import gc
@@ -27,11 +27,13 @@ class ResidentMemory:
         self._process = psutil.Process()
 
     def __call__(self) -> int:
+        """Return the resident memory of the process in bytes."""
         if self._file >= 0:
             return int(os.pread(self._file, 64, 0).split(b" ", 2)[1]) * self._page_bytes
         return int(self._process.memory_info().rss)
 
     def close(self) -> None:
+        """Close the kernel's file."""
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
@@ -87,5 +89,8 @@ def live_tensor_bytes() -> int:
 
 
 def cuda_peak_bytes() -> int | None:
-    """The CUDA allocator's peak since the process started, or since `reset_peak_rss`; None where no GPU is in use."""
+    """Return the CUDA allocator's peak in bytes since the process started, or since `reset_peak_rss`.
+
+    It is None where no GPU is in use.
+    """
     return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else None

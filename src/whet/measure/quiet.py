@@ -1,4 +1,4 @@
-"""What to do where the machine is busy: measure again, wait for quiet up to a stated time, then give no verdict."""
+"""Handle a busy machine: measure again, wait for quiet up to a stated time, then give no verdict."""
 
 import os
 import time
@@ -23,7 +23,7 @@ _MOST_NAMED = 3
 
 
 class OnBusy(StrEnum):
-    """What a command does on a busy machine."""
+    """Name what a command does on a busy machine."""
 
     WAIT = "wait"  # for quiet, up to a stated time; then no verdict
     INCONCLUSIVE = "inconclusive"  # do not wait; no verdict
@@ -31,7 +31,11 @@ class OnBusy(StrEnum):
 
     @classmethod
     def checked(cls, text: str) -> "OnBusy":
-        """Return the choice that an option names. Raises OptionError."""
+        """Return the choice that an option names.
+
+        Raises:
+            OptionError: There is no such choice.
+        """
         try:
             return cls(text)
         except ValueError as error:
@@ -47,8 +51,11 @@ class Others:
         self._began = time.monotonic()
 
     def named(self) -> str:
-        """Return the names of those that used the most since this was made, with their cores, as a clause; "" for
-        nobody. Processes of other containers cannot be seen from inside one."""
+        """Return the names of the processes that used the most cores since this was made, with their cores.
+
+        The names form a clause; it is "" where there are none. Processes of other containers are invisible from inside
+        a container.
+        """
         seconds = max(1e-3, time.monotonic() - self._began)
         used: defaultdict[str, float] = defaultdict(float)
         for pid, (name, spent_s) in self._times().items():
@@ -67,15 +74,15 @@ class Others:
 
 
 class Patience:
-    """How long a command still waits for a quiet machine, and what kept it waiting. One for each command.
+    """Keep how long a command may still wait for a quiet machine, and what kept it waiting. Make one for each command.
 
     Args:
         on_busy: What to do on a busy machine.
         wait_s: Seconds that may be spent in all on waiting and on measuring again.
-        report: Told in a sentence when waiting begins, and "" when it ends; may be set later.
-        glance: Watches the machine while this process sleeps for so many seconds; returns the load and the names of
-            other processes.
-        also: Ids of processes that belong to the measurement beside this one's descendants.
+        report: Called with a sentence when waiting begins, and with "" when it ends. It may be set later.
+        glance: Watches the machine while this process sleeps for the given seconds. It returns the load and the names
+            of other processes.
+        also: Ids of processes that belong to the measurement, in addition to this process's descendants.
     """
 
     def __init__(
@@ -100,7 +107,7 @@ class Patience:
 
     @property
     def goes_on(self) -> bool:
-        """Whether disturbed measurements count."""
+        """Return whether disturbed measurements count."""
         return self.on_busy is OnBusy.GO_ON
 
     def begin(self) -> None:
@@ -169,12 +176,12 @@ class Patience:
 
     @property
     def has_run_out(self) -> bool:
-        """Whether going on is of no use: no time for waiting is left, and the last measurements were all disturbed."""
+        """Return whether to give up: no waiting time is left, and the last measurements were all disturbed."""
         return not self.goes_on and self.left_s <= 0 and self._num_in_row >= _HOPELESS
 
     @property
     def sentence(self) -> str:
-        """Why there is no verdict, for people."""
+        """Return for people why there is no verdict."""
         if self.on_busy is OnBusy.WAIT:
             return f"the machine stayed busy for {self._wait_s:.0f} s of waiting: {self.cause}"
         return f"the machine was busy: {self.cause}"

@@ -1,4 +1,4 @@
-"""Which line of the user's own code is running, or made a thing: the innermost frame that is no library's."""
+"""Find the line of the user's own code that is running: the innermost frame that belongs to no library."""
 
 import linecache
 import os
@@ -24,7 +24,13 @@ _USER, _LIBRARY, _HIDDEN = range(3)
 
 @dataclass(frozen=True)
 class Line:
-    """A line of code. file: as Python names it; function: the one that holds the line."""
+    """Describe a line of code.
+
+    Attributes:
+        file: The file, as Python names it.
+        number: The line's number; 0 where there is none.
+        function: The function that holds the line.
+    """
 
     file: str
     number: int
@@ -32,11 +38,11 @@ class Line:
 
     @property
     def text(self) -> str:
-        """What stands there, or "" where the source cannot be had."""
+        """Return the line's text, or "" where the source is not available."""
         return linecache.getline(self.file, self.number).strip()
 
     def __str__(self) -> str:
-        """model.py:31 (forward), the file as seen from the working directory where it lies below."""
+        """Return the line as "model.py:31 (forward)", with the path relative to the working directory if possible."""
         if not self.number:  # no line at all
             return self.file
         path = Path(self.file)
@@ -50,9 +56,9 @@ BEFORE = Line("made before the profile: weights, inputs", 0, "")
 
 
 def user_line(frame: FrameType | None) -> Line:
-    """The innermost line of the user's own code that `frame` was called from; of a library's, where there is none.
+    """Return the innermost line of the user's own code that `frame` was called from, or else a library's line.
 
-    A thread that no user code has started (autograd's, on CUDA) is taken to work for the main thread's line.
+    A thread that no user code has started (autograd's, on CUDA) is attributed to the main thread's line.
     """
     found = _innermost(frame)
     if found is None and threading.current_thread() is not threading.main_thread():
@@ -101,7 +107,10 @@ def _innermost(frame: FrameType | None) -> FrameType | None:
 
 @cache
 def _kind(file: str) -> int:
-    """A user's file, a library's (shown where no user's is), or hidden: torch, Python and whet itself."""
+    """Return whether a file is the user's, a library's (shown where there is no user's), or hidden.
+
+    Files of torch, Python and whet itself are hidden.
+    """
     if file.startswith(("<frozen", "<eval_with_key", "<__array_function__")):
         return _HIDDEN
     if file.startswith(_WHET_MODELS):

@@ -1,7 +1,7 @@
-"""What a model remembers between calls: its state as a flat table that can be compared with a later one.
+"""Record what a model remembers between calls, as a flat table that can be compared with a later one.
 
 A graph of a model starts from the state that the model had when it was exported, and never changes it. So a model
-whose state goes on changing cannot be replaced by a graph. State that settles after the first call (a cache of rotary
+whose state keeps changing cannot be replaced by a graph. State that settles after the first call (a cache of rotary
 tables) is harmless.
 """
 
@@ -32,7 +32,9 @@ _OF_MODULES = frozenset(vars(nn.Module())) - {"_parameters", "_buffers"}  # what
 def state_of(model: nn.Module, more: Mapping[str, Any]) -> State:
     """Return the state of all modules: parameters, buffers, their own attributes and those of their classes.
 
-    more: other values that belong to the state, by their names.
+    Args:
+        model: The model.
+        more: Other values that belong to the state, by name.
     """
     roots: dict[str, Any] = {}
     for name, module in model.named_modules():
@@ -150,7 +152,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether tensors are equal up to rounding: another thread may add numbers up in another order."""
+    """Return whether tensors are equal up to rounding. Threads may sum numbers in another order each time."""
     if not (a.is_floating_point() or a.is_complex()):
         return torch.equal(a, b)
     return torch.allclose(a, b, rtol=1e-4, atol=1e-6, equal_nan=True)

@@ -43,11 +43,17 @@ def paired_ratio(
 
 
 def noise_floor(groups: Sequence[Sequence[float]], *, num_pairs: int | None = None) -> float:
-    """The ratio that `num_pairs` pairs of the same code could show by chance, from times in successive processes.
+    """Return the ratio that pairs of the same code could show by chance, from times in successive processes.
 
-    groups: one sequence of times per variant, in the order they were taken. Neighbours in a group are A/A pairs; the
-    floor is the half-width of the 95% interval of the mean of `num_pairs` such pairs (as many as the shortest group
-    has times, if not given). 1.0, unknown, from fewer than two neighbours.
+    Neighbours in a group are A/A pairs. The floor is the half-width of the 95 % interval of the mean of
+    `num_pairs` such pairs.
+
+    Args:
+        groups: One sequence of times for each variant, in the order of measurement.
+        num_pairs: The number of pairs; as many as the shortest group has times, if not given.
+
+    Returns:
+        The ratio; 1.0, for unknown, with fewer than two neighbours.
     """
     groups = [g for g in groups if len(g) > 1]
     logs = np.concatenate([np.diff(np.log(np.asarray(g, dtype=float))) for g in groups] or [np.empty(0)])
@@ -65,7 +71,10 @@ def noise_floor(groups: Sequence[Sequence[float]], *, num_pairs: int | None = No
 def ratio_noise(logs: np.ndarray) -> float:
     """Return the ratio that as many pairs of equal variants could show by chance, from the scatter of their log ratios.
 
-    It is the half-width of Student's 95% interval of the mean. Raises ValueError for fewer than two pairs.
+    It is the half-width of Student's 95 % interval of the mean.
+
+    Raises:
+        ValueError: There are fewer than two pairs.
     """
     if len(logs) < 2:
         raise ValueError("two pairs at the least")
@@ -79,7 +88,7 @@ def mean_interval(values: Sequence[float], *, seed: int = 0) -> tuple[float, flo
 
 
 def signed_rank(logs: Sequence[float] | np.ndarray) -> float:
-    """Two-sided p-value of Wilcoxon's signed-rank test that the log ratios lie around zero."""
+    """Return the two-sided p-value of Wilcoxon's signed-rank test that the log ratios are centred at zero."""
     values = np.asarray(logs, dtype=float)
     if not np.any(values):
         return 1.0
@@ -87,7 +96,7 @@ def signed_rank(logs: Sequence[float] | np.ndarray) -> float:
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """The percentile of raw samples, linear between neighbours. No sample is dropped."""
+    """Return a percentile of raw samples, linear between neighbours. No sample is dropped."""
     return float(np.percentile(np.asarray(samples, dtype=float), percent))
 
 
@@ -106,7 +115,7 @@ def log_ratios(original: Sequence[float], variant: Sequence[float]) -> np.ndarra
 
 
 def _interval(logs: np.ndarray, seed: int) -> tuple[float, float]:
-    """95% interval of the mean: bootstrap percentiles, widened as Hesterberg (2015, section 5.3) does."""
+    """Return the 95 % interval of the mean: bootstrap percentiles, widened as by Hesterberg (2015, section 5.3)."""
     num = len(logs)
     if num == 1:
         return -math.inf, math.inf

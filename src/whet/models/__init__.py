@@ -1,1 +1,1 @@
-"""Reference models, one a file, written to be read: what whet's techniques are shown and tested on."""
+"""Hold reference models, one in each file, written to be read. whet's techniques are shown and tested on them."""

@@ -1,4 +1,4 @@
-"""The config.json of a Hugging Face directory, before it is known what kind of model it describes."""
+"""Read the config.json of a Hugging Face directory, before the kind of model is known."""
 
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,10 @@ FILE = "config.json"
 
 
 def read_json(directory: Path | str) -> dict[str, Any]:
-    """Return the config of a directory as it is written.
+    """Return the unchanged content of a directory's config.json.
 
     Raises:
-        TargetError: The file is missing, is no JSON, or holds something else than an object.
+        TargetError: The file is missing, is not valid JSON, or does not hold an object.
     """
     path = Path(directory) / FILE
     try:
@@ -22,7 +22,7 @@ def read_json(directory: Path | str) -> dict[str, Any]:
     except OSError as error:
         raise TargetError(f"{directory} has no readable config.json: {error.strerror}") from error
     except ValueError as error:
-        raise TargetError(f"{path} is no JSON: {error}") from error
+        raise TargetError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(raw, dict):
-        raise TargetError(f"{path} is no config: it holds {type(raw).__name__}, not an object")
+        raise TargetError(f"{path} is not a model's config: it holds {type(raw).__name__}, not an object")
     return raw

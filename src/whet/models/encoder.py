@@ -1,7 +1,7 @@
-"""A BERT-shaped text encoder with a classification head (Devlin et al., 2018, arXiv:1810.04805).
+"""Encode text like BERT, with a classification head (Devlin et al., 2018, arXiv:1810.04805).
 
-Attention is written out by hand (separate query, key and value projections, two matrix products and a softmax
-between them), as most models in the wild still are: this is what the techniques that fuse them are shown on.
+Attention is written out by hand: separate query, key and value projections, two matrix products, and a softmax between
+them. Many existing models still do it this way, and the techniques that fuse these operators are shown on this one.
 
 Shape suffixes: B batch, T tokens, S tokens attended to (= T), D model width, N heads, H head width, K classes.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class EncoderConfig:
-    """Sizes of an Encoder; the defaults have 3.7 million parameters."""
+    """Hold the sizes of an Encoder. The defaults give 3.7 million parameters."""
 
     vocab_size: int = 2048
     num_classes: int = 2
@@ -29,7 +29,7 @@ class EncoderConfig:
 
 
 class Attention(nn.Module):
-    """Self-attention over all tokens: [B, T, D] -> [B, T, D]."""
+    """Compute self-attention over all tokens: [B, T, D] -> [B, T, D]."""
 
     def __init__(self, width: int, num_heads: int) -> None:
         super().__init__()
@@ -43,6 +43,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Map [B, T, D] to [B, T, D]."""
         B, T, D = x_BTD.shape
         query_BNTH = self.query(x_BTD).view(B, T, self.num_heads, self.head_width).transpose(1, 2)
         key_BNSH = self.key(x_BTD).view(B, T, self.num_heads, self.head_width).transpose(1, 2)
@@ -58,7 +59,7 @@ class Attention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """Attention, then a two-layer MLP; each is added to what it was given, then normalised: [B, T, D] -> [B, T, D]."""
+    """Apply attention, then a two-layer MLP. Each is added to its input, then normalised: [B, T, D] -> [B, T, D]."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -70,6 +71,7 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Map [B, T, D] to [B, T, D]."""
         x_BTD = self.attention_norm(x_BTD + self.dropout(self.attention(x_BTD)))
         mlp_BTD = self.down(F.gelu(self.up(x_BTD)))
         output_BTD: Tensor = self.mlp_norm(x_BTD + self.dropout(mlp_BTD))
@@ -77,10 +79,7 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Embeddings, layers, a mean over tokens, a linear head.
-
-    forward: token ids, int64 [B, T] with T <= max_tokens and no padding -> logits [B, num_classes].
-    """
+    """Classify texts with embeddings, layers, a mean over the tokens, and a linear head."""
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
@@ -94,7 +93,7 @@ class Encoder(nn.Module):
         self.apply(_initialise)
 
     def encode(self, input_ids_BT: Tensor) -> Tensor:
-        """Token ids [B, T] -> the last layer's output [B, T, D]."""
+        """Map token ids [B, T] to the last layer's output [B, T, D]."""
         positions_T = torch.arange(input_ids_BT.shape[1], device=input_ids_BT.device)
         x_BTD: Tensor = self.token_embedding(input_ids_BT) + self.position_embedding(positions_T)
         x_BTD = self.dropout(self.embedding_norm(x_BTD))
@@ -103,13 +102,14 @@ class Encoder(nn.Module):
         return x_BTD
 
     def forward(self, input_ids_BT: Tensor) -> Tensor:
+        """Map token ids, int64 [B, T] without padding, T at most max_tokens, to logits [B, num_classes]."""
         x_BTD = self.encode(input_ids_BT)
         logits_BK: Tensor = self.head(self.dropout(x_BTD.mean(dim=1)))
         return logits_BK
 
 
 def _initialise(module: nn.Module) -> None:
-    """BERT's start: normal weights of deviation 0.02, no bias."""
+    """Initialise as BERT does: weights from a normal distribution of standard deviation 0.02, and biases of 0."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:

@@ -1,4 +1,4 @@
-"""The families of models that an engine can run, told apart by `model_type` in their config.json."""
+"""List the families of models that an engine can run. `model_type` in config.json decides which one it is."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from whet.models.step import ServedModel
 
 @dataclass(frozen=True)
 class Family:
-    """A family of models.
+    """Describe a family of models.
 
     Attributes:
-        models: Its models, for people.
-        open: Loads a directory for an engine. Raises TargetError where it cannot be run, OptionError where an option
-            does not fit the family.
+        models: The names of its models, for messages.
+        open: Loads a directory for an engine. It raises TargetError if the model cannot be run, and OptionError if an
+            option does not fit the family.
     """
 
     models: str
@@ -27,7 +27,7 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {name: Family(models, open_decoder) for name, models in decoder_config.FAMILIES.items()}
-"""The family of each `model_type`. A new family joins by its line here."""
+"""The family of each `model_type`. Add a line here for a new family."""
 
 
 def open_model(
@@ -42,14 +42,14 @@ def open_model(
 
     Args:
         directory: The directory.
-        dtype: The number format of state, and of weights that stay as they are.
-        weights: How the weights are kept: as they are, or in 8 or 4 bits.
-        kv: How keys and values are kept.
-        max_model_len: The most tokens that a sequence may have; what the model takes, if not given.
+        dtype: The number format of state, and of weights that are not quantised.
+        weights: The format of the weights: unchanged, or in 8 or 4 bits.
+        kv: The format of keys and values.
+        max_model_len: The most tokens of a sequence. By default, the model's own limit.
 
     Raises:
         TargetError: The directory holds no model that can be run.
-        OptionError: An option is none of its choices.
+        OptionError: The value of an option is unknown.
     """
     for name, value, choices in (
         ("dtype", dtype, ("bf16", "fp32")),
@@ -63,5 +63,5 @@ def open_model(
     if family is None:
         known = ", ".join(f"{name} ({one.models})" for name, one in FAMILIES.items())
         path = Path(directory) / FILE
-        raise TargetError(f"{path}: model_type is {model_type!r}; whet's decoder is of the families {known}")
+        raise TargetError(f"{path}: model_type is {model_type!r}; whet's decoder runs the families {known}")
     return family.open(directory, ServingOptions(dtype, weights, kv, max_model_len))

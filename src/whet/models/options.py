@@ -1,4 +1,4 @@
-"""How a model is loaded for an engine."""
+"""Hold the options by which a model is loaded for an engine."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,13 +10,13 @@ KvBits = Literal["as-is", "int8"]
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """Options that every family understands.
+    """Hold the options that all families have.
 
     Attributes:
-        dtype: The number format of state, and of weights that stay as they are.
-        weights: How the weights are kept: as they are, or in 8 or 4 bits.
-        kv: How keys and values are kept.
-        max_model_len: The most tokens that a sequence may have; what the model takes, if not given.
+        dtype: The number format of state, and of weights that are not quantised.
+        weights: The format of the weights: unchanged, or in 8 or 4 bits.
+        kv: The format of keys and values.
+        max_model_len: The most tokens of a sequence. By default, the model's own limit.
     """
 
     dtype: Dtype = "bf16"

@@ -1,4 +1,4 @@
-"""A residual network for small images (He et al., 2015, arXiv:1512.03385): basic blocks, four stages.
+"""Classify small images with a residual network of basic blocks (He et al., 2015, arXiv:1512.03385).
 
 Shape suffixes: B batch, C channels, H height, W width, K classes.
 """
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut: [B, in_channels, H, W] -> [B, out_channels, H/stride, W/stride]."""
+    """Apply two 3x3 convolutions and a shortcut: [B, in_channels, H, W] -> [B, out_channels, H/stride, W/stride]."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
         super().__init__()
@@ -25,6 +25,7 @@ class BasicBlock(nn.Module):
             )
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Map [B, in_channels, H, W] to [B, out_channels, H/stride, W/stride]."""
         residual_BCHW = self.shortcut(x_BCHW)
         x_BCHW = F.relu(self.bn1(self.conv1(x_BCHW)))
         x_BCHW = self.bn2(self.conv2(x_BCHW))
@@ -32,12 +33,16 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A stem of stride 2, stages of basic blocks that halve the image from the second on, a mean, a linear head.
+    """Classify images with a stem of stride 2, stages of basic blocks, a mean over the image, and a linear head.
 
-    The defaults have 2.8 million parameters: ResNet-18 at half its width.
+    Every stage from the second on halves height and width. The defaults give 2.8 million parameters: ResNet-18 at half
+    its width.
 
-    widths: channels of each stage. depths: blocks in each stage.
-    forward: [B, in_channels, H, W] -> logits [B, num_classes].
+    Args:
+        in_channels: The channels of the images.
+        num_classes: The number of classes.
+        widths: The channels of each stage.
+        depths: The number of blocks in each stage.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class ResNet(nn.Module):
         self.head = nn.Linear(channels, num_classes)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Map images [B, in_channels, H, W] to logits [B, num_classes]."""
         x_BCHW = self.stages(self.stem(x_BCHW))
         logits_BK: Tensor = self.head(x_BCHW.mean(dim=(2, 3)))
         return logits_BK

@@ -1,8 +1,8 @@
-"""What an engine asks of a model: one step over a flat, ragged batch of tokens of many sequences.
+"""Define the interface between engine and model: one step over a flat, ragged batch of tokens of many sequences.
 
-There is no prefill and no decode: a sequence takes part in a step with some tokens after those that the model has
-already seen. State that grows with the tokens lies in blocks that the engine hands out; state of fixed size (recurrent,
-a memory bank) in rows, one a sequence. A model has either or both.
+Prefill and decode are not distinguished. In each step, a sequence has some tokens after those that the model has
+already read. State that grows with the tokens is kept in blocks, which the engine hands out. State of fixed size
+(recurrent state, a memory bank) is kept in rows, one for each sequence. A model has one of these kinds, or both.
 """
 
 from dataclasses import dataclass
@@ -17,15 +17,17 @@ Ints = NDArray[np.int32]
 
 @dataclass(frozen=True, kw_only=True)
 class StepBatch:
-    """T tokens of S sequences; the tokens of a sequence stand side by side, in order. All arrays are int32.
+    """Hold T tokens of S sequences. The tokens of a sequence are next to each other, in order. All arrays are int32.
 
-    token_ids    [T]
-    positions    [T]      of each token in its sequence; 0 starts it, and any state of fixed size with it
-    query_start  [S + 1]  sequence s has the tokens query_start[s] up to query_start[s + 1]
-    context_len  [S]      tokens of each sequence, those of this step included
-    block_tables [S, B]   the blocks of each sequence in order; what lies beyond its context may hold anything
-    state_rows   [S]      the row of each sequence's state of fixed size
-    logit_rows   [R]      the tokens, as indices into the T, whose logits are wanted
+    Attributes:
+        token_ids: The tokens [T].
+        positions: The place of each token in its sequence [T]. 0 begins the sequence, and resets its state of fixed
+            size.
+        query_start: Sequence s has the tokens query_start[s] up to, but without, query_start[s + 1]. [S + 1].
+        context_len: The tokens of each sequence, including those of this step [S].
+        block_tables: The blocks of each sequence in order [S, B]. Entries beyond its context have no meaning.
+        state_rows: The row of each sequence's state of fixed size [S].
+        logit_rows: The indices, 0 to T - 1, of the tokens whose logits are wanted [R].
     """
 
     token_ids: Ints
@@ -38,37 +40,42 @@ class StepBatch:
 
 
 class ServedModel(Protocol):
-    """A model that an engine can run.
+    """Define a model that an engine can run.
 
-    The results for one sequence may not depend on which others share the step, nor on how its tokens are spread over
-    steps, beyond the rounding that the implementation states.
+    The results for a sequence must not depend on the other sequences in a step, nor on how its tokens are divided into
+    steps, except for rounding. The implementation says how large the rounding is.
     """
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Return the number of tokens in the vocabulary."""
 
     @property
     def max_model_len(self) -> int:
-        """Tokens, prompt and output together, that a sequence may have."""
+        """Return the most tokens, prompt and output together, that a sequence may have."""
 
     @property
     def block_size(self) -> int:
-        """Tokens that one block holds."""
+        """Return the number of tokens in a block."""
 
     @property
     def bytes_per_block(self) -> int:
-        """0: no state that grows with the tokens."""
+        """Return the bytes of a block, or 0 if no state grows with the tokens."""
 
     @property
     def bytes_per_state(self) -> int:
-        """0: no state of fixed size."""
+        """Return the bytes of a sequence's state of fixed size, or 0 if there is none."""
 
     @property
     def can_rewind(self) -> bool:
-        """Whether a sequence may go back to fewer tokens: its blocks are just overwritten. A recurrent state cannot."""
+        """Return whether a sequence may go back to fewer tokens. Blocks can be overwritten; recurrent state cannot."""
 
     def allocate(self, num_blocks: int, num_states: int) -> None:
-        """Make room; called once, before the first step."""
+        """Allocate the memory of blocks and states. It is called once, before the first step."""
 
     def step(self, batch: StepBatch) -> Tensor:
-        """Take in the tokens; float32 logits [R, V] after each of `logit_rows`, valid until the next step."""
+        """Read the tokens of a step.
+
+        Returns:
+            The logits after each of `logit_rows`, float32 [R, V]. They are valid until the next step.
+        """

@@ -1,4 +1,4 @@
-"""What PyTorch's CUDA allocator holds, asked of a torch that is loaded already. Nothing is loaded or initialised."""
+"""Read what PyTorch's CUDA allocator holds, if torch is loaded already. Nothing is loaded or initialised."""
 
 import sys
 from typing import Any
@@ -6,17 +6,21 @@ from typing import Any
 from whet.monitor import metrics
 from whet.monitor.series import Cell
 
-ALLOCATOR = "CUDA memory, fragmentation"  # what is missing where CUDA is not in use
+ALLOCATOR = "CUDA memory, fragmentation"  # the figures that are missing if CUDA is not in use
 
 
 class AllocatorCollector:
-    """Memory of tensors, memory reserved, and fragmentation, for every GPU that this process has memory on."""
+    """Measure allocated memory, reserved memory and fragmentation of every GPU that this process has memory on.
+
+    Attributes:
+        unavailable: What cannot be measured here, and why.
+    """
 
     def __init__(self) -> None:
         self.unavailable: dict[str, str] = {}
 
     def collect(self) -> dict[str, Cell]:
-        """Cells of every GPU in use; none before CUDA is."""
+        """Return the cells of every GPU in use; none before CUDA is initialised."""
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         if cuda is None or not cuda.is_initialized():
             self.unavailable[ALLOCATOR] = "this run has not used CUDA"
@@ -29,10 +33,14 @@ class AllocatorCollector:
 
 
 def cells_of(number: int, stats: dict[str, Any]) -> dict[str, Cell]:
-    """Cells of one GPU from torch.cuda.memory_stats; none where nothing is reserved on it.
+    """Return the cells of one GPU from torch.cuda.memory_stats; none if nothing is reserved on it.
 
-    Fragmentation is inactive_split_bytes over reserved_bytes: what lies free in pieces of split blocks, and so serves
-    only requests that fit, and cannot be given back to the driver.
+    Fragmentation is inactive_split_bytes over reserved_bytes. Inactive split bytes are free pieces of split blocks:
+    they serve only requests that fit, and cannot be returned to the driver.
+
+    Args:
+        number: The number of the GPU.
+        stats: The result of torch.cuda.memory_stats.
     """
     reserved = stats.get("reserved_bytes.all.current", 0)
     if not reserved:

@@ -1,6 +1,7 @@
-"""In a process that `whet monitor` watches: counts steps and reports them to it twice a second.
+"""Count the steps of a process that `whet monitor` watches, and report them to it twice a second.
 
-`inject/sitecustomize.py` calls `begin` once torch is loaded. Nothing here may disturb the program.
+This runs in the watched process: `inject/sitecustomize.py` calls `begin` once torch is loaded. Nothing here may disturb
+the program.
 """
 
 import atexit
@@ -21,9 +22,12 @@ _SEND_S = 2.0
 
 
 class Reporter:
-    """Sends what is counted in this process, from a thread that starts with the first step.
+    """Send the steps of this process from a thread that starts with the first step.
 
-    A forked child inherits the counter, not the thread: it starts anew with its own first step, if it takes any.
+    A forked child inherits the counter, but not the thread. It starts its own with its first step, if it makes any.
+
+    Args:
+        path: The path of the socket.
     """
 
     def __init__(self, path: str) -> None:
@@ -34,7 +38,7 @@ class Reporter:
         self._loop = TorchLoop(self._add)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining steps, and stop."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join(timeout=_SEND_S)
@@ -62,7 +66,7 @@ class Reporter:
 
     def _send(self, steps: StepTotals) -> None:
         message: dict[str, object] = {"format": 1, "pid": os.getpid(), "rank": rank(), "steps": steps.to_json()}
-        # OSError: whoever watched has gone. RuntimeError: CUDA is past help. The program must hear of neither here.
+        # OSError: `whet monitor` has ended. RuntimeError: CUDA has failed. Neither may disturb the program.
         with contextlib.suppress(OSError, RuntimeError):
             cells = {key: cell.mean for key, cell in self._allocator.collect().items()}
             if cells:
@@ -81,7 +85,7 @@ def begin(path: str) -> None:
 
 
 def rank() -> int:
-    """This process's rank among those that train together: as torch.distributed or torchrun says; 0 alone."""
+    """Return this process's rank among those that train together, by torch.distributed or torchrun; 0 if alone."""
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())

@@ -1,4 +1,4 @@
-"""A run as Prometheus metrics. What was not measured has no metric, rather than a zero.
+"""Export a run as Prometheus metrics. A figure that was not measured has no metric, instead of a zero.
 
 Source: prometheus.io/docs/practices/naming (base units, `_total` for counters, ratios from 0 to 1).
 """
@@ -12,7 +12,7 @@ from whet.monitor.run import Run
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
-# key of a row's cells -> metric, help, what the cell is multiplied with
+# For each key of a row's cells: the metric's name, its help text, and the factor that converts the cell's unit.
 _GAUGES = {
     metrics.CPU: ("whet_cpu_utilization_ratio", "CPU time of this run over that of the cores it may use", 0.01),
     metrics.MACHINE_CPU: ("whet_machine_cpu_utilization_ratio", "CPU time in use on the whole machine", 0.01),
@@ -27,7 +27,14 @@ _GAUGES = {
 
 
 class Exporter:
-    """Writes what Prometheus scrapes. Raises MissingExtra without prometheus-client."""
+    """Write the metrics that Prometheus scrapes.
+
+    Args:
+        run: The run to export.
+
+    Raises:
+        MissingExtra: prometheus-client is not installed.
+    """
 
     def __init__(self, run: Run) -> None:
         try:
@@ -38,15 +45,15 @@ class Exporter:
         self._exposition = exposition
         self._families: Any = core
         self._registry = core.CollectorRegistry(auto_describe=False)
-        self._registry.register(self)  # a collector is whatever has `collect`
+        self._registry.register(self)  # any object with a method `collect` is a collector
 
     def scrape(self, accept: str = "") -> tuple[bytes, str]:
-        """The metrics, and their content type, in the format that an Accept header asks for."""
+        """Return the metrics and their content type, in the format that an Accept header asks for."""
         encode, content_type = self._exposition.choose_encoder(accept)
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Any]:
-        """Called by prometheus-client at every scrape."""
+        """Yield all metrics. prometheus-client calls this at every scrape."""
         families, facts = self._families, self._run.facts
         info = families.GaugeMetricFamily("whet_run", "1 while the run goes on, 0 after", labels=["name", "pid"])
         info.add_metric([facts.name, str(facts.pid)], 0.0 if self._run.ending else 1.0)

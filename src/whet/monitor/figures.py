@@ -1,4 +1,4 @@
-"""A summary's figures as people read them: three digits with their unit, and a dash for what was not measured."""
+"""Format a summary's figures for people: three digits with a unit, and a dash for a figure that was not measured."""
 
 from whet import figures
 from whet.figures import DASH, digits, milliseconds, percent
@@ -11,7 +11,7 @@ _BYTES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
 
 def table(summary: Summary) -> list[tuple[str, str]]:
-    """Name and figure, in the order of their weight. What could not be measured says why."""
+    """Return pairs of name and figure, the most important first. A figure that could not be measured says why."""
     rows = [("duration", duration(summary.duration_s))]
     rows += _step_rows(summary)
     cores = f"{summary.num_cores} core{'s' if summary.num_cores != 1 else ''}"
@@ -25,7 +25,7 @@ def table(summary: Summary) -> list[tuple[str, str]]:
 
 
 def status(summary: Summary, *, running: bool) -> tuple[str, str]:
-    """A word, and whether it is good, bad or neither ("quiet")."""
+    """Return the run's status in a word, and whether it is "good", "bad" or neither ("quiet")."""
     if running:
         return "running", "good"
     if summary.is_partial:
@@ -34,10 +34,10 @@ def status(summary: Summary, *, running: bool) -> tuple[str, str]:
 
 
 def cut_short(summary: Summary) -> str:
-    """What to say of a run that has ended, but not as it should have; "" for one that did."""
+    """Return what to say of a run that failed; "" for one that did not."""
     if not summary.is_partial:
         return ""
-    return f"{summary.message or 'The run failed'}. The figures are partial: of what ran until then."
+    return f"{summary.message or 'The run failed'}. The figures are partial: they cover the run until then."
 
 
 def _step_rows(summary: Summary) -> list[tuple[str, str]]:
@@ -61,7 +61,7 @@ def _step_rows(summary: Summary) -> list[tuple[str, str]]:
     others = [name for name in metrics.PHASES if name in summary.phases and name != metrics.DATA_WAIT]
     if others:
         parts = [f"{metrics.PHASES[name]} {percent(summary.phases[name])}" for name in others]
-        rows.append(("compute, the rest", " · ".join(parts)))
+        rows.append(("other phases", " · ".join(parts)))
     return rows
 
 
@@ -76,21 +76,22 @@ def _gpu_rows(gpu: Gpu) -> list[tuple[str, str]]:
         held = f"{num_bytes(gpu.peak_reserved_bytes)} reserved, {num_bytes(gpu.peak_allocated_bytes)} held by tensors"
         rows.append((f"{name} PyTorch, peak", held))
         worst = f", at most {percent(gpu.peak_fragmentation)}"
-        rows.append((f"{name} fragmentation", f"{percent(gpu.fragmentation)} of what is reserved{worst}"))
+        rows.append((f"{name} fragmentation", f"{percent(gpu.fragmentation)} of the reserved memory{worst}"))
     return rows
 
 
 def num_bytes(value: float | None) -> str:
-    """In GiB, MiB or KiB."""
+    """Format bytes in GiB, MiB, KiB or B."""
     return figures.in_unit(value, _BYTES)
 
 
 def rate(value: float | None) -> str:
+    """Format a rate per second."""
     return DASH if value is None else f"{digits(value)} per second"
 
 
 def duration(seconds: float) -> str:
-    """In two units at most: 9.3 s, 2 min 3 s, 1 h 5 min, 2 d 3 h."""
+    """Format seconds in at most two units: 9.3 s, 2 min 3 s, 1 h 5 min, 2 d 3 h."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     whole = int(seconds)

@@ -1,4 +1,4 @@
-"""Utilisation and memory of NVIDIA GPUs, from NVML."""
+"""Read the utilisation and memory of NVIDIA GPUs, from NVML."""
 
 import os
 import re
@@ -12,11 +12,17 @@ _NO_PACKAGE = "nvidia-ml-py is not installed: pip install 'whet[nvidia]'"
 
 
 class GpuCollector:
-    """What the visible GPUs do. Where there are none, `unavailable` says why and `collect` gives nothing."""
+    """Measure the visible GPUs. If there are none, `unavailable` says why, and `collect` returns nothing.
+
+    Attributes:
+        unavailable: What cannot be measured here, and why.
+        names: The name of each GPU, by the driver's number.
+        memory_bytes: The memory of each GPU, by the driver's number.
+    """
 
     def __init__(self) -> None:
         self.unavailable: dict[str, str] = {}
-        self.names: dict[int, str] = {}  # GPU's number as the driver counts -> its name
+        self.names: dict[int, str] = {}
         self.memory_bytes: dict[int, int] = {}
         self._nvml: Any = None
         self._handles: dict[int, Any] = {}
@@ -28,13 +34,16 @@ class GpuCollector:
         try:
             pynvml.nvmlInit()  # type: ignore[no-untyped-call]
         except pynvml.NVMLError as error:
-            self.unavailable["GPU"] = f"no NVIDIA GPU that the driver shows ({reason(error)})"
+            self.unavailable["GPU"] = f"the driver shows no NVIDIA GPU ({reason(error)})"
             return
         self._nvml = pynvml
         self._find()
 
     def collect(self) -> dict[str, Cell]:
-        """Cells of every GPU; what a GPU cannot tell is left out and said in `unavailable`."""
+        """Return the cells of every GPU.
+
+        A figure that a GPU does not provide is left out, and named in `unavailable`.
+        """
         cells: dict[str, Cell] = {}
         for number, handle in self._handles.items():
             try:
@@ -50,7 +59,7 @@ class GpuCollector:
         return cells
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Release the driver."""
         if self._nvml is not None:
             self._handles = {}
             self._nvml.nvmlShutdown()
@@ -72,16 +81,21 @@ class GpuCollector:
 
 
 def is_visible(number: int, uuid: str, visible_devices: str | None) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES lets a GPU be seen. What is neither numbers nor names of GPUs hides none.
+    """Return whether CUDA_VISIBLE_DEVICES makes a GPU visible.
 
-    The driver's numbers are CUDA's only under CUDA_DEVICE_ORDER=PCI_BUS_ID or where all GPUs are alike.
+    The driver's numbers equal CUDA's only if CUDA_DEVICE_ORDER is PCI_BUS_ID, or if all GPUs are of the same kind.
+
+    Args:
+        number: The driver's number of the GPU.
+        uuid: Its UUID, as "GPU-…".
+        visible_devices: The value of the variable, or None. A value with anything but numbers and UUIDs hides no GPU.
     """
     if visible_devices is None:
         return True
     words = [word.strip() for word in visible_devices.split(",") if word.strip()]
     if not all(re.fullmatch(r"-?\d+|GPU-[0-9a-fA-F-]+", word) for word in words):
         return True
-    if "-1" in words:  # CUDA stops reading there
+    if "-1" in words:  # CUDA ignores what follows
         words = words[: words.index("-1")]
     return any(word == str(number) or (word.startswith("GPU-") and uuid.startswith(word)) for word in words)
 

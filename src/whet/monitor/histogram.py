@@ -1,6 +1,6 @@
-"""Percentiles of any number of times in a fixed amount of memory: buckets that grow by 2%.
+"""Compute percentiles of any number of times in a fixed amount of memory, with buckets that grow by 2%.
 
-A percentile is right to within 1%, whatever the distribution; count, sum, smallest and largest are exact.
+A percentile is right to within 1%, whatever the distribution. Count, sum, smallest and largest are exact.
 Source: the relative-error buckets of DDSketch (Masson, Rim and Lee, VLDB 2019), with fixed ends.
 """
 
@@ -9,12 +9,19 @@ from collections.abc import Iterable, Mapping
 
 _GROWTH = 1.02
 _SHORTEST_S = 1e-6
-_NUM_BUCKETS = 1200  # to 2.1e4 seconds; what is longer falls into the last one
+_NUM_BUCKETS = 1200  # up to 2.1e4 seconds; longer times go into the last bucket
 _LOG_GROWTH = math.log(_GROWTH)
 
 
 class LatencyHistogram:
-    """Counts of times in seconds. Not thread-safe: whoever shares one holds a lock."""
+    """Count times in seconds. It is not thread-safe: a lock must protect one that is shared.
+
+    Attributes:
+        count: The number of times.
+        total_s: Their sum.
+        shortest_s: The shortest; infinity if there are none.
+        longest_s: The longest; 0 if there are none.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -24,7 +31,11 @@ class LatencyHistogram:
         self._counts: dict[int, int] = {}
 
     def add(self, seconds: float) -> None:
-        """Count one time. Raises ValueError for a negative one or NaN."""
+        """Count one time.
+
+        Raises:
+            ValueError: It is negative or NaN.
+        """
         if not seconds >= 0:
             raise ValueError(f"a time cannot be {seconds} s")
         bucket = 0
@@ -39,7 +50,7 @@ class LatencyHistogram:
             self.longest_s = seconds
 
     def merge(self, other: "LatencyHistogram") -> None:
-        """Add all that another one has counted."""
+        """Add all times that another histogram has counted."""
         for bucket, count in other._counts.items():
             self._counts[bucket] = self._counts.get(bucket, 0) + count
         self.count += other.count
@@ -48,7 +59,7 @@ class LatencyHistogram:
         self.longest_s = max(self.longest_s, other.longest_s)
 
     def percentile_s(self, percent: float) -> float | None:
-        """In seconds, within 1%; None where nothing was counted."""
+        """Return a percentile (0 to 100) in seconds, within 1%; None if nothing was counted."""
         if not self.count:
             return None
         rank, seen = percent / 100 * (self.count - 1), 0
@@ -59,11 +70,14 @@ class LatencyHistogram:
         return self.longest_s
 
     def cumulative(self, bounds_s: Iterable[float]) -> list[int]:
-        """How many times were at most as long as each bound, to within a bucket: what Prometheus wants."""
+        """Return how many times were at most as long as each bound, as Prometheus needs it.
+
+        Bounds are exact to a bucket.
+        """
         return [sum(n for bucket, n in self._counts.items() if _middle_s(bucket) <= bound) for bound in bounds_s]
 
     def to_json(self) -> dict[str, object]:
-        """As JSON can hold it: only the buckets in use."""
+        """Return the histogram as a JSON-serialisable dict, with only the buckets in use."""
         return {
             "counts": {str(bucket): count for bucket, count in self._counts.items()},
             "total_s": self.total_s,
@@ -75,7 +89,11 @@ class LatencyHistogram:
     def from_counts(
         cls, counts: Mapping[int, int], total_s: float, shortest_s: float, longest_s: float
     ) -> "LatencyHistogram":
-        """What `to_json` wrote. Raises ValueError where the buckets or counts are none."""
+        """Build the histogram that `to_json` wrote.
+
+        Raises:
+            ValueError: A bucket or a count is invalid.
+        """
         if not all(0 <= bucket <= _NUM_BUCKETS and count > 0 for bucket, count in counts.items()):
             raise ValueError("no such bucket")
         histogram = cls()
@@ -87,5 +105,5 @@ class LatencyHistogram:
 
 
 def _middle_s(bucket: int) -> float:
-    """The geometric middle of a bucket."""
+    """Return the geometric middle of a bucket in seconds."""
     return _SHORTEST_S * _GROWTH ** (bucket - 0.5) if bucket else _SHORTEST_S

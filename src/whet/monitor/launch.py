@@ -1,7 +1,7 @@
-"""Start a command, watch it and all it starts from outside, and hand its exit code on.
+"""Start a command, watch it and all processes that it starts from outside, and return its exit code.
 
 Python processes among them find `inject/` on their path and report their steps (see `attach`). The command keeps
-standard input, output and error, and gets the signals meant for it.
+standard input, output and error, and receives the signals that are sent to this process.
 """
 
 import contextlib
@@ -29,7 +29,18 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Launch:
-    """One watched command. Raises TargetError where it cannot be started, OptionError for a port in use."""
+    """Start and watch one command.
+
+    Args:
+        command: The program and its arguments.
+        name: The name of the run; None takes the script's.
+        interval_s: Seconds between samples.
+        address: The host and port of the live page; None serves none.
+
+    Raises:
+        TargetError: The command cannot be started.
+        OptionError: The port is in use.
+    """
 
     def __init__(
         self, command: Sequence[str], *, name: str | None, interval_s: float, address: tuple[str, int] | None
@@ -38,7 +49,7 @@ class Launch:
         self.run = Run(facts(name or name_of(words), words, 0, interval_s))
         self._server = PageServer(self.run, *address) if address else None
         self._receiver = Receiver(self.run)
-        self._signals = _SignalsToChild()  # before there is a child: one that we leave behind would go on unwatched
+        self._signals = _SignalsToChild()  # first, so that no signal ends this process and leaves the child unwatched
         try:
             self._child = subprocess.Popen(words, env=environment(self._receiver.path))
             self._signals.forward_to(self._child)
@@ -55,11 +66,15 @@ class Launch:
 
     @property
     def url(self) -> str | None:
-        """The live page's address; None without one."""
+        """Return the live page's address, or None without a page."""
         return self._server.url if self._server else None
 
     def wait(self) -> int:
-        """Watch until the command ends. Returns its exit code; 128 and the signal's number where a signal ended it."""
+        """Watch until the command ends.
+
+        Returns:
+            The command's exit code; 128 plus the signal's number if a signal ended it.
+        """
         try:
             self._sampler.start()
             if self._server is not None:
@@ -78,26 +93,26 @@ class Launch:
         return code
 
     def serve_until_interrupted(self) -> None:
-        """Keep the page up after the end."""
+        """Keep the page up after the end, until Ctrl-C."""
         with contextlib.suppress(KeyboardInterrupt):
             while True:
                 time.sleep(3600)
 
     def close(self) -> None:
-        """Stop the page, once it has heard of the end."""
+        """Stop the page, once it knows of the end."""
         if self._server is not None:
             self._server.stop()
 
 
 def environment(socket_path: Path) -> dict[str, str]:
-    """The command's environment: as this process's, with the way to the watching on PYTHONPATH."""
+    """Return the command's environment: this process's own, with `inject/` on PYTHONPATH and the path of the socket."""
     given = os.environ.get("PYTHONPATH")
     path = f"{INJECT}{os.pathsep}{given}" if given else str(INJECT)
     return {**os.environ, "PYTHONPATH": path, SOCKET_VARIABLE: str(socket_path)}
 
 
 def name_of(words: Sequence[str]) -> str:
-    """What a command is called: the script or module that a Python runs, else the program."""
+    """Return the name of a command: the script or module that a Python runs, or the program."""
     program = Path(words[0]).name
     if program.startswith("python") or program == "torchrun":
         rest = list(words[1:])
@@ -110,7 +125,7 @@ def name_of(words: Sequence[str]) -> str:
 
 
 def in_foreground() -> bool:
-    """Whether a Ctrl-C comes from the terminal, which gives it to every process of the foreground group."""
+    """Return whether a Ctrl-C comes from the terminal, which sends it to every process of the foreground group."""
     with contextlib.suppress(OSError):  # there is no terminal
         terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
         try:
@@ -121,15 +136,16 @@ def in_foreground() -> bool:
 
 
 def signal_name(number: int) -> str:
+    """Return the name of a signal, as "SIGTERM"."""
     known = number in list(signal.Signals)
     return signal.Signals(number).name if known else f"signal {number}"
 
 
 class _SignalsToChild:
-    """What this process is asked is the child's to do, in its own time; we end when it has.
+    """Forward the signals of this process to the child. This process ends when the child has ended.
 
-    A Ctrl-C at a terminal reaches the child without us, and must not reach it twice. What comes before there is a
-    child is handed to it as it begins.
+    A Ctrl-C at a terminal reaches the child directly, and must not reach it twice. Signals that arrive before the child
+    starts are sent to it as it starts.
     """
 
     def __init__(self) -> None:
@@ -138,12 +154,13 @@ class _SignalsToChild:
         self._before = {number: signal.signal(number, self._forward) for number in _SIGNALS}
 
     def forward_to(self, child: "subprocess.Popen[bytes]") -> None:
+        """Forward signals to this child from now on, and send it those that came early."""
         self._child = child
         while self._early:
             self._send(child, self._early.pop(0))
 
     def restore(self) -> None:
-        """Let signals mean again what they meant before."""
+        """Restore the former signal handlers."""
         for number, former in self._before.items():
             signal.signal(number, former)
 

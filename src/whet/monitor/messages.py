@@ -1,4 +1,4 @@
-"""What a watched process tells the one that watches it: one JSON object a line, over a local socket."""
+"""Define the messages of a watched process to `whet monitor`: one JSON object a line, over a local socket."""
 
 from typing import Annotated, Literal
 
@@ -21,7 +21,14 @@ class _Strict(BaseModel):
 
 
 class Latencies(_Strict):
-    """counts: of the histogram's buckets."""
+    """Hold the times of some steps as a histogram.
+
+    Attributes:
+        counts: The number of steps in each bucket of the histogram.
+        total_s: The sum of all times.
+        shortest_s: The shortest time.
+        longest_s: The longest time.
+    """
 
     counts: dict[NonNegativeInt, PositiveInt]
     total_s: NonNegativeFloat
@@ -30,7 +37,14 @@ class Latencies(_Strict):
 
 
 class Steps(_Strict):
-    """Steps that ended since the last message."""
+    """Hold the steps that ended since the last message.
+
+    Attributes:
+        latencies: Their times.
+        phases_s: Seconds by phase.
+        num_samples: How many samples they had; None if unknown.
+        num_tokens: How many tokens they had; None if unknown.
+    """
 
     latencies: Latencies
     phases_s: dict[Name, NonNegativeFloat]
@@ -38,15 +52,28 @@ class Steps(_Strict):
     num_tokens: NonNegativeInt | None = None
 
     def totals(self) -> StepTotals:
-        """Raises ValueError where the histogram's buckets are none."""
+        """Return the steps as totals.
+
+        Raises:
+            ValueError: The histogram has invalid buckets.
+        """
         times = self.latencies
         histogram = LatencyHistogram.from_counts(times.counts, times.total_s, times.shortest_s, times.longest_s)
         return StepTotals(histogram, dict(self.phases_s), self.num_samples, self.num_tokens)
 
 
 class Message(_Strict):
-    """steps: None where the process has no torch. cells: memory of the CUDA allocator, by key. problem: why steps
-    cannot be seen, or ""."""
+    """Hold one message.
+
+    Attributes:
+        format: The version of this format.
+        pid: The id of the process that sends it.
+        rank: The rank of the process in a distributed run; 0 without one.
+        steps: The steps since the last message; None if the process reports a problem instead.
+        cells: The memory of the CUDA allocator, by key.
+        notes: Remarks for the reader, by key.
+        problem: Why steps cannot be seen, or "".
+    """
 
     format: Literal[1]
     pid: NonNegativeInt
@@ -57,4 +84,5 @@ class Message(_Strict):
     problem: Text = ""
 
     def row_cells(self) -> dict[str, Cell]:
+        """Return the memory figures as cells of a row."""
         return {key: Cell.of(value) for key, value in self.cells.items()}

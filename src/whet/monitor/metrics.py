@@ -1,7 +1,7 @@
-"""What can be measured: each key of a row with its unit, and the charts that show them.
+"""List the metrics: the key of each in a row, its unit, and the charts that show it.
 
-A key that exists once a GPU carries the GPU's number after a colon: "gpu_utilisation:0". The phases of a step carry
-their name: "share:forward". Cells hold milliseconds, per-second rates, percent and bytes.
+A metric of each GPU has the GPU's number after a colon: "gpu_utilisation:0". The phases of a step have their name
+there: "share:forward". Cells hold milliseconds, per-second rates, percent and bytes.
 """
 
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ CUDA_FRAGMENTATION = "cuda_fragmentation"
 DATA_WAIT = "data_wait"
 REST = "rest"
 
-# phase -> how people call it, in the order of a step
+# The label of each phase, in the order of a step.
 PHASES = {
     DATA_WAIT: "data wait",
     "host_to_device": "host to device",
@@ -38,7 +38,12 @@ PHASES = {
 
 @dataclass(frozen=True)
 class Line:
-    """key: of a row's cells; one line for it, and one for each "key:NUMBER" or "key:NAME" there is."""
+    """Describe the lines of one key in a chart.
+
+    Attributes:
+        key: A key of a row's cells. There is one line for it, and one for each "key:NUMBER" or "key:NAME" that occurs.
+        label: The label of the line.
+    """
 
     key: str
     label: str
@@ -46,7 +51,16 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart of the page. unit: ms, /s, % or B. top: where the axis ends, if that is known beforehand."""
+    """Describe one chart of the page.
+
+    Attributes:
+        title: Its title.
+        unit: "ms", "/s", "%" or "B".
+        lines: Its lines.
+        explanation: A text below the title.
+        top: The end of the axis, if it is known beforehand.
+        stacked: Whether the lines are stacked.
+    """
 
     title: str
     unit: str
@@ -78,5 +92,5 @@ CHARTS = (
 
 
 def charts() -> list[dict[str, object]]:
-    """The charts as the page reads them."""
+    """Return the charts as a list of dicts, which the page reads as JSON."""
     return [asdict(chart) for chart in CHARTS]

@@ -1,4 +1,4 @@
-"""whet.Monitor: watch a training loop from within, by one line in it."""
+"""Watch a training loop from inside its process, with one line in it (`whet.Monitor`)."""
 
 import atexit
 import contextlib
@@ -43,20 +43,29 @@ Batch = TypeVar("Batch")
 
 
 class Monitor:
-    """Watches this process from here on; `close`, leaving a `with` block, or the end of the program ends it.
+    """Watch this process until `close`, the end of a `with` block, or the end of the program.
 
     One line is enough: steps and their phases are then taken from torch's optimizer, backward, forward and DataLoader.
-    A loop that says itself where a step ends is counted by that, exactly:
+    If the loop calls `step()`, its own steps are counted instead, exactly:
 
         with whet.Monitor(port=8765) as monitor:
             for inputs, targets in monitor.batches(loader):
                 ...
                 monitor.step(num_samples=len(inputs))
 
-    name: for titles; the script's by default. port: of the live page and /metrics on `host`; 0 takes any free one,
-    None serves nothing. interval_s: between samples, at least 0.05. out: a directory for summary.json and summary.html
-    at the end. show: print the page's address and the summary on standard error. watch: take steps and phases from
-    torch. Raises OptionError for a port in use, MissingExtra for a page without the extra `monitor`.
+    Args:
+        name: The name in titles; the script's name by default.
+        port: The port of the live page and /metrics; 0 takes any free one, None serves nothing.
+        host: The address of the live page.
+        interval_s: Seconds between samples, at least 0.05.
+        out: A directory for summary.json and summary.html at the end.
+        show: Whether to print the page's address and the summary on standard error.
+        watch: Whether to take steps and phases from torch.
+
+    Raises:
+        OptionError: The port is in use, or the interval is too short.
+        OutputError: The directory cannot be written.
+        MissingExtra: The page needs the extra `monitor`.
     """
 
     def __init__(
@@ -71,7 +80,7 @@ class Monitor:
         watch: bool = True,
     ) -> None:
         if not interval_s >= MIN_INTERVAL_S:
-            raise OptionError(f"interval_s={interval_s}: samples lie at least {MIN_INTERVAL_S} s apart")
+            raise OptionError(f"interval_s={interval_s}: samples must be at least {MIN_INTERVAL_S} s apart")
         self.run = Run(facts_of_this_process(name, interval_s))
         self._out = make_directory(out)
         self._console = Console(stderr=True) if show else None
@@ -97,13 +106,17 @@ class Monitor:
 
     @property
     def url(self) -> str | None:
-        """The live page's address; None without one."""
+        """Return the live page's address, or None without a page."""
         return self._server.url if self._server else None
 
     def step(self, num_samples: int | None = None, num_tokens: int | None = None) -> None:
-        """A step ends here. It began where the one before ended, or at the first wait for data.
+        """End a step. It began at the end of the step before, or at the first wait for data.
 
-        From the first call on, these are the steps that count; torch's own only give their phases.
+        From the first call on, only these steps count. Torch's own steps then only give their phases.
+
+        Args:
+            num_samples: The number of samples in the step, if known.
+            num_tokens: The number of tokens in the step, if known.
         """
         now = time.perf_counter()
         latency_s, self._step_began = now - self._step_began, now
@@ -114,12 +127,12 @@ class Monitor:
         self._counter.add(latency_s, phases_s, num_samples, num_tokens)
 
     def data_wait(self) -> contextlib.AbstractContextManager[None]:
-        """`with monitor.data_wait(): batch = next(iterator)` counts the time within as waiting for data."""
+        """Count the time inside as waiting for data: `with monitor.data_wait(): batch = next(iterator)`."""
         self._begin_first_step()
         return self._waiting
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The batches of a loader; the time it takes to give each is counted as waiting for data."""
+        """Yield the batches of a loader. The time that it takes to get each counts as waiting for data."""
         self._begin_first_step()
         iterator = iter(loader)
         while True:
@@ -131,15 +144,18 @@ class Monitor:
             yield batch
 
     def summary(self) -> Summary:
-        """What the run has come to so far."""
+        """Return the summary of the run so far."""
         return summarise(self.run)
 
     def close(self, message: str = "") -> None:
-        """End the watching: a last sample, the summary shown and written, the page told. Only the first call counts.
+        """Stop watching: take a last sample, show and write the summary, and tell the page.
 
-        message: what went wrong, if anything did.
+        Only the first call has an effect.
+
+        Args:
+            message: What went wrong; "" if nothing did.
         """
-        if not self._is_open or os.getpid() != self._owner:  # a forked worker inherits the object, not the threads
+        if not self._is_open or os.getpid() != self._owner:  # a forked worker has this object, but not its threads
             return
         self._is_open = False
         atexit.unregister(self._close_at_exit)
@@ -164,12 +180,12 @@ class Monitor:
         self.close("" if error is None else _error_text(error))
 
     def _close_at_exit(self) -> None:
-        # What the interpreter has just printed a traceback of; a prompt survives its errors, and they end nothing.
+        # The interpreter has just printed the traceback of this error. At a prompt, errors do not end the program.
         error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
         self.close("" if error is None else _error_text(error))
 
     def _torch_stepped(self, step: Step, num_samples: int | None, num_tokens: int | None) -> None:
-        """A step as torch shows it: counted, or only its phases where the loop says itself where its steps end."""
+        """Count a step that torch shows, or only its phases if the loop calls `step()` itself."""
         if not self._has_own_steps and not self._waiting.was_used:
             self._counter.add_step(step, num_samples, num_tokens)
             return
@@ -178,7 +194,7 @@ class Monitor:
             phases_s = _with_wait(phases_s, self._waiting.take(), step.seconds)
             self._counter.add(step.seconds, phases_s, num_samples, num_tokens)
             return
-        # What is left of the loop's own step is the rest of that; here it may hold the loop's own wait for data.
+        # The rest is computed from the loop's own step. Torch's rest may include the loop's own wait for data.
         for name, seconds in phases_s.items():
             if name != metrics.REST:
                 self._phases_s[name] = self._phases_s.get(name, 0.0) + seconds
@@ -190,7 +206,7 @@ class Monitor:
 
 
 class _WaitTimer(contextlib.AbstractContextManager[None]):
-    """Time spent within, since it was last taken."""
+    """Sum up the time spent inside since it was last taken."""
 
     def __init__(self) -> None:
         self.was_used = False
@@ -209,7 +225,7 @@ class _WaitTimer(contextlib.AbstractContextManager[None]):
 
 
 def _with_wait(phases_s: dict[str, float], wait_s: float, latency_s: float) -> dict[str, float]:
-    """The phases of a step with the wait for data as the loop told it, which torch counted among the rest."""
+    """Set the wait for data in a step's phases to the loop's own measurement. Torch counted this time as rest."""
     known = {name: s for name, s in phases_s.items() if name not in (metrics.REST, metrics.DATA_WAIT)}
     return known | {metrics.DATA_WAIT: min(wait_s, max(0.0, latency_s - sum(known.values())))}
 
@@ -219,20 +235,20 @@ def _error_text(error: BaseException) -> str:
 
 
 def _torch_loop(on_step: "OnStep") -> "TorchLoop":
-    # Loads torch, which a process that only looks on (whet monitor) must not.
+    # This loads torch, which the process of `whet monitor` itself must not do.
     module = import_module("whet.monitor.torch_loop")
     loop: TorchLoop = module.TorchLoop(on_step)
     return loop
 
 
 def facts_of_this_process(name: str | None, interval_s: float) -> Facts:
-    """What this process is."""
+    """Return the facts of this process."""
     words = getattr(sys, "orig_argv", sys.argv)
     return facts(name or Path(sys.argv[0]).name or "python", words, os.getpid(), interval_s)
 
 
 def facts(name: str, command: list[str], pid: int, interval_s: float) -> Facts:
-    """What a process of this machine is."""
+    """Return the facts of a process on this machine."""
     return Facts(
         name=name,
         command=shlex.join(command),
@@ -245,11 +261,19 @@ def facts(name: str, command: list[str], pid: int, interval_s: float) -> Facts:
 
 
 def make_directory(out: str | Path | None) -> Path | None:
-    """Make the directory for the summary now. Raises OutputError where it cannot be made or written to."""
+    """Make the directory for the summary now.
+
+    Raises:
+        OutputError: It cannot be made or written to.
+    """
     return None if out is None else usable_directory(Path(out))
 
 
 def write_summary(run: Run, directory: Path) -> None:
-    """summary.json and summary.html, each whole or not at all. Raises OutputError where they cannot be written."""
+    """Write summary.json and summary.html, each whole or not at all.
+
+    Raises:
+        OutputError: A file cannot be written.
+    """
     write_whole(directory / JSON_FILE, summarise(run).to_json())
     write_whole(directory / HTML_FILE, render(run))

@@ -1,4 +1,4 @@
-"""whet.monitor_command: start a command, watch it to its end, and return what it came to."""
+"""Start a command, watch it to its end, and return its summary (`whet.monitor_command`)."""
 
 import contextlib
 import os
@@ -28,19 +28,19 @@ def monitor_command(
 ) -> Summary:
     """Watch a command as it runs: a live page, Prometheus metrics, and a summary at the end.
 
-    Signals that are meant for the command are handed to it, so this is to be called in the main thread.
+    Call this in the main thread, because signals that are meant for the command are forwarded to it.
 
     Args:
         command: The program and its arguments.
-        port: Of the page; 0 for any that is free; None for 8765, or any where that is in use.
-        host: Of the page; 127.0.0.1 lets this machine alone look.
+        port: The page's port. 0 takes any free one; None takes 8765, or any free one if that is in use.
+        host: The page's address. With 127.0.0.1, only this machine can open it.
         page: Whether to serve the live page and /metrics.
-        keep: Serve the page after the end too, until Ctrl-C.
+        keep: Whether to serve the page after the end too, until Ctrl-C.
         interval_s: Seconds between samples.
-        name: Of the run, in titles; the script's, if not given.
+        name: The run's name in titles; the script's name by default.
         out: A directory for summary.json and summary.html.
-        on_start: Is given the page's address once the command runs; None without a page.
-        on_end: Is given the summary as soon as the command has ended.
+        on_start: Called with the page's address once the command runs; with None if there is no page.
+        on_end: Called with the summary as soon as the command has ended.
 
     Returns:
         The summary, with the command's exit code.
@@ -51,7 +51,7 @@ def monitor_command(
         OutputError: The directory cannot be written.
     """
     if interval_s < MIN_INTERVAL_S:
-        raise OptionError(f"--interval {interval_s:g}s: samples lie at least {MIN_INTERVAL_S} s apart")
+        raise OptionError(f"--interval {interval_s:g}s: samples must be at least {MIN_INTERVAL_S} s apart")
     directory = make_directory(None if out is None else os.fspath(out))
     launch = _launch(command, name, interval_s, (host, port) if page else None)
     on_start(launch.url)
@@ -71,7 +71,10 @@ def monitor_command(
 def _launch(
     command: Sequence[str], name: str | None, interval_s: float, address: tuple[str, int | None] | None
 ) -> Launch:
-    """Start it on the port that was named; on the usual one, or any other where that is in use, if none was."""
+    """Start the command, with the page on the given port.
+
+    If none is given, take the usual one, or any if that is in use.
+    """
     if address is None:
         return Launch(command, name=name, interval_s=interval_s, address=None)
     host, port = address

@@ -1,4 +1,4 @@
-"""CPU time and resident memory of a process and all it started, and of the whole machine."""
+"""Measure CPU time and resident memory of a process and all processes that it started, and of the whole machine."""
 
 import contextlib
 import os
@@ -12,11 +12,20 @@ from whet.monitor import metrics
 from whet.monitor.series import Cell
 
 _PROC = Path("/proc")
-_LIST_S = 5.0  # asking psutil for a tree reads every process of the machine
+_LIST_S = 5.0  # seconds between calls of psutil for a tree, because each reads every process of the machine
 
 
 class ProcessCollector:
-    """What a process tree and the machine used since the last call. pid: the tree's root."""
+    """Measure what a process tree and the machine used since the last call.
+
+    Args:
+        pid: The process id of the tree's root.
+        name: A name for the tree.
+
+    Attributes:
+        unavailable: What cannot be measured here, and why.
+        num_processes: How many processes the tree had at the last call.
+    """
 
     def __init__(self, pid: int, name: str = "this run") -> None:
         self.unavailable: dict[str, str] = {}
@@ -31,7 +40,7 @@ class ProcessCollector:
         self.collect()
 
     def collect(self) -> dict[str, Cell]:
-        """Cells of CPU and memory; without those of the process tree once it has ended."""
+        """Return the cells of CPU and memory. Those of the process tree are missing once it has ended."""
         now = time.monotonic()
         elapsed_s, self._sampled = now - self._sampled, now
         cells = self._of_machine()
@@ -54,7 +63,7 @@ class ProcessCollector:
         return cells
 
     def _of_tree(self) -> tuple[float, int]:
-        """Seconds of CPU time since the last call, and resident bytes now."""
+        """Return the seconds of CPU time since the last call, and the resident bytes now."""
         used_s, rss = 0.0, 0
         busy: dict[int, float] = {}
         processes = {pid: self._known.get(pid) or _process(pid) for pid in self._tree.pids()}
@@ -64,7 +73,7 @@ class ProcessCollector:
                 times = process.cpu_times()
                 busy[pid] = times.user + times.system
                 rss += process.memory_info().rss
-                # All of a new process's time is of this interval: it was not there at the last call.
+                # All the CPU time of a new process is in this interval, because it did not exist at the last call.
                 used_s += busy[pid] - self._busy_s.get(pid, 0.0)
         self._busy_s = busy
         self.num_processes = len(busy)
@@ -72,7 +81,7 @@ class ProcessCollector:
 
 
 class _Tree:
-    """A process and all it started. From the kernel's list of children where it keeps one, else from psutil."""
+    """List a process and all that it started, from the kernel's lists of children if there are any, or from psutil."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -83,7 +92,7 @@ class _Tree:
     def pids(self) -> list[int]:
         if self._has_list:
             found = [self._pid]
-            for pid in found:  # grows as it goes
+            for pid in found:  # `found` grows during the loop
                 found.extend(_children(pid))
             return found
         now = time.monotonic()

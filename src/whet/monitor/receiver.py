@@ -1,4 +1,4 @@
-"""Listens to the watched processes over a local socket. A collector of the sampler's, and its source of steps."""
+"""Receive the messages of the watched processes over a local socket, as a collector and the source of steps."""
 
 import contextlib
 import os
@@ -19,13 +19,13 @@ from whet.monitor.run import Run
 from whet.monitor.series import Cell
 from whet.monitor.steps import StepTotals
 
-_NO_STEPS = "no step was seen yet: the command runs no Python that finds whet, or does not train with torch"
+_NO_STEPS = "no step was seen yet: the command runs no Python that can import whet, or does not train with torch"
 _NO_CUDA = "no watched process has used CUDA"
 
 
 @dataclass
 class _Source:
-    """One process that reports."""
+    """Hold what one process has reported."""
 
     rank: int
     order: int
@@ -36,10 +36,17 @@ class _Source:
 
 
 class Receiver:
-    """Every process that reports has its own steps; those of the lowest rank stand for all.
+    """Receive the steps of every process that reports, and take those of the lowest rank for the run.
 
-    Processes that train together take their steps together, each on its own samples: so steps, times and phases are
-    the first one's, and samples and tokens are added up.
+    Processes that train together make their steps together, each on its own samples. So steps, times and phases are
+    those of the first process, while samples and tokens are added up over all.
+
+    Args:
+        run: The run that gets the notes of the processes.
+
+    Attributes:
+        unavailable: What cannot be measured here, and why.
+        path: The path of the socket.
     """
 
     def __init__(self, run: Run) -> None:
@@ -59,7 +66,7 @@ class Receiver:
         self._thread.start()
 
     def collect(self) -> dict[str, Cell]:
-        """What the processes' CUDA allocators hold; of several on one GPU the one that holds most."""
+        """Return what the processes' CUDA allocators hold. If several use one GPU, the one that holds most counts."""
         cells: dict[str, Cell] = {}
         with self._lock:
             for source in self._sources.values():
@@ -69,7 +76,7 @@ class Receiver:
         return cells
 
     def take_steps(self) -> StepTotals:
-        """The steps that ended since the last call."""
+        """Return the steps that ended since the last call."""
         with self._lock:
             stepping = [source for source in self._sources.values() if source.has_stepped]
             if not stepping:
@@ -82,15 +89,19 @@ class Receiver:
                 if source is not first:
                     steps, source.steps = source.steps, StepTotals()
                     if source.rank == first.rank and not (source.is_open and first.is_open):
-                        taken.merge(steps)  # one came after the other
+                        taken.merge(steps)  # one process ran after the other
                     else:
                         taken.merge(StepTotals(num_samples=steps.num_samples, num_tokens=steps.num_tokens))
         return taken
 
     def finish(self, timeout_s: float = 2.0) -> None:
-        """Take what is still under way from processes that have ended, then stop."""
+        """Receive what processes that have ended sent before, then stop.
+
+        Args:
+            timeout_s: The longest time to wait for connections that are still open.
+        """
         deadline = time.monotonic() + timeout_s
-        time.sleep(0.02)  # a connection made just before the end is yet to be accepted
+        time.sleep(0.02)  # a connection that was made just before the end must still be accepted
         while self._num_open and time.monotonic() < deadline:
             time.sleep(0.01)
         self._stopped.set()
@@ -120,12 +131,12 @@ class Receiver:
             self._num_open += 1
 
     def _handle(self, line: bytes) -> int | None:
-        """One message. Returns the sender's process id, or None where it made no sense."""
+        """Handle one message. Return the sender's process id, or None if the message is invalid."""
         try:
             message = Message.model_validate_json(line)
             steps = message.steps.totals() if message.steps else StepTotals()
         except (ValidationError, ValueError):
-            self._run.note("message", "a watched process sent something that is no message of whet's; it was left out")
+            self._run.note("message", "a watched process sent an invalid message, which was ignored")
             return None
         with self._lock:
             source = self._sources.setdefault(message.pid, _Source(message.rank, len(self._sources)))
@@ -144,7 +155,9 @@ class Receiver:
         for key, text in message.notes.items():
             self._run.note(key, text)
         if together > 1:
-            self._run.note("ranks", f"{together} processes train: steps and phases are of the first, samples of all")
+            self._run.note(
+                "ranks", f"{together} processes train: steps and phases are of the first, samples are of all"
+            )
         return message.pid
 
     def _disconnect(self, pid: int) -> None:
@@ -154,13 +167,16 @@ class Receiver:
 
 
 def _private_directory() -> tempfile.TemporaryDirectory[str]:
-    """Only this user may enter it. A socket's path has room for 107 bytes; a long TMPDIR is left for /tmp."""
+    """Make a directory that only this user may enter.
+
+    A socket's path may have 107 bytes, so /tmp is used if TMPDIR is long.
+    """
     where = tempfile.gettempdir()
     return tempfile.TemporaryDirectory(prefix="whet-monitor-", dir=where if len(os.fsencode(where)) < 70 else "/tmp")
 
 
 class _Connection:
-    """Lines from one process."""
+    """Read lines from one process."""
 
     def __init__(
         self, connection: socket.socket, handle: Callable[[bytes], int | None], disconnect: Callable[[int], None]
@@ -172,7 +188,7 @@ class _Connection:
         self._buffer = b""
 
     def read(self) -> bool:
-        """Read what there is. Returns False once the other side has gone, or talks nonsense."""
+        """Read what has arrived. Return False once the other side has gone or sends a line that is too long."""
         try:
             data = self._connection.recv(1 << 16)
         except OSError:
@@ -183,6 +199,7 @@ class _Connection:
         return bool(data) and len(self._buffer) < MAX_LINE_BYTES
 
     def close(self) -> None:
+        """Close the connection, and mark its process as gone."""
         self._connection.close()
         if self._pid is not None:
             self._disconnect(self._pid)

@@ -1,4 +1,4 @@
-"""One watched run: all that is known of it, shared by the sampler, the page, the exporter and the summary."""
+"""Hold all that is known of one watched run, for the sampler, the page, the exporter and the summary."""
 
 import datetime
 import secrets
@@ -15,7 +15,17 @@ from whet.monitor.steps import StepTotals
 
 @dataclass(frozen=True)
 class Facts:
-    """What a run is. interval_s: between samples. num_cores: those it may use."""
+    """Describe a run.
+
+    Attributes:
+        name: Its name in titles.
+        command: The command line.
+        pid: The process id.
+        host: The machine's name.
+        interval_s: Seconds between samples.
+        num_cores: The number of cores that it may use.
+        memory_bytes: The machine's memory.
+    """
 
     name: str
     command: str
@@ -28,22 +38,37 @@ class Facts:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended. exit_code: None for a part of a process. message: what went wrong, or ""."""
+    """Describe how a run ended.
+
+    Attributes:
+        exit_code: The command's exit code; None if a part of a process was watched.
+        message: What went wrong, or "".
+    """
 
     exit_code: int | None
     message: str
 
     @property
     def has_failed(self) -> bool:
+        """Return whether the run failed."""
         return bool(self.exit_code or self.message)
 
 
 class Run:
-    """Thread-safe. Moments are seconds since the run began."""
+    """Hold one run. It is thread-safe. Moments are seconds since the run began.
+
+    Args:
+        facts: What the run is.
+
+    Attributes:
+        facts: What the run is.
+        id: A random id. It tells the page if another run answers.
+        started_at: When the run began, in ISO format.
+    """
 
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
-        self.id = secrets.token_hex(8)  # tells the page that another run answers now
+        self.id = secrets.token_hex(8)
         self.started_at = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         self._began = time.monotonic()
         self._lock = threading.RLock()
@@ -58,11 +83,17 @@ class Run:
         self._listeners: list[Callable[[], None]] = []
 
     def elapsed_s(self) -> float:
-        """Since the run began; up to its end once it has ended."""
+        """Return the seconds since the run began, up to its end if it has ended."""
         return self._ended_s if self._ended_s is not None else time.monotonic() - self._began
 
     def add(self, row: Row, steps: StepTotals, unavailable: Mapping[str, str]) -> None:
-        """Add what one interval gave. unavailable: what cannot be measured here -> why."""
+        """Add what one interval gave.
+
+        Args:
+            row: The measured values.
+            steps: The steps that ended.
+            unavailable: What cannot be measured here, and why.
+        """
         with self._lock:
             self._series.add(row)
             self._totals.merge(steps)
@@ -72,17 +103,17 @@ class Run:
         self._notify()
 
     def name_gpus(self, names: Mapping[int, str]) -> None:
-        """What the GPUs are called, by number."""
+        """Set the GPUs' names, by number."""
         with self._lock:
             self._gpu_names = dict(names)
 
     def note(self, key: str, text: str) -> None:
-        """Something the reader must know. A later note with the same key takes its place."""
+        """Add a remark for the reader. It replaces an earlier one with the same key."""
         with self._lock:
             self._notes[key] = text
 
     def end(self, exit_code: int | None = None, message: str = "") -> None:
-        """The run is over; only the first call counts."""
+        """End the run. Only the first call has an effect."""
         with self._lock:
             if self._ending is not None:
                 return
@@ -92,51 +123,54 @@ class Run:
 
     @property
     def ending(self) -> Ending | None:
-        """None while the run goes on."""
+        """Return how the run ended, or None while it runs."""
         return self._ending
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener` from whichever thread brings something new."""
+        """Call `listener` at every change, from the thread that makes it."""
         with self._lock:
             self._listeners.append(listener)
 
     @property
     def num_rows(self) -> int:
+        """Return how many rows were added."""
         return self._series.num_rows
 
     def totals(self) -> StepTotals:
-        """A copy of all steps so far."""
+        """Return a copy of the totals of all steps so far."""
         copy = StepTotals()
         with self._lock:
             copy.merge(self._totals)
         return copy
 
     def whole(self) -> dict[str, Cell]:
-        """Every key's mean, smallest and largest over the run."""
+        """Return the mean, smallest and largest value of every key over the run."""
         with self._lock:
             return dict(self._series.whole())
 
     def latest(self) -> dict[str, Cell]:
-        """The cells of the last interval."""
+        """Return the cells of the last interval."""
         with self._lock:
             rows = self._series.after(self._series.num_rows - 1)
         return dict(rows[-1].cells) if rows else {}
 
     def unavailable(self) -> dict[str, str]:
-        """What cannot be measured here, or nobody counted -> why."""
+        """Return what cannot be measured here or was not counted, and why."""
         with self._lock:
             return _uncounted(self._totals) | self._unavailable
 
     def notes(self) -> list[str]:
+        """Return all remarks."""
         with self._lock:
             return list(self._notes.values())
 
     def gpu_names(self) -> dict[int, str]:
+        """Return the GPUs' names, by number."""
         with self._lock:
             return dict(self._gpu_names)
 
     def update(self, after: int = 0) -> dict[str, object]:
-        """For the page: rows from the `after`-th on, and how things stand."""
+        """Return the page's data: the rows after the first `after`, and the state of the run."""
         with self._lock:
             return {
                 "run": self.id,
@@ -146,7 +180,7 @@ class Run:
             }
 
     def history(self) -> dict[str, object]:
-        """For the page: the whole run in few rows."""
+        """Return the whole run in few rows, for the page."""
         with self._lock:
             return {"run": self.id, "rows": columns(self._series.history())}
 
@@ -187,14 +221,14 @@ class Run:
 
 
 def _uncounted(steps: StepTotals) -> dict[str, str]:
-    """What the steps do not say of themselves -> how they could."""
+    """Return what the steps do not show, and how they could."""
     if not steps.num_steps:
         return {"steps": "no step has ended yet"}
     missing = {}
     if steps.num_samples is None:
-        missing["samples"] = "no DataLoader gave a batch, and no monitor.step(num_samples=...) said how many"
+        missing["samples"] = "no DataLoader gave a batch, and no call of monitor.step(num_samples=...) gave a number"
     if steps.num_tokens is None:
-        missing["tokens"] = "no batch held input_ids, and no monitor.step(num_tokens=...) said how many"
+        missing["tokens"] = "no batch had input_ids, and no call of monitor.step(num_tokens=...) gave a number"
     if metrics.DATA_WAIT not in steps.phases_s:
         missing["data wait"] = "no DataLoader gave a batch, and the loop does not use monitor.batches(loader)"
     return missing

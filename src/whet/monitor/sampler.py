@@ -1,4 +1,4 @@
-"""The thread that looks at everything once an interval and adds a row to the run."""
+"""Sample everything once an interval, in a thread that adds a row to the run."""
 
 import logging
 import threading
@@ -15,16 +15,22 @@ _log = logging.getLogger(__name__)
 
 
 class Collector(Protocol):
-    """Something that measures. unavailable: what it cannot measure here -> why."""
+    """Define an object that measures. `unavailable` names what it cannot measure here, and why."""
 
     unavailable: dict[str, str]
 
     def collect(self) -> dict[str, Cell]:
-        """The cells of now, or of the time since the last call."""
+        """Return the cells of this moment, or of the time since the last call."""
 
 
 class Sampler:
-    """Samples until `stop`. take_steps: gives the steps that ended since its last call."""
+    """Take samples from `start` to `stop`.
+
+    Args:
+        run: The run that gets the rows.
+        collectors: What measures.
+        take_steps: Returns the steps that ended since its last call.
+    """
 
     def __init__(self, run: Run, collectors: Sequence[Collector], take_steps: Callable[[], StepTotals]) -> None:
         self._run = run
@@ -36,10 +42,11 @@ class Sampler:
         self._thread = threading.Thread(target=self._loop, name="whet-monitor", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; a last sample takes what is left."""
+        """End the thread, and take a last sample."""
         if self._stopped.is_set():
             return
         self._stopped.set()
@@ -47,7 +54,7 @@ class Sampler:
         self.sample()
 
     def sample(self) -> None:
-        """Look at everything now."""
+        """Take a sample now."""
         with self._lock:
             cells: dict[str, Cell] = {}
             unavailable: dict[str, str] = {}
@@ -55,8 +62,8 @@ class Sampler:
                 try:
                     cells |= collector.collect()
                     unavailable |= collector.unavailable
-                except Exception as error:  # noqa: BLE001 - a counter that fails must not end the watching, nor the watched
-                    _log.warning("a collector of whet.monitor failed and is left out", exc_info=True)
+                except Exception as error:  # noqa: BLE001 - a collector that fails must end neither monitor nor program
+                    _log.warning("a collector of whet.monitor failed and is not used again", exc_info=True)
                     self._collectors.remove(collector)
                     self._run.note(type(collector).__name__, f"{type(collector).__name__} failed: {reason(error)}")
             steps = self._take_steps()
@@ -71,5 +78,5 @@ class Sampler:
         while not self._stopped.wait(max(0.0, next_s - time.monotonic())):
             self.sample()
             next_s += interval_s
-            if next_s < time.monotonic():  # late: the next ones do not hurry after
+            if next_s < time.monotonic():  # this sample was late; do not take the next ones faster to catch up
                 next_s = time.monotonic() + interval_s

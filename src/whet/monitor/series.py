@@ -1,7 +1,7 @@
-"""Measured rows over time in bounded memory: the latest in full, the whole run in ever wider ones.
+"""Store measured rows over time in bounded memory: the latest ones in full, the whole run with fewer, wider rows.
 
-The latest rows lie in a ring. Beside it every row also goes into the history; when that is full, neighbours are merged
-two by two and from then on each of its rows stands for twice the time. A day takes as much memory as ten minutes.
+The latest rows are in a ring. Every row also goes into the history. When the history is full, each two neighbours are
+merged, and from then on each of its rows covers twice the time. A day takes as much memory as ten minutes.
 """
 
 from collections import deque
@@ -14,7 +14,14 @@ HISTORY_ROWS = 512
 
 
 class Cell(NamedTuple):
-    """One measured value of a stretch of time. weight: what it counts for when merged (seconds, steps); above 0."""
+    """Hold one measured value of a stretch of time.
+
+    Attributes:
+        mean: The mean.
+        low: The smallest value.
+        high: The largest value.
+        weight: The weight when cells are merged, in seconds or steps; above 0.
+    """
 
     mean: float
     low: float
@@ -23,9 +30,11 @@ class Cell(NamedTuple):
 
     @classmethod
     def of(cls, value: float, weight: float = 1.0) -> "Cell":
+        """Return a cell of a single value."""
         return cls(value, value, value, weight)
 
     def merged(self, other: "Cell") -> "Cell":
+        """Return the cell of both stretches of time together."""
         weight = self.weight + other.weight
         mean = (self.mean * self.weight + other.mean * other.weight) / weight
         return Cell(mean, min(self.low, other.low), max(self.high, other.high), weight)
@@ -33,13 +42,20 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured between two moments, in seconds since the run began. A key that is absent was not measured."""
+    """Hold what was measured between two moments.
+
+    Attributes:
+        began_s: Seconds since the run began.
+        ended_s: Seconds since the run began.
+        cells: The measured values. A key that is absent was not measured.
+    """
 
     began_s: float
     ended_s: float
     cells: Mapping[str, Cell] = field(default_factory=dict)
 
     def merged(self, later: "Row") -> "Row":
+        """Return the row of both stretches of time together."""
         cells = dict(self.cells)
         for key, cell in later.cells.items():
             cells[key] = cells[key].merged(cell) if key in cells else cell
@@ -47,11 +63,16 @@ class Row:
 
 
 class Series:
-    """The rows of a run. Not thread-safe: whoever shares one holds a lock."""
+    """Store the rows of a run. It is not thread-safe: a lock must protect one that is shared.
+
+    Args:
+        recent_rows: How many of the latest rows to keep in full.
+        history_rows: How many rows to keep of the whole run; an even number.
+    """
 
     def __init__(self, recent_rows: int = RECENT_ROWS, history_rows: int = HISTORY_ROWS) -> None:
         if recent_rows < 1 or history_rows < 2 or history_rows % 2:
-            raise ValueError("a ring of at least 1 row and an even history of at least 2 are wanted")
+            raise ValueError("recent_rows must be 1 or more, and history_rows an even number of 2 or more")
         self.num_rows = 0
         self._recent: deque[Row] = deque(maxlen=recent_rows)
         self._history: list[Row] = []
@@ -78,23 +99,24 @@ class Series:
             self._rows_per_history_row *= 2
 
     def after(self, num_rows: int) -> list[Row]:
-        """The rows from the `num_rows`-th of the run on, as far back as the ring goes."""
+        """Return the rows after the first `num_rows` of the run, as far back as the ring reaches."""
         wanted = self.num_rows - max(num_rows, 0)
         return list(self._recent)[-wanted:] if wanted > 0 else []
 
     def history(self) -> list[Row]:
-        """The whole run, in at most `history_rows` rows."""
+        """Return the whole run, in at most `history_rows` rows."""
         return [*self._history, self._pending] if self._pending else list(self._history)
 
     def whole(self) -> Mapping[str, Cell]:
-        """Every key's mean, smallest and largest over the whole run."""
+        """Return the mean, smallest and largest value of every key over the whole run."""
         return self._whole.cells if self._whole else {}
 
 
 def columns(rows: Iterable[Row]) -> dict[str, object]:
-    """Rows as JSON columns: {"began_s": [...], "ended_s": [...], "cells": {key: {"mean": [...], "low", "high"}}}.
+    """Return rows as columns for JSON.
 
-    None stands where a key was not measured. A column whose low and high are its mean everywhere has only the mean.
+    The result is {"began_s": [...], "ended_s": [...], "cells": {key: {"mean": [...], "low": [...], "high": [...]}}}.
+    A value is None if a key was not measured. A column whose low and high equal its mean everywhere has only the mean.
     """
     rows = list(rows)
     keys = dict.fromkeys(key for row in rows for key in row.cells)
@@ -113,5 +135,5 @@ def columns(rows: Iterable[Row]) -> dict[str, object]:
 
 
 def _short(value: float) -> float:
-    """Six significant digits: a chart shows three, and the page fetches thousands of them."""
+    """Round to six significant digits. A chart shows three, and the page fetches thousands of numbers."""
     return float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""The page, its data and /metrics over HTTP, from a thread of the process that watches."""
+"""Serve the page, its data and /metrics over HTTP, from a thread of the process that watches."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from whet.monitor.summary import summarise
 from whet.monitor.summary_page import render
 from whet.network import LOOPBACK, bind, http_url, is_loopback, listen, names_loopback
 
-_WAIT_S = 15.0  # a page asks again after that, so that either side notices when the other has gone
+_WAIT_S = 15.0  # a page asks again after that, so that each side notices when the other has gone
 _START_S = 10.0
 _BACKLOG = 64
 _TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
@@ -28,9 +28,16 @@ _PAGE_HEADERS = {**_NO_CACHE, "Content-Security-Policy": _POLICY}
 
 
 class PageServer:
-    """Serves one run. `start` it after making it; port 0 takes any free one.
+    """Serve the page of one run. Call `start` after making it.
 
-    Raises MissingExtra without fastapi and uvicorn, OptionError where the address cannot be had.
+    Args:
+        run: The run.
+        host: The address to bind.
+        port: The port; 0 takes any free one.
+
+    Raises:
+        MissingExtra: fastapi, uvicorn or prometheus-client is not installed.
+        OptionError: The address cannot be bound.
     """
 
     def __init__(self, run: Run, host: str = LOOPBACK, port: int = 0) -> None:
@@ -44,17 +51,18 @@ class PageServer:
 
     @property
     def url(self) -> str:
+        """Return the page's address."""
         return http_url(self.host, self.port)
 
     def start(self) -> None:
-        """Returns once the page can be asked for."""
+        """Start the thread, and return once the page can be requested."""
         self._thread.start()
         deadline = time.monotonic() + _START_S
         while not self._server.started and self._thread.is_alive() and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def stop(self) -> None:
-        """Let pages that are open hear of the end, then stop; just let go of the port where nothing was started."""
+        """Tell open pages of the end, then stop. If nothing was started, only release the port."""
         if self._thread.ident is None:
             self._socket.close()
             return
@@ -69,7 +77,7 @@ class PageServer:
 
 
 class _PageWaiters:
-    """Requests that wait for news, and whether the page has heard of the end."""
+    """Hold the requests that wait for news, and whether a page knows of the end."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -97,12 +105,12 @@ class _PageWaiters:
             self._notified.set()
 
     def notify_pages(self) -> None:
-        """Wait a moment for a page that is between two questions; not at all where none is open."""
+        """Wait a moment for a page that is between two requests. Return at once if no page is open."""
         if self._run.ending is not None and (self._events or time.monotonic() - self._asked < 2.0):
             self._notified.wait(timeout=1.5)
 
     def stop(self) -> None:
-        """Let nobody wait any longer: the server ends."""
+        """Wake all requests that wait, because the server ends."""
         self._is_stopped = True
         self._notify()
 
@@ -123,8 +131,10 @@ def _uvicorn(app: Any) -> Any:
         raise MissingExtra("uvicorn", "monitor", "the page of whet monitor") from error
 
     class Server(uvicorn.Server):
-        """Wakes for requests and for its end. uvicorn's own looks at its flags ten times a second, on the watched
-        process's time."""
+        """Serve until `end` is called.
+
+        uvicorn's own loop checks its flags ten times a second, which takes time from the watched process.
+        """
 
         _loop: asyncio.AbstractEventLoop | None = None
 
@@ -137,7 +147,7 @@ def _uvicorn(app: Any) -> Any:
         def end(self) -> None:
             self.should_exit = True
             if self._loop is not None:
-                with contextlib.suppress(RuntimeError):  # it has ended
+                with contextlib.suppress(RuntimeError):  # the loop has ended
                     self._loop.call_soon_threadsafe(self._ended.set)
 
     config = uvicorn.Config(
@@ -181,7 +191,7 @@ def _app(run: Run, waiting: _PageWaiters, *, loopback: bool) -> Any:
         return await static(name)
 
     def data(value: object) -> Response:
-        # Not FastAPI's own encoder: it looks at every number in Python, on the watched process's time.
+        # FastAPI's own encoder would look at every number in Python, which takes time from the watched process.
         return Response(json.dumps(value), media_type="application/json", headers=_NO_CACHE)
 
     @app.get("/api/charts")

@@ -1,4 +1,4 @@
-"""Steps as they are counted: cheap to add from the training loop, taken away at every sample by another thread."""
+"""Count steps: the training loop's thread adds them cheaply, and another thread takes them at every sample."""
 
 import threading
 from collections import deque
@@ -15,7 +15,14 @@ _MOST_PENDING = 1024
 
 @dataclass
 class StepTotals:
-    """Steps that ended, and what they took. num_samples, num_tokens: None where nobody said how many."""
+    """Hold the totals of some steps.
+
+    Attributes:
+        latencies: Their times.
+        phases_s: Seconds by phase.
+        num_samples: How many samples they had; None if unknown.
+        num_tokens: How many tokens they had; None if unknown.
+    """
 
     latencies: LatencyHistogram = field(default_factory=LatencyHistogram)
     phases_s: dict[str, float] = field(default_factory=dict)
@@ -24,6 +31,7 @@ class StepTotals:
 
     @property
     def num_steps(self) -> int:
+        """Return the number of steps."""
         return self.latencies.count
 
     def add(
@@ -36,14 +44,14 @@ class StepTotals:
         self._add_work(num_samples, num_tokens)
 
     def merge(self, other: "StepTotals") -> None:
-        """Add all the steps of another."""
+        """Add all steps of another one."""
         self.latencies.merge(other.latencies)
         for name, seconds in other.phases_s.items():
             self.phases_s[name] = self.phases_s.get(name, 0.0) + seconds
         self._add_work(other.num_samples, other.num_tokens)
 
     def shares(self) -> dict[str, float]:
-        """Fraction of the step's time in each phase, with the rest; empty where no phase was measured."""
+        """Return each phase's share of the steps' time, 0 to 1, with the rest; empty if no phase was measured."""
         whole_s = self.latencies.total_s
         if not self.phases_s or not whole_s:
             return {}
@@ -53,7 +61,10 @@ class StepTotals:
         return shares
 
     def cells(self) -> dict[str, Cell]:
-        """The row's cells of these steps; none where no step ended. Rates are over the time the steps took."""
+        """Return the cells of a row for these steps; none if no step ended.
+
+        Rates are over the time that the steps took.
+        """
         steps = self.latencies
         if not steps.count:
             return {}
@@ -70,7 +81,7 @@ class StepTotals:
         return cells
 
     def to_json(self) -> dict[str, object]:
-        """As JSON can hold it; `messages` reads it back."""
+        """Return the totals as a JSON-serialisable dict. `messages.Steps` reads it."""
         return {
             "latencies": self.latencies.to_json(),
             "phases_s": self.phases_s,
@@ -86,22 +97,27 @@ class StepTotals:
 
 
 class Step(Protocol):
-    """A step as `whet.step_profiler` records it."""
+    """Define a step, as `whet.step_profiler` records it."""
 
     @property
-    def seconds(self) -> float: ...
+    def seconds(self) -> float:
+        """Return the time of the step in seconds."""
+        ...
 
-    def phases_s(self) -> dict[str, float]: ...
+    def phases_s(self) -> dict[str, float]:
+        """Return the seconds of each phase, by its name."""
+        ...
 
 
-_Pending = tuple[float | Step, Mapping[str, float] | None, int | None, int | None]  # latency and phases, or both in one
+# Latency and phases, or a Step and None; then the numbers of samples and tokens.
+_Pending = tuple[float | Step, Mapping[str, float] | None, int | None, int | None]
 
 
 class StepCounter:
-    """Where the loop's thread adds steps and the sampler's thread takes them away.
+    """Count steps that the loop's thread adds and the sampler's thread takes.
 
-    The loop only puts a step down, at the price of a deque's append; what it comes to is worked out by who takes it,
-    or after `_MOST_PENDING` steps. The caches that a step's own work has emptied make each line run there dear.
+    The loop only appends a step to a deque. The totals are computed by the thread that takes them, or after
+    `_MOST_PENDING` steps. A step's own work empties the caches, so every line that runs in the loop's thread is slow.
     """
 
     def __init__(self) -> None:
@@ -116,7 +132,14 @@ class StepCounter:
         num_samples: int | None = None,
         num_tokens: int | None = None,
     ) -> None:
-        """Count one step that ended. phases_s: is kept for a while."""
+        """Count one step that ended.
+
+        Args:
+            latency_s: Its time in seconds.
+            phases_s: Seconds by phase. The mapping is kept for a while, so it must not change.
+            num_samples: How many samples it had; None if unknown.
+            num_tokens: How many tokens it had; None if unknown.
+        """
         self._put((latency_s, phases_s, num_samples, num_tokens))
 
     def add_step(self, step: Step, num_samples: int | None = None, num_tokens: int | None = None) -> None:
@@ -124,7 +147,7 @@ class StepCounter:
         self._put((step, None, num_samples, num_tokens))
 
     def take(self) -> StepTotals:
-        """What was counted since the last call."""
+        """Return the totals since the last call."""
         with self._lock:
             self._add_up()
             taken, self._totals = self._totals, StepTotals()
@@ -146,5 +169,5 @@ class StepCounter:
 
 
 def phases_of(step: Step) -> dict[str, float]:
-    """Seconds by the phase's name as metrics are named."""
+    """Return seconds by phase, under the names that metrics use."""
     return {name.replace(" ", "_"): seconds for name, seconds in step.phases_s().items()}

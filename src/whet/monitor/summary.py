@@ -1,4 +1,4 @@
-"""What a run came to, in figures and in one sentence."""
+"""Summarise a run in figures and in one sentence."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -15,7 +15,7 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Latency:
-    """Of a step, in milliseconds. p99_ms: None below 500 steps."""
+    """Describe the time of a step in milliseconds. `p99_ms` is None below 500 steps."""
 
     mean_ms: float
     p50_ms: float
@@ -26,7 +26,18 @@ class Latency:
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. None: not available here. Fractions from 0 to 1; peaks as sampled."""
+    """Describe the use of one GPU. A figure is None if it is not available here. Fractions are from 0 to 1.
+
+    Attributes:
+        number: Its number.
+        name: Its name; "" if unknown.
+        utilisation: The share of the time in which a kernel ran.
+        peak_bytes: The most memory in use, as sampled.
+        peak_allocated_bytes: The most memory held by tensors, as sampled.
+        peak_reserved_bytes: The most memory reserved by PyTorch's allocator, as sampled.
+        fragmentation: The mean share of the reserved memory that is free in split blocks.
+        peak_fragmentation: The largest such share, as sampled.
+    """
 
     number: int
     name: str
@@ -40,11 +51,39 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run from its beginning to now, or to its end. None: not measured, or not available here; never a zero.
+    """Summarise a run from its beginning until now, or until its end.
 
-    Fractions from 0 to 1. Rates are over the time that steps took. cpu: of this run, of the cores that it may
-    use. machine_cpu: of all processes, of all cores; both as a mean over the run.
-    is_partial: the run goes on, failed or was ended; the figures are of what ran until then.
+    A figure is None if it was not measured or is not available here; it is never 0 instead. Fractions are from 0 to 1.
+    Rates are over the time that the steps took.
+
+    Attributes:
+        name: The run's name.
+        command: The command line.
+        host: The machine's name.
+        started_at: When the run began, in ISO format.
+        duration_s: How long it has run.
+        exit_code: The command's exit code.
+        message: What went wrong, or "".
+        is_partial: Whether the run still runs or failed. The figures then cover only the time until now.
+        sentence: The result in words.
+        num_steps: The number of steps.
+        num_samples: The number of samples.
+        num_tokens: The number of tokens.
+        latency: The time of a step; None without steps.
+        steps_per_s: Steps per second.
+        samples_per_s: Samples per second.
+        tokens_per_s: Tokens per second.
+        data_wait: The share of the steps' time that was spent waiting for data.
+        phases: The share of each phase, with the rest.
+        num_cores: The number of cores that the run may use.
+        cpu: The run's mean use of these cores.
+        peak_cpu: The run's highest use of these cores, as sampled.
+        peak_rss_bytes: The most resident memory of the process and all that it started, as sampled.
+        gpus: The use of each GPU.
+        machine_cpu: The mean use of all cores by all processes.
+        unavailable: What could not be measured, and why.
+        notes: Remarks for the reader.
+        format: The version of this format.
     """
 
     name: str
@@ -76,12 +115,12 @@ class Summary:
     format: int = FORMAT
 
     def to_json(self, indent: int | None = 2) -> str:
-        """All of it as one JSON object. indent: None puts it on one line."""
+        """Return the summary as a JSON object. With `indent=None`, it is on one line."""
         return json.dumps(asdict(self), indent=indent, ensure_ascii=False) + "\n"
 
 
 def summarise(run: Run) -> Summary:
-    """The run as it stands now."""
+    """Summarise a run as it stands now."""
     totals, whole, ending = run.totals(), run.whole(), run.ending
     total_s, shares = totals.latencies.total_s, totals.shares()
     cpu, machine, rss = whole.get(metrics.CPU), whole.get(metrics.MACHINE_CPU), whole.get(metrics.RSS)
@@ -163,7 +202,7 @@ def _gpus(whole: dict[str, Cell], names: dict[int, str]) -> tuple[Gpu, ...]:
 
 def _sentence(num_steps: int, latency: Latency | None, shares: dict[str, float]) -> str:
     if latency is None:
-        return "No training step was seen; the figures are of the process and the machine."
+        return "No training step was seen; the figures cover the process and the machine only."
     steps = f"{num_steps:,} step{'s' if num_steps != 1 else ''}, half of them within {latency.p50_ms:,.3g} ms"
     wait = shares.get(metrics.DATA_WAIT)
     if wait is None:

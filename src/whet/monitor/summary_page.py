@@ -1,4 +1,4 @@
-"""summary.html: the figures and charts of a run on one page that opens offline and refers to nothing outside itself."""
+"""Render summary.html: the figures and charts of a run on one page that opens offline and loads nothing."""
 
 import json
 from importlib.resources import files
@@ -16,7 +16,7 @@ _SCRIPTS = ("format.js", "chart.js", "charts.js")
 
 
 def render(run: Run) -> str:
-    """The page as text: the summary as a table, the charts drawn by the live page's own scripts from data within."""
+    """Render the page: the summary as a table, and charts that the live page's own scripts draw from embedded data."""
     summary = summarise(run)
     word, kind = status(summary, running=run.ending is None)
     data = {"charts": metrics.charts(), "rows": run.history()["rows"]}
@@ -30,7 +30,7 @@ def render(run: Run) -> str:
         rows=table(summary),
         css=Markup(charts.read(charts.STYLE) + _read("style.css")),
         scripts=[Markup(text) for text in (*map(charts.read, charts.SCRIPTS), *map(_read, _SCRIPTS))],
-        # Inside a script element only "</script" and "<!--" mean anything: no "<" is left.
+        # Inside a script element, only "</script" and "<!--" have a meaning, so every "<" is escaped.
         data=Markup(json.dumps(data).replace("<", "\\u003c")),
     )
 

@@ -1,4 +1,4 @@
-"""The summary on a terminal."""
+"""Show the summary on a terminal."""
 
 from rich.console import Console
 from rich.table import Table
@@ -11,7 +11,7 @@ _STYLES = {"good": "green", "bad": "bold red", "quiet": "bold"}
 
 
 def show_summary(console: Console, summary: Summary) -> None:
-    """A sentence and a table; fits 80 columns."""
+    """Print the summary as a sentence and a table that fits 80 columns."""
     word, kind = status(summary, running=False)
     console.print()
     console.print(Text.assemble(("whet monitor  ", "bold"), summary.name, "  ", (word, _STYLES[kind])))

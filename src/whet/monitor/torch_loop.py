@@ -1,6 +1,7 @@
-"""Steps of whatever training loop runs in this process, taken from torch: times, phases, and the size of the batches.
+"""Take steps from torch, for any training loop in this process: their times, phases, and the size of the batches.
 
-Loads torch. Samples are the first dimension of a DataLoader's batch, tokens the elements of its `input_ids`.
+This module loads torch. The samples of a batch are the first dimension of its first tensor, and its tokens are the
+elements of its `input_ids`.
 """
 
 from collections import deque
@@ -13,14 +14,14 @@ from whet.step_profiler.watch import watch_everything
 
 OnStep = Callable[[StepRecord, int | None, int | None], None]
 
-HOST_PHASES = "phases are the host's time: what it starts on the GPU runs later, and shows where the host waits for it"
+HOST_PHASES = "phases are the host's time: work on the GPU runs later, and shows up where the host waits for it"
 
-_MOST_BATCHES = 4096  # of one step, with gradient accumulation
+_MOST_BATCHES = 4096  # in one step, with gradient accumulation
 _TOKEN_KEYS = ("input_ids", "decoder_input_ids")
 
 
 class TorchLoop:
-    """Calls on_step(step, num_samples, num_tokens) at the end of every step, until `stop`."""
+    """Call `on_step(step, num_samples, num_tokens)` at the end of every step, until `stop`."""
 
     def __init__(self, on_step: OnStep) -> None:
         self._on_step = on_step
@@ -29,14 +30,17 @@ class TorchLoop:
         self._watching.__enter__()
 
     def stop(self) -> None:
-        """Leave torch as it was; what was put over it meanwhile stays. A last step that is done is still told."""
+        """Restore torch.
+
+        Wrappers that others have added meanwhile stay. A last step that is complete is still reported.
+        """
         self._watching.__exit__(None, None, None)
 
     def _count(self, batch: object) -> None:
         self._sizes.append(size_of(batch))
 
     def _record(self, step: StepRecord) -> None:
-        # The batches before this step's are of none, as those of a validation.
+        # Earlier batches belong to no step, as those of a validation.
         if step.num_batches == 1:
             num_samples, num_tokens = self._sizes[-1]
         else:
@@ -48,7 +52,7 @@ class TorchLoop:
 
 
 def size_of(batch: object) -> tuple[int | None, int | None]:
-    """Samples and tokens of a batch; None for what it does not say."""
+    """Return the number of samples and of tokens in a batch. Each is None if the batch does not show it."""
     if isinstance(batch, list | tuple | torch.Tensor) or not isinstance(batch, Mapping):
         return _num_samples(batch), None
     named = next((batch[key] for key in _TOKEN_KEYS if isinstance(batch.get(key), torch.Tensor)), None)
@@ -56,7 +60,7 @@ def size_of(batch: object) -> tuple[int | None, int | None]:
 
 
 def _num_samples(batch: object) -> int | None:
-    """The first dimension of the first tensor that has one."""
+    """Return the first dimension of the first tensor that has one."""
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.dim() else None
     if isinstance(batch, list | tuple):

@@ -1,4 +1,4 @@
-"""Where a model's time goes, layer by layer, and what bounds it."""
+"""Measure where a model's time goes, layer by layer, and find what bounds it."""
 
 from whet.bounds import Bound
 from whet.profiler.diagnosis import Diagnosis, attainable_s, diagnose, layer_bound, least_time_s, speedup_bound

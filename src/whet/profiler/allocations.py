@@ -1,7 +1,7 @@
-"""Which line of user code allocated which tensor memory, what was held when, and by what at the peak.
+"""Find which line of user code allocated which tensor memory, what was held when, and by which lines at the peak.
 
 A dispatch mode sees every operator that runs in eager PyTorch, the backward pass included, and watches the storages
-they make until they are freed. It costs some 10 µs per operator, so times are not measured with it.
+that they make until they are freed. It costs some 10 µs per operator, so times are not measured with it.
 """
 
 import contextlib
@@ -18,19 +18,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from whet.measure.source_location import BEFORE, Line, user_line
 
-_NEW_PEAK = 1.01  # times the last one whose lines were noted
+_NEW_PEAK = 1.01  # a peak's lines are noted if it is so many times the last noted peak
 _MOST_POINTS = 2000
 
-# What comes from Python or numpy data: the storage is new, though an operator seems to have been given it.
+# Operators that make tensors from Python or numpy data: the storage is new, although it looks like an input.
 _LIFTS = frozenset({"aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy"})
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """One storage that was alive when asked for. line: of user code; where is_outside, the one that first used it, for
-    no operator made it (a data loader's worker, numpy, or anything before the profile began).
+    """Describe one storage that is alive.
 
-    step: in which it was made, counted from 0. key: the storage's identity while it lives.
+    Attributes:
+        num_bytes: Its size.
+        shape: The shape of the tensor that was first seen with it.
+        dtype: The dtype of that tensor, as "float32".
+        device: The device type, as "cpu".
+        line: The line of user code that allocated it or, if `is_outside`, that first used it.
+        step: The step in which it was first seen, counted from 0.
+        is_outside: Whether no watched operator made it. It then comes from a data loader's worker, from numpy, or from
+            before the profile began.
+        key: The storage's identity while it lives.
     """
 
     num_bytes: int
@@ -45,7 +53,7 @@ class Allocation:
 
 @dataclass(frozen=True)
 class LineUse:
-    """What one line of user code held at a moment."""
+    """Describe what one line of user code held at a moment."""
 
     line: Line
     num_bytes: int
@@ -54,10 +62,16 @@ class LineUse:
 
 @dataclass(frozen=True)
 class TensorMemory:
-    """Tensor memory that was seen made and freed, over a run. points: (seconds since the start, bytes held).
+    """Describe the tensor memory that was seen allocated and freed in a run.
 
-    peak_lines: who held the peak, largest first. step_bytes: held at the end of each step; step_peak_bytes: the most
-    held during each.
+    Attributes:
+        start_bytes: Bytes held before the run.
+        end_bytes: Bytes held at its end.
+        peak_bytes: The most bytes held.
+        peak_lines: The lines that held the peak, largest first.
+        points: Pairs of seconds since the start, and bytes held.
+        step_bytes: Bytes held at the end of each step.
+        step_peak_bytes: The most bytes held during each step.
     """
 
     start_bytes: int
@@ -71,7 +85,7 @@ class TensorMemory:
 
 @dataclass
 class _Storage:
-    """One storage while it lives. The weak reference must live as long."""
+    """Hold what is known of one storage while it lives. The weak reference must live as long."""
 
     num_bytes: int
     shape: tuple[int, ...]
@@ -91,20 +105,21 @@ class _LineTotal:
 
 @dataclass
 class _Totals:
-    """Running totals."""
+    """Hold running totals. `noted` holds bytes and tensors by line, at the peak of `noted_bytes`."""
 
     held_bytes: int = 0
     peak_bytes: int = 0
-    noted_bytes: int = -1  # the peak whose lines are in `noted`
+    noted_bytes: int = -1
     step_peak_bytes: int = 0
     uses: dict[Line, _LineTotal] = field(default_factory=dict)
     noted: dict[Line, tuple[int, int]] = field(default_factory=dict)
 
 
 class AllocationTracker(TorchDispatchMode):
-    """Watches storages while it is entered; call step() at the end of each step.
+    """Watch storages while it is entered. Call `step()` at the end of each step.
 
-    changed: told of the bytes held, after each change upwards.
+    Args:
+        changed: Called with the number of bytes held, each time that it grows.
     """
 
     def __init__(self, *, changed: Callable[[int], None] | None = None) -> None:
@@ -122,28 +137,29 @@ class AllocationTracker(TorchDispatchMode):
 
     @property
     def held_bytes(self) -> int:
-        """Of all storages that were seen and live."""
+        """Return the bytes of all known storages that are alive."""
         return self._track.held_bytes
 
     @property
     def num_steps(self) -> int:
+        """Return how many steps have ended."""
         return self._step
 
     def register(self, tensors: Iterable[Tensor]) -> None:
-        """Storages that are there before anything runs: they count, and are nobody's allocation."""
+        """Add storages that exist before anything runs. They count as held, but belong to no line."""
         for tensor in tensors:
             self._add_storage(tensor, BEFORE, is_outside=True)
         self._start_bytes = self._track.held_bytes
 
     def step(self) -> None:
-        """A step has ended."""
+        """End a step."""
         self._step += 1
         self._step_bytes.append(self._track.held_bytes)
         self._step_peaks.append(self._track.step_peak_bytes)
         self._track.step_peak_bytes = self._track.held_bytes
 
     def alive(self) -> list[Allocation]:
-        """Every storage that lives now, largest first."""
+        """Return every storage that is alive now, largest first."""
         found = [
             Allocation(
                 h.num_bytes, h.shape, str(h.dtype).removeprefix("torch."), h.device, h.line, h.step, h.is_outside, key
@@ -153,6 +169,7 @@ class AllocationTracker(TorchDispatchMode):
         return sorted(found, key=lambda a: -a.num_bytes)
 
     def memory(self) -> TensorMemory:
+        """Return the memory of the run so far."""
         track = self._track
         lines = [LineUse(line, held, count) for line, (held, count) in track.noted.items() if held]
         return TensorMemory(
@@ -166,11 +183,12 @@ class AllocationTracker(TorchDispatchMode):
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator, and watch the new storages among its inputs and outputs."""
         kwargs = kwargs or {}
         given = list(_tensors((args, tuple(kwargs.values()))))
         line = None
         lifts = getattr(func, "_schema", None) is not None and func._schema.name in _LIFTS
-        for tensor in given:  # before the call, which may free or resize them
+        for tensor in given:  # look at them before the call, because it may free or resize them
             if storage_key(tensor) not in self._held:
                 line = line or user_line(sys._getframe(1))
                 self._add_storage(tensor, line, is_outside=not lifts)
@@ -215,7 +233,10 @@ class AllocationTracker(TorchDispatchMode):
         self._track.held_bytes -= held.num_bytes
 
     def _note_peak(self) -> None:
-        """Note a peak, with the lines that hold it where it stands out from the last, and a point of the timeline."""
+        """Note a new peak and a point of the timeline.
+
+        The lines that hold a peak are noted only if it is more than 1% above the last noted peak.
+        """
         track = self._track
         held = track.held_bytes
         track.step_peak_bytes = max(track.step_peak_bytes, held)
@@ -233,7 +254,7 @@ class AllocationTracker(TorchDispatchMode):
 
 
 def storage_key(tensor: Tensor) -> int | None:
-    """What two tensors share exactly when they share memory, while it lives; None for tensors without any."""
+    """Return a key that two live tensors share exactly if they share memory; None for a tensor without storage."""
     with contextlib.suppress(NotImplementedError, RuntimeError):
         return int(tensor.untyped_storage()._cdata)
     return None

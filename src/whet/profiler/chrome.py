@@ -1,4 +1,7 @@
-"""The trace as a file for ui.perfetto.dev and chrome://tracing: gzip, and never too large to be opened."""
+"""Write a trace as a file for ui.perfetto.dev and chrome://tracing.
+
+The file is compressed with gzip, and kept so small that those viewers can open it.
+"""
 
 import gzip
 import json
@@ -8,17 +11,25 @@ from typing import Any
 
 import torch
 
-MOST_BYTES = 45_000_000  # compressed; viewers give up not far above
-_MOST_PLAIN_BYTES = 450_000_000  # what a browser can hold of it unpacked
+MOST_BYTES = 45_000_000  # compressed; viewers fail on files not much larger
+_MOST_PLAIN_BYTES = 450_000_000  # uncompressed; a browser cannot hold much more
 FILE = "trace.json.gz"
 
 
 def trace_bytes(
     tracer: torch.profiler.profile, *, most_bytes: int = MOST_BYTES, most_plain_bytes: int = _MOST_PLAIN_BYTES
 ) -> tuple[bytes, int]:
-    """A stopped tracer's trace, compressed, and how many events had to go to keep it small: the shortest ones.
+    """Compress the trace of a stopped tracer. A trace that is too large keeps its longest events only.
 
-    PyTorch writes a trace once only: keep what this returns.
+    PyTorch writes a trace once only, so a second call with the same tracer fails: keep the result.
+
+    Args:
+        tracer: The stopped tracer.
+        most_bytes: The limit for the compressed trace.
+        most_plain_bytes: The limit for the uncompressed trace.
+
+    Returns:
+        The gzip file's content, and the number of events that were left out.
     """
     with tempfile.TemporaryDirectory(prefix="whet-trace-") as folder:
         path = Path(folder) / "trace.json"
@@ -32,9 +43,17 @@ def trace_bytes(
 
 
 def shortened(trace: dict[str, Any], keep: float, most_bytes: int) -> tuple[bytes, int]:
-    """A trace with its longest events only, compressed to at most `most_bytes`, and how many were left out.
+    """Compress a trace to at most `most_bytes` by keeping its longest events only.
 
-    keep: the share of the events to begin with. Names of threads and processes stay; arrows and counters go.
+    The names of threads and processes are always kept. Arrows and counters are always dropped.
+
+    Args:
+        trace: The trace in Chrome's JSON format.
+        keep: The share of the events to try first, 0 to 1. It shrinks until the result is small enough.
+        most_bytes: The limit for the compressed trace.
+
+    Returns:
+        The gzip file's content, and the number of events that were left out.
     """
     events = trace["traceEvents"]
     spans = sorted((e for e in events if _is_span(e)), key=lambda e: -float(e["dur"]))

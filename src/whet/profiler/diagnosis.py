@@ -1,7 +1,7 @@
-"""What bounds a model, and how much faster it could be at the very most.
+"""Find what bounds a model, and how much faster it could be at most.
 
-The roofline model (Williams, Waterman and Patterson, 2009, doi:10.1145/1498765.1498785), with two additions: what it
-costs to call an operator, and caches, from which small models read their weights at every call.
+This is the roofline model (Williams, Waterman and Patterson, 2009, doi:10.1145/1498765.1498785) with two additions: the
+cost of calling an operator, and caches, from which small models read their weights in every call.
 """
 
 from collections import Counter
@@ -13,16 +13,19 @@ from whet.figures import percent
 from whet.machine import Limits
 from whet.profiler.layers import LayerCost, Profile
 
-_FAR = 4.0  # times what is attainable
-_CALL = 20.0  # times the smallest operator: what one with real tensors costs to call, memory and threads included
+_FAR = 4.0  # a layer is far from the limit if it takes more than so many times the attainable time
+_CALL = 20.0  # an operator with real tensors, memory and threads costs at most so many times the smallest operator
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a model's time goes into.
+    """Describe what a model's time goes into.
 
-    bound: what most of it is spent on. shares: of the time, for each of ROOFLINE. share_of_limit: attainable over
-    measured time.
+    Attributes:
+        bound: What most of the time is spent on.
+        shares: The share of the time for each bound of ROOFLINE, 0 to 1.
+        share_of_limit: Attainable time divided by measured time, at most 1.
+        sentence: The result in words.
     """
 
     bound: Bound
@@ -32,7 +35,7 @@ class Diagnosis:
 
 
 def diagnose(profile: Profile, limits: Limits) -> Diagnosis:
-    """Say which layers are held back by what, and how far they are from the limit."""
+    """Find what holds each layer back, and how far the layers are from the machine's limit."""
     groups: dict[Bound, list[LayerCost]] = {bound: [] for bound in ROOFLINE}
     for layer in profile.layers:
         groups[layer_bound(layer, limits, dtype=profile.dtype)].append(layer)
@@ -55,9 +58,10 @@ def diagnose(profile: Profile, limits: Limits) -> Diagnosis:
 
 
 def layer_bound(layer: LayerCost, limits: Limits, *, dtype: str = "float32") -> Bound:
-    """What holds a layer back: arithmetic, memory, or, where there is too little of either to do, the calls themselves.
+    """Return what holds a layer back: arithmetic, memory, or overhead.
 
-    Overhead: calling the operators costs more than their work, or little work takes a time that their calls explain.
+    The bound is overhead if calling the operators costs more than their work, or if there is little work and the calls
+    explain the layer's time.
     """
     compute_s = _compute_s(layer, limits, dtype)
     memory_s = _memory_s(layer, limits)
@@ -76,9 +80,14 @@ def least_time_s(
     weight_scale: float = 1.0,
     activation_scale: float = 1.0,
 ) -> float:
-    """What the layers would take if each ran at the machine's limit, in `dtype` or else in that of its weights.
+    """Return the seconds that the layers would take if each ran at the machine's limit.
 
-    The scales are those of `attainable_s`.
+    Args:
+        profile: The profile of the model.
+        limits: The machine's limits.
+        dtype: The dtype to compute in. None means the dtype of the model's weights.
+        weight_scale: As in `attainable_s`.
+        activation_scale: As in `attainable_s`.
     """
     scales = {"weight_scale": weight_scale, "activation_scale": activation_scale}
     return sum(attainable_s(layer, limits, dtype=dtype or profile.dtype, **scales) for layer in profile.layers)
@@ -92,9 +101,14 @@ def attainable_s(
     weight_scale: float = 1.0,
     activation_scale: float = 1.0,
 ) -> float:
-    """The least time a layer could take here: the larger of operations / peak and bytes / bandwidth.
+    """Return the least seconds that a layer could take here: the larger of operations / peak and bytes / bandwidth.
 
-    The scales are what its weights and activations weigh in a smaller dtype: 0.25 for int8 in place of float32.
+    Args:
+        layer: The layer.
+        limits: The machine's limits.
+        dtype: The dtype to compute in.
+        weight_scale: The size of the weights in that dtype, relative to now: 0.25 for int8 instead of float32.
+        activation_scale: The relative size of the activations.
     """
     return max(_compute_s(layer, limits, dtype), _memory_s(layer, limits, weight_scale, activation_scale))
 
@@ -109,11 +123,23 @@ def speedup_bound(
     activation_scale: float = 1.0,
     removes_overhead: bool = False,
 ) -> float:
-    """The best speedup there could be if the layers of `kinds` (all, if None) ran at the machine's limit in `dtype`.
+    """Return the best speedup that is possible if some layers run at the machine's limit.
 
-    removes_overhead: the cost of dispatching each operator goes as well, and layers without matrix products may be
-    fused into their neighbours, so that their activations never reach memory. Layers of other kinds keep their time.
-    Times that are in no layer are noise, since the model as a whole is one of them, and are left out.
+    Layers of other kinds keep their time. Time outside all layers is noise, because the model itself is one of the
+    layers, and is left out.
+
+    Args:
+        profile: The profile of the model.
+        limits: The machine's limits.
+        dtype: The dtype that these layers would compute in.
+        kinds: The kinds of layers that run at the limit; None means all.
+        weight_scale: As in `attainable_s`.
+        activation_scale: As in `attainable_s`.
+        removes_overhead: Whether the cost of dispatching operators vanishes as well. Layers without matrix products may
+            then be fused into their neighbours, so that their activations never reach memory.
+
+    Returns:
+        The old time divided by the new time, at least 1.
     """
     before_s = after_s = 0.0
     for layer in profile.layers:
@@ -132,19 +158,22 @@ def speedup_bound(
         if not removes_overhead:
             least_s = max(least_s, layer.num_operators * limits.operator_s)
         after_s += min(layer.time_s, least_s)
-    return max(1.0, before_s / max(after_s, limits.operator_s))  # one operator, at the very least, is called
+    return max(1.0, before_s / max(after_s, limits.operator_s))  # at least one operator is called
 
 
 def _compute_s(layer: LayerCost, limits: Limits, dtype: str) -> float:
-    # PyTorch lets cuDNN round a float32 convolution's inputs to tfloat32 unless told otherwise, but not a product's.
+    # By default, PyTorch lets cuDNN round the inputs of a float32 convolution to tfloat32, but not those of a product.
     if dtype == "float32" and layer.kind.startswith("Conv") and "tfloat32" in limits.gemm:
         dtype = "tfloat32"
     return layer.flops / limits.peak(dtype)
 
 
 def _memory_s(layer: LayerCost, limits: Limits, weight_scale: float = 1.0, activation_scale: float = 1.0) -> float:
-    """Weights come from whichever cache still holds them when the whole model has been gone through; activations have
-    just been written, and come from the cache that holds them alone."""
+    """Return the seconds that a layer needs to read and write its memory.
+
+    Weights come from the cache that still holds them after the whole model has run. Activations have just been written,
+    and come from the cache that holds them alone.
+    """
     weight_bytes = layer.weight_bytes * weight_scale
     activation_bytes = layer.activation_bytes * activation_scale
     between_bytes = max(layer.weight_bytes, layer.model_weight_bytes) * weight_scale
@@ -164,12 +193,12 @@ def _phrase(bound: Bound, share: float, layers: Sequence[LayerCost], limits: Lim
         reached = sum(_compute_s(layer, limits, dtype) for layer in layers) / time_s
         return where + f"which run at {percent(min(1.0, reached), decimals=0)} of the {dtype} limit"
     reached = sum(_memory_s(layer, limits) for layer in layers) / time_s
-    return where + f"which read at {percent(min(1.0, reached), decimals=0)} of what memory gives"
+    return where + f"which read at {percent(min(1.0, reached), decimals=0)} of the memory bandwidth"
 
 
 def _sentence(phrases: list[str]) -> str:
-    """The first phrase whole, the others shortened."""
+    """Join the phrases to one sentence, with all but the first shortened."""
     if not phrases:
-        return "nothing that takes time was seen"
+        return "there is nothing to diagnose: no layer took any time"
     rest = [phrase.replace(" of the time is in ", " in ", 1) for phrase in phrases[1:]]
     return "; ".join([phrases[0], *rest]) + "."

@@ -1,4 +1,4 @@
-"""The cost of each layer: time, operations, bytes and operators, over one call of the model."""
+"""Measure the cost of each layer over one call of the model: time, operations, bytes and operators."""
 
 import math
 import statistics
@@ -21,36 +21,51 @@ from whet.workload import ExaminedWorkload
 
 T = TypeVar("T")
 
-_LEAST_S = 0.3  # quick models are repeated more often, as long as this
+_LEAST_S = 0.3  # quick models are called again until so much time has passed, at most _MOST_REPEATS times
 _MOST_REPEATS = 50
-_MOST_SIZES = 8  # of batches, whose work is counted
+_MOST_SIZES = 8  # how many sizes of batches are chosen for counting the work, besides the first batch's
 _CONTAINERS = frozenset({"Module", "Sequential", "ModuleList", "ModuleDict"})
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One module over one call of the model: what runs in it, and not in a module inside it.
+    """Describe one module over one call of the model. Work in modules inside it counts for those modules only.
 
-    flops: 2mnk operations as PyTorch's FlopCounterMode counts them. weight_bytes: parameters and buffers read, each
-    once. activation_bytes: inputs read and outputs written. time_s: measured. model_weight_bytes: what the whole model
-    reads, so what passes through the caches before these weights are read again.
+    Attributes:
+        name: The qualified name of the module; "" for the model itself.
+        kind: The class in torch.nn that the module is or derives from, as "Linear"; otherwise the module's own class.
+        calls: How often the module ran.
+        time_s: The measured time.
+        flops: Operations as PyTorch's FlopCounterMode counts them: 2mnk for a matrix product.
+        weight_bytes: Bytes of the parameters and buffers that were read; each counts once.
+        activation_bytes: Bytes of the inputs read and of the outputs written.
+        num_operators: Calls of aten operators that are no views. Each costs dispatch.
+        operators: The names of these operators, as "addmm" or "_softmax".
+        model_weight_bytes: Bytes of the weights that the whole model reads in a call. So much passes through the caches
+            before this layer's weights are read again.
     """
 
-    name: str  # qualified module name, "" for what only the model's own forward runs
-    kind: str  # torch.nn's class, as Linear, Conv2d, also for classes derived from it; else the module's own class
+    name: str
+    kind: str
     calls: int
     time_s: float
     flops: int
     weight_bytes: int
     activation_bytes: int
-    num_operators: int  # aten calls that are no views: each costs dispatch
-    operators: tuple[str, ...] = ()  # their names, as addmm, _softmax
+    num_operators: int
+    operators: tuple[str, ...] = ()
     model_weight_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One call of the original, layer by layer. total_s is measured without instruments."""
+    """Hold the cost of each layer over one call of the original model.
+
+    Attributes:
+        total_s: The time of a call, measured without instruments.
+        layers: One cost for each module that ran.
+        dtype: The dtype of most of the weights.
+    """
 
     total_s: float
     layers: tuple[LayerCost, ...] = field(default_factory=tuple)
@@ -60,15 +75,32 @@ class Profile:
 def profile_layers(examined: ExaminedWorkload, *, repeats: int = 5) -> Profile:
     """Profile the model on the workload's first batch, in evaluation mode, without gradients.
 
-    Times are typical of at least `repeats` calls, free of what watching them costs. The work is counted in one more
-    call. Where PyTorch runs several modules as one fused operator, their work goes to the module that ran it.
+    The work is counted in one more call. If PyTorch runs several modules as one fused operator, their work is
+    attributed to the module that ran this operator.
+
+    Args:
+        examined: The workload.
+        repeats: The least number of timed calls. Quick models are called more often.
+
+    Returns:
+        The profile. Its times are the mean of the middle half of the calls, minus what watching them costs.
     """
     return _profiles(examined, [examined.workload.inputs[0]], repeats)[0]
 
 
 def profile_sizes(examined: ExaminedWorkload, *, repeats: int = 5) -> list[tuple[Profile, int]]:
-    """The first batch's profile; that of batches of other sizes, whose work is counted, not timed; and how many batches
-    are of each size. Of many sizes a few are looked at, and each of the rest counts as the nearest of them."""
+    """Profile the first batch, and count the work of batches of other sizes without timing them.
+
+    If the workload has many sizes, at most nine are profiled. Each other batch counts as one of the nearest size.
+
+    Args:
+        examined: The workload.
+        repeats: The least number of timed calls of the first batch.
+
+    Returns:
+        One pair for each size that was profiled, the first batch's first: its profile, and how many batches it stands
+        for.
+    """
     sizes = [tuple(tensor.shape for tensor in batch) for batch in examined.flat_inputs]
     ranked = sorted(set(sizes), key=_num_elements)
     last = len(ranked) - 1
@@ -83,7 +115,7 @@ def _num_elements(sizes: Sequence[torch.Size]) -> int:
 
 
 def _profiles(examined: ExaminedWorkload, batches: Sequence[Batch], repeats: int) -> list[Profile]:
-    """Of each batch; the first is timed."""
+    """Profile each batch. Only the first is timed; the times of the others are 0."""
     model = examined.workload.model
     named = list(_modules(model))
     calls = [partial(_call, model, batch) for batch in batches]
@@ -110,7 +142,7 @@ def _count(
     spans: Spans,
     times: dict[int, float],
 ) -> tuple[LayerCost, ...]:
-    """The work of one call, by the modules that were timed."""
+    """Count the work of one call, and attribute it to the modules that were timed."""
     with FlopCounterMode(display=False, custom_mapping=FORMULAS) as flops:
         counter = WorkCounter(model, flops)
         with watched(run, [module for _, module in named], counter) as watched_run:
@@ -140,7 +172,11 @@ def _layer(name: str, module: nn.Module, calls: int, time_s: float, work: Work, 
 
 
 def kind_of(module: nn.Module) -> str:
-    """The name of torch.nn's class that a module is or derives from; of its own class, where that is a container."""
+    """Return the name of the class in torch.nn that a module is or derives from.
+
+    Containers such as `nn.Sequential` do not count: for them, and for modules outside torch.nn, this is the name of the
+    module's own class.
+    """
     for cls in type(module).__mro__:
         name: str = cls.__name__
         if name not in _CONTAINERS and getattr(nn, name, None) is cls:
@@ -149,23 +185,31 @@ def kind_of(module: nn.Module) -> str:
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The model, then all modules in it that run Python code of their own, each once. A compiled one counts whole."""
+    """Yield the model and each module in it whose `forward` can be watched, with their names, each once.
+
+    Modules inside a compiled or scripted module are left out: it counts as a whole.
+    """
     opaque: tuple[str, ...] = ()
     for name, module in model.named_modules():
         if opaque and name.startswith(opaque):
             continue
-        compiled = type(module).__name__ == "OptimizedModule"  # by name: importing torch._dynamo takes a second
+        compiled = type(module).__name__ == "OptimizedModule"  # isinstance would import torch._dynamo: a second
         if compiled or isinstance(module, torch.jit.ScriptModule):
             opaque += (f"{name}." if name else "",)
             if name and not compiled:
-                continue  # a script's forward cannot be replaced: its work goes to its caller
+                continue  # a scripted module's forward cannot be replaced, so its work is attributed to its caller
         yield name, module
 
 
 def _time(
     run: Callable[[], Any], modules: Sequence[nn.Module], device: str, repeats: int
 ) -> tuple[float, Spans, dict[int, float]]:
-    """Typical seconds of a bare call, the last spans, and typical exclusive seconds by module."""
+    """Time bare calls and watched calls in turn.
+
+    Returns:
+        The typical time of a bare call in seconds, the spans of the last watched call, and the typical seconds of each
+        module, modules inside it left out.
+    """
     run()
     totals: list[float] = []
     samples: list[dict[int, float]] = []
@@ -180,9 +224,10 @@ def _time(
 
 
 def _typical(samples: Sequence[dict[int, float]]) -> dict[int, float]:
-    """Seconds by module, averaged over the middle half of the calls by their whole time.
+    """Average the seconds of each module over the middle half of the calls, ranked by their whole time.
 
-    Unlike a median for each module these add up to a call: page faults hit one layer here and another there.
+    Unlike one median for each module, these averages add up to the time of a call: page faults hit one layer in one
+    call, and another layer in the next.
     """
     middle = _middle(sorted(samples, key=lambda sample: sum(sample.values())))
     return {index: statistics.fmean(sample[index] for sample in middle) for index in middle[0]}
@@ -193,7 +238,7 @@ def _middle_mean(values: Sequence[float]) -> float:
 
 
 def _middle(ranked: Sequence[T]) -> Sequence[T]:
-    """Without the lowest and the highest quarter."""
+    """Return the values without the lowest and the highest quarter."""
     quarter = len(ranked) // 4
     return ranked[quarter : len(ranked) - quarter]
 
@@ -220,7 +265,10 @@ def _without_watching(spans: Spans, device: str) -> dict[int, float]:
 
 
 def _fold(counter: WorkCounter, spans: Spans) -> dict[int, Work]:
-    """The work by module that was timed. One that ran only where fused paths are off gives its work to its caller."""
+    """Attribute the work to the modules that were timed.
+
+    A module that ran only because fused paths were off has no time: its work is attributed to its caller.
+    """
     folded: dict[int, Work] = {}
     for index, work in counter.work.items():
         while index not in spans.calls and index in counter.parents:
@@ -230,7 +278,7 @@ def _fold(counter: WorkCounter, spans: Spans) -> dict[int, Work]:
 
 
 def _dtype(model: nn.Module) -> str:
-    """The dtype of most of the weights."""
+    """Return the dtype of most of the floating-point weights, as "float32"."""
     sizes = Counter[torch.dtype]()
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.is_floating_point():

@@ -1,8 +1,9 @@
-"""What a loop allocates in step after step and never frees, by the line that allocates it.
+"""Find what a loop allocates in step after step and never frees, by the line that allocates it.
 
-Not growth alone is looked at, which batches of unequal size show too, but when the survivors were made: what a clean
-loop holds at its end comes from its first step (optimiser state), from one step (a best model kept) or from the last
-few (a queue, the loop's own variables). What leaks has survivors from steps all along the run.
+Growth alone is no evidence, because batches of unequal size show it too. The evidence is the step in which the
+surviving allocations were made. A clean loop holds allocations of its first step (optimiser state), of one step (the
+best model), or of the last few (a queue, the loop's own variables). A leak leaves survivors from steps all along the
+run.
 """
 
 from collections import defaultdict
@@ -13,16 +14,24 @@ from whet.measure.source_location import Line
 from whet.profiler.allocations import Allocation
 
 LEAST_STEPS = 5
-_MANY = 6  # survivors of so many different steps, spread over the run, are enough, however long the run
-_LEAST_BYTES = 256  # a step: numbers kept for a log are no leak
+_MANY = 6  # survivors from so many different steps, spread over the run, suffice for a run of any length
+_LEAST_BYTES = 256  # per step: fewer bytes are numbers kept for a log, and no leak
 
 
 @dataclass(frozen=True)
 class Leak:
-    """Memory that one line allocates and the loop keeps.
+    """Describe memory that one line allocates and the loop keeps.
 
-    what: a tensor's dtype and shape, or what else grows. steps: how many of the steps looked at left something behind.
-    held_by: where a survivor is kept, in words, or "". bytes_per_step: over the steps looked at.
+    Attributes:
+        line: The line that allocates it.
+        what: A tensor's dtype and shape, or another description of what grows.
+        bytes_per_step: The mean over the steps that were examined.
+        num_kept: How many allocations survive.
+        kept_bytes: Their size.
+        steps: How many of the examined steps left something behind.
+        num_steps: How many steps were examined.
+        held_by: What holds a survivor, in words; "" if unknown.
+        keeps_graph: Whether a survivor also keeps its autograd graph alive.
     """
 
     line: Line
@@ -37,6 +46,7 @@ class Leak:
 
     @property
     def sentence(self) -> str:
+        """Return the leak as one sentence for the report."""
         kept = f"{self.what} from {self.steps} of {self.num_steps} steps"
         held = f", held by {self.held_by or 'an autograd graph, or C++ code'}"
         graph = "; it keeps its autograd graph: append x.detach() or x.item()" if self.keeps_graph else ""
@@ -45,7 +55,7 @@ class Leak:
 
 @dataclass(frozen=True)
 class SurvivingAllocations:
-    """What one line left alive, from the steps that are looked at: all but the first and the last."""
+    """Hold what one line left alive, from all steps but the first and the last."""
 
     line: Line
     allocations: tuple[Allocation, ...]
@@ -53,13 +63,20 @@ class SurvivingAllocations:
 
     @property
     def num_bytes(self) -> int:
+        """Return the size of all these allocations in bytes."""
         return sum(a.num_bytes for a in self.allocations)
 
 
 def surviving_allocations(alive: Sequence[Allocation], num_steps: int) -> list[SurvivingAllocations]:
-    """The lines whose allocations survive from steps all along a run of `num_steps` steps; most bytes first.
+    """Find the lines whose allocations survive from steps all along a run.
 
-    alive: what lives at the end of it. None with fewer than five steps: nothing could be told.
+    Args:
+        alive: The allocations that are alive at the end of the run.
+        num_steps: The number of steps of the run.
+
+    Returns:
+        The lines with their allocations, most bytes first. The list is empty if the run has fewer than five steps,
+        which are too few to tell.
     """
     if num_steps < LEAST_STEPS:
         return []
@@ -76,9 +93,10 @@ def surviving_allocations(alive: Sequence[Allocation], num_steps: int) -> list[S
 
 
 def is_spread(steps: frozenset[int], num_steps: int) -> bool:
-    """Whether survivors of these steps show that every part of the run leaves some behind.
+    """Return whether survivors of these steps show that every part of the run leaves some behind.
 
-    Enough different steps (half of them, six at the most, three at the least), and some in each third of the run.
+    They do if there are survivors from enough different steps (half of them, at most six, at least three), and from
+    each third of the run.
     """
     window = range(1, num_steps - 1)
     enough = max(3, min(_MANY, len(window) / 2))
@@ -88,12 +106,22 @@ def is_spread(steps: frozenset[int], num_steps: int) -> bool:
 
 
 def is_significant(surviving: SurvivingAllocations, num_steps: int, *, keeps_graph: bool) -> bool:
-    """A few bytes a step are a log, unless each keeps the graph that it comes from."""
+    """Return whether survivors matter: they keep an autograd graph, or they are 256 bytes a step or more.
+
+    Fewer bytes are usually numbers that are kept for a log.
+    """
     return keeps_graph or surviving.num_bytes / max(1, num_steps - 2) >= _LEAST_BYTES
 
 
 def leak_of(surviving: SurvivingAllocations, num_steps: int, *, held_by: str = "", keeps_graph: bool = False) -> Leak:
-    """As it is reported, with its most frequent shape."""
+    """Describe surviving allocations as a leak, by their most frequent dtype and shape.
+
+    Args:
+        surviving: What one line left alive.
+        num_steps: The number of steps of the run.
+        held_by: What holds a survivor, in words.
+        keeps_graph: Whether a survivor keeps its autograd graph alive.
+    """
     shapes: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
     for a in surviving.allocations:
         shapes[a.dtype, a.shape] += 1

@@ -1,4 +1,4 @@
-"""The slowest operators of a run with their shapes, by torch.profiler."""
+"""Find the slowest operators of a run with their shapes, using torch.profiler."""
 
 import os
 import warnings
@@ -19,10 +19,17 @@ _HIDDEN = ("ProfilerStep", "profiler::", "[memory]", _MODE)
 
 @dataclass(frozen=True)
 class OperatorCost:
-    """One operator with inputs of one set of shapes, all its calls together.
+    """Describe one operator with inputs of one set of shapes, over all its calls.
 
-    self_s: on the CPU, operators inside left out; total_s: with them. device_self_s, device_total_s: its kernels' time
-    on the GPU, None without one. allocated_bytes: made less freed in it, operators inside left out.
+    Attributes:
+        name: The operator's name without "aten::".
+        shapes: The shapes of its inputs, as "[8, 64, 16] [64]".
+        calls: How often it ran.
+        self_s: CPU time, operators inside left out.
+        total_s: CPU time, operators inside included.
+        device_self_s: GPU time of its kernels, operators inside left out; None without a GPU.
+        device_total_s: GPU time of its kernels, operators inside included; None without a GPU.
+        allocated_bytes: Bytes allocated minus bytes freed in it, operators inside left out.
     """
 
     name: str
@@ -36,14 +43,21 @@ class OperatorCost:
 
     @property
     def weight_s(self) -> float:
-        """What operators are ranked by: time on the GPU where there is one, else on the CPU."""
+        """Return the time by which operators are ranked: their own time on the GPU, or else on the CPU."""
         return self.self_s if self.device_self_s is None else self.device_self_s
 
 
 @dataclass(frozen=True)
 class Operators:
-    """costs: slowest first. traced_s: how long the tracer ran; inside_s: of that, CPU time in operators; device_s: time
-    of kernels on the GPU, None without one. flops: 2mnk, of matrix products and 2-d convolutions."""
+    """Hold the operators of a run.
+
+    Attributes:
+        costs: The operators, slowest first.
+        traced_s: How long the tracer ran.
+        inside_s: CPU time in operators.
+        device_s: GPU time of kernels; None without a GPU.
+        flops: Operations of matrix products and 2-d convolutions; 2mnk for a product.
+    """
 
     costs: tuple[OperatorCost, ...]
     traced_s: float = 0.0
@@ -52,17 +66,20 @@ class Operators:
     flops: int = 0
 
     def share(self, cost: OperatorCost) -> float:
-        """Of the time of all operators."""
+        """Return an operator's share of the time of all operators, 0 to 1."""
         whole = self.inside_s if self.device_s is None else self.device_s
         return cost.weight_s / whole if whole else 0.0
 
 
 def start_tracer(*, cuda: bool, warm_up: Callable[[], object] | None = None) -> torch.profiler.profile:
-    """A tracer that has been started; stop() it before it is read. Shapes and memory are recorded, stacks are not:
-    they make operators many times slower.
+    """Start a tracer that records shapes and memory. Stop it with `stop_tracer` before it is read.
 
-    warm_up: called while the tracer is ready but does not record. Its start takes so long that threads fall asleep,
-    and the first operator that runs would be charged with waking them.
+    Stacks are not recorded, because they make operators many times slower.
+
+    Args:
+        cuda: Whether to trace the GPU as well.
+        warm_up: Called while the tracer is ready but does not record yet. Starting the tracer takes so long that
+            threads fall asleep, and the first operator would be charged with the time to wake them.
     """
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     tracer = torch.profiler.profile(
@@ -73,7 +90,7 @@ def start_tracer(*, cuda: bool, warm_up: Callable[[], object] | None = None) -> 
         with_flops=True,
         acc_events=True,
     )
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else its library tells stderr of every start and stop
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise Kineto writes to stderr at every start and stop
     with _quiet():
         tracer.start()
         if warm_up is not None:
@@ -83,12 +100,19 @@ def start_tracer(*, cuda: bool, warm_up: Callable[[], object] | None = None) -> 
 
 
 def stop_tracer(tracer: torch.profiler.profile) -> None:
+    """Stop a tracer without the warnings that it prints."""
     with _quiet():
         tracer.stop()
 
 
 def operators_of(tracer: torch.profiler.profile, *, traced_s: float, cuda: bool) -> Operators:
-    """Every operator that a stopped tracer has seen, slowest first."""
+    """Return every operator that a stopped tracer has seen, slowest first.
+
+    Args:
+        tracer: The stopped tracer.
+        traced_s: How long it ran.
+        cuda: Whether it traced the GPU.
+    """
     with _quiet():
         averages = _once_each(tracer.events()).key_averages(group_by_input_shapes=True)
     costs = [
@@ -115,7 +139,10 @@ def operators_of(tracer: torch.profiler.profile, *, traced_s: float, cuda: bool)
 
 
 def _once_each(events: EventList) -> EventList:
-    """Without the operators that a dispatch mode was handed and called again: those are there twice, nested."""
+    """Return the events without duplicates.
+
+    An operator that a dispatch mode handles and calls again is recorded twice, nested.
+    """
     outer = {id(event.cpu_parent) for event in events if event.name == _MODE and event.cpu_parent is not None}
     if not outer:
         return events
@@ -125,20 +152,23 @@ def _once_each(events: EventList) -> EventList:
 
 
 def _is_operator(event: Any) -> bool:
-    """Not a range that somebody named, nor a kernel (its time stands with the operator that launched it)."""
+    """Return whether an event is an operator.
+
+    Ranges that somebody named are not. Kernels are not either: their time counts for the operator that launched them.
+    """
     named = bool(getattr(event, "is_user_annotation", False))
     on_cpu = event.device_type == DeviceType.CPU
     return on_cpu and not named and not event.key.startswith(_HIDDEN)
 
 
 def _shapes(shapes: Any) -> str:
-    """As [8, 64, 16] [64]; what is no tensor has none."""
+    """Format shapes as "[8, 64, 16] [64]". Inputs that are no tensors are left out."""
     return " ".join(str(list(shape)) for shape in shapes or () if shape and all(isinstance(n, int) for n in shape))
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The tracer warns of cycles, of devices that are not there, and of its own deprecations."""
+    """Suppress the tracer's warnings of cycles, of missing devices and of its own deprecations."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,4 @@
-"""Who holds a tensor: its name in a model or an optimiser, or the container and the variable that keep it alive."""
+"""Find who holds a tensor: its name in a model or an optimiser, or the container and variable that keep it alive."""
 
 import gc
 import sys
@@ -21,8 +21,15 @@ _MOST_REFERRERS = 200
 
 @dataclass(frozen=True)
 class LiveTensor:
-    """One of the largest storages alive, and how many there are of its kind: unnamed, of one line and one shape. name:
-    as "Encoder.head.weight", or "" for what has none."""
+    """Describe one of the largest storages alive, together with all others of its kind.
+
+    Unnamed storages are of one kind if the same line allocated them with the same shape, dtype and device.
+
+    Attributes:
+        allocation: The largest storage of this kind.
+        name: Its name, as "Encoder.head.weight"; "" if it has none.
+        count: How many storages of this kind are alive.
+    """
 
     allocation: Allocation
     name: str = ""
@@ -31,7 +38,7 @@ class LiveTensor:
 
 @dataclass
 class LiveObjects:
-    """What Python can reach: tensors by their storage, and the modules and optimisers that name them."""
+    """Hold what Python can reach: tensors by their storage, and the modules and optimisers that name them."""
 
     tensors: dict[int, list[Tensor]] = field(default_factory=dict)
     modules: list[nn.Module] = field(default_factory=list)
@@ -39,10 +46,11 @@ class LiveObjects:
 
 
 def live_objects() -> LiveObjects:
-    """Everything the garbage collector knows. By type, not isinstance: that would run the code of proxies.
+    """Collect all tensors, modules and optimisers that the garbage collector knows.
 
-    What a program has frozen (gc.freeze) is thawed, for the collector does not show it, be it the very list that
-    grows. It is not frozen again: then whatever else lives now would never be collected.
+    They are recognised by type instead of isinstance, which would run the code of proxies. Objects that the program has
+    frozen (gc.freeze) are unfrozen first, because the collector does not list them, and the list that grows may be one
+    of them. They are not frozen again: that would freeze all other objects too, and none of those would be collected.
     """
     gc.unfreeze()
     found = LiveObjects()
@@ -60,7 +68,13 @@ def live_objects() -> LiveObjects:
 
 
 def largest(alive: Sequence[Allocation], names: dict[int, str], count: int = 10) -> tuple[LiveTensor, ...]:
-    """The largest storages alive, each kind once, named where they have a name."""
+    """Return the largest storages alive, at most `count` kinds of them, with their names.
+
+    Args:
+        alive: The storages.
+        names: The names by storage key, as `names_of` returns them.
+        count: How many kinds to return.
+    """
     kinds: dict[Any, list[Allocation]] = {}
     for allocation in sorted(alive, key=lambda a: -a.num_bytes):
         name = names.get(allocation.key, "")
@@ -71,12 +85,17 @@ def largest(alive: Sequence[Allocation], names: dict[int, str], count: int = 10)
 
 
 def names_of(objects: LiveObjects) -> dict[int, str]:
-    """Storage -> its name: parameters, buffers and gradients by the outermost module that holds them, then
-    optimiser state."""
+    """Name the storages of parameters, buffers, gradients and optimiser state.
+
+    Parameters, buffers and gradients are named by the outermost module that holds them.
+
+    Returns:
+        The names by storage key.
+    """
     names: dict[int, str] = {}
     whose: dict[int, str] = {}
     inner = {id(child) for module in objects.modules for child in module.modules() if child is not module}
-    for module in sorted(objects.modules, key=lambda m: id(m) in inner):  # roots first
+    for module in sorted(objects.modules, key=lambda m: id(m) in inner):  # outermost modules first
         for path, tensor in (*module.named_parameters(), *module.named_buffers()):
             key = storage_key(tensor)
             if key is None:
@@ -97,16 +116,23 @@ def names_of(objects: LiveObjects) -> dict[int, str]:
 
 
 def referrer_of(tensor: Tensor, *, ignore: Iterable[object] = ()) -> str:
-    """The container that keeps a tensor alive and the variable that names it, as "the list 'losses' (in train)".
+    """Describe the container that keeps a tensor alive and the variable that names it.
 
-    "" where Python sees none: autograd or a C++ object holds it. ignore: containers of whoever asks. What is frozen
-    is thawed, as by reach.
+    Objects that the program has frozen are unfrozen, as in `live_objects`.
+
+    Args:
+        tensor: The tensor.
+        ignore: Containers that belong to the caller.
+
+    Returns:
+        A text as "the list 'losses' (in train)"; "" if no Python object holds the tensor, but autograd or a C++ object.
     """
     gc.unfreeze()
+    # Python may keep a dict of a frame's variables. It holds the tensor too, but names nothing.
     hidden = {id(thing) for thing in ignore} | {id(frame.f_locals) for frame in _frames()}
     thing: Any = tensor
     for level in range(_MOST_LEVELS):
-        named = _variable(thing) if level else ""  # a loop's own variable holds one; who holds them all is asked for
+        named = _variable(thing) if level else ""  # a variable of the loop holds one tensor; look for what holds all
         if named:
             return f"the {type(thing).__name__} {named}"
         hidden.add(id(thing))
@@ -118,7 +144,10 @@ def referrer_of(tensor: Tensor, *, ignore: Iterable[object] = ()) -> str:
 
 
 def _container(thing: object, hidden: set[int]) -> Any:
-    """What holds an object: the longest container, as what grows is looked for; else an object with attributes."""
+    """Return what holds an object: the longest container, or else an object with attributes.
+
+    The longest container is the likeliest to be the one that grows.
+    """
     found = [r for r in gc.get_referrers(thing) if id(r) not in hidden and not isinstance(r, _NOT_REFERRERS)]
     containers = [referrer for referrer in found if isinstance(referrer, _CONTAINERS)]
     if containers:
@@ -127,7 +156,7 @@ def _container(thing: object, hidden: set[int]) -> Any:
 
 
 def _variable(thing: object) -> str:
-    """The name under which an object is known: a local variable, an attribute, or a global one; "" for none."""
+    """Return the name of an object: a local variable, an attribute or a global variable; "" if it has none."""
     for frame in _frames():
         function = frame.f_code.co_name
         name = "" if function == "<module>" else _name_in(frame.f_locals, thing)
@@ -146,10 +175,7 @@ def _variable(thing: object) -> str:
 
 
 def _frames() -> Iterator[types.FrameType]:
-    """Of all threads, innermost first, whet's own left out.
-
-    Python may keep a dict of a frame's variables for whoever asks: that one holds, too, but names nothing.
-    """
+    """Yield the frames of all threads, innermost first, without those of whet."""
     for frame in list(sys._current_frames().values()):
         step: types.FrameType | None = frame
         while step is not None:
@@ -163,7 +189,7 @@ def _name_in(names: Mapping[str, Any], thing: object) -> str:
 
 
 def _owner(names: dict[str, Any]) -> str:
-    """The module, or the class of the object, whose names these are; "" for a dict of another kind."""
+    """Return the name of the module, or of the class of the object, whose namespace this is; "" for any other dict."""
     if "__name__" in names and "__builtins__" in names:
         return str(names["__name__"])
     owners = (r for r in gc.get_referrers(names)[:_MOST_REFERRERS] if getattr(r, "__dict__", None) is names)

@@ -1,4 +1,4 @@
-"""Everything a profile found, as one value: what is shown, what is written, and what a child process hands back."""
+"""Hold the whole result of a profile as one value, which is shown, written, and sent back by a child process."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +25,19 @@ _MOST_POINTS = 400
 
 @dataclass(frozen=True)
 class LayerLine:
-    """One row of the table of layers, for one call of the model.
+    """Describe one layer, for one call of the model: a row of the table of layers.
 
-    intensity: operations per byte; infinite never, None where no byte is read. bound: what holds the layer back.
-    share_of_limit: what is attainable here / measured; None where no time was measured, or the
-    layer itself does no work.
+    Attributes:
+        name: The qualified name of the module; "" for the model itself.
+        kind: The layer's class, as "Linear".
+        calls: How often the layer ran.
+        time_s: The measured time of all its calls.
+        flops: Operations; a multiply-add counts as two.
+        num_bytes: Bytes read and written.
+        intensity: Operations per byte; None if the layer reads and writes nothing.
+        bound: What holds the layer back.
+        share_of_limit: The least time that this machine allows, divided by the measured time. None if no time was
+            measured, or if the layer does no work itself.
     """
 
     name: str
@@ -45,7 +53,16 @@ class LayerLine:
 
 @dataclass(frozen=True)
 class Latency:
-    """One call of the model, warm. p99_ms: None with too few calls to speak of one. cores: kept busy on average."""
+    """Describe how long one call of the warm model takes.
+
+    Attributes:
+        median_ms: The median over the calls.
+        p90_ms: The 90th percentile.
+        p99_ms: The 99th percentile; None if there were too few calls.
+        num_calls: The number of calls that were timed.
+        throughput: Samples per second.
+        cores: How many cores were busy on average.
+    """
 
     median_ms: float
     p90_ms: float
@@ -57,12 +74,33 @@ class Latency:
 
 @dataclass(frozen=True)
 class Report:
-    """What a profile found; what was not looked at is None or empty.
+    """Hold what a profile found. A field is None or empty if its part was not measured.
 
-    partial: why it stopped before its end, or "". busy: what disturbed the times, on a busy machine.
-    instrumented: whether the times of the sections hold the cost of
-    tracing. layers_s: what the layers' times add up to; call_s: the whole call that they are parts of, measured beside
-    them. commands: to go deeper with other tools.
+    Attributes:
+        name: The name of the workload or block.
+        device: "cpu" or "cuda".
+        dtype: The dtype of most weights, as "float32".
+        format: The version of this format.
+        partial: Why the profile stopped before its end; "" if it finished.
+        busy: What disturbed the times on a busy machine; "" on a quiet one.
+        verdict: What bounds the program.
+        wall_s: Wall time of the whole block.
+        cpu_s: CPU time of the whole block, over all threads.
+        num_steps: How many times `step()` was called; for a model, how many calls were watched for memory.
+        latency: The latency of the model; None for a block.
+        layers: One row for each layer.
+        call_s: The time of one whole call without instruments, measured in turn with the layers' times.
+        sections: One row for each section, parents before children.
+        timers: One row for each timer.
+        instrumented: Whether the times of the sections include the cost of tracing.
+        operators: The slowest operators.
+        memory: The memory of the process, or of the GPU, over time.
+        tensors: The memory of all tensors.
+        largest: The largest tensors alive at the end.
+        leaks: What grows from step to step; None if it was not measured, or if there were too few steps.
+        fragmentation: How fragmented the CUDA allocator's memory is.
+        notes: Remarks for the reader.
+        commands: Commands of other tools that show more.
     """
 
     name: str
@@ -97,10 +135,12 @@ class Report:
 
     @property
     def layers_s(self) -> float:
+        """Return the sum of the layers' times in seconds."""
         return sum(layer.time_s for layer in self.layers)
 
     @property
     def total_flops(self) -> int:
+        """Return the sum of the layers' operations."""
         return sum(layer.flops for layer in self.layers)
 
 
@@ -108,8 +148,11 @@ _REPORT = TypeAdapter(Report)
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Plain JSON: long tables cut to their first rows, timelines thinned with their peaks kept. What can be worked out
-    is spelled out beside it, for readers that are programs."""
+    """Return a report as a JSON-serialisable dict.
+
+    Long tables are cut to their first rows. Timelines are thinned, with their peaks kept. Derived values (`layers_s`, a
+    leak's `sentence`, the verdict's `text`, the code of a line) are added for programs that read the JSON.
+    """
     small = _cut(report)
     data: dict[str, Any] = _REPORT.dump_python(small, mode="json")
     data["layers_s"], data["total_flops"] = report.layers_s, report.total_flops
@@ -124,12 +167,12 @@ def as_json(report: Report) -> dict[str, Any]:
 
 
 def from_json(data: dict[str, Any]) -> Report:
-    """What as_json wrote, in another process perhaps; what was spelled out beside it is passed over."""
+    """Return the report that `as_json` wrote. The derived values that `as_json` added are ignored."""
     return _REPORT.validate_python(data)
 
 
 def _add_code(data: Any) -> None:
-    """Beside each line of code, what stands there."""
+    """Add to each line of code, anywhere in the data, its source text as `code`."""
     if isinstance(data, dict):
         if {"file", "number", "function"} <= data.keys():
             data["code"] = Line(data["file"], data["number"], data["function"]).text
@@ -161,7 +204,7 @@ def _cut(report: Report) -> Report:
 
 
 def _thinned(points: Sequence[T], key: Callable[[T], float]) -> tuple[T, ...]:
-    """At most _MOST_POINTS of them: of each stretch the highest, and always the first and the last."""
+    """Thin points to at most _MOST_POINTS: the first, the last, and the highest of each stretch between them."""
     if len(points) <= _MOST_POINTS:
         return tuple(points)
     stretch = -(-(len(points) - 2) // (_MOST_POINTS - 2))

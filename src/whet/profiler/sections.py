@@ -1,7 +1,7 @@
-"""Named sections of a program, nested: how often each ran, and what it took in time, CPU time, GPU time and memory.
+"""Measure named, nested sections of a program: calls, wall time, CPU time, GPU time and memory.
 
-A section costs about 2 µs: two readings of the wall clock, two of the thread's CPU clock, and memory where it was not
-read a moment ago. Measured by benchmarks/overhead.py.
+A section costs about 2 µs: two readings of the wall clock, two of the thread's CPU clock, and one of the memory unless
+it was read less than 25 µs before. benchmarks/overhead.py measures this cost.
 """
 
 import functools
@@ -20,14 +20,16 @@ from whet.measure.stats import percentile
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_READ_AGAIN_NS = 25_000  # reading memory costs more than a section may; in this time no more than 0.5 MB can be touched
+_READ_AGAIN_NS = 25_000  # reading memory is slow for a section; a program touches at most 0.5 MB in this time
 _MOST_PENDING = 4096  # pairs of CUDA events that wait to be read
-_MOST_SAMPLES = 65_536  # of a timer
+_MOST_SAMPLES = 65_536  # samples that one timer keeps
 
 
 class _Node:
-    """One section under one parent, on one thread. It runs at most once at a time, as it is looked up below the
-    section that runs."""
+    """Hold the totals of one section under one parent, on one thread.
+
+    A node runs at most once at a time: a section that is entered inside itself gets a node of its own.
+    """
 
     __slots__ = (
         "calls", "children", "cpu_ns", "gpu_ms", "grown_bytes", "longest_ns", "name", "parent", "peak_bytes", "range",
@@ -47,7 +49,7 @@ class _Node:
 
 
 class _Stack:
-    """Where one thread is. beyond: how many sections deeper than the limit."""
+    """Hold which section one thread is in. `beyond` counts the sections entered below the depth limit."""
 
     __slots__ = ("beyond", "depth", "root", "thread", "top")
 
@@ -58,7 +60,7 @@ class _Stack:
 
 
 class _ThreadStack(threading.local):
-    """The stack of the thread that looks at it."""
+    """Hold a separate stack for each thread."""
 
     def __init__(self, stacks: list[_Stack]) -> None:
         self.stack = _Stack()
@@ -67,12 +69,22 @@ class _ThreadStack(threading.local):
 
 @dataclass(frozen=True)
 class SectionCost:
-    """One section under one parent, all its calls together.
+    """Describe one section under one parent, over all its calls.
 
-    total_s: wall time, sections inside included; self_s: without them. cpu_s, self_cpu_s: of the thread that ran it,
-    so what is missing to the wall time it waited: for data, locks, a GPU or its turn. gpu_s: from the stream's first to
-    its last mark, None without a GPU. grown_bytes: what the process (or the allocator) held more after it than before,
-    summed over its calls. peak_bytes: the most that was seen held meanwhile. thread: "" for the one that ran first.
+    Attributes:
+        path: The names of the sections from the outermost to this one.
+        calls: How often it ran.
+        total_s: Wall time, sections inside included.
+        self_s: Wall time, sections inside left out.
+        longest_s: The longest call.
+        cpu_s: CPU time of the thread that ran it. The rest of the wall time it waited: for data, locks, a GPU or a
+            core.
+        self_cpu_s: The same, sections inside left out.
+        gpu_s: Time between the section's first and last mark on the stream; None without a GPU.
+        grown_bytes: How much more the process (or the allocator) held at its end than at its start, summed over its
+            calls.
+        peak_bytes: The most that was seen held while it ran.
+        thread: The name of its thread; "" for the thread that created the sections.
     """
 
     path: tuple[str, ...]
@@ -89,22 +101,23 @@ class SectionCost:
 
     @property
     def name(self) -> str:
+        """Return the section's own name, the last of the path."""
         return self.path[-1]
 
     @property
     def waited_s(self) -> float:
-        """Of its own time, sections inside left out."""
+        """Return how long the section itself waited, sections inside left out."""
         return max(0.0, self.self_s - self.self_cpu_s)
 
     @property
     def depth(self) -> int:
-        """1 for the outermost."""
+        """Return how deep the section is nested; 1 for the outermost."""
         return len(self.path)
 
 
 @dataclass(frozen=True)
 class TimerCost:
-    """One timer. p99_ms: None where there are too few samples to speak of one."""
+    """Describe one timer. `p99_ms` is None if there are too few samples for a 99th percentile."""
 
     name: str
     calls: int
@@ -115,11 +128,14 @@ class TimerCost:
 
 
 class Sections:
-    """A tree of named sections for each thread.
+    """Measure a tree of named sections for each thread.
 
-    depth: sections nested deeper count with the one around them. read_bytes: memory held now. read_again_ns: memory
-    read so short a while ago is not read again. cuda: mark each section on the current stream. nvtx: also as NVTX
-    ranges, for Nsight.
+    Args:
+        depth: Sections nested deeper are counted as part of the one around them.
+        read_bytes: Returns the memory held now.
+        read_again_ns: Memory is not read again if the last reading is younger than this.
+        cuda: Whether to mark each section on the current CUDA stream.
+        nvtx: Whether to emit NVTX ranges for Nsight.
     """
 
     def __init__(
@@ -131,7 +147,7 @@ class Sections:
         cuda: bool = False,
         nvtx: bool = False,
     ) -> None:
-        self.annotates = False  # also as ranges of torch.profiler's trace
+        self.annotates = False  # whether sections also become ranges in torch.profiler's trace
         self._depth = 2**31 if depth is None else depth
         self._read = read_bytes
         self._read_again_ns = read_again_ns
@@ -146,13 +162,14 @@ class Sections:
         self._plain = not (cuda or nvtx)
 
     def section(self, name: str) -> "SectionEntry":
-        """`with sections.section("forward"):`, or a decorator of a function."""
+        """Return the section called `name`, for `with sections.section("forward"):` or as a decorator."""
         entry = self._entries.get(name)
         if entry is None:
             entry = self._entries[name] = SectionEntry(self, name)
         return entry
 
     def enter(self, name: str) -> None:
+        """Start a section inside the one that runs on this thread."""
         stack = self._lane.stack
         if stack.depth >= self._depth:
             stack.beyond += 1
@@ -174,13 +191,14 @@ class Sections:
         node.start_ns = time.perf_counter_ns()
 
     def leave(self) -> None:
+        """End the section that runs on this thread."""
         now_ns = time.perf_counter_ns()
         stack = self._lane.stack
         if stack.beyond:
             stack.beyond -= 1
             return
         node = stack.top
-        if node.parent is None:  # a section that was entered before a profile began, or left twice
+        if node.parent is None:  # the section was entered before the profile began, or is left a second time
             return
         node.cpu_ns += time.thread_time_ns() - node.start_cpu_ns
         wall_ns = now_ns - node.start_ns
@@ -202,14 +220,14 @@ class Sections:
                 node.peak_bytes = most
 
     def note_bytes(self, held_bytes: int) -> None:
-        """Somebody else has seen so much memory held now: it counts for every section that runs."""
+        """Raise the peak of every running section to a reading of the memory that was taken elsewhere."""
         for stack in list(self._stacks):
             node = stack.top
             if node.parent is not None and held_bytes > node.peak_bytes:
                 node.peak_bytes = held_bytes
 
     def costs(self) -> tuple[SectionCost, ...]:
-        """Every section that has ended at least once, parents before children, in the order they were first entered."""
+        """Return every section that has ended at least once, parents first, in the order of their first entry."""
         self._read_events(wait=True)
         found: list[SectionCost] = []
         for i, stack in enumerate(list(self._stacks)):
@@ -218,7 +236,7 @@ class Sections:
         return tuple(found)
 
     def reset(self) -> None:
-        """Forget what was measured; sections that run now go on and count from their start."""
+        """Set all totals to zero. Sections that run now continue, and count from their start."""
         self._read_events(wait=True)
         for stack in list(self._stacks):
             for node in _nodes(stack.root):
@@ -271,7 +289,7 @@ class Sections:
             node.range = None
 
     def _read_events(self, *, wait: bool) -> None:
-        """Add up the pairs of events that the GPU has passed; all of them, if `wait`."""
+        """Add up the pairs of events that the GPU has passed. With `wait`, wait for all pairs."""
         pending, self._pending = self._pending, []
         for place, (node, start, stop) in enumerate(pending):
             if wait or len(pending) - place > _MOST_PENDING:
@@ -283,7 +301,10 @@ class Sections:
 
 
 class SectionEntry:
-    """What `section(name)` gives: it can be entered again and again, and inside itself; or decorate a function."""
+    """Enter and leave one named section, as a context manager or as a decorator.
+
+    It can be entered any number of times, also inside itself.
+    """
 
     __slots__ = ("_enter", "_leave", "_name")
 
@@ -299,6 +320,8 @@ class SectionEntry:
         self._leave()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Wrap a function so that each call of it runs in this section."""
+
         @functools.wraps(function)
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
             with self:
@@ -308,9 +331,9 @@ class SectionEntry:
 
 
 class Timer:
-    """Wall time alone, for what runs so often that a section would be felt: `with timer:`. About 0.5 µs a call.
+    """Measure wall time alone, at about 0.5 µs a call, for code that runs too often for a section: `with timer:`.
 
-    Keeps its last 65,536 samples. Not to be entered inside itself, nor from two threads at once.
+    A timer keeps its last 65,536 samples. Don't enter it inside itself, nor from two threads at once.
     """
 
     __slots__ = ("_samples_ns", "_start_ns", "calls", "name", "total_ns")
@@ -334,7 +357,7 @@ class Timer:
         self.total_ns += taken_ns
 
     def cost(self) -> TimerCost | None:
-        """None where it was never used."""
+        """Return the timer's totals, or None if it was never used."""
         if not self.calls:
             return None
         samples_ms = [ns / 1e6 for ns in self._samples_ns]

@@ -1,4 +1,4 @@
-"""`with whet.profile() as p:` what a block of code takes, in sections named by `p.section("name")`."""
+"""Profile a block of code with `with whet.profile() as p:`. Its sections are named by `p.section("name")`."""
 
 import json
 import os
@@ -32,7 +32,7 @@ from whet.profiler.verdict import BlockFacts, block_verdict
 
 PROFILE = "profile.json"
 MEMORY_HISTORY = "memory.pickle"
-_MOST_HISTORY = 100_000  # entries
+_MOST_HISTORY = 100_000  # entries of the CUDA allocator's history
 
 
 def profile(
@@ -48,15 +48,24 @@ def profile(
 ) -> "Session":
     """Profile a block of code: `with whet.profile() as p:`, with `p.section("name")` around its parts.
 
-    Bare, it takes times and the memory of the process, at some 2 µs a section. depth: sections nested deeper count
-    with the one around them. operators: also trace operators with their shapes: the whole block or, where `p.step()` is
-    called at the end of each step, `active_steps` steps after the first. memory: also watch every tensor: the largest
-    ones alive and the lines that allocated them, and, with `p.step()`, what grows from step to step. Both slow the
-    block down, so take times without them. nvtx: sections as NVTX ranges, for Nsight; None: where CUDA is in use.
-    device: "cpu" or "cuda"; None: "cuda" where this process uses CUDA already. limits: the machine's, to say how far
-    from them the block is.
+    By default, it takes times and the memory of the process, at some 2 µs a section. `operators` and `memory` slow the
+    block down, so take times without them. If the block raises, the exception propagates; what was measured until then
+    is kept, and the report says that it is partial.
 
-    An exception in the block goes on; what was measured until then is kept, and said to be partial.
+    Args:
+        depth: Sections nested deeper are counted as part of the one around them.
+        operators: Trace operators with their shapes. The whole block is traced or, if `p.step()` is called at the end
+            of each step, `active_steps` steps after the first.
+        memory: Watch every tensor: the largest ones alive, the lines that allocated them and, with `p.step()`, what
+            grows from step to step.
+        active_steps: The number of steps to trace.
+        nvtx: Emit sections as NVTX ranges for Nsight. None means: if CUDA is in use.
+        device: "cpu" or "cuda". None means "cuda" if this process uses CUDA already.
+        limits: The machine's limits. With them, the verdict says how far the block is from them.
+        name: The name of the block in the report.
+
+    Raises:
+        OptionError: An option is out of range, or there is no CUDA device.
     """
     if depth is not None and depth < 1:
         raise OptionError(f"depth must be 1 or more, not {depth}")
@@ -70,7 +79,7 @@ def profile(
 
 
 class Session:
-    """A profile that is being taken, and, after its block, what it found: `report`, `show()`, `to_json()`, `save()`."""
+    """Take a profile of a `with` block. Afterwards, `report`, `show()`, `to_json()` and `save()` give what it found."""
 
     def __init__(
         self,
@@ -95,7 +104,7 @@ class Session:
         self._sections = self._new_sections()
         self._tracer: torch.profiler.profile | None = None
         self._traced_from_s = self._traced_s = 0.0
-        self._own = _Times()  # of starting and stopping the tracer: they are not the block's
+        self._own = _Times()  # the time of starting and stopping the tracer, which is not the block's
         self._stopped: torch.profiler.profile | None = None
         self._trace: tuple[bytes, int] | None = None
         self._history: bytes | None = None
@@ -105,7 +114,7 @@ class Session:
 
     def __enter__(self) -> "Session":
         if self._began is not None:
-            raise OptionError("a profile is taken once: call whet.profile() again for another")
+            raise OptionError("a profile can be taken only once: call whet.profile() again for another one")
         if self._cuda:
             torch.cuda.synchronize()
             if self._tracker is not None:
@@ -133,7 +142,7 @@ class Session:
         self._report = self._found(took.wall_s, took.cpu_s, min(took.wall_s, took.thread_s), partial)
 
     def _found(self, wall_s: float, cpu_s: float, thread_s: float, partial: str) -> Report:
-        """Everything, once all instruments but the timeline have been taken off."""
+        """Build the report, once all instruments except the timeline have been removed."""
         tensors: TensorMemory | None = None
         live: tuple[LiveTensor, ...] = ()
         leaks: tuple[Leak, ...] | None = None
@@ -179,24 +188,24 @@ class Session:
         )
 
     def section(self, name: str) -> SectionEntry:
-        """A named part of the block, to be nested at will: `with p.section("forward"):`, or a function's decorator."""
+        """Return the section called `name`, for `with p.section("forward"):` or as a decorator."""
         return self._sections.section(name)
 
     def timer(self, name: str) -> Timer:
-        """Wall time alone, for what runs too often for a section: `with p.timer("lookup"):`."""
+        """Return the timer called `name`: `with p.timer("lookup"):` measures code that runs too often for a section."""
         timer = self._timers.get(name)
         if timer is None:
             timer = self._timers[name] = Timer(name)
         return timer
 
     def step(self) -> None:
-        """A step of the loop has ended. Growth is looked for from step to step; the tracer runs for a few steps."""
+        """End a step of the loop. Growth is measured from step to step, and the tracer runs for some steps only."""
         self._num_steps += 1
         if self._tracker is not None:
             self._tracker.step()
         if not self._wants_operators:
             return
-        if self._num_steps == 1:  # the first step warms up: compilers, allocators, caches
+        if self._num_steps == 1:  # the first step warms up compilers, allocators and caches
             self._stop_tracing()
             self._start_tracing()
         elif self._num_steps == 1 + self._active_steps:
@@ -204,29 +213,42 @@ class Session:
 
     @property
     def report(self) -> Report:
-        """What was found. Raises OptionError before the block has ended."""
+        """Return what was found.
+
+        Raises:
+            OptionError: The block has not ended.
+        """
         if self._report is None:
-            raise OptionError("the profile is not finished: look at it after the `with` block")
+            raise OptionError("the profile is not finished: read it after the `with` block")
         return self._report
 
     def _repr_html_(self) -> str | None:
         return None if self._report is None else self._report._repr_html_()
 
     def show(self, console: Console | None = None) -> None:
-        """Print it: the verdict, then the tables."""
+        """Print the report: the verdict, then the tables."""
         show_report(console or Console(highlight=False), self.report)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, as plain JSON values."""
+        """Return the report as a JSON-serialisable dict."""
         return as_json(self.report)
 
     def to_json(self) -> str:
-        """Everything, as one line of JSON."""
+        """Return the report as one line of JSON."""
         return json.dumps(self.as_dict())
 
     def save(self, directory: str | os.PathLike[str]) -> list[Path]:
-        """Write profile.json; with operators, trace.json.gz for ui.perfetto.dev; with memory on CUDA, memory.pickle for
-        pytorch.org/memory_viz. Each file appears whole or not at all. Raises OutputError where it cannot be written."""
+        """Write the report to profile.json in a directory. Each file appears whole or not at all.
+
+        With operators, trace.json.gz for ui.perfetto.dev is written too; with memory on CUDA, memory.pickle for
+        pytorch.org/memory_viz.
+
+        Returns:
+            The paths of the files.
+
+        Raises:
+            OutputError: A file cannot be written.
+        """
         contents: dict[str, str | bytes] = {PROFILE: json.dumps(self.as_dict(), indent=1) + "\n"}
         if self._trace is not None:
             contents[chrome.FILE] = self._trace[0]
@@ -263,7 +285,7 @@ class Session:
         self._traced_from_s = time.perf_counter()
 
     def _stop_tracing(self) -> None:
-        """A second call does nothing. What was traced is read after the block, so that its time is not the block's."""
+        """Stop the tracer if it runs. Its trace is read after the block, so that reading it costs the block no time."""
         if self._tracer is None:
             return
         if self._cuda:
@@ -284,10 +306,10 @@ class Session:
     def _notes(self) -> tuple[str, ...]:
         notes = []
         if self._wants_operators or self._tracker is not None:
-            notes.append("times include what tracing costs; a profile without operators and memory gives them alone")
+            notes.append("times include the cost of tracing; profile without operators and memory for exact times")
         if self._tracker is not None and self._num_steps < LEAST_STEPS:
             notes.append(
-                f"growth needs at least {LEAST_STEPS} steps: call p.step() at the end of each; seen: {self._num_steps}"
+                f"growth needs at least {LEAST_STEPS} steps: call p.step() at the end of each ({self._num_steps} seen)"
             )
         if self._trace is not None and self._trace[1]:
             notes.append(f"{self._trace[1]:,} of the trace's shortest events were left out to keep it small")
@@ -297,10 +319,16 @@ class Session:
 def inspect_memory(
     tracker: AllocationTracker, named: Mapping[int, str] = MappingProxyType({})
 ) -> tuple[tuple[LiveTensor, ...], tuple[Leak, ...] | None]:
-    """The largest storages that are alive, and what leaks, with who holds it: first what holds a graph, as it holds
-    the graph's tensors, which are named after it. None instead of leaks after too few steps to tell.
+    """Find the largest storages that are alive, and what leaks.
 
-    named: storages whose names the caller knows, by their key.
+    Leaks that keep an autograd graph come first, because they hold all tensors of the graph.
+
+    Args:
+        tracker: The tracker that watched the run.
+        named: Names that the caller knows, by storage key.
+
+    Returns:
+        The largest storages, and the leaks; None instead of the leaks if there were too few steps to tell.
     """
     alive = tracker.alive()
     objects = live_objects()
@@ -319,16 +347,23 @@ def inspect_memory(
 
 
 def _referrer(tensors: Sequence[Tensor], ignore: Sequence[object]) -> str:
-    """Who holds them: one line may allocate what a list keeps and what autograd saves, so one of each shape is asked
-    for."""
+    """Describe what holds these tensors.
+
+    One line may allocate tensors that a list keeps and others that autograd saves, so one tensor of each shape is
+    checked.
+    """
     asked = {tuple(tensor.shape): tensor for tensor in reversed(tensors)}
     mine = [*ignore, asked]
     return next((held_by for tensor in asked.values() if (held_by := referrer_of(tensor, ignore=mine))), "")
 
 
 def nsight_commands(program: str, *, marked: bool = False) -> tuple[str, ...]:
-    """Ready to run: the program's time line with its NVTX ranges, then the counters of single kernels. marked: it says
-    itself, by cudaProfilerStart and Stop, what is to be looked at."""
+    """Return two commands: `nsys` for a time line with NVTX ranges, `ncu` for the counters of single kernels.
+
+    Args:
+        program: The arguments after `python`.
+        marked: Whether the program calls cudaProfilerStart and cudaProfilerStop around the part to look at.
+    """
     range_ = "--capture-range=cudaProfilerApi --capture-range-end=stop " if marked else ""
     skip = "--profile-from-start=off" if marked else "--launch-skip=50"
     return (
@@ -339,7 +374,7 @@ def nsight_commands(program: str, *, marked: bool = False) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Times:
-    """Seconds: of the clock on the wall, of all this process's threads, of the thread that asks."""
+    """Hold seconds of three clocks: wall time, CPU time of the process, and CPU time of the calling thread."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
@@ -357,7 +392,7 @@ class _Times:
 
 
 def _memory_history() -> bytes:
-    """What PyTorch recorded of its allocator, in the format of pytorch.org/memory_viz."""
+    """Return what PyTorch recorded of its allocator, in the format of pytorch.org/memory_viz."""
     with tempfile.TemporaryDirectory(prefix="whet-memory-") as folder:
         path = Path(folder) / MEMORY_HISTORY
         torch.cuda.memory._dump_snapshot(str(path))

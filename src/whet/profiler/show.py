@@ -1,4 +1,4 @@
-"""A report on a terminal: the verdict in words, then tables that fit 80 columns."""
+"""Show a report on a terminal: the verdict in words, then tables that fit 80 columns."""
 
 import math
 import re
@@ -15,16 +15,22 @@ from whet.profiler.report import LayerLine, Report
 from whet.profiler.sections import SectionCost
 
 _MANY_SECTIONS = 24
-_LEAST_SHARE = 0.01  # of the time: sections below are left out where there are many
-_WIDE = 100  # columns of a terminal on which nothing needs to be left out
-_LAYER_FIGURES = 58  # columns that a layer's row needs beside its name
-_SHARE = 7
+_LEAST_SHARE = 0.01  # if there are many sections, those with a smaller share of the time are left out
+_WIDE = 100  # on a terminal with so many columns, nothing needs to be left out
+_LAYER_FIGURES = 58  # columns that a layer's row needs in addition to its name
+_SHARE = 7  # columns for a layer's share of the time
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 60
 
 
 def show_report(console: Console, report: Report, *, rows: int = 12) -> None:
-    """Print what was found; `rows` of each table. What was not looked at is left out."""
+    """Print what a profile found. Parts that were not measured are left out.
+
+    Args:
+        console: The console to print on.
+        report: The report.
+        rows: The number of rows to print of the tables of layers and operators.
+    """
     console.print()
     _show_verdict(console, report)
     _show_sections(console, report)
@@ -58,7 +64,7 @@ def _show_verdict(console: Console, report: Report) -> None:
     if latency is not None:
         p99 = "" if latency.p99_ms is None else f", P99 {duration(latency.p99_ms / 1e3)}"
         console.print(
-            f"one call, nothing else timed  {duration(latency.median_ms / 1e3)}, "
+            f"one call, without instruments  {duration(latency.median_ms / 1e3)}, "
             f"P90 {duration(latency.p90_ms / 1e3)}{p99}; "
             f"{digits(latency.throughput)} samples/s; {latency.num_calls:,} calls; {latency.cores:.1f} cores busy",
             highlight=False,
@@ -93,14 +99,17 @@ def _show_sections(console: Console, report: Report) -> None:
     _print(console, "sections", table)
     if len(shown) < len(folded):
         left = len(folded) - len(shown)
-        console.print(Text(f"and {left} sections of less than {_LEAST_SHARE:.0%} of the time each", "dim"))
+        console.print(Text(f"and {left} sections with less than {_LEAST_SHARE:.0%} of the time each", "dim"))
     if len({section.thread for section in report.sections}) == 1 and report.wall_s and not report.latency:
         rest_s = report.wall_s - _outermost_s(report.sections)
         console.print(Text(f"outside of all sections: {duration(max(0.0, rest_s))}", "dim"))
 
 
 def folded_sections(sections: Sequence[SectionCost]) -> list[SectionCost]:
-    """Modules of one list, as layers.0 to layers.11, as one: "layers.* ×12"; their sections added up, peaks at most."""
+    """Fold the modules of one list, as layers.0 to layers.11, to one section called "layers.* ×12".
+
+    Its times, calls and growth are the sums over these sections, and its peak is the highest of theirs.
+    """
     numbered = re.compile(r"(.+)\.\d+")
     members: dict[tuple[str, tuple[str, ...]], set[str]] = {}
     folded: dict[tuple[str, tuple[str, ...]], SectionCost] = {}
@@ -168,8 +177,8 @@ def _show_layers(console: Console, report: Report, rows: int) -> None:
         console.print(Text(f"and {len(rest)} more layers, {duration(sum(layer.time_s for layer in rest))}", "dim"))
     if report.call_s:
         console.print(
-            f"all layers  {duration(report.layers_s)} of {duration(report.call_s)} for a call with its layers timed "
-            f"({percent(report.layers_s / report.call_s)}); {operations(report.total_flops or None)}",
+            f"all layers  {duration(report.layers_s)}, {percent(report.layers_s / report.call_s)} of the "
+            f"{duration(report.call_s)} of a call in this pass; {operations(report.total_flops or None)}",
             highlight=False,
         )
 
@@ -225,7 +234,7 @@ def _show_memory(console: Console, report: Report) -> None:
         console.print(
             f"CUDA allocator  {num_bytes(pieces.reserved_bytes)} reserved, {num_bytes(pieces.allocated_bytes)} in use; "
             f"largest free block {num_bytes(pieces.largest_free_bytes)}; "
-            f"{percent(pieces.fragmented)} of what is free is outside of it",
+            f"{percent(pieces.fragmented)} of the free memory is outside this block",
             highlight=False,
         )
 
@@ -257,7 +266,7 @@ def _show_largest(console: Console, report: Report) -> None:
         table.add_column("line", ratio=1, overflow="fold")
         for use in tensors.peak_lines[:5]:
             table.add_row(num_bytes(use.num_bytes), f"{use.num_tensors:,}", Text(one_line(str(use.line))))
-        _print(console, "at the peak, by the line that allocated", table)
+        _print(console, "held at the peak, by the line that allocated it", table)
 
 
 def _show_leaks(console: Console, report: Report) -> None:
@@ -271,11 +280,11 @@ def _show_leaks(console: Console, report: Report) -> None:
         if leak.line.text:
             console.print(Text(f"    {one_line(leak.line.text)}", "dim"))
     if not report.leaks:
-        console.print(f"growth  none: no line left tensors behind in {report.num_steps} {step}s", highlight=False)
+        console.print(f"growth  none: no line left tensors behind over {report.num_steps} {step}s", highlight=False)
 
 
 def _print(console: Console, title: str, table: Table) -> None:
-    """A table's own title would be wrapped to the table's width."""
+    """Print a table with a title above it. A table's own title would be wrapped to the table's width."""
     console.print()
     console.print(Text(title, "bold"))
     console.print(table)
@@ -283,7 +292,7 @@ def _print(console: Console, title: str, table: Table) -> None:
 
 def _table(names: Sequence[str], figures: Sequence[str]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
-    for name in names:  # these give way where the terminal is narrow; their cells do not wrap
+    for name in names:  # on a narrow terminal these columns shrink; their cells do not wrap
         table.add_column(name, overflow="ellipsis")
     for name in figures:
         table.add_column(name, justify="right", no_wrap=True)
@@ -291,7 +300,7 @@ def _table(names: Sequence[str], figures: Sequence[str]) -> Table:
 
 
 def _sparkline(values: Sequence[int], seconds: float, width: int) -> str:
-    """Highest of each stretch, from the lowest to the highest seen; with its legend no wider than the terminal."""
+    """Draw values as bars, with a legend, no wider than `width`. A bar shows the highest value of its stretch."""
     legend = f"  {num_bytes(min(values))}–{num_bytes(max(values))} in {duration(seconds)}"
     width = max(1, min(_MOST_BARS, width - len(legend)))
     stretch = max(1, math.ceil(len(values) / width))
@@ -306,10 +315,10 @@ def _outermost_s(sections: Sequence[SectionCost]) -> float:
 
 
 def _by(shapes: str) -> str:
-    """[8, 64, 16] [64] as 8×64×16 64: half as wide."""
+    """Shorten shapes for a narrow column: "[8, 64, 16] [64]" becomes "8×64×16 64"."""
     return re.sub(r"\[([\d, ]*)\]", lambda found: found[1].replace(", ", "×") or "scalar", shapes)
 
 
 def _tail(text: str, width: int) -> str:
-    """The end of a long name, as its end tells layers apart."""
+    """Return the end of a long name, because the ends tell layers apart."""
     return text if len(text) <= width else "…" + text[-(width - 1) :]

@@ -1,7 +1,7 @@
 """Watch a model's modules run: which one is innermost, and for how long.
 
-A module's `forward` is replaced on the instance, not hooked: nn.TransformerEncoderLayer and others take another path
-through their code as soon as a hook is attached, and what is measured must be what runs.
+A module's `forward` is replaced on the instance instead of hooked. With a hook attached, nn.TransformerEncoderLayer and
+others take another path through their code, so that the measured code would not be the code that usually runs.
 """
 
 import functools
@@ -14,28 +14,39 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-_OUTSIDE = -1  # no module runs
+_OUTSIDE = -1  # the index that stands for "no module runs"
 
 
 class Watcher(Protocol):
-    """Is told when a module starts and when it ends."""
+    """Define what `watched` calls when a module starts and when it ends."""
 
-    def enter(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+    def enter(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Handle the start of a call of module number `index` with these arguments."""
+        ...
 
-    def leave(self, index: int, output: Any) -> None: ...
+    def leave(self, index: int, output: Any) -> None:
+        """Handle the end of a call of module number `index`. The output is None if the call raised."""
+        ...
 
 
 @contextmanager
 def watched(run: Callable[..., Any], modules: Sequence[nn.Module], watcher: Watcher) -> Iterator[Callable[..., Any]]:
-    """Tell `watcher` of every call of `modules` while the context lasts, by their index.
+    """Tell `watcher` of every call of `modules`, by their index, while the context lasts.
 
-    run: calls the model, which is the first of `modules`; what is given back is to be called instead of it. Results do
-    not change, and the modules are left as they were, even where a call raises.
+    Results do not change. The modules are restored at the end, even if a call raises.
+
+    Args:
+        run: The function that calls the model.
+        modules: The modules to watch. The first is the model itself.
+        watcher: The object to tell.
+
+    Yields:
+        The function to call instead of `run`.
     """
     restore: list[tuple[nn.Module, Any]] = []
     try:
         for index, module in enumerate(modules):
-            if index:  # the first is watched from outside, for a compiled model's forward cannot be replaced
+            if index:  # `run` is wrapped instead of the model, because a compiled model's forward cannot be replaced
                 restore.append((module, vars(module).get("forward")))
                 object.__setattr__(module, "forward", _wrap(module.forward, index, watcher))
         yield _wrap(run, 0, watcher)
@@ -64,10 +75,14 @@ def _wrap(forward: Callable[..., Any], index: int, watcher: Watcher) -> Callable
 
 
 class Spans:
-    """The time that each module spends itself, children left out, and how often it is called.
+    """Measure how much time each module spends itself, its children left out, and how often it is called.
 
-    On CUDA, an event marks each change of module on the stream, so that a span is what the GPU needed for it, waiting
-    for the host included.
+    On CUDA, an event on the stream marks each change of module. A span is then the time that the GPU needed for it,
+    including the time that the GPU waited for the host.
+
+    Attributes:
+        calls: The number of calls of each module, by its index.
+        parents: The module that was running when a module was first called, by index; -1 for none.
     """
 
     def __init__(self, device: str) -> None:
@@ -75,9 +90,10 @@ class Spans:
         self._stack = [_OUTSIDE]
         self._marks: list[tuple[int, Any]] = []
         self.calls: dict[int, int] = {}
-        self.parents: dict[int, int] = {}  # the module that was running when one was first called
+        self.parents: dict[int, int] = {}
 
     def enter(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Start a call of a module."""
         self.calls[index] = self.calls.get(index, 0) + 1
         if index not in self.parents:
             self.parents[index] = self._stack[-1]
@@ -85,11 +101,15 @@ class Spans:
         self._marks.append((index, self._now()))
 
     def leave(self, index: int, output: Any) -> None:
+        """End the call of the innermost module."""
         self._stack.pop()
         self._marks.append((self._stack[-1], self._now()))
 
     def exclusive_s(self) -> dict[int, float]:
-        """Seconds by module; a span lasts from one mark to the next and belongs to the module that ran in it."""
+        """Return the seconds of each module.
+
+        A span lasts from one mark to the next and belongs to the module that was innermost.
+        """
         seconds: dict[int, float] = {}
         for (index, start), (_, stop) in zip(self._marks, self._marks[1:], strict=False):
             if index != _OUTSIDE:
@@ -112,7 +132,14 @@ class Spans:
 
 @functools.cache
 def watching_cost_s(device: str) -> tuple[float, float]:
-    """What watching one call adds to the module's own time and to its caller's: measured on a module without work."""
+    """Measure what watching a call costs, on a module that does no work.
+
+    Args:
+        device: "cpu" or "cuda".
+
+    Returns:
+        The seconds that each watched call adds to the module's own time, and those that it adds to its caller's time.
+    """
     module = _Nothing()
 
     def caller() -> None:

@@ -1,6 +1,6 @@
-"""Memory over time: a thread that reads what the process holds, with bounded memory of its own.
+"""Record memory over time, with a thread that samples it and keeps a bounded number of points.
 
-Resident memory on CPUs; on CUDA also what the allocator has given out and what it has reserved.
+On CPUs it is resident memory. On CUDA it is also what the allocator has given out and what it has reserved.
 """
 
 import threading
@@ -19,7 +19,14 @@ _MOST_POINTS = 2000
 
 @dataclass(frozen=True)
 class MemoryPoint:
-    """What was held at a moment. at_s: since the profile began. The CUDA figures are None without CUDA."""
+    """Describe what was held at a moment.
+
+    Attributes:
+        at_s: Seconds since the profile began.
+        rss_bytes: Resident memory of the process.
+        cuda_allocated_bytes: Memory that CUDA's allocator has given out; None without CUDA.
+        cuda_reserved_bytes: Memory that CUDA's allocator has reserved; None without CUDA.
+    """
 
     at_s: float
     rss_bytes: int
@@ -29,8 +36,16 @@ class MemoryPoint:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of a run. peak_bytes: exact where the system keeps one (Linux: VmHWM, on CUDA the allocator's), else the
-    highest point seen. device: whose memory start, end and peak are: "cpu" (resident) or "cuda" (allocated).
+    """Describe the memory of a run.
+
+    Attributes:
+        device: Whose memory the start, end and peak are: "cpu" (resident) or "cuda" (allocated).
+        start_bytes: Held at the start.
+        end_bytes: Held at the end.
+        peak_bytes: The most held.
+        is_peak_exact: Whether the peak was kept by the system (VmHWM on Linux) or by CUDA's allocator. Otherwise it is
+            the highest point that was sampled.
+        points: Samples over time.
     """
 
     device: str
@@ -42,10 +57,15 @@ class MemoryUse:
 
 
 class Timeline:
-    """Samples memory every few milliseconds between start() and stop().
+    """Sample memory every few milliseconds between `start()` and `stop()`.
 
-    Never more than 2,000 points: when full, every other one is dropped, and readings are taken half as often.
-    seen: told of each reading, in bytes of `device`.
+    A timeline keeps at most 2,000 points. When it is full, every second one is dropped, and samples are taken half as
+    often.
+
+    Args:
+        device: "cpu" or "cuda".
+        interval_s: Seconds between two samples at first.
+        seen: Called with each sample, in bytes held on `device`.
     """
 
     def __init__(
@@ -63,9 +83,10 @@ class Timeline:
         self._gpu = 0
 
     def start(self) -> None:
+        """Take the first sample, and start sampling in a thread."""
         self._has_exact_peak = reset_peak_rss()
         if self._device == "cuda":
-            self._gpu = torch.cuda.current_device()  # a thread has a current GPU of its own, which begins at the first
+            self._gpu = torch.cuda.current_device()  # the sampling thread's current GPU would be number 0
             torch.cuda.reset_peak_memory_stats(self._gpu)
         self._start_s = time.perf_counter()
         self._take()
@@ -73,6 +94,7 @@ class Timeline:
         self._thread.start()
 
     def stop(self) -> MemoryUse:
+        """Stop the thread, take the last sample, and return what was recorded."""
         self._ends.set()
         if self._thread is not None:
             self._thread.join()
@@ -86,7 +108,7 @@ class Timeline:
             peak, exact = peak_rss_bytes(), True
         else:
             peak, exact = 0, False
-        # the system keeps one peak, which another profile may have started anew meanwhile
+        # The system keeps only one peak, and another profile may have reset it meanwhile.
         return MemoryUse(self._device, held[0], held[-1], max(peak, *held), exact, points)
 
     def _sample(self) -> None:
@@ -113,11 +135,15 @@ class Timeline:
 
 @dataclass(frozen=True)
 class Fragmentation:
-    """How broken up the CUDA allocator's memory is.
+    """Describe how fragmented the CUDA allocator's memory is.
 
-    fragmented: of the free bytes it has reserved, the share that lies outside the largest free block: 0 is one block,
-    near 1 is dust; 0 where nothing is free. An allocation larger than largest_free_bytes needs new memory from the
-    device even where free_bytes would do.
+    Attributes:
+        reserved_bytes: Memory that the allocator has reserved on the device.
+        allocated_bytes: Memory that it has given out.
+        free_bytes: Reserved memory that is free.
+        largest_free_bytes: The largest free block. A larger allocation needs new memory from the device, even if
+            `free_bytes` would suffice.
+        num_segments: The number of reserved segments.
     """
 
     reserved_bytes: int
@@ -128,11 +154,16 @@ class Fragmentation:
 
     @property
     def fragmented(self) -> float:
+        """Return the share of the free bytes outside the largest free block.
+
+        It is 0 if all free memory is one block, or if nothing is free; it is near 1 if the free memory is in many small
+        pieces.
+        """
         return 1 - self.largest_free_bytes / self.free_bytes if self.free_bytes else 0.0
 
 
 def fragmentation(segments: list[dict[str, Any]]) -> Fragmentation:
-    """From the allocator's segments, as torch.cuda.memory_snapshot() gives them."""
+    """Compute the fragmentation from the allocator's segments, as torch.cuda.memory_snapshot() returns them."""
     free = [int(block["size"]) for segment in segments for block in segment["blocks"] if block["state"] == "inactive"]
     return Fragmentation(
         reserved_bytes=sum(int(segment["total_size"]) for segment in segments),
@@ -144,5 +175,5 @@ def fragmentation(segments: list[dict[str, Any]]) -> Fragmentation:
 
 
 def cuda_fragmentation() -> Fragmentation | None:
-    """None where no GPU is in use."""
+    """Return the fragmentation of CUDA's memory, or None if no GPU is in use."""
     return fragmentation(torch.cuda.memory_snapshot()) if torch.cuda.is_initialized() else None

@@ -1,8 +1,8 @@
-"""What a model's modules do: operations, operators, and the bytes they read and write.
+"""Count what a model's modules do: operations, operators, and the bytes they read and write.
 
-Operations are those of PyTorch's FlopCounterMode, so the totals are equal; fused attention on CPUs comes on top. Bytes
-are counted at a module's border: what it reads that it did not make, and what it makes that others read. What lives and
-dies inside is left out, for a fused kernel would never write it.
+Operations are those of PyTorch's FlopCounterMode, so the totals are equal, except that fused attention on CPUs is
+added. Bytes are counted at a module's border: tensors that it reads and did not make, and tensors that it makes and
+others read. Tensors that are made and freed inside are left out, because a fused kernel would never write them.
 """
 
 import contextlib
@@ -27,10 +27,11 @@ _GATHERS = frozenset(
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = None, **kwargs: Any) -> int:
+    """Return the operations of one call of fused attention."""
     return int(sdpa_flop_count(query, key, value))
 
 
-# PyTorch 2.13 has a formula for every fused attention but the CPU's.
+# PyTorch 2.13 has a formula for every fused attention except the CPU's.
 FORMULAS = {
     operator: _attention_flops
     for operator in (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,)
@@ -40,15 +41,24 @@ FORMULAS = {
 
 @dataclass
 class Work:
-    """One module's share of one call of the model."""
+    """Hold the work of one module in one call of the model.
+
+    Attributes:
+        flops: Operations; a multiply-add counts as two.
+        activation_bytes: Bytes read and written at the module's border, without weights.
+        num_operators: Calls of operators that are no views.
+        operators: The names of these operators as keys, in the order they first ran.
+        weights: Bytes read of each weight, by its storage.
+    """
 
     flops: int = 0
     activation_bytes: int = 0
     num_operators: int = 0
-    operators: dict[str, None] = field(default_factory=dict)  # in the order they first ran
-    weights: dict[Any, int] = field(default_factory=dict)  # storage -> bytes read, each once
+    operators: dict[str, None] = field(default_factory=dict)
+    weights: dict[Any, int] = field(default_factory=dict)
 
     def add(self, other: "Work") -> None:
+        """Add the work of another module to this one."""
         self.flops += other.flops
         self.activation_bytes += other.activation_bytes
         self.num_operators += other.num_operators
@@ -59,17 +69,32 @@ class Work:
 
 @dataclass
 class _Frame:
-    """One call of a module while it runs. Keys are storages."""
+    """Hold one call of a module while it runs.
+
+    Attributes:
+        index: The module's index.
+        read: Bytes read of tensors made elsewhere, by storage.
+        written: Bytes written in place to tensors made elsewhere, by storage.
+        made: Bytes of the tensors made in this call, by storage.
+        given: The storages made in this call and read elsewhere.
+    """
 
     index: int
-    read: dict[Any, int] = field(default_factory=dict)  # made elsewhere
-    written: dict[Any, int] = field(default_factory=dict)  # made elsewhere, changed in place
+    read: dict[Any, int] = field(default_factory=dict)
+    written: dict[Any, int] = field(default_factory=dict)
     made: dict[Any, int] = field(default_factory=dict)
-    given: set[Any] = field(default_factory=set)  # made here, read elsewhere
+    given: set[Any] = field(default_factory=set)
 
 
 class WorkCounter(TorchDispatchMode):
-    """Attributes every operator to the innermost module running. Enter it inside `flops`, and watch the modules."""
+    """Attribute every operator to the innermost running module.
+
+    Enter it inside the `FlopCounterMode`, and pass it to `watched` together with the modules.
+
+    Attributes:
+        work: The work of each module, by its index.
+        parents: The index of the module that first called a module, by index; -1 for none.
+    """
 
     def __init__(self, model: nn.Module, flops: FlopCounterMode) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -80,18 +105,21 @@ class WorkCounter(TorchDispatchMode):
         self._frames = [_Frame(-1)]
 
     def enter(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Start a call of a module."""
         outer = self._frames[-1]
         outer.given |= {key for t in _tensors((args, kwargs)) if (key := _key(t)) in outer.made}
         self.parents.setdefault(index, outer.index)
         self._frames.append(_Frame(index))
 
     def leave(self, index: int, output: Any) -> None:
+        """End the call of the innermost module."""
         frame = self._frames.pop()
         frame.given |= {key for t in _tensors(output) if (key := _key(t)) in frame.made}
         made = sum(frame.made[key] for key in frame.given)
         self.work[index].activation_bytes += sum(frame.read.values()) + sum(frame.written.values()) + made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operator and count its work for the innermost module."""
         before = self._flops.get_total_flops()
         output = func(*args, **(kwargs or {}))
         frame = self._frames[-1]
@@ -105,6 +133,7 @@ class WorkCounter(TorchDispatchMode):
         return output
 
     def _count_bytes(self, frame: _Frame, work: Work, name: str, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        """Count the bytes that one operator reads and writes."""
         output_bytes = sum(map(_num_bytes, outputs))
         known = set()
         for tensor in inputs:
@@ -132,7 +161,10 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def _key(tensor: Tensor) -> Any:
-    """What two tensors share exactly when they share memory. Holds no memory, but keeps its address from reuse."""
+    """Return a key that two tensors share exactly if they share memory.
+
+    The key keeps no memory alive, but its address is not used again while the key exists.
+    """
     try:
         return StorageWeakRef(tensor.untyped_storage())
     except (NotImplementedError, RuntimeError):  # sparse and other tensors without a storage
@@ -140,7 +172,7 @@ def _key(tensor: Tensor) -> Any:
 
 
 def _num_bytes(tensor: Tensor) -> int:
-    """An expanded tensor has more elements than memory."""
+    """Return the size of a tensor in bytes. An expanded tensor has more elements than memory: its memory counts."""
     try:
         return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
     except (NotImplementedError, RuntimeError):
@@ -148,10 +180,13 @@ def _num_bytes(tensor: Tensor) -> int:
 
 
 def count_work(counter: WorkCounter, run: Callable[[], Any]) -> None:
-    """Run the model once under the counter, with PyTorch's compiled and fused paths off: they hide their operations."""
+    """Run the model once under the counter.
+
+    PyTorch's compiled and fused paths are switched off meanwhile, because they hide operations.
+    """
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    compiles = "torch._dynamo" in sys.modules  # else nothing was compiled
+    compiles = "torch._dynamo" in sys.modules  # otherwise nothing was compiled
     eager = torch.compiler.set_stance("force_eager") if compiles else contextlib.nullcontext()
     try:
         with eager, counter, warnings.catch_warnings():

@@ -1,6 +1,6 @@
-"""Everything `whet profile` says of a workload, pass by pass: each sees one thing, so that none disturbs another.
+"""Profile a workload for `whet profile`, in several passes. Each measures one thing, so that none disturbs another.
 
-Where the model raises on the way, what was measured until then is kept, and said to be partial.
+If the model raises in a later pass, the results of the earlier passes are kept, and the report says that it is partial.
 """
 
 import contextlib
@@ -34,18 +34,18 @@ from whet.signature import read_signature, split, tensors_of
 from whet.workload import ExaminedWorkload, Workload
 
 _TIMING_S = 1.5
-_PASS_S = 1.0  # of the passes over sections and operators, at most, beyond their first calls
+_PASS_S = 1.0  # a pass over sections, operators or memory starts no more calls after so long
 _TRACED_CALLS = 3
 _SECTION_CALLS = 10
-_MEMORY_CALLS = 12  # enough that growth can be told from a queue
-_FAR_OFF = 0.1  # the layers' sum from the whole call
+_MEMORY_CALLS = 12  # enough to tell growth from a queue
+_FAR_OFF = 0.1  # relative difference between the sum of the layers' times and the whole call's time
 
 Advise = Callable[[Workload, Profile, Limits], Sequence[Hint]]
 
 
 @dataclass
 class _Run:
-    """One profile on its way. report: what is known so far."""
+    """Hold the state of one profile while it is made. `report` holds what is known so far."""
 
     workload: Workload
     depth: int | None
@@ -65,7 +65,12 @@ class _Run:
 
 @dataclass(frozen=True)
 class WorkloadProfile:
-    """report: what was found. trace: trace.json.gz, or None where the model raised before it was traced."""
+    """Hold the result of a profile.
+
+    Attributes:
+        report: What was found.
+        trace: The content of trace.json.gz; None if the model raised before it was traced.
+    """
 
     report: Report
     trace: bytes | None
@@ -80,22 +85,28 @@ def profile_workload(
     target: str = "",
     done: Callable[[Report], None] = lambda report: None,
 ) -> WorkloadProfile:
-    """Time, layers, sections, operators and memory of a model on its own inputs, in evaluation mode, without gradients.
+    """Measure time, layers, sections, operators and memory of a model, in evaluation mode, without gradients.
 
-    limits: the machine's, asked for once the bare model has been timed. advise: the techniques that apply, with their
-    bounds. depth: of the tree of modules. target: what the user calls it. done: told of the report after each pass.
+    Args:
+        workload: The model and its inputs.
+        limits: Returns the machine's limits. It is called after the bare model has been timed.
+        advise: Returns the techniques that apply, with their bounds.
+        depth: The depth of the tree of modules.
+        target: The name that the user gave, for suggested commands.
+        done: Called with the report after each pass.
 
-    Raises ModelError where the model raises on its very first call; later, the report is partial.
+    Raises:
+        ModelError: The model raises on its very first call. If it raises later, the report is partial.
     """
     device = device_of(workload)
     empty = any(not tensor.numel() for tensor in tensors_of(workload.inputs[0]))
-    notes = ("the batch holds no samples, so this is what calling the model costs",) if empty else ()
+    notes = ("the batch has no samples, so the times are only the overhead of calling the model",) if empty else ()
     run = _Run(workload, depth, target, limits, advise, done, Report(workload.name, device, notes=notes), device)
     run.calls = [_call(workload.model, batch) for batch in workload.inputs]
     passes: tuple[tuple[str, Callable[[_Run], None]], ...] = (
         ("timed", _time),
-        ("taken apart by layers", _profile_layers),
-        ("watched by modules", _watch_modules),
+        ("profiled layer by layer", _profile_layers),
+        ("watched module by module", _watch_modules),
         ("traced", _trace),
         ("watched for memory", _watch_memory),
     )
@@ -106,7 +117,7 @@ def profile_workload(
                 do(run)
             except WhetError:
                 raise
-            except Exception as error:  # noqa: BLE001 - the model's own, on a later call
+            except Exception as error:  # noqa: BLE001 - the model may raise anything on a later call
                 said = named_reason(error)
                 _keep(run, partial=f"while it was being {name}, the model raised {said}")
             if run.report.partial:
@@ -116,7 +127,7 @@ def profile_workload(
 
 
 def device_of(workload: Workload) -> str:
-    """Where it runs, by the first parameter, buffer or input; a GPU becomes the current one."""
+    """Return the device type of the first parameter, buffer or input. A GPU becomes the current one."""
     args, kwargs = split(workload.inputs[0])
     for tensor in (*workload.model.parameters(), *workload.model.buffers(), *args, *kwargs.values()):
         if isinstance(tensor, Tensor):
@@ -126,7 +137,10 @@ def device_of(workload: Workload) -> str:
 
 
 def run_for_nsight(workload: Workload, *, num_calls: int = 5) -> None:
-    """Warm the model up, then call it in NVTX ranges named by its modules, between cudaProfilerStart and Stop."""
+    """Run the model for Nsight, with one NVTX range for each module.
+
+    The model is warmed up first. The measured calls lie between cudaProfilerStart and cudaProfilerStop.
+    """
     sections = Sections(nvtx=True)
     call = _call(workload.model, workload.inputs[0])
     with torch.no_grad(), _watching(workload, call, sections) as watched_call:
@@ -155,7 +169,7 @@ def _first_call(run: _Run) -> None:
 
 
 def _time(run: _Run) -> None:
-    """Bare calls: latency, cores, and the memory of the process."""
+    """Time bare calls: latency, busy cores, and the memory of the process."""
     samples: list[float] = []
 
     def timed(call: Callable[[], Any]) -> Callable[[], None]:
@@ -180,7 +194,7 @@ def _time(run: _Run) -> None:
         )
         stopped = measured.stopped_by or ""
         _keep(run, busy=measured.cause)
-    except Exception as error:  # noqa: BLE001 - it raised while it was being warmed up
+    except Exception as error:  # noqa: BLE001 - the model may raise anything while it is warmed up
         stopped = named_reason(error)
         if samples:
             measured = Measurement(tuple(samples), run.workload.samples_per_batch)
@@ -200,7 +214,7 @@ def _latency(measured: Measurement | None, cores: float) -> Latency | None:
 
 
 def _profile_layers(run: _Run) -> None:
-    """Layer by layer, against the machine's limits; and the verdict."""
+    """Profile the model layer by layer against the machine's limits, and find the verdict."""
     output = run.calls[0]()
     signature = read_signature(run.workload.inputs, output)
     examined = ExaminedWorkload(run.workload, signature, (), None)
@@ -212,13 +226,13 @@ def _profile_layers(run: _Run) -> None:
         try:
             hints = run.advise(run.workload, profile, limits)
         except WhetError as error:
-            notes.append(f"which techniques apply is not known: {error}")
+            notes.append(f"whet could not find out which techniques apply: {error}")
     layers = tuple(_layer_line(profile, limits, i) for i in range(len(profile.layers)))
     sum_s = sum(layer.time_s for layer in profile.layers)
     if profile.total_s and abs(sum_s / profile.total_s - 1) > _FAR_OFF:
         notes.append(
-            f"the layers' times add up to {percent(sum_s / profile.total_s)} of the whole call: calls so short, "
-            "or a machine so busy, that watching the layers disturbs them"
+            f"the layers' times add up to {percent(sum_s / profile.total_s)} of the whole call: the calls are so "
+            "short, or the machine is so busy, that watching the layers changes the times"
         )
     _keep(
         run,
@@ -252,7 +266,7 @@ def _layer_line(profile: Profile, limits: Limits, i: int) -> LayerLine:
 
 
 def _watch_modules(run: _Run) -> None:
-    """Modules as sections, down to the depth asked for. Each call of the workload is one call of the outermost."""
+    """Time the modules as sections, down to the requested depth. The outermost section is one call of the model."""
     sections = Sections(depth=run.depth, cuda=run.device == "cuda")
     with _watching(run.workload, run.calls[0], sections) as call:
         for _ in _repeated(_SECTION_CALLS):
@@ -261,7 +275,7 @@ def _watch_modules(run: _Run) -> None:
 
 
 def _trace(run: _Run) -> None:
-    """Operators with their shapes, and the trace."""
+    """Trace the operators with their shapes."""
     cuda = run.device == "cuda"
     tracer = start_tracer(cuda=cuda, warm_up=run.calls[0])
     started_s = time.perf_counter()
@@ -280,13 +294,13 @@ def _trace(run: _Run) -> None:
 
 
 def _watch_memory(run: _Run) -> None:
-    """Every tensor: who allocated the largest, what the peak held, and what each call leaves behind."""
+    """Watch every tensor: which lines allocated the largest, what the peak held, and what each call leaves behind."""
     tracker = AllocationTracker()
     sections = Sections(depth=run.depth, read_bytes=lambda: tracker.held_bytes, read_again_ns=0)
     tracker.changed = sections.note_bytes
     inputs = [tensor for batch in run.workload.inputs for tensor in tensors_of(batch)]
     tracker.register((*run.model.parameters(), *run.model.buffers(), *inputs))
-    named = names_of(LiveObjects(modules=[run.model]))  # by this model, not by one that was exported from it
+    named = names_of(LiveObjects(modules=[run.model]))  # named by this model, not by one that was exported from it
     named |= {key: "inputs" for tensor in inputs if (key := storage_key(tensor)) is not None}
     with _watching(run.workload, run.calls[0], sections) as call, tracker:
         for _ in _repeated(_MEMORY_CALLS, least=6):
@@ -307,7 +321,7 @@ def _watch_memory(run: _Run) -> None:
 
 
 def _with_memory(timed: Sequence[SectionCost], watched: Sequence[SectionCost]) -> tuple[SectionCost, ...]:
-    """Times of one pass and tensor memory of another, by path; what one call kept, on average."""
+    """Join the times of one pass with the tensor memory of another, by path. Growth becomes the mean of one call."""
     known = {section.path: section for section in watched}
     return tuple(
         replace(s, grown_bytes=round(m.grown_bytes / m.calls), peak_bytes=m.peak_bytes)
@@ -323,7 +337,7 @@ def _call(model: nn.Module, batch: Any) -> Callable[[], Any]:
 
 
 def _repeated(most: int, *, least: int = 1) -> Iterator[int]:
-    """So many times, but no more than `least` where each takes long."""
+    """Yield `most` numbers. Once `_PASS_S` has passed, stop early, but not before `least` numbers."""
     began = time.perf_counter()
     for i in range(most):
         if i >= least and time.perf_counter() - began > _PASS_S:
@@ -332,22 +346,24 @@ def _repeated(most: int, *, least: int = 1) -> Iterator[int]:
 
 
 class _ModuleSections:
-    """Enters a section named for each module that runs."""
+    """Enter and leave a section named for each module that runs."""
 
     def __init__(self, names: Sequence[str], sections: Sections) -> None:
         self._names = names
         self._sections = sections
 
     def enter(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Enter the section of a module."""
         self._sections.enter(self._names[index])
 
     def leave(self, index: int, output: Any) -> None:
+        """Leave the section of a module."""
         self._sections.leave()
 
 
 @contextlib.contextmanager
 def _watching(workload: Workload, call: Callable[[], Any], sections: Sections) -> Iterator[Callable[[], Any]]:
-    """The call, with every module of the model as a section inside the one that calls it."""
+    """Yield the call with every module of the model as a section inside the section of its caller."""
     named = [
         (name, module)
         for name, module in workload.model.named_modules()
@@ -359,6 +375,6 @@ def _watching(workload: Workload, call: Callable[[], Any], sections: Sections) -
 
 
 def _short(name: str) -> str:
-    """A module in a list is named with the list, as "blocks.0"."""
+    """Return a module's short name. A module in a list is named with the list, as "blocks.0"."""
     parts = name.split(".")
     return ".".join(parts[-2:]) if parts[-1].isdigit() and len(parts) > 1 else parts[-1]

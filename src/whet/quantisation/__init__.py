@@ -1,1 +1,1 @@
-"""Quantisation: what can be quantised, ranges, formats, and the layers that lose least by it."""
+"""Quantise layers: find those that can be quantised, their ranges and formats, and those that lose least by it."""

@@ -1,11 +1,11 @@
-"""What range of an activation its 256 int8 levels should cover, found while calibration batches pass.
+"""Find the range of an activation that its 256 int8 levels should cover, while calibration batches pass.
 
-minmax       all that was seen: no value is clipped, but one outlier makes every level coarse
+minmax       all values seen: no value is clipped, but one outlier makes every level coarse
 percentile   all but the outermost 0.01 % at each end
 entropy      the clipping whose quantised histogram diverges least from the one seen (Kullback-Leibler)
 
-They speak torchao's observer protocol (with_args, calculate_qparams, the attributes of a uniform quantiser), so that
-prepare_pt2e inserts them, without importing it.
+The observers follow torchao's protocol (with_args, calculate_qparams, the attributes of a uniform quantiser), so that
+prepare_pt2e can insert them. They do not import torchao.
 
 Source: Migacz, "8-bit Inference with TensorRT", GTC 2017 (entropy); Wu et al., 2020 (arXiv:2004.09602), section 5.
 """
@@ -34,7 +34,13 @@ class MinMaxObserver(nn.Module):
     is_dynamic = False
 
     def __init__(self, *, quant_min: int = 0, quant_max: int = 255, **described: Any) -> None:
-        """quant_max: 127 on chips whose int8 products saturate. described: what the attributes say anyway."""
+        """Make an observer that has seen nothing.
+
+        Args:
+            quant_min: The lowest level.
+            quant_max: The highest level; 127 on chips whose int8 products saturate.
+            described: Further arguments of torchao's protocol. They only repeat the class's attributes.
+        """
         super().__init__()
         self.quant_min = quant_min
         self.quant_max = quant_max
@@ -43,10 +49,11 @@ class MinMaxObserver(nn.Module):
 
     @classmethod
     def with_args(cls, **kwargs: Any) -> "partial[MinMaxObserver]":
+        """Return a factory of observers with these arguments, as torchao's protocol asks for."""
         return partial(cls, **kwargs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Look at a tensor; it passes unchanged. Infinities (masks) and NaN don't count."""
+        """Record a tensor's values, and return it unchanged. Infinities (masks) and NaN do not count."""
         values = x.detach().flatten().float()
         if values.numel():
             low, high = (float(end) for end in values.aminmax())
@@ -58,10 +65,10 @@ class MinMaxObserver(nn.Module):
         return x
 
     def count(self, values: Tensor) -> None:
-        """For observers that need more than the ends."""
+        """Count the values. Observers that need more than the range override this."""
 
     def covered(self) -> tuple[float, float]:
-        """The range that the levels should cover."""
+        """Return the range that the levels should cover."""
         return self.low, self.high
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
@@ -85,6 +92,7 @@ class HistogramObserver(MinMaxObserver):
         self.counts: NDArray[np.float64] = np.zeros(_NUM_BINS)
 
     def count(self, values: Tensor) -> None:
+        """Add values to the histogram."""
         largest = max(-self.low, self.high)
         if largest == 0.0:
             largest = 1.0  # nothing but zeros so far
@@ -98,6 +106,7 @@ class HistogramObserver(MinMaxObserver):
 
     @property
     def edges(self) -> NDArray[np.float64]:
+        """Return the edges of the histogram's bins."""
         return np.linspace(-self.reach, self.reach, _NUM_BINS + 1)
 
 
@@ -105,6 +114,7 @@ class PercentileObserver(HistogramObserver):
     """Leaves the outermost 0.01 % at each end to be clipped."""
 
     def covered(self) -> tuple[float, float]:
+        """Return the range without the outermost 0.01 % at each end."""
         below = np.cumsum(self.counts) / self.counts.sum()
         first = int(np.searchsorted(below, 1.0 - _PERCENTILE, side="right"))
         last = int(np.searchsorted(below, _PERCENTILE, side="left"))
@@ -115,9 +125,11 @@ class EntropyObserver(HistogramObserver):
     """Chooses the clipping that keeps the distribution's shape best. Zeros don't count: they are exact in any range."""
 
     def count(self, values: Tensor) -> None:
+        """Add values to the histogram, without zeros."""
         super().count(values[values != 0])
 
     def covered(self) -> tuple[float, float]:
+        """Return the range whose quantised histogram diverges least from the one seen."""
         counts, edges, first, last = self._filled()
         centre = counts.size // 2
         widest = max(centre - first, last - centre)
@@ -144,9 +156,9 @@ class EntropyObserver(HistogramObserver):
 
 
 def divergence(counts: NDArray[np.float64], start: int, stop: int) -> float:
-    """How far a histogram is from its quantised self where bins outside [start, stop) are clipped, in nats.
+    """Return the divergence of a histogram from its quantised form with bins outside [start, stop) clipped, in nats.
 
-    The reference keeps clipped values in its outermost bins; the quantised one has one count for each of 256 levels,
+    The reference keeps clipped values in its outermost bins. The quantised form has one count for each of 256 levels,
     spread evenly over the bins that are not empty.
     """
     inside = counts[start:stop]

@@ -1,4 +1,4 @@
-"""int8 for ONNX models, by ONNX Runtime's own quantiser."""
+"""Quantise ONNX models to int8 with ONNX Runtime's own quantiser."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,7 +21,16 @@ _WIDE_SUMS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "neon"})
 
 
 def quantize(folder: Folder, batches: Sequence[tuple[Tensor, ...]], mode: str) -> Folder:
-    """A copy of an ONNX model in int8. Raises TargetError where the quantiser cannot take it."""
+    """Return a copy of an ONNX model in int8.
+
+    Args:
+        folder: The model.
+        batches: Calibration batches of flat inputs.
+        mode: "static" or "dynamic".
+
+    Raises:
+        TargetError: The quantiser cannot quantise the model.
+    """
     onnx = import_onnx()
     import_onnxruntime()
     from onnxruntime import quantization
@@ -69,7 +78,7 @@ def _reader(quantization: Any, names: Sequence[str], batches: Sequence[tuple[Ten
 
 
 def _masked_scores(graph: Any) -> Iterator[str]:
-    """Sums that a softmax reads: with a mask in them they reach to -3e38, and int8 would have no level left."""
+    """Yield the sums that a softmax reads. With a mask they reach down to -3e38, too wide a range for int8."""
     softmaxed = {name for node in graph.node if node.op_type == "Softmax" for name in node.input}
     for node in graph.node:
         if node.op_type == "Add" and softmaxed.intersection(node.output):

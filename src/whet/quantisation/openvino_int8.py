@@ -1,4 +1,4 @@
-"""int8 for OpenVINO models: NNCF's quantiser, and which layers it hurts most."""
+"""Quantise OpenVINO models to int8 with NNCF, without the layers that it would hurt most."""
 
 import contextlib
 import io
@@ -31,9 +31,24 @@ def quantize(
     keep: int,
     quantizes_attention: bool,
 ) -> tuple[Any, list[str]]:
-    """A copy of an OpenVINO model in int8, calibrated on `batches`, and notes on what was left out.
+    """Quantise a copy of an OpenVINO model to int8.
 
-    See techniques.openvino.Options. Raises TargetError where NNCF cannot quantise the model.
+    techniques.openvino.Options explains the options.
+
+    Args:
+        model: The OpenVINO model.
+        batches: Calibration batches of flat inputs.
+        preset: NNCF's preset.
+        ranges: How the ranges of activations are found.
+        smooth_quant: Whether to scale activations into weights first.
+        keep: How many of the layers that int8 hurts most stay in floating point.
+        quantizes_attention: Whether attention's products are quantised.
+
+    Returns:
+        The copy, and notes on what was left out.
+
+    Raises:
+        TargetError: NNCF cannot quantise the model.
     """
     nncf = import_nncf()
     contiguous = [[tensor.detach().contiguous() for tensor in batch] for batch in batches]
@@ -71,7 +86,7 @@ def quantize(
 
 
 def is_transformer(model: Any) -> bool:
-    """Whether an OpenVINO model has attention or layer norm, for which NNCF has patterns of its own."""
+    """Return whether an OpenVINO model has attention or layer norm, for which NNCF has its own patterns."""
     return any(
         op.get_type_name() in ("ScaledDotProductAttention", "MVN")
         or (op.get_type_name() == "Softmax" and "MatMul" in _readers(op))
@@ -102,7 +117,7 @@ def _activation_products(model: Any) -> Iterator[str]:
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether a value is a stored weight, perhaps of another type or shape."""
+    """Return whether a value is a stored weight, possibly converted, reshaped or transposed."""
     node = value.get_node()
     while node.get_type_name() in ("Convert", "Reshape", "Transpose"):
         node = node.input_value(0).get_node()
@@ -122,7 +137,11 @@ def _pooled(model: Any) -> Iterator[str]:
 
 
 def import_nncf() -> Any:
-    """NNCF, without its telemetry, and without its claim on every logger of the program. Raises MissingExtra."""
+    """Import NNCF without its telemetry, and without its change of the program's logger class.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
     logger_class = logging.getLoggerClass()
     try:
         with no_telemetry():

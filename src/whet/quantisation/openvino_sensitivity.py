@@ -1,8 +1,8 @@
-"""Which layers of an OpenVINO model int8 hurts most.
+"""Rank the layers of an OpenVINO model by how much int8 hurts them.
 
-One graph answers for all of them. Each layer y = f(x) becomes y + gate * (q(x) - y), where q is the layer as the
-quantiser made it and the gates are an input: the graph is compiled once, and run once for each layer with that layer's
-gate open alone. What the outputs then lose is that layer's share.
+One graph serves for all layers. Each layer y = f(x) becomes y + gate * (q(x) - y), where q is the quantised layer and
+the gates are an input. The graph is compiled once, and run once for each layer with only that layer's gate open. The
+error of the outputs is then that layer's share.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,10 @@ _DEPTH = 6  # how far above a layer its quantiser may stand: quantisers move up 
 
 
 def rank(model: Any, quantized: Any, batch: Sequence[Any]) -> tuple[list[str], list[int]]:
-    """The quantised layers with weights, the one whose rounding changes the outputs for a batch most first.
+    """Rank the quantised layers with weights by how much their rounding changes the outputs for a batch.
 
-    Returns their names, and their places in the order of execution.
+    Returns:
+        The layers' names, the most damaging first, and their places in the order of execution.
     """
     gated, names = _gate(model.clone(), quantized)
     config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
@@ -45,7 +46,7 @@ def _relative_error(found: Any, wanted: Any) -> float:
 
 
 def _gate(model: Any, quantized: Any) -> tuple[Any, list[str]]:
-    """Put a gate on every layer that the quantiser touched. Returns the model, with the gates as last input."""
+    """Put a gate on every layer that the quantiser changed, and return the model with the gates as last input."""
     ops = import_openvino().opset13
     twins = {op.get_friendly_name(): op for op in quantized.get_ops()}
     found = []
@@ -75,7 +76,7 @@ def _open(op: Any, quantized: Any, gate: Any) -> None:
 
 
 def _quantized_twin(op: Any, twin: Any, rounding: Any) -> Any:
-    """The layer on the rounded input, with the rounded weights."""
+    """Return the layer applied to the rounded input, with the rounded weights."""
     openvino = import_openvino()
     ops = openvino.opset13
     limits = [ops.constant(_as_scalar(rounding.input_value(i))) for i in range(1, 5)]
@@ -85,7 +86,7 @@ def _quantized_twin(op: Any, twin: Any, rounding: Any) -> Any:
 
 
 def _quantizer_above(value: Any) -> Any:
-    """The FakeQuantize that rounds a layer's input, or None where the input is not rounded."""
+    """Return the FakeQuantize that rounds a layer's input, or None where the input is not rounded."""
     for _ in range(_DEPTH):
         node = value.get_node()
         if node.get_type_name() == "FakeQuantize":
@@ -97,13 +98,16 @@ def _quantizer_above(value: Any) -> Any:
 
 
 def _as_scalar(value: Any) -> Any:
-    """A quantiser's limit as a number, whatever rank it was given; per-channel limits keep their shape."""
+    """Return a quantiser's limit as a scalar, whatever its rank. Per-channel limits keep their shape."""
     data = value.get_node().data
     return data.reshape(()) if data.size == 1 else data
 
 
 def _is_compressed(value: Any) -> bool:
-    """Whether a weight is stored in 8 bits, as the quantiser leaves it: Constant -> Convert -> Subtract -> Multiply."""
+    """Return whether a weight is stored in 8 bits, as the quantiser writes it.
+
+    That is Constant -> Convert -> Subtract -> Multiply.
+    """
     node = value.get_node()
     while node.get_type_name() in _DECOMPRESSION:
         node = node.input_value(0).get_node()

@@ -1,8 +1,8 @@
-"""PyTorch 2 export quantisation: a graph whose linear layers and convolutions say "quantise, multiply, dequantise".
+"""Quantise by PyTorch 2 export: linear layers and convolutions become "quantise, multiply, dequantise" in a graph.
 
-What int8_static and int8_dynamic share. torchao's prepare_pt2e and convert_pt2e put the steps in, following its
-recipe for x86, from which two things are taken out: elementwise products stay in floating point (two quantised inputs
-cost more than the product gains), and scales have no lower bound (2^-12 there, which wastes levels on small weights).
+int8_static and int8_dynamic share this module. torchao's prepare_pt2e and convert_pt2e insert the steps, by torchao's
+recipe for x86 with two changes. Elementwise products stay in floating point, since two quantised inputs cost more than
+the product gains. Scales have no lower bound: the recipe's bound of 2^-12 wastes levels on small weights.
 """
 
 import warnings
@@ -32,11 +32,20 @@ _PASSING_ON = frozenset({
 
 
 def quantise(candidate: Candidate, observer: type[MinMaxObserver] | None) -> nn.Module:
-    """The candidate's module with int8 weights per channel and uint8 activations per tensor.
+    """Quantise a candidate's module, with int8 weights per channel and uint8 activations per tensor.
 
-    observer: chooses the activations' ranges from the calibration batches; None leaves that to each call (dynamic).
-    Layers that the candidate keeps stay as they are. The result is a new module, tensors in, tuple of tensors out.
-    Raises TargetError where torchao fails.
+    Layers that the candidate keeps stay in floating point.
+
+    Args:
+        candidate: The candidate. It is not modified.
+        observer: Chooses the activations' ranges from the calibration batches. With None each call finds them
+            (dynamic quantisation).
+
+    Returns:
+        A new module that takes tensors and returns a tuple of tensors.
+
+    Raises:
+        TargetError: torchao fails.
     """
     examined = candidate.examined
     module = candidate.module
@@ -115,13 +124,14 @@ def _clean(graph: fx.Graph) -> None:
 
 
 class _Quantised(nn.Module):
-    """A graph behind the calling convention of a flat module."""
+    """Give a graph the calling convention of a flat module."""
 
     def __init__(self, body: fx.GraphModule) -> None:
         super().__init__()
         self.body = body
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the graph's outputs as a tuple."""
         return tuple(self.body(*tensors))
 
 
@@ -149,7 +159,7 @@ def shield_residuals(graph: fx.Graph) -> None:
 
 
 def _is_given(node: fx.Node) -> bool:
-    """Whether a node is an input or a constant, or passes one on without computing anything."""
+    """Return whether a node is an input or a constant, or only moves one without computing anything."""
     while True:
         if node.op in ("placeholder", "get_attr"):
             return True

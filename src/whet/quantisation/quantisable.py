@@ -1,4 +1,4 @@
-"""Which layers int8 and int4 techniques work on, and what they need of the chip."""
+"""Find the layers that int8 and int4 techniques can quantise, and check what they need of the chip."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -21,15 +21,18 @@ def with_linears(module: nn.Module) -> nn.Module:
 
 
 def is_transposed_linear(module: nn.Module) -> bool:
-    """transformers.pytorch_utils.Conv1D, of GPT-2 and its kin: a linear layer whose weight is [inputs, outputs]."""
+    """Return whether a module is transformers.pytorch_utils.Conv1D, as in GPT-2.
+
+    It is a linear layer whose weight is [inputs, outputs].
+    """
     is_conv1d = type(module).__name__ == "Conv1D" and type(module).__module__ == "transformers.pytorch_utils"
     return is_conv1d and is_plain(module)
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a module does what its class does and nothing else: another may stand in its place.
+    """Return whether a module does only what its class does, so that another module may replace it.
 
-    A hook, or a forward of the instance's own, may do anything to its inputs and outputs, for values that no
+    A hook, or a forward that the instance overrides, may do anything to its inputs and outputs, for values that no
     calibration batch has.
     """
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
@@ -53,22 +56,24 @@ def swap(module: nn.Module, replaced: Mapping[nn.Module, nn.Module]) -> nn.Modul
 
 
 def find_layers(module: nn.Module, kinds: Sequence[type[nn.Module]] = LAYERS) -> Iterator[tuple[str, nn.Module]]:
-    """Layers with matrix products whose weights are float32, by name. Subclasses and layers with hooks may do something
-    else: left out."""
+    """Yield the layers with matrix products whose weights are float32, with their names.
+
+    Subclasses and layers with hooks are left out, since they may compute something else.
+    """
     for name, layer in module.named_modules():
         if type(layer) in kinds and is_plain(layer) and weight_of(layer).dtype == torch.float32:
             yield name, layer
 
 
 def find_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
-    """The linear layers of find_layers."""
+    """Yield the linear layers of find_layers."""
     for name, layer in find_layers(module, (nn.Linear,)):
         assert isinstance(layer, nn.Linear)
         yield name, layer
 
 
 def layers_of(examined: ExaminedWorkload) -> list[nn.Module]:
-    """The original's layers that could be quantised, to be counted and measured; some are without their weights."""
+    """Return the original's layers that could be quantised, to count and measure them. Some hold no weights."""
     model = examined.workload.model
     transposed = [weight_of(m) for m in model.modules() if is_transposed_linear(m)]
     outlines = [nn.Linear(w.shape[0], w.shape[1], device="meta") for w in transposed if w.dtype == torch.float32]
@@ -76,27 +81,29 @@ def layers_of(examined: ExaminedWorkload) -> list[nn.Module]:
 
 
 def linears_of(examined: ExaminedWorkload) -> list[nn.Linear]:
-    """The linear ones among layers_of."""
+    """Return the linear layers among layers_of."""
     return [layer for layer in layers_of(examined) if isinstance(layer, nn.Linear)]
 
 
 def weight_of(layer: nn.Module) -> Tensor:
+    """Return a layer's weight."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
     return weight
 
 
 def has_int8_products(machine: Machine) -> bool:
+    """Return whether the chip has instructions for products of int8 numbers."""
     return not _INT8_PRODUCTS.isdisjoint(machine.isa)
 
 
 def device_refusal(examined: ExaminedWorkload) -> str:
-    """Why whet's quantisers, which are written for CPUs, cannot be used where the inputs lie, or ""."""
+    """Return why whet's quantisers, which need a CPU, cannot be used on the inputs' device; "" where they can."""
     return "" if examined.device_type == "cpu" else "written for CPUs; the inputs are on a GPU"
 
 
 def branch_refusal(examined: ExaminedWorkload) -> str:
-    """Why a model whose graph branches by value cannot be quantised, or "" for all others.
+    """Return why a model whose graph branches by value cannot be quantised; "" for all other models.
 
     Ranges come from the branches that the calibration batches take, and a rounded value may take another branch.
     """
@@ -108,7 +115,7 @@ def branch_refusal(examined: ExaminedWorkload) -> str:
 
 
 def refusal(examined: ExaminedWorkload, machine: Machine, *, rest: str) -> str:
-    """Why quantising on this CPU is out of the question, or ""."""
+    """Return why a model cannot be quantised on this CPU; "" where it can."""
     if reason := device_refusal(examined):
         return reason
     if why := branch_refusal(examined):

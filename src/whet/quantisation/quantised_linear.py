@@ -1,12 +1,12 @@
-"""Linear layers and embeddings that hold their weights in 8 or 4 bits.
+"""Compute linear layers and embeddings whose weights have 8 or 4 bits.
 
-The weights are those of an engine, to the bit: whet.kernels.linear.quantise rounds both. Three ways multiply with them:
+The weights equal those of an engine bit for bit: whet.kernels.linear.quantise rounds both. Three ways multiply them:
 
     PackedLinear             whet's own operator, which rounds activations to int8 a row
     Int8Linear, Int4Linear   few rows: torch's own kernels, in floating point
                              many rows: the weights are unpacked at each call, and the product is the library's
 
-All are plain modules with integer buffers: torch.export, compilers and files need to know nothing about them.
+All are plain modules with integer buffers, which torch.export, compilers and files handle without special support.
 
 Shape suffixes: R rows, K inputs, N outputs, G groups of inputs, V vocabulary, D width.
 """
@@ -44,22 +44,25 @@ Replace = Callable[[nn.Linear, int], nn.Module | None]
 
 
 def int8_linear(linear: nn.Linear, num_rows: int) -> nn.Module:
-    """The layer with int8 weights, in the way that is fastest for so many rows."""
+    """Return the layer with int8 weights, as the module that is fastest for `num_rows` rows."""
     return PackedLinear(linear, Kind.S8) if _suits_whet(num_rows) else Int8Linear(linear, num_rows)
 
 
 def int4_linear(linear: nn.Linear, num_rows: int) -> nn.Module:
-    """The same with int4 weights; the layer's inputs are a multiple of GROUP_SIZE."""
+    """Return the layer with int4 weights, as the module that is fastest for `num_rows` rows.
+
+    The number of the layer's inputs is a multiple of GROUP_SIZE.
+    """
     if _suits_whet(num_rows) and linear.weight.numel() >= _LARGE_INT4:
         return PackedLinear(linear, Kind.S4)
     return Int4Linear(linear, num_rows)
 
 
 def _suits_whet(num_rows: int) -> bool:
-    """Whether whet's operator is worth trying: on the build that was measured, for few rows.
+    """Return whether whet's operator is worth trying: for few rows, on the build for which it was measured.
 
-    With many rows the operators beside it are so large that torch's own threads compute them, and then spin on the
-    cores that whet's need (docs/log.md: a quarter of a call, beside another runtime).
+    With many rows, torch's own threads compute the other operators of the model, and then spin on the cores that
+    whet's threads need (docs/log.md: a quarter of a call, beside another runtime).
     """
     if num_rows > FEW_ROWS:
         return False
@@ -68,7 +71,7 @@ def _suits_whet(num_rows: int) -> bool:
 
 
 class PackedLinear(nn.Module):
-    """x @ weight.T + bias by whet::linear_int8 or whet::linear_int4, which needs no compiler to load: see there."""
+    """Compute x @ weight.T + bias by whet::linear_int8 or whet::linear_int4, which load without a compiler."""
 
     packed: Tensor  # uint8, as whet.kernels.linear.layout says
     scale: Tensor  # float32 [N padded]
@@ -84,12 +87,13 @@ class PackedLinear(nn.Module):
         self.kind = kind
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output [..., N] for x [..., K]."""
         operator = linear_int8 if self.kind is Kind.S8 else linear_int4  # which a deep copy could not hold
         return operator(x, self.packed, self.scale, self.bias, self.num_outputs)
 
 
 class Int8Linear(nn.Module):
-    """x @ weight.T + bias with int8 weights, one scale per output."""
+    """Compute x @ weight.T + bias with int8 weights and one scale per output."""
 
     weight: Tensor  # int8 [N, K]
     scale: Tensor  # float32 [N]
@@ -105,6 +109,7 @@ class Int8Linear(nn.Module):
         self.dtype = product_dtype(self.has_few_rows)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output [..., N] for x [..., K]."""
         if self.has_few_rows:
             ones_N = torch.ones_like(self.scale, dtype=self.dtype)  # bfloat16 would round the scales
             y_RN = torch.ops.aten._weight_int8pack_mm(_few_rows(x, self.dtype), self.weight, ones_N)
@@ -114,10 +119,13 @@ class Int8Linear(nn.Module):
 
 
 class Int4Linear(nn.Module):
-    """x @ weight.T + bias with 4-bit weights, a whole number 1..15 per output and group, and a scale per output.
+    """Compute x @ weight.T + bias with 4-bit weights, a factor per output and group, and a scale per output.
 
-    Few rows: the weights lie as torch's kernel for this chip wants them, and only for it (`packed_for`). Many rows: a
-    byte holds a column of a group's first half (low bits) and one of its second half (high bits).
+    The factors are whole numbers from 1 to 15.
+
+    For few rows, the weights have the layout of torch's kernel for this chip, which no other chip can read
+    (`packed_for`). For many rows, a byte holds a column of a group's first half (low bits) and one of its second half
+    (high bits).
     """
 
     packed: Tensor  # uint8, N * K / 2 bytes
@@ -144,6 +152,7 @@ class Int4Linear(nn.Module):
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output [..., N] for x [..., K]."""
         if self.has_few_rows:
             y_RN = torch.ops.aten._weight_int4pack_mm_for_cpu(
                 _few_rows(x, self.dtype), self.packed, GROUP_SIZE, self.ratio_offset
@@ -155,12 +164,12 @@ class Int4Linear(nn.Module):
         return _finish(y_RN * self.scale, x, self.bias)
 
     def _unpack(self, levels: Tensor) -> Tensor:
-        """Half of the weights but for their scales: levels of [N, G, GROUP_SIZE / 2] -> values of [N, K / 2]."""
+        """Return half of the weights without their scales: [N, K / 2] from levels [N, G, GROUP_SIZE / 2]."""
         return ((levels.to(self.dtype) - 8) * self.ratio.to(self.dtype)).flatten(1)
 
 
 class Int8Embedding(nn.Module):
-    """Rows of a table with int8 entries, one scale per row."""
+    """Look up rows of a table with int8 entries and one scale per row."""
 
     weight: Tensor  # int8 [V, D]
     scale: Tensor  # float32 [V]
@@ -173,6 +182,7 @@ class Int8Embedding(nn.Module):
         self.dtype = embedding.weight.dtype
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Return the rows [..., D] of ids [...]."""
         scale = F.embedding(ids, self.scale[:, None])
         return F.embedding(ids, self.weight).to(self.dtype) * scale.to(self.dtype)
 
@@ -221,7 +231,10 @@ def _runs(module: nn.Module, candidate: Candidate) -> bool:
 
 
 def count_rows(module: nn.Module, candidate: Candidate) -> dict[str, int]:
-    """The most rows that inputs and calibration batches give each linear layer; layers never called are absent."""
+    """Return the most rows that inputs and calibration batches give each linear layer, by name.
+
+    Layers that are never called are absent.
+    """
     rows: dict[str, int] = {}
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -242,7 +255,7 @@ def count_rows(module: nn.Module, candidate: Candidate) -> dict[str, int]:
 
 
 def _distinct(candidate: Candidate) -> Iterator[tuple[Tensor, ...]]:
-    """One batch of each set of shapes."""
+    """Yield one batch for each set of shapes."""
     seen = set()
     for batch in [*candidate.examined.flat_inputs, *candidate.examined.flat_calibration]:
         shapes = tuple(x.shape for x in batch)
@@ -252,25 +265,25 @@ def _distinct(candidate: Candidate) -> Iterator[tuple[Tensor, ...]]:
 
 
 def product_dtype(has_few_rows: bool) -> torch.dtype:
-    """torch's integer kernels are written for bfloat16; other products are fast in it only where the chip has it."""
+    """Return the type to multiply in: bfloat16 for torch's integer kernels and on chips that have it, else float32."""
     return torch.bfloat16 if has_few_rows or describe().computes_bfloat16() else torch.float32
 
 
 def _rows(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """[..., K] -> [R, K]."""
+    """Reshape and cast [..., K] to [R, K]."""
     return x.reshape(-1, x.shape[-1]).to(dtype)
 
 
 def _few_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same in order, as torch's kernels want it.
+    """Copy [..., K] to [R, K] in contiguous memory, as torch's kernels need it.
 
-    A copy in any case: contiguous() would be left out of a traced graph where the strides that torch predicts are in
-    order and the real ones are not, as after a bfloat16 convolution.
+    It always copies. A traced graph would drop contiguous() where the strides that torch predicts are contiguous and
+    the real ones are not, as after a bfloat16 convolution.
     """
     return _rows(x, dtype).clone(memory_format=torch.contiguous_format)
 
 
 def _finish(y_RN: Tensor, x: Tensor, bias_N: Tensor | None) -> Tensor:
-    """Back to the shape and dtype of the input, with the bias added in that dtype."""
+    """Restore the shape and dtype of the input, and add the bias in that dtype."""
     y = y_RN.to(x.dtype).reshape(*x.shape[:-1], -1)
     return y if bias_N is None else y + bias_N.to(x.dtype)

@@ -1,8 +1,8 @@
-"""Which layers an int8 quantiser hurts most.
+"""Rank layers by how much an int8 quantiser hurts them.
 
-One layer after the other computes with int8 weights and activations, in turn and alone, on a few calibration batches;
-what that does to the outputs is the layer's part in the damage. Nothing is exported: hooks round the input, and the
-weight is swapped for its rounded self while the model runs.
+One layer at a time computes with int8 weights and activations, on a few calibration batches. The error that this causes
+in the outputs is the layer's damage. Nothing is exported: hooks round the input, and the rounded weight replaces the
+original one while the model runs.
 
 Source: Nagel et al., "A White Paper on Neural Network Quantization", 2021 (arXiv:2106.08295), section 3.7.
 """
@@ -20,10 +20,15 @@ _LEVELS = 255
 
 
 def rank_layers(module: nn.Module, batches: Sequence[tuple[Tensor, ...]]) -> list[tuple[str, float]]:
-    """(name, damage) for each layer that an int8 quantiser would change, the most damaging first.
+    """Rank the layers that an int8 quantiser would change.
 
-    module: in eval mode; as it was afterwards. batches: flat inputs; the first NUM_BATCHES are used. damage: squared
-    error of the outputs that quantising this layer alone causes, as a fraction of their squared size.
+    Args:
+        module: A module in eval mode. It is unchanged afterwards.
+        batches: Flat inputs, of which the first NUM_BATCHES are used.
+
+    Returns:
+        (name, damage) for each layer, the most damaging first. The damage is the squared error of the outputs that
+        quantising this layer alone causes, as a fraction of their squared size.
     """
     batches = batches[:NUM_BATCHES]
     layers = dict(quantisable.find_layers(module))
@@ -53,7 +58,7 @@ def _rounded(layer: nn.Module) -> Iterator[None]:
 
 
 def round_activation(x: Tensor) -> Tensor:
-    """To 256 levels between its smallest and largest value; zero is one of them."""
+    """Round a tensor to 256 levels between its smallest and largest value. Zero is one of the levels."""
     if not x.is_floating_point() or not x.numel():
         return x
     low, high = x.amin().clamp(max=0.0), x.amax().clamp(min=0.0)
@@ -63,7 +68,7 @@ def round_activation(x: Tensor) -> Tensor:
 
 
 def round_weight(weight: Tensor) -> Tensor:
-    """To 255 levels around zero, one scale per output channel."""
+    """Round a weight to 255 levels around zero, with one scale per output channel."""
     scale = weight.abs().amax(dim=tuple(range(1, weight.dim())), keepdim=True) / 127
     scale = scale.clamp(min=torch.finfo(torch.float32).tiny)
     return (weight / scale).round() * scale

@@ -1,1 +1,1 @@
-"""Rewriting of a model's graph: tracing, patterns, and casts to fewer bits. Techniques stand on it."""
+"""Rewrite a model's graph for techniques: trace it, find patterns in it, cast it to fewer bits."""

@@ -25,7 +25,7 @@ _MASKED = -1e4
 
 @dataclass(frozen=True)
 class Operand:
-    """A factor of a product, and how its dimensions are to be ordered: (batch dimensions, rows, columns)."""
+    """Describe a factor of a product, and the order of its dimensions as (batch dimensions, rows, columns)."""
 
     node: fx.Node
     order: tuple[int, ...]
@@ -33,11 +33,14 @@ class Operand:
 
 @dataclass(frozen=True)
 class Step:
-    """What is done to the scores between product and softmax, in the order it is done.
+    """Describe one operation on the scores between product and softmax.
 
-    kind: "scale" (operand: number or node; reciprocal for a division), "add" (operand: the mask), "fill" (operand:
-    condition under which scores are replaced), "keep" (condition under which they stay), "split" (operand: batch
-    and heads) or "merge".
+    Attributes:
+        kind: "scale" (by a number or a node), "add" (a mask), "fill" (replace scores under a condition), "keep" (keep
+            scores under a condition), "split" (into batch and heads) or "merge".
+        operand: What the operation takes: the factor, the mask, the condition, or batch and heads.
+        reciprocal: Whether a scale divides.
+        fill: The number that replaces scores.
     """
 
     kind: str
@@ -48,7 +51,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores as softmax takes them. nodes: those that nothing else needs, from the product on."""
+    """Describe the scores that a softmax takes.
+
+    Attributes:
+        query: The query of the product.
+        key: The key of the product.
+        steps: The operations between product and softmax, in order.
+        nodes: The nodes from the product on that nothing else uses.
+    """
 
     query: Operand
     key: Operand
@@ -56,12 +66,19 @@ class Scores:
     nodes: tuple[fx.Node, ...]
 
     def then(self, node: fx.Node, *steps: Step) -> "Scores":
+        """Return the scores with one more node and its steps."""
         return replace(self, steps=self.steps + steps, nodes=(*self.nodes, node))
 
 
 @dataclass(frozen=True)
 class Attention:
-    """One match. output: the product with the value, and the order that turns (batch, rows, columns) into its own."""
+    """Describe one match.
+
+    Attributes:
+        scores: The scores.
+        value: The value of the second product.
+        output: The second product, and the order that turns (batch, rows, columns) into its own dimensions.
+    """
 
     scores: Scores
     value: Operand
@@ -69,18 +86,18 @@ class Attention:
 
 
 def find_attention(graph_module: fx.GraphModule) -> list[Attention]:
-    """Every softmax attention written out by hand."""
+    """Return every softmax attention that is written as separate operators."""
     softmaxes = [node for node in graph_module.graph.nodes if operator(node) == "softmax"]
     return [found for node in softmaxes if (found := _match(node)) is not None]
 
 
 def count_fused(graph_module: fx.GraphModule) -> int:
-    """How many attention operators are fused already."""
+    """Return how many attention operators are fused already."""
     return sum(operator(node) == "scaled_dot_product_attention" for node in graph_module.graph.nodes)
 
 
 def fuse(graph_module: fx.GraphModule, found: list[Attention]) -> fx.GraphModule:
-    """The graph with one operator for each match."""
+    """Replace each match by one fused operator, and return the new graph."""
     for attention in found:
         _replace(graph_module.graph, attention)
     return rebuild(graph_module)
@@ -106,7 +123,7 @@ def _match(softmax: fx.Node) -> Attention | None:
 
 
 def _is_consistent(attention: Attention, num_dims: int) -> bool:
-    """Whether the steps are ones that the fused operator can do: no scale after a mask, heads folded back."""
+    """Return whether the fused operator can do the steps: no scale after a mask, heads folded back."""
     scores = attention.scores
     kinds = [step.kind for step in scores.steps]
     masks = [i for i, kind in enumerate(kinds) if kind in ("add", "fill", "keep")]
@@ -127,7 +144,10 @@ def _is_consistent(attention: Attention, num_dims: int) -> bool:
 
 
 def _scores(node: Any) -> Scores | None:
-    """The product of query and key, and the steps from it to this node. Every node on the way has one user."""
+    """Return the product of query and key with the steps from it to this node, or None.
+
+    Every node between them must have exactly one user.
+    """
     if _only_user(node) is None:
         return None
     name, args = operator(node), list(node.args)
@@ -157,7 +177,7 @@ def _scores(node: Any) -> Scores | None:
 
 
 def _reshaped(node: fx.Node) -> Scores | None:
-    """Heads unfolded from the batch, [BN, T, S] -> [B, N, T, S], or folded back."""
+    """Return scores whose heads are unfolded from the batch, [BN, T, S] -> [B, N, T, S], or folded back; or None."""
     before, after = value(node.args[0]), value(node)
     inner = _scores(node.args[0])
     if inner is None or before is None or after is None or before.shape[-2:] != after.shape[-2:]:
@@ -190,7 +210,7 @@ def _key_product(node: fx.Node) -> Scores | None:
 
 
 def _is_transposed(node: fx.Node, num_dims: int) -> bool:
-    """Whether a node does nothing but exchange the last two dimensions."""
+    """Return whether a node only exchanges the last two dimensions."""
     if operator(node) == "mT":
         return True
     if operator(node) == "transpose":
@@ -199,7 +219,7 @@ def _is_transposed(node: fx.Node, num_dims: int) -> bool:
 
 
 def _key_einsum(node: fx.Node) -> Scores | None:
-    """einsum whose result ends in (queries, keys), as "bthd,bshd->bhts"."""
+    """Return the scores of an einsum whose result ends in (queries, keys), as "bthd,bshd->bhts"; or None."""
     parsed = _read_einsum(node)
     if parsed is None:
         return None
@@ -218,7 +238,7 @@ def _key_einsum(node: fx.Node) -> Scores | None:
 
 
 def _value_product(node: fx.Node, weights: fx.Node) -> tuple[Operand, Operand] | None:
-    """The value and the output, where this node multiplies the softmax with a value."""
+    """Return the value and the output where this node multiplies the softmax with a value; or None."""
     shape = value(node)
     if shape is None:
         return None
@@ -243,7 +263,7 @@ def _value_product(node: fx.Node, weights: fx.Node) -> tuple[Operand, Operand] |
 
 
 def _read_einsum(node: fx.Node) -> tuple[tuple[str, str], str] | None:
-    """The letters of both operands and of the result; None unless each is a plain permutation of its dimensions."""
+    """Return the letters of both operands and of the result; None unless each is a permutation of its dimensions."""
     if operator(node) != "einsum" or len(node.args[1]) != 2:  # type: ignore[arg-type]
         return None
     left, arrow, out = str(node.args[0]).replace(" ", "").partition("->")
@@ -272,7 +292,7 @@ def _is_float(node: Any) -> bool:
 
 
 def _is_scale(operand: Any) -> bool:
-    """A number, or a tensor with one value for each score of a head."""
+    """Return whether an operand is a number, or a tensor with one value for all scores of a head."""
     if isinstance(operand, int | float):
         return True
     found = value(operand)
@@ -287,7 +307,7 @@ def _is_mask(operand: Any, dtype: torch.dtype) -> bool:
 
 
 def _fill(operand: Any) -> float | None:
-    """What masked scores are filled with, if it is low enough to leave nothing of them."""
+    """Return the number that fills masked scores, if softmax makes it zero; or None."""
     if isinstance(operand, int | float):
         return float(operand) if operand <= _MASKED else None
     if operator(operand) in ("full", "scalar_tensor"):
@@ -336,7 +356,10 @@ def _replace(graph: fx.Graph, attention: Attention) -> None:
 
 
 def _scaled(call: Any, query_BNTH: fx.Node, steps: tuple[Step, ...]) -> tuple[fx.Node, float]:
-    """Numbers become the operator's scale; a tensor, as a learned temperature for each head, multiplies the query."""
+    """Return the query and the scale of the fused operator.
+
+    Numbers become the scale. A tensor, as a learned temperature for each head, multiplies the query.
+    """
     scale = 1.0
     for step in steps:
         if step.kind != "scale":
@@ -350,7 +373,7 @@ def _scaled(call: Any, query_BNTH: fx.Node, steps: tuple[Step, ...]) -> tuple[fx
 
 
 def _mask(call: Any, steps: tuple[Step, ...], *, folded: bool) -> fx.Node | None:
-    """All masks as one: True where scores stay, or, where one of them is added, the numbers to add."""
+    """Combine all masks: True where scores stay, or the numbers to add if one of the masks is added."""
     mask: fx.Node | None = None
     is_bool = True
     for step in steps:

@@ -1,7 +1,7 @@
-"""Modules as graphs of aten operators, for techniques that look for patterns and rewrite them.
+"""Trace modules to graphs of aten operators, for techniques that look for patterns and rewrite them.
 
-A graph comes from torch.export and is cleaned so that what follows can still change it: linear layers are nn.Linear
-modules again (under the names they had), views are reshapes, and the checks that pin every dtype are gone.
+A graph comes from torch.export. It is cleaned so that it can be changed: linear layers are nn.Linear modules again,
+with their original names, views are reshapes, and the checks of every dtype are removed.
 """
 
 import contextlib
@@ -23,20 +23,22 @@ _aten = torch.ops.aten
 
 
 class Traced(nn.Module):
-    """A graph behind the calling convention of a flat module: tensors in, a tuple of tensors out."""
+    """Give a graph the calling convention of a flat module: tensors in, a tuple of tensors out."""
 
     def __init__(self, body: fx.GraphModule) -> None:
         super().__init__()
         self.body = body
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the graph's outputs as a tuple."""
         return tuple(self.body(*tensors))
 
 
 def trace(module: nn.Module, examined: ExaminedWorkload) -> fx.GraphModule:
-    """The module as a graph, free to be rewritten; its tensors are the module's own.
+    """Trace a module to a graph that may be rewritten. Its tensors are the module's own.
 
-    Raises TargetError where torch.export cannot trace the module.
+    Raises:
+        TargetError: torch.export cannot trace the module.
     """
     if isinstance(module, Traced):
         return fx.GraphModule(module.body, copy.deepcopy(module.body.graph))
@@ -53,19 +55,23 @@ def _cleaned(made: torch.export.ExportedProgram) -> fx.GraphModule:
 
 
 def rebuild(graph_module: fx.GraphModule) -> fx.GraphModule:
-    """The same graph, checked, without dead nodes and without the tensors and modules that nothing uses."""
+    """Check a graph, and return it without dead nodes and without the tensors and modules that nothing uses."""
     graph_module.graph.eliminate_dead_code()
     graph_module.graph.lint()
     return fx.GraphModule(graph_module, graph_module.graph).eval()
 
 
 def trace_original(examined: ExaminedWorkload) -> fx.GraphModule:
-    """The original's graph, to be read only. Raises TargetError where there is none."""
+    """Return the original's graph, which must not be changed.
+
+    Raises:
+        TargetError: There is no graph.
+    """
     return _cleaned(program.original(examined))
 
 
 def operator(node: Any) -> str:
-    """The aten operator of a node without overload, and without the underscore of its in-place form: "add"."""
+    """Return a node's aten operator without its overload and without the underscore of in-place forms, as "add"."""
     if isinstance(node, fx.Node) and node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
         name = node.target._schema.name.removeprefix("aten::")
         return name.removesuffix("_")
@@ -73,13 +79,13 @@ def operator(node: Any) -> str:
 
 
 def value(node: Any) -> Tensor | None:
-    """What torch.export knows of a node's tensor: shape and dtype. None for anything else."""
+    """Return the tensor by which torch.export records a node's shape and dtype; None for anything else."""
     found = node.meta.get("val") if isinstance(node, fx.Node) else None
     return found if isinstance(found, Tensor) else None
 
 
 def parameter(graph_module: fx.GraphModule, node: Any) -> Tensor | None:
-    """The parameter, buffer or constant that a node reads, or None where it reads none."""
+    """Return the parameter, buffer or constant that a node reads, or None where it reads none."""
     if not isinstance(node, fx.Node) or node.op != "get_attr":
         return None
     owner, _, name = str(node.target).rpartition(".")
@@ -88,7 +94,7 @@ def parameter(graph_module: fx.GraphModule, node: Any) -> Tensor | None:
 
 
 def is_changed_in_place(node: fx.Node) -> bool:
-    """Whether any operator writes into this node's tensor."""
+    """Return whether any operator writes into this node's tensor."""
     return any(
         user.op == "call_function"
         and isinstance(user.target, torch._ops.OpOverload)
@@ -100,7 +106,7 @@ def is_changed_in_place(node: fx.Node) -> bool:
 
 
 def relative_error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """The largest difference between two sets of outputs, as a fraction of the largest value in each tensor."""
+    """Return the largest difference between two sets of outputs, as a fraction of each tensor's largest value."""
     worst = 0.0
     for a, b in zip(found, wanted, strict=True):
         if b.numel():

@@ -1,4 +1,4 @@
-"""Models in a 16-bit floating-point type, float32 at their borders: what bf16 and fp16 share."""
+"""Convert models to a 16-bit floating-point type, with float32 inputs and outputs. bf16 and fp16 share this."""
 
 import copy
 import itertools
@@ -21,7 +21,7 @@ _aten = torch.ops.aten
 
 
 def bfloat16_refusal(examined: ExaminedWorkload, machine: Machine) -> str:
-    """Why bfloat16 can't pay here, or "" where the chip computes it natively."""
+    """Return why bfloat16 cannot pay here; "" where the chip computes it natively."""
     dtypes = {p.dtype for p in examined.workload.model.parameters() if p.is_floating_point()}
     if dtypes and torch.float32 not in dtypes:
         return f"the model's weights are {', '.join(sorted(str(d).removeprefix('torch.') for d in dtypes))} already"
@@ -33,10 +33,18 @@ def bfloat16_refusal(examined: ExaminedWorkload, machine: Machine) -> str:
 
 
 def to_half(candidate: Candidate, dtype: torch.dtype, name: str) -> Candidate:
-    """The candidate computing in `dtype`.
+    """Convert a candidate so that it computes in `dtype`.
 
-    Most modules can simply be converted. One that pins float32 somewhere (a traced graph does) is repaired: a cast goes
-    before each operator that would be given two dtypes. Raises TargetError where the outputs overflow.
+    Most modules can simply be converted. A module that fixes float32 somewhere, as a traced graph does, is repaired: a
+    cast is inserted before each operator that would receive two dtypes.
+
+    Args:
+        candidate: The candidate. It is not modified.
+        dtype: The type to compute in.
+        name: What messages call the type.
+
+    Raises:
+        TargetError: The outputs overflow.
     """
     notes = []
     outputs = candidate.examined.outputs[0]
@@ -77,7 +85,7 @@ def _cast(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _failure(half: PrecisionWrapper, examined: ExaminedWorkload) -> str | None:
-    """What torch says when the converted module mixes dtypes; None where it runs."""
+    """Return torch's message if the converted module mixes dtypes; None where it runs."""
     try:
         with torch.no_grad():
             half(*examined.flat_inputs[0])
@@ -135,7 +143,7 @@ def _is_wide(x: Any) -> bool:
 
 
 def _insert_casts(graph: fx.Graph, wide_inputs: dict[fx.Node, list[fx.Node]], dtype: torch.dtype) -> int:
-    """One cast for each wide tensor, before the first operator that needs it narrow."""
+    """Insert one cast for each wide tensor, before the first operator that needs it narrow. Return their number."""
     narrow: dict[fx.Node, fx.Node] = {}
     for node, inputs in wide_inputs.items():
         for wide in inputs:

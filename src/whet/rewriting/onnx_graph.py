@@ -1,4 +1,4 @@
-"""Modules as ONNX models on disk."""
+"""Export modules as ONNX models on disk."""
 
 import contextlib
 import io
@@ -20,10 +20,13 @@ _OPSET = 20  # the newest whose operators onnxruntime.quantization knows
 
 
 def export(candidate: Candidate) -> Folder:
-    """The candidate's module as an ONNX model, by torch's exporter from torch.export's graph.
+    """Export a candidate's module as an ONNX model, with torch's exporter from torch.export's graph.
 
-    Raises TargetError where there is no such graph or it has no ONNX form. torch's older exporter traces the model,
-    which records one path through the code and drops every branch: it is never used.
+    torch's older exporter is never used: it traces the model, which records one path through the code and drops every
+    branch.
+
+    Raises:
+        TargetError: There is no graph, or it has no ONNX form.
     """
     onnx = import_onnx()
     folder = Folder()
@@ -42,7 +45,11 @@ def export(candidate: Candidate) -> Folder:
 
 
 def import_onnx() -> Any:
-    """onnx, with onnxscript known to be there. Raises MissingExtra."""
+    """Import onnx, and check that onnxscript can be imported.
+
+    Raises:
+        MissingExtra: One of them is not installed.
+    """
     for name in ("onnx", "onnxscript"):
         try:
             __import__(name)
@@ -53,7 +60,7 @@ def import_onnx() -> Any:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what exporters and quantisers say about their own insides; errors are raised, not logged."""
+    """Silence the log messages of exporters and quantisers. Errors are raised, not logged."""
     level = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:

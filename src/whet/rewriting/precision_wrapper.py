@@ -1,4 +1,4 @@
-"""A module that computes in fewer bits behind its own interface: its users see the dtypes that they know."""
+"""Run a module in fewer bits behind its own interface: its inputs and outputs keep their dtypes."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 
 class PrecisionWrapper(nn.Module):
-    """Casts a module's inputs, calls it, under autocast to bfloat16 if asked to, and casts its outputs back.
+    """Cast a module's inputs, call it, under autocast to bfloat16 if asked to, and cast its outputs back.
 
     Args:
-        module: Takes flat tensors and returns a tuple of tensors.
-        outputs: The original's outputs, whose dtypes the results have.
-        inputs: What floating-point inputs are cast to; None leaves them alone.
+        module: A module that takes flat tensors and returns a tuple of tensors.
+        outputs: The original's outputs. The results have their dtypes.
+        inputs: The type that floating-point inputs are cast to; None leaves them alone.
         autocast: The kind of device on which the module runs inside torch.autocast; "" for none.
     """
 

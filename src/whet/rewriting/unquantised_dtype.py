@@ -1,6 +1,6 @@
-"""What runs in which precision around quantised layers, and at the borders of the module.
+"""Choose the precision of the operators around quantised layers, and of the module's inputs and outputs.
 
-REST is an option of every technique that quantises: what its other operators compute in.
+REST is an option of every technique that quantises: the type that its other operators compute in.
 """
 
 import math
@@ -33,7 +33,7 @@ def with_rest(module: nn.Module, rest: str, candidate: Candidate) -> PrecisionWr
 
 
 def _into_range(graph_module: fx.GraphModule) -> None:
-    """Numbers in a graph that bfloat16 can't hold, as a float32 minimum that fills a mask, become its own extremes."""
+    """Clamp numbers in a graph that bfloat16 cannot hold, as a float32 minimum that fills a mask, to its range."""
     limits = torch.finfo(torch.bfloat16)
 
     def clamp(argument: Any) -> Any:

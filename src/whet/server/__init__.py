@@ -1,1 +1,1 @@
-"""Serving language models: requests, paged state, a scheduler with one rule, sampling, speculation, an engine."""
+"""Serve language models: requests, paged state, a scheduler with one rule, sampling, speculation, and an engine."""

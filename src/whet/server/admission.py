@@ -1,4 +1,4 @@
-"""From what was asked to a request: tokens, the longest it may become, what ends it; or why it cannot be served."""
+"""Turn a prompt and its parameters into a request, or say why it cannot be served."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Prompt = str | Sequence[int]
 
 
 class Admission:
-    """Makes requests for one model. From any thread."""
+    """Make requests for one model. Any thread may use it."""
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int, max_model_len: int) -> None:
         self._tokenizer = tokenizer
@@ -31,7 +31,17 @@ class Admission:
         request_id: str | None = None,
         cache_salt: str = "",
     ) -> Request:
-        """A request to be queued. Raises RequestError where it can never be served."""
+        """Return a request that can be queued.
+
+        Args:
+            prompt: A text or a list of token ids.
+            params: How to sample.
+            request_id: The request's id. By default, a number is counted up.
+            cache_salt: Only requests with the same salt share cached prompts.
+
+        Raises:
+            RequestError: The request cannot be served, now or later.
+        """
         params = params if params is not None else SamplingParams()
         params.check(self._limits.vocab_size)
         prompt_ids = self._token_ids(prompt)

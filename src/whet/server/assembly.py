@@ -1,4 +1,4 @@
-"""An engine's parts put together: sizes, blocks, scheduler, speculation, for a model and options."""
+"""Assemble the parts of an engine for a model and options: blocks, scheduler, speculation and stepper."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,13 @@ from whet.server.stepper import Stepper
 
 
 class Models(NamedTuple):
-    """The model, the drafting one if there is one, and what tells this model's state from any other's."""
+    """Hold the models of an engine.
+
+    Attributes:
+        model: The model to serve.
+        draft: The model that proposes tokens, or None.
+        identity: A text that differs for any two models whose cached state differs.
+    """
 
     model: ServedModel
     draft: ServedModel | None = None
@@ -23,7 +29,11 @@ class Models(NamedTuple):
 
 
 def assemble(models: Models, options: EngineOptions, max_model_len: int) -> Stepper:
-    """A stepper ready to run; the models have their memory. Raises OptionError where the options do not fit them."""
+    """Return a stepper that is ready to run. The memory of the models has been allocated.
+
+    Raises:
+        OptionError: The options do not fit the models.
+    """
     model, draft = models.model, models.draft
     _check_speculation(model, draft, options)
     is_drafting = draft is not None and options.speculation == "auto"
@@ -40,7 +50,7 @@ def assemble(models: Models, options: EngineOptions, max_model_len: int) -> Step
         options.max_num_seqs,
         max_model_len,
         identity=models.identity,
-        prefix_caching=options.prefix_caching and not model.bytes_per_state,  # a found block brings no other state
+        prefix_caching=options.prefix_caching and not model.bytes_per_state,  # cached blocks lack state of fixed size
     )
     scheduler = Scheduler(
         blocks,

@@ -1,4 +1,4 @@
-"""The first place of `DynamicBatcher`; see whet.moved."""
+"""Forward imports of `DynamicBatcher` from its first place; see whet.moved."""
 
 from whet.moved import moved
 

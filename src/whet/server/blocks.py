@@ -1,15 +1,17 @@
-"""Where sequences keep their state: blocks of tokens, counted references, blocks shared by equal beginnings.
+"""Hand out the memory of sequences in blocks of tokens, with reference counts. Equal prefixes share blocks.
 
-All blocks are there from the start. A sequence's table of blocks only grows; the blocks are given back last first, so
-that of one sequence the end is reused before the beginning, which others are likelier to share. A free block keeps its
-content, and its hash, until it is handed out again: the one that has been free for longest goes first.
+All blocks exist from the start. A sequence's table of blocks only grows. Its blocks are released in reverse order: the
+end of a sequence is then reused before its beginning, which other sequences are more likely to share. A free block
+keeps its content and its hash until it is handed out again. The block that has been free for longest goes first.
 
-A full block whose tokens are all computed and none of them a guess is published under a hash of everything that its
-content depends on: the model and its numeric form, the salt, all tokens before, its own tokens. Another sequence that
-begins with the same takes it as it is. Fields are typed and prefixed by their length, so that no two different ones
-write the same bytes; SHA-256, since a collision would show one user another one's text.
+A full block is published once all its tokens are computed and verified (no drafts). Its key is a hash of everything
+that its content depends on: the model and its number format, the salt, all tokens before, and its own tokens. Another
+sequence that begins with the same tokens uses the block. Each hashed field is preceded by its name and its length, so
+that different fields never give the same bytes. The hash is SHA-256: a collision would show one user the text of
+another.
 
-State of fixed size lies in rows, one a sequence; every running sequence has a row, which also names its table.
+State of fixed size is kept in rows, one for each sequence. Every running sequence has a row; it is also the row of
+`Blocks.tables`.
 """
 
 import hashlib
@@ -24,10 +26,17 @@ from whet.server.request import NO_ROW, UNLIMITED, Request
 
 
 class Blocks:
-    """Hands out blocks and rows. Not thread-safe: the engine's thread owns it.
+    """Hand out blocks and rows. It is not thread-safe: only the engine's thread uses it.
 
-    block_size: tokens a block; 0 where no state grows with the tokens. max_len: tokens of the longest sequence.
-    identity: of the model and the form its state has. tables [num_rows, blocks of max_len]: each row's blocks in order.
+    Its attribute `tables`, int32 [num_rows, blocks for max_len tokens], holds each row's blocks in order.
+
+    Args:
+        num_blocks: The number of blocks.
+        block_size: Tokens in a block; 0 if no state of the model grows with the tokens.
+        num_rows: The number of rows.
+        max_len: The tokens of the longest sequence.
+        identity: The model and the format of its state. It is part of the hash of blocks.
+        prefix_caching: Share blocks between sequences.
     """
 
     def __init__(
@@ -47,12 +56,12 @@ class Blocks:
         self._references: list[int]
         self._hash_of: list[bytes | None]
         self._published: dict[bytes, int]
-        self._free: OrderedDict[int, None]  # first: free for longest
+        self._free: OrderedDict[int, None]  # the first has been free for longest
         self._free_rows: list[int]
         self.reset()
 
     def reset(self) -> None:
-        """Everything is free and forgotten. No request may hold anything any more."""
+        """Make everything free, and forget all cached blocks. No request may hold blocks or rows afterwards."""
         self._references = [0] * self.num_blocks
         self._hash_of = [None] * self.num_blocks
         self._published = {}
@@ -61,21 +70,22 @@ class Blocks:
 
     @property
     def num_free(self) -> int:
+        """Return the number of free blocks."""
         return len(self._free)
 
     @property
     def usage(self) -> float:
-        """The share of the blocks that sequences hold, 0 to 1; of the rows, where there are no blocks."""
+        """Return the share of the blocks that sequences hold, 0 to 1. Without blocks, return the share of the rows."""
         if self.block_size == 0:
             return 1 - len(self._free_rows) / self.num_rows
         return 1 - len(self._free) / self.num_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that so many tokens take."""
+        """Return how many blocks hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size) if self.block_size else 0
 
     def match(self, request: Request) -> list[int]:
-        """The published blocks that the request begins with. At least its last token stays to be computed."""
+        """Return the published blocks with which the request begins. At least its last token is left to compute."""
         if not self.prefix_caching or request.wants_prompt_logprobs:
             return []
         num_full = (len(request.token_ids) - 1) // self.block_size
@@ -88,14 +98,14 @@ class Blocks:
         return found
 
     def can_seat(self, request: Request, shared: list[int], reserve: int) -> bool:
-        """Whether all tokens that the request has find room beside `reserve` free blocks; and a row."""
+        """Return whether a row is free, and enough blocks for all tokens of the request plus `reserve` blocks."""
         if not self._free_rows:
             return False
-        waking = sum(1 for block in shared if self._references[block] == 0)  # free now, no longer then
+        waking = sum(1 for block in shared if self._references[block] == 0)  # free now, but not once they are shared
         return self.blocks_for(len(request.token_ids)) - len(shared) + waking + reserve <= len(self._free)
 
     def seat(self, request: Request, shared: list[int]) -> None:
-        """Give the request a row and the blocks that it begins with; it has computed their tokens."""
+        """Give the request a row and the shared blocks. Their tokens then count as computed."""
         request.row = self._free_rows.pop()
         for block in shared:
             if self._references[block] == 0:
@@ -108,7 +118,11 @@ class Blocks:
             request.capacity = UNLIMITED
 
     def grow(self, request: Request, num_tokens: int) -> bool:
-        """Make the request's blocks hold so many tokens. False, and nothing done, where not enough are free."""
+        """Add blocks to the request until they hold `num_tokens` tokens.
+
+        Returns:
+            False, with nothing changed, if not enough blocks are free.
+        """
         wanted = self.blocks_for(num_tokens) - len(request.blocks)
         if wanted <= 0:
             return True
@@ -127,19 +141,19 @@ class Blocks:
         return True
 
     def publish(self, request: Request) -> None:
-        """Let others share the request's full blocks. All its `token_ids` must be verified, drafts not among them."""
+        """Let other requests share the full blocks of this one. Its `token_ids` must be verified, without drafts."""
         if not self.prefix_caching or request.num_computed < (request.num_published + 1) * self.block_size:
             return
         num_full = min(request.num_computed, len(request.token_ids)) // self.block_size
         for i in range(request.num_published, num_full):
             digest, block = self._hash(request, i), request.blocks[i]
-            if digest not in self._published:  # two may compute the same at once; tables only grow, so both stay
+            if digest not in self._published:  # two requests may compute equal blocks in one step; then both are kept
                 self._published[digest] = block
                 self._hash_of[block] = digest
         request.num_published = max(request.num_published, num_full)
 
     def release(self, request: Request) -> None:
-        """Take the request's blocks and row back. It starts from its first token if it comes again."""
+        """Release the request's blocks and row. If it returns, it starts from its first token."""
         for block in reversed(request.blocks):
             self._references[block] -= 1
             if self._references[block] == 0:
@@ -150,7 +164,14 @@ class Blocks:
         request.row, request.capacity, request.num_computed, request.num_published = NO_ROW, 0, 0, 0
 
     def check(self, requests: Iterable[Request]) -> None:
-        """Raises AssertionError where the books do not agree with the requests that hold blocks and rows."""
+        """Check that the records agree with the blocks and rows that requests hold.
+
+        Args:
+            requests: All requests that hold any.
+
+        Raises:
+            AssertionError: They do not agree.
+        """
         requests = list(requests)
         held = Counter(block for request in requests for block in request.blocks)
         for block, count in enumerate(self._references):
@@ -176,7 +197,7 @@ class Blocks:
         request.capacity = len(request.blocks) * self.block_size
 
     def _hash(self, request: Request, index: int) -> bytes:
-        """Of the request's full block `index` and all before it."""
+        """Return the hash of the request's full block `index`, which covers all blocks before it."""
         hashes = request.block_hashes
         while len(hashes) <= index:
             first = len(hashes) * self.block_size
@@ -186,12 +207,12 @@ class Blocks:
 
 
 def root_hash(identity: str, salt: str) -> bytes:
-    """What a sequence's first block has for its parent."""
+    """Return the parent hash of a sequence's first block."""
     return _sha256((b"identity", _text(identity)), (b"salt", _text(salt)))
 
 
 def block_hash(parent: bytes, token_ids: list[int]) -> bytes:
-    """Of a full block after its parent."""
+    """Return the hash of a full block, given the hash of the block before it."""
     return _sha256((b"parent", parent), (b"tokens", array("q", token_ids).tobytes()))
 
 
@@ -200,7 +221,7 @@ def _sha256(*fields: tuple[bytes, bytes]) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # a salt may come from outside
+    return text.encode("utf-8", "surrogatepass")  # a client's salt may contain lone surrogates
 
 
 def _agree(what: str, first: object, second: object) -> None:

@@ -1,4 +1,4 @@
-"""Conversations to prompts, by the Jinja template that a checkpoint brings, in a sandbox.
+"""Turn conversations into prompts with the checkpoint's own Jinja template, in a sandbox.
 
 Source: what transformers' `apply_chat_template` gives a template to work with: loop controls, raise_exception,
 strftime_now, a tojson that keeps Unicode, the special tokens by name, and blocks marked as `generation`.
@@ -28,10 +28,15 @@ PLAIN = (
 
 
 class ChatTemplate:
-    """The template of a checkpoint: chat_template.jinja, else tokenizer_config.json's, else PLAIN.
+    """Render the template of a checkpoint: chat_template.jinja, else that of tokenizer_config.json, else PLAIN.
 
-    settings: the content of tokenizer_config.json. special_tokens: bos_token and the like, as text. source: where the
-    template is from, in words. Raises TargetError for one that is no template.
+    Args:
+        directory: The checkpoint.
+        settings: The content of tokenizer_config.json.
+        special_tokens: The text of bos_token, eos_token and so on. `source` says in words where the template is from.
+
+    Raises:
+        TargetError: The template is damaged.
     """
 
     def __init__(self, directory: Path, settings: dict[str, Any], special_tokens: dict[str, str]) -> None:
@@ -46,23 +51,29 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, object]
     ) -> str:
-        """Raises RequestError with what the template says against the messages.
+        """Return the prompt for a conversation.
 
-        variables: further names that the template may read, whatever they are called.
+        Args:
+            messages: The messages.
+            add_generation_prompt: End the prompt with the beginning of the assistant's answer.
+            variables: Further variables that the template may read, under any names.
+
+        Raises:
+            RequestError: The template refuses the messages, or fails. The error holds the template's own message.
         """
         given = {"messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
             return self._template.render({**self._special_tokens, **variables, **given})
         except TemplateError as error:
             raise RequestError(f"the model's chat template does not take these messages: {reason(error)}") from error
-        except Exception as error:  # a template is a program: it may add text to a list, or run out of memory
+        except Exception as error:  # a template is a program: any exception is possible, such as a TypeError
             raise RequestError(
                 f"the model's chat template fails on these messages: {type(error).__name__}: {reason(error)}"
             ) from error
 
 
 class _Generation(Extension):
-    """{% generation %}: marks what the model wrote, for training; here it is just its content."""
+    """Render the content of a {% generation %} block. Templates use it to mark the model's text for training."""
 
     tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
 
@@ -79,7 +90,7 @@ def _find(directory: Path, settings: dict[str, Any]) -> tuple[str, str]:
         except (OSError, UnicodeDecodeError) as error:
             raise TargetError(f"{path} cannot be read: {reason(error)}") from error
     stated = settings.get("chat_template")
-    if isinstance(stated, list):  # several, by name
+    if isinstance(stated, list):  # several templates, each with a name
         named = {one.get("name"): one.get("template") for one in stated if isinstance(one, dict)}
         stated = named.get("default", next(iter(named.values()), None))
     if isinstance(stated, str):
@@ -104,7 +115,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Not Jinja's own, which escapes for HTML."""
+    """Write a value as JSON. Jinja's own filter would escape it for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

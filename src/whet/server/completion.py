@@ -1,4 +1,4 @@
-"""What a request gives back: piece by piece as it grows, and whole at the end."""
+"""Describe the output of a request: piece by piece as it grows, and whole at the end."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,11 +8,22 @@ from whet.server.request import FinishReason, TokenLogprobs
 
 @dataclass(slots=True)
 class Delta:
-    """What a step added to an output. The last one has a finish_reason, and `error` says why where that is "error".
+    """Hold what a step added to an output.
 
-    text: of these tokens as far as it is certain, none of it part of a stop string; empty without a tokenizer.
-    logprobs: one for each token, where they were asked for. prompt_logprobs: in the first delta; None for the first
-    token, before which there is nothing. num_cached_tokens: of the prompt, that did not have to be computed.
+    Attributes:
+        request_id: The id of the request.
+        token_ids: The new tokens.
+        text: The text that has become certain. It holds no part of a stop string. Empty without a tokenizer.
+        logprobs: One entry for each token, if they were asked for.
+        prompt_logprobs: One entry for each token of the prompt, in the first delta, if they were asked for. The entry
+            of the first token is None, since nothing precedes it.
+        finish_reason: Why the output ended; None except in the last delta.
+        error: The error message, if the finish_reason is "error".
+        num_prompt_tokens: The tokens of the prompt.
+        num_cached_tokens: The tokens of the prompt that were found in the prefix cache.
+        queue_s: Seconds from the arrival to the first step of the request.
+        ttft_s: Seconds from the arrival to the first token, or None before it.
+        e2e_s: Seconds from the arrival to this delta.
     """
 
     request_id: str
@@ -24,14 +35,14 @@ class Delta:
     error: str | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
-    queue_s: float = 0.0  # from arrival to the first step that it was in
-    ttft_s: float | None = None  # from arrival to the first token
-    e2e_s: float = 0.0  # from arrival to this delta
+    queue_s: float = 0.0
+    ttft_s: float | None = None
+    e2e_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Completion:
-    """A whole output: its deltas joined. Times in seconds since the request arrived; ttft_s None without any token."""
+    """Hold a whole output: all its deltas joined. See Delta for the fields. ttft_s is None if there is no token."""
 
     request_id: str
     token_ids: list[int]
@@ -48,7 +59,11 @@ class Completion:
 
 
 def join(deltas: Iterable[Delta]) -> Completion:
-    """The completion that all deltas of a request make."""
+    """Join all deltas of a request to its completion.
+
+    Raises:
+        ValueError: The last delta has no finish_reason.
+    """
     deltas = list(deltas)
     first, last = deltas[0], deltas[-1]
     if last.finish_reason is None:

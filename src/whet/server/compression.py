@@ -1,8 +1,8 @@
-"""How much text one token can stand for, so that a text too long for a model is known without tokenising it.
+"""Compute how many bytes of text one token can hold, to refuse texts too long for a model without tokenising them.
 
-Most tokenizers lose nothing: every byte of the text ends up in a token, and a token holds a bounded number of them. But
-some drop or merge text without bound: WordPiece makes one [UNK] of any long word, normalisers strip accents, and
-pre-tokenizers remove spaces. There is no bound for these, nor for parts that are not known here.
+Most tokenizers lose nothing: every byte of the text goes into a token, and a token holds a bounded number of bytes. But
+some drop or merge text without bound: WordPiece turns any long word into one [UNK], normalisers strip accents, and
+pre-tokenizers remove spaces. For these, and for parts that this module does not know, there is no bound.
 
 Source: the tokenizers library's file format (tokenizer.json).
 """
@@ -12,15 +12,15 @@ from typing import Any
 
 _BYTE_TOKENS = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _KEEPING = {"ByteLevel", "Metaspace", "Digits"}  # pre-tokenizers that drop nothing
-_SPLITTING = {"Split", "Punctuation"}  # those that drop nothing unless their behaviour is to remove
+_SPLITTING = {"Split", "Punctuation"}  # pre-tokenizers that drop nothing unless their behaviour is "Removed"
 
-# How many bytes of text a normaliser makes one byte of, at most. A composed character (NFC) has at most a third of the
-# UTF-8 bytes that its parts have; compatibility forms (NFKC, NFKD) shrink to a quarter at most; so does lower case.
+# By which factor a normaliser can shrink a text, at most. A composed character (NFC) has at least a third of the UTF-8
+# bytes of its parts. Compatibility forms (NFKC, NFKD) and lower case have at least a quarter.
 _SHRINKING = {"Prepend": 1, "ByteLevel": 1, "NFD": 1, "NFC": 3, "Lowercase": 4, "NFKD": 4, "NFKC": 12}
 
 
 def bytes_per_token(described: Mapping[str, Any]) -> int | None:
-    """Return the most bytes of UTF-8 that one token can stand for; None where there is no bound, or none is known.
+    """Return the most bytes of UTF-8 that one token can hold, or None if there is no bound or it is not known.
 
     Args:
         described: The content of tokenizer.json.
@@ -30,7 +30,7 @@ def bytes_per_token(described: Mapping[str, Any]) -> int | None:
     added = described.get("added_tokens") or []
     if model.get("type") != "BPE" or not isinstance(vocabulary, dict):
         return None
-    if any(token.get("lstrip") or token.get("rstrip") for token in added):  # it takes any number of spaces with it
+    if any(token.get("lstrip") or token.get("rstrip") for token in added):  # it swallows any number of spaces
         return None
     splitting = _parts(described.get("pre_tokenizer"), "pretokenizers")
     normalising = _parts(described.get("normalizer"), "normalizers")
@@ -41,14 +41,14 @@ def bytes_per_token(described: Mapping[str, Any]) -> int | None:
     )
     if shrinking is None or not has_all_bytes or not all(map(_keeps_all, splitting)):
         return None
-    size = len if is_byte_level else _num_bytes  # in a byte-level vocabulary a character is a byte
+    size = len if is_byte_level else _num_bytes  # in a byte-level vocabulary, each character is one byte
     longest = max(map(size, vocabulary), default=1)
     longest_added = max((_num_bytes(token.get("content", "")) for token in added), default=1)
     return max(longest, longest_added) * shrinking
 
 
 def _shrinking(normalising: list[Mapping[str, Any]]) -> int | None:
-    """How many bytes of text the normalisers make one byte of, at most; None where that is not known."""
+    """Return the factor by which the normalisers can shrink a text at most, or None if it is not known."""
     factor = 1
     for part in normalising:
         kind = part.get("type")
@@ -69,7 +69,7 @@ def _keeps_all(part: Mapping[str, Any]) -> bool:
 
 
 def _parts(described: Any, name: str) -> list[Mapping[str, Any]]:
-    """The steps of a normaliser or a pre-tokenizer, one after another."""
+    """Return the steps of a normaliser or a pre-tokenizer in their order."""
     if not isinstance(described, dict):
         return []
     if described.get("type") == "Sequence":
@@ -78,7 +78,7 @@ def _parts(described: Any, name: str) -> list[Mapping[str, Any]]:
 
 
 def _alphabet() -> frozenset[str]:
-    """The characters that stand for bytes in a byte-level vocabulary."""
+    """Return the characters that stand for the 256 bytes in a byte-level vocabulary."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     return frozenset(ByteLevel.alphabet())

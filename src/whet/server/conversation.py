@@ -1,4 +1,4 @@
-"""whet.chat: a conversation with a model, and how fast its answers came."""
+"""Hold a conversation with a model (whet.chat), and measure how fast its answers arrive."""
 
 import contextlib
 import json
@@ -25,29 +25,33 @@ def chat(
     system: str | None = None,
     complete: bool = False,
 ) -> "Conversation":
-    """Begin a conversation with a model: `with whet.chat("docs-gpt") as talk: print(talk.answer("Hello").text)`.
+    """Begin a conversation with a model.
+
+    Example:
+        with whet.chat("docs-gpt") as talk:
+            print(talk.answer("Hello").text)
 
     Args:
         model: A Hugging Face model directory, or a built-in model.
-        options: How the model is loaded: fewer bits are faster.
-        temperature: 0 takes the most probable token always; higher is more varied.
-        max_tokens: Tokens of one answer at most.
+        options: How the model is loaded. Fewer bits are faster.
+        temperature: 0 always takes the most probable token. Higher values give more varied answers.
+        max_tokens: The most tokens of one answer.
         seed: The same seed gives the same answers.
-        system: What the model is told before everything else.
-        complete: Go on with each text as it stands, without a chat template, as base models do.
+        system: The system message, which precedes the conversation.
+        complete: Continue each text as it is, without a chat template, as base models do.
 
     Returns:
-        The conversation. It holds the model until it is closed.
+        The conversation. It keeps the model in memory until it is closed.
 
     Raises:
-        TargetError: The model cannot be had.
-        OptionError: The options do not go together, or memory is too little.
-        RequestError: An option of sampling is out of its range.
+        TargetError: The model cannot be loaded.
+        OptionError: The options contradict each other, or there is too little memory.
+        RequestError: A sampling option is out of range.
     """
     if complete and system is not None:
-        raise OptionError("--system belongs to a conversation: leave it out, or leave out --complete")
+        raise OptionError("--system needs a chat template, which --complete does not use: leave out one of them")
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-    params.check(vocab_size=1)  # what is wrong with them is wrong for any model: say so before one is loaded
+    params.check(vocab_size=1)  # these parameters are checked alike for any model: do it before one is loaded
     directory = model_directory(os.fspath(model))
     tokenizer = Tokenizer(directory)
     engine = Engine(directory, options, tokenizer=tokenizer)
@@ -56,7 +60,7 @@ def chat(
 
 @dataclass
 class Answer:
-    """What came back for one text, and how fast. Times in seconds from when it was asked."""
+    """Hold the answer to one text, and how fast it came. Times are in seconds from the question; see Delta."""
 
     prompt: str
     text: str = ""
@@ -70,7 +74,7 @@ class Answer:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """After the first token; None where there is no second."""
+        """Return the tokens per second after the first one, or None if there are fewer than two."""
         return tokens_per_s([self])
 
     def as_json(self) -> str:
@@ -80,7 +84,18 @@ class Answer:
 
 @dataclass
 class Conversation:
-    """The conversation so far, and every answer that was given."""
+    """Hold a conversation and all its answers.
+
+    Attributes:
+        engine: The engine that runs the model.
+        tokenizer: The model's tokenizer.
+        params: How to sample.
+        system: The system message, or None.
+        complete: Whether each text is continued as it is, without a chat template.
+        messages: The messages so far.
+        answers: The answers so far.
+        is_interrupted: Whether Ctrl-C ended an answer and nothing was typed since.
+    """
 
     engine: Engine
     tokenizer: Tokenizer
@@ -89,20 +104,20 @@ class Conversation:
     complete: bool
     messages: list[dict[str, str]] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
-    is_interrupted: bool = False  # by Ctrl-C, and nothing was typed since
+    is_interrupted: bool = False
 
     def answer(self, prompt: str, show: Callable[[str], None] = lambda text: None) -> Answer:
-        """Ask the model. Ctrl-C ends the answer, and what there is of it counts.
+        """Ask the model. Ctrl-C ends the answer early, and its text so far is kept.
 
         Args:
-            prompt: What is said to the model.
-            show: Is given the text as it comes.
+            prompt: The user's message.
+            show: Called with each piece of the answer's text.
 
         Returns:
             The answer and its times. Its finish reason is "abort" after Ctrl-C.
 
         Raises:
-            RequestError: The text does not fit, or the engine cannot go on. The conversation is as before then.
+            RequestError: The text is too long, or the engine failed. The conversation is then unchanged.
         """
         asked = [*self.messages, {"role": "user", "content": prompt}]
         token_ids = self._encode(prompt, asked)
@@ -117,7 +132,7 @@ class Conversation:
 
     @property
     def has_plain_template(self) -> bool:
-        """Whether the checkpoint brings no chat template, so that a plain one is used."""
+        """Return whether whet's plain chat template is used because the checkpoint has none."""
         return not self.complete and self.tokenizer.chat_template.is_plain
 
     def __enter__(self) -> "Conversation":
@@ -129,7 +144,7 @@ class Conversation:
         self.close()
 
     def close(self) -> None:
-        """End the engine."""
+        """Close the engine."""
         self.engine.close()
 
     def reset(self) -> None:
@@ -152,7 +167,7 @@ class Conversation:
         return token_ids
 
     def _stream(self, token_ids: list[int], answer: Answer, show: Callable[[str], None]) -> None:
-        """Fill in the answer as it comes."""
+        """Fill in the answer while it is generated."""
         room = self.engine.max_model_len - len(token_ids)
         params = replace(self.params, max_tokens=min(self.params.max_tokens or room, room))
         with contextlib.closing(self.engine.stream(token_ids, params)) as deltas:
@@ -171,7 +186,10 @@ class Conversation:
 
 
 def tokens_per_s(answers: Sequence[Answer]) -> float | None:
-    """After each one's first token, whose time is the prompt's."""
+    """Return the tokens per second of several answers, without each one's first token, or None if there are none.
+
+    The time of the first token is spent on the prompt.
+    """
     timed = [(a.num_tokens - 1, a.e2e_s - a.ttft_s) for a in answers if a.ttft_s is not None and a.num_tokens > 1]
     spent_s = sum(span_s for _, span_s in timed)
     return sum(number for number, _ in timed) / spent_s if spent_s > 0 else None

@@ -1,4 +1,4 @@
-"""How deltas get from the engine's thread to whoever reads them, in another thread or in asyncio."""
+"""Deliver deltas from the engine's thread to their readers, in another thread or in asyncio."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ _LOG = logging.getLogger("whet")
 
 
 class _Stream:
-    """The deltas of one request, on their way to one reader. Dropping it half-read aborts the request."""
+    """Bring the deltas of one request to one reader. Dropping the stream half-read aborts the request."""
 
     def __init__(self, abort: Abort) -> None:
         self.request_id = ""
@@ -22,7 +22,7 @@ class _Stream:
         self._is_done = False
 
     def close(self) -> None:
-        """Stop reading; the request ends where it is."""
+        """Stop reading, and abort the request unless it has ended."""
         if not self._is_done and self.request_id:
             self._is_done = True
             self._abort(self.request_id)
@@ -36,7 +36,7 @@ class _Stream:
 
 
 class DeltaStream(_Stream, Iterator[Delta]):
-    """The deltas of one request, in a plain loop. Closing it, or dropping it half-read, aborts the request."""
+    """Iterate over the deltas of one request. Closing the stream, or dropping it half-read, aborts the request."""
 
     def __init__(self, abort: Abort) -> None:
         super().__init__(abort)
@@ -50,7 +50,7 @@ class DeltaStream(_Stream, Iterator[Delta]):
 
 
 class AsyncStream(_Stream, AsyncIterator[Delta]):
-    """The deltas of one request, in `async for`. Closing it, or dropping it half-read, aborts the request."""
+    """Iterate over the deltas of one request with `async for`. Closing it, or dropping it half-read, aborts it."""
 
     def __init__(self, abort: Abort) -> None:
         super().__init__(abort)
@@ -63,24 +63,24 @@ class AsyncStream(_Stream, AsyncIterator[Delta]):
         return self._seen(await self._deltas.get())
 
     async def aclose(self) -> None:
-        """Stop reading; the request ends where it is."""
+        """Stop reading, and abort the request unless it has ended."""
         self.close()
 
 
 class AsyncBridge:
-    """Brings deltas from the engine's thread to asyncio loops, with one wake-up of each loop for each step."""
+    """Bring deltas from the engine's thread to asyncio loops. Each loop is woken once for each step."""
 
     def __init__(self, abort: Abort) -> None:
         """Make a bridge.
 
         Args:
-            abort: Ends a request whose reader fails or whose loop is closed. It may be called from any thread.
+            abort: Ends a request whose reader fails or whose loop is closed. Any thread must be able to call it.
         """
         self._abort = abort
         self._waiting: dict[asyncio.AbstractEventLoop, list[tuple[OnDelta, Delta]]] = {}
 
     def to_loop(self, loop: asyncio.AbstractEventLoop, on_delta: OnDelta) -> OnDelta:
-        """Return what the engine calls in place of `on_delta`, which is then called in the loop."""
+        """Return a callback for the engine's thread that has `on_delta` called in the loop."""
 
         def collect(delta: Delta) -> None:
             self._waiting.setdefault(loop, []).append((on_delta, delta))
@@ -88,12 +88,12 @@ class AsyncBridge:
         return collect
 
     def deliver(self) -> None:
-        """Hand over what was collected since the last time. On the engine's thread, as the collecting."""
+        """Send the deltas collected since the last call to their loops. Call it on the engine's thread."""
         waiting, self._waiting = self._waiting, {}
         for loop, deltas in waiting.items():
             try:
                 loop.call_soon_threadsafe(self._give, deltas)
-            except RuntimeError:  # the loop is closed: nobody reads them any more
+            except RuntimeError:  # the loop is closed, so nothing reads the deltas
                 for _, delta in deltas:
                     self._abort(delta.request_id)
 
@@ -103,9 +103,9 @@ class AsyncBridge:
 
 
 def give(on_delta: OnDelta, delta: Delta, abort: Abort) -> None:
-    """Hand a delta to its reader. One that fails loses its own request only."""
+    """Pass a delta to its reader. If the reader fails, abort its request; other requests are not affected."""
     try:
         on_delta(delta)
-    except Exception:  # noqa: BLE001 - it is the caller's code
+    except Exception:  # noqa: BLE001 - the callback is the caller's code
         _LOG.exception("request %s is aborted: its reader failed", delta.request_id)
         abort(delta.request_id)

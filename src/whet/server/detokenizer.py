@@ -1,6 +1,6 @@
-"""Text from tokens as they come, never with half a character in it.
+"""Decode tokens to text one after another, never with half a character.
 
-Each returns pieces that, put together, are the decoding of the whole sequence.
+The pieces that a detokenizer returns, joined, equal the decoded whole sequence.
 """
 
 import codecs
@@ -8,23 +8,24 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 _INCOMPLETE = "\ufffd"
-_MOST_HELD = 8  # tokens: a character has at most 4 bytes, so what is held for longer is no character
+_MOST_HELD = 8  # tokens held back at most; a character has up to 4 bytes, so more tokens are no incomplete character
 
 
 class Detokenizer(Protocol):
-    """One for each sequence."""
+    """Decode the tokens of one sequence."""
 
     def add(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens, after all earlier ones, make certain; may be empty."""
+        """Add tokens, and return the text that is now certain. It may be empty."""
 
     def finish(self) -> str:
-        """The rest, once there are no more tokens."""
+        """Return the rest of the text. Call it after the last token."""
 
 
 class ByteDetokenizer:
-    """For vocabularies in which each token stands for bytes: O(1) a token.
+    """Decode vocabularies in which each token stands for bytes. A token takes constant time.
 
-    bytes_of: the bytes of a token; none for one that is not shown.
+    Args:
+        bytes_of: Returns the bytes of a token; none for a token that is not shown.
     """
 
     def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
@@ -32,17 +33,21 @@ class ByteDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def add(self, token_ids: Sequence[int]) -> str:
+        """See Detokenizer."""
         return self._decoder.decode(b"".join(map(self._bytes_of, token_ids)))
 
     def finish(self) -> str:
+        """See Detokenizer."""
         return self._decoder.decode(b"", final=True)
 
 
 class WindowDetokenizer:
-    """For any other vocabulary: decodes the last few tokens with and without the new ones, and says the difference.
+    """Decode any other vocabulary: decode the last few tokens with and without the new ones, return the difference.
 
-    decode: of several tokens. is_silent: a token adds nothing to any text. is_byte: a token that stands for one byte;
-    what a run of them reads as is known only at its end.
+    Args:
+        decode: Returns the text of several tokens.
+        is_silent: Returns whether a token adds nothing to any text.
+        is_byte: Returns whether a token stands for one byte. The text of a run of these is known only at its end.
     """
 
     def __init__(
@@ -51,14 +56,16 @@ class WindowDetokenizer:
         self._decode = decode
         self._is_silent = is_silent
         self._is_byte = is_byte
-        self._context: list[int] = []  # the last tokens that were said: how a token reads depends on what is before it
+        self._context: list[int] = []  # the last tokens returned as text; the text of the next one depends on them
         self._context_text = ""
         self._held: list[int] = []
 
     def add(self, token_ids: Sequence[int]) -> str:
+        """See Detokenizer."""
         return "".join(map(self._add_one, token_ids))
 
     def finish(self) -> str:
+        """See Detokenizer."""
         return self._say(self._decode(self._context + self._held)) if self._held else ""
 
     def _add_one(self, token_id: int) -> str:

@@ -1,6 +1,6 @@
-"""Who guesses the next tokens: earlier text of the same sequence, or a smaller model.
+"""Propose draft tokens, from earlier text of the same sequence or with a smaller model.
 
-Source of the first: prompt lookup (Saxena, 2023), which is n-gram matching within the sequence.
+Source of the former: prompt lookup (Saxena, 2023), which is n-gram matching within the sequence.
 """
 
 from collections.abc import Sequence
@@ -15,27 +15,33 @@ from whet.server.sampler import UNUSABLE, Row, sample
 from whet.server.sampling_params import SamplingParams
 from whet.server.scheduler import Plan
 
-_LONGEST, _SHORTEST = 3, 2  # tokens that must have stood in a row before
+_LONGEST, _SHORTEST = 3, 2  # tokens of the n-grams that are looked up
 _BYTES = 4
 
 
 class Drafter(Protocol):
-    """Fills in the requests' `drafts`."""
+    """Propose draft tokens for requests."""
 
     def propose(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> bool:
-        """Up to `num_drafts[i]` drafts for each request, which stands right before its next token.
+        """Set `drafts` of each request to up to `num_drafts[i]` tokens.
 
-        Returns False where it had other work to do too, so that the time says nothing.
+        Args:
+            requests: Requests of which all tokens but the last are computed.
+            num_drafts: The most drafts for each request.
+
+        Returns:
+            False if the drafter also had other work to do, such as a new prompt. The time is then not typical.
         """
 
 
 class NgramDrafter:
-    """What followed when the last three, or two, tokens stood in this sequence before; the latest such place."""
+    """Propose the tokens that followed the latest earlier occurrence of the last three, or two, tokens."""
 
     def __init__(self) -> None:
-        self._texts: dict[str, bytearray] = {}  # tokens as bytes of fixed width: finding in them is one fast call
+        self._texts: dict[str, bytearray] = {}  # tokens as bytes of fixed width, in which searching is fast
 
     def propose(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> bool:
+        """See Drafter."""
         self._texts = {request.id: self._texts.get(request.id) or bytearray() for request in requests}
         for request, count in zip(requests, num_drafts, strict=True):
             text = self._texts[request.id]
@@ -47,7 +53,7 @@ class NgramDrafter:
 
 
 def _latest(text: bytearray) -> int:
-    """The place, in tokens, after the latest earlier occurrence of the last ones; 0 where there is none."""
+    """Return the place, in tokens, after the latest earlier occurrence of the last tokens; 0 if there is none."""
     for length in range(_LONGEST, _SHORTEST - 1, -1):
         pattern = text[-length * _BYTES :]
         if len(text) <= len(pattern):
@@ -61,14 +67,20 @@ def _latest(text: bytearray) -> int:
 
 
 def _continued(token_ids: list[int], place: int, count: int) -> list[int]:
-    """`count` tokens from there on; past the end the same again, as in a text that repeats itself."""
+    """Return `count` tokens from `place` on. Past the end, they repeat from `place`, as in a text that repeats."""
     period = len(token_ids) - place
     return [token_ids[place + i % period] for i in range(count)]
 
 
 @dataclass(slots=True, eq=False)
 class _Turn:
-    """A sequence that is being drafted for: `mirror` is what the drafting model knows of it."""
+    """Hold a sequence that is being drafted for.
+
+    Attributes:
+        request: The request in the engine.
+        mirror: The same sequence in the drafting model.
+        num_drafts: The drafts to make.
+    """
 
     request: Request
     mirror: Request
@@ -76,10 +88,10 @@ class _Turn:
 
 
 class ModelDrafter:
-    """A smaller model of the same vocabulary, with blocks of its own.
+    """Draft with a smaller model of the same vocabulary, which has its own blocks.
 
-    After its drafts have been verified it goes on where they were right. All may have been: then the last of them,
-    which it has proposed but not read, is among what it has to read next.
+    After its drafts have been verified, the model continues from the last accepted one. If all were accepted, it must
+    first read its own last draft, which it has proposed but not read yet.
     """
 
     def __init__(
@@ -93,11 +105,12 @@ class ModelDrafter:
         model.allocate(num_blocks, 0)
 
     def propose(self, requests: Sequence[Request], num_drafts: Sequence[int]) -> bool:
+        """See Drafter."""
         self._forget_all_but(requests)
         plan, turns, is_steady = Plan(), [], True
         for request, count in zip(requests, num_drafts, strict=True):
             if len(request.token_ids) + count > self._blocks.max_len:
-                request.drafts = []  # longer than the drafting model can read
+                request.drafts = []  # the sequence is too long for the drafting model
                 continue
             mirror = self._mirror(request)
             need = len(mirror.token_ids) - mirror.num_computed
@@ -115,16 +128,20 @@ class ModelDrafter:
         return is_steady
 
     def check(self) -> None:
-        """Raises AssertionError where the books do not agree."""
+        """Check that the records of blocks are consistent.
+
+        Raises:
+            AssertionError: They are not.
+        """
         self._blocks.check(self._mirrors.values())
 
     def _draft_one(self, plan: Plan, turns: list[_Turn]) -> list[_Turn]:
-        """Run the plan and add a draft to each turn. Returns the turns that go on."""
+        """Run the plan, add a draft to each turn, and return the turns that need more drafts."""
         logits_RV = self._model.step(self._runner.build(plan, only_last=True).batch)
         for mirror, count in zip(plan.requests, plan.num_tokens, strict=True):
             mirror.num_computed += count
         rows = [Row(turn.request, len(turn.request.drafts)) for turn in turns]
-        # By the request's own random numbers, as the model will choose: like distributions then give equal tokens.
+        # Use the same random numbers of the request as the model will: similar distributions then give equal tokens.
         token_ids = sample(logits_RV, rows).tolist() if rows else []
         going = []
         for turn, token_id in zip(turns, token_ids, strict=True):
@@ -136,7 +153,7 @@ class ModelDrafter:
         return going
 
     def _mirror(self, request: Request) -> Request:
-        """What the drafting model knows of the request, with as much of its state as proved right."""
+        """Return the drafting model's copy of the request, set back to the tokens that proved right."""
         request.drafts = []
         mirror = self._mirrors.get(request.id)
         if mirror is None:
@@ -152,8 +169,8 @@ class ModelDrafter:
             num_right += 1
         right = min(base + num_right, len(request.token_ids) - 1)
         mirror.num_computed = min(mirror.num_computed, right)
-        mirror.num_prompt = len(request.token_ids)  # those known when it drafts
-        mirror.drafts = request.drafts  # again the same list
+        mirror.num_prompt = len(request.token_ids)  # the tokens that are known before it drafts
+        mirror.drafts = request.drafts  # the same list, which grows
         return mirror
 
     def _forget_all_but(self, requests: Sequence[Request]) -> None:

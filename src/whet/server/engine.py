@@ -1,4 +1,4 @@
-"""whet.Engine: a language model that serves many requests at once, from a plain call, a loop or asyncio."""
+"""Serve many requests at once with one language model: whet.Engine, for plain calls, loops and asyncio."""
 
 import asyncio
 import secrets
@@ -32,13 +32,15 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 
 
 class Engine:
-    """Serves a model: give it prompts, get completions. It computes on one thread, which it starts and `close` ends.
+    """Serve a model. Give it prompts, and get completions. It computes on a thread of its own, which `close` ends.
 
+    Example:
         with whet.Engine("path/to/model") as engine:
             print(engine.generate("The three rules are", whet.SamplingParams(max_tokens=64)).text)
 
-    Raises TargetError where a model cannot be had, OptionError where an option does not fit, or the memory is too
-    little for one sequence of max_model_len tokens.
+    Raises:
+        TargetError: A model cannot be loaded.
+        OptionError: An option does not fit, or one sequence of max_model_len tokens does not fit into the memory.
     """
 
     @explaining_lack_of_memory()
@@ -54,12 +56,12 @@ class Engine:
         """Load the model and start the thread.
 
         Args:
-            model: A Hugging Face directory, or a ServedModel, which is taken as it is.
-            options: How the model is loaded and what a step may hold.
-            tokenizer: That of the directory, if not given and it has one. Without any, prompts are lists of token ids
-                and there is no text.
-            draft: A smaller model of the same vocabulary.
-            **fields: Fields of EngineOptions, as they were given before there was `options`. They are deprecated.
+            model: A Hugging Face directory, or a ServedModel that has been loaded already.
+            options: How the model is loaded, and what one step may hold.
+            tokenizer: The model's tokenizer. By default, the one in the directory. Without any, prompts must be lists
+                of token ids, and completions have no text.
+            draft: A smaller model with the same vocabulary. It proposes tokens, which the model verifies.
+            **fields: Fields of EngineOptions. This is deprecated: use `options`.
         """
         options = _with_fields(options or EngineOptions(), fields)
         self.name = type(model).__name__
@@ -81,19 +83,27 @@ class Engine:
         self._admission = Admission(tokenizer, model.vocab_size, self.max_model_len)
         stepper = assemble(Models(model, draft, identity), options, self.max_model_len)
         self._loop = EngineLoop(stepper, capacity=options.max_num_seqs + options.max_waiting)
-        self._finalizer = weakref.finalize(self, self._loop.close)  # also when the interpreter ends
+        self._finalizer = weakref.finalize(self, self._loop.close)  # also runs when the interpreter ends
 
-    @overload  # a str is a sequence of them too, and is one prompt
+    @overload  # a str is also a Sequence[str], but here it is one prompt
     def generate(  # type: ignore[overload-overlap]
         self, prompts: Prompt, params: SamplingParams | None = None
     ) -> Completion: ...
     @overload
     def generate(self, prompts: Sequence[Prompt], params: Params = None) -> list[Completion]: ...
     def generate(self, prompts: Prompt | Sequence[Prompt], params: Params = None) -> Completion | list[Completion]:
-        """The completion of a prompt, or those of several, which run together; as many as you like.
+        """Complete one prompt or several. Any number of prompts can be given; they run together.
 
-        Raises RequestError for the first prompt that cannot be served, before any is run. One that fails later has the
-        finish_reason "error".
+        Args:
+            prompts: One text, one list of token ids, or a sequence of these.
+            params: The sampling parameters for all prompts, or one for each.
+
+        Returns:
+            One completion, or a list if several prompts were given. If a request fails while it runs, its completion
+            has the finish_reason "error".
+
+        Raises:
+            RequestError: A prompt cannot be served. Then none is run.
         """
         requests = self._requests(prompts, params)
         streams = [self._stream(request) for request in requests]
@@ -107,7 +117,19 @@ class Engine:
     async def generate_async(
         self, prompts: Prompt | Sequence[Prompt], params: Params = None, *, cache_salt: str = ""
     ) -> Completion | list[Completion]:
-        """As `generate`, within a running asyncio loop. Cancelling it aborts the requests. Raises QueueFull too."""
+        """Complete one prompt or several, as `generate` does, in a running asyncio loop.
+
+        If the call is cancelled, its requests are aborted.
+
+        Args:
+            prompts: See `generate`.
+            params: See `generate`.
+            cache_salt: Only requests with the same salt share cached prompts.
+
+        Raises:
+            RequestError: A prompt cannot be served.
+            QueueFull: Too many requests are waiting.
+        """
         streams = []
         try:
             for request in self._requests(prompts, params, cache_salt):
@@ -119,7 +141,11 @@ class Engine:
         return completions[0] if _is_one(prompts) else completions
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> DeltaStream:
-        """The completion piece by piece. Raises RequestError at once; leaving the loop aborts the request."""
+        """Return an iterator over the pieces of a completion. Leaving its loop early aborts the request.
+
+        Raises:
+            RequestError: The prompt cannot be served. It is raised by this call, not by the iterator.
+        """
         return self._stream(self._admission.request(prompt, params))
 
     def stream_async(
@@ -131,10 +157,19 @@ class Engine:
         cache_salt: str = "",
         reservation: Reservation | None = None,
     ) -> AsyncStream:
-        """The completion piece by piece, within a running asyncio loop. Closing the iterator aborts the request.
+        """Return an asynchronous iterator over the pieces of a completion. Closing it aborts the request.
 
-        Raises at once RequestError, QueueFull where too many wait, EngineClosed. cache_salt: only requests of the same
-        salt find each other's prompts.
+        Args:
+            prompt: A text or a list of token ids.
+            params: How to sample.
+            request_id: The request's id. By default, the engine chooses one.
+            cache_salt: Only requests with the same salt share cached prompts.
+            reservation: A place in the queue that was reserved before.
+
+        Raises:
+            RequestError: The prompt cannot be served. This call raises the errors, not the iterator.
+            QueueFull: Too many requests are waiting.
+            EngineClosed: The engine takes no more requests.
         """
         request = self._admission.request(prompt, params, request_id, cache_salt)
         return self._async_stream(request, reservation)
@@ -150,28 +185,43 @@ class Engine:
         reservation: Reservation | None = None,
         asyncio_loop: asyncio.AbstractEventLoop | None = None,
     ) -> str:
-        """Queue a request; `on_delta` gets its pieces, and must be quick. Returns its id.
+        """Queue a request whose pieces are passed to a callback. It raises the same errors as `stream_async`.
 
-        It is called in the asyncio loop, or on the engine's thread where none is given. Raises as `stream_async`.
+        Args:
+            prompt_ids: The token ids of the prompt.
+            params: How to sample.
+            on_delta: Called with each piece of the output. It must be quick.
+            request_id: The request's id. By default, the engine chooses one.
+            cache_salt: Only requests with the same salt share cached prompts.
+            reservation: A place in the queue that was reserved before.
+            asyncio_loop: The loop in which `on_delta` is called. By default, the engine's thread calls it.
+
+        Returns:
+            The id of the request.
         """
         request = self._admission.request(prompt_ids, params, request_id, cache_salt)
         self._loop.submit(request, on_delta, reservation, asyncio_loop=asyncio_loop)
         return request.id
 
     def abort(self, request_id: str) -> None:
-        """End a request; its last delta says "abort". Nothing happens where it has ended already."""
+        """End a request. Its last delta has the finish_reason "abort". If it has ended already, nothing happens."""
         self._loop.abort(request_id)
 
     def reserve(self) -> Reservation:
-        """A place in the queue, to be used by a request or released. Raises QueueFull, EngineClosed."""
+        """Reserve a place in the queue. Use it for a request, or release it.
+
+        Raises:
+            QueueFull: Too many requests are waiting.
+            EngineClosed: The engine takes no more requests.
+        """
         return self._loop.reserve()
 
     def listen(self, observer: Observer) -> None:
-        """Tell it of each token and end from now on."""
+        """Report each token and the end of each request to an observer from now on."""
         self._loop.meter.observers.append(observer)
 
     def stats(self) -> Stats:
-        """What the engine has done and is doing, from any thread."""
+        """Return the engine's counts and current state. Any thread may call this."""
         loop, stepper = self._loop, self._loop.stepper
         scheduler, speculation = stepper.scheduler, stepper.speculation
         controller = speculation.controller if speculation is not None else None
@@ -195,15 +245,15 @@ class Engine:
 
     @property
     def is_open(self) -> bool:
-        """Whether it takes requests: until drained or closed."""
+        """Return whether the engine takes requests. It does until it is drained or closed."""
         return self._loop.is_open
 
     def drain(self, timeout_s: float) -> None:
-        """Take no more requests; give those that are there so many seconds to end, and abort the rest."""
+        """Take no more requests, wait up to `timeout_s` seconds for the present ones, and abort the rest."""
         self._loop.drain(timeout_s)
 
     def close(self) -> None:
-        """Abort what is left and end the thread. The engine cannot be used any more."""
+        """Abort all requests and end the thread. The engine cannot be used afterwards."""
         self._finalizer()
 
     def _requests(self, prompts: Prompt | Sequence[Prompt], params: Params, cache_salt: str = "") -> list[Request]:
@@ -217,7 +267,7 @@ class Engine:
 
     def _stream(self, request: Request) -> DeltaStream:
         stream = DeltaStream(self.abort)
-        self._loop.submit(request, stream.put, is_limited=False)  # who calls waits anyway
+        self._loop.submit(request, stream.put, is_limited=False)  # the caller waits anyway
         stream.request_id = request.id
         return stream
 
@@ -237,16 +287,16 @@ class Engine:
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
-    """Whether it is one prompt: a text, or token ids."""
+    """Return whether `prompts` is one prompt: a text, or a list of token ids."""
     return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], (str, Sequence)))
 
 
 def _with_fields(options: EngineOptions, fields: dict[str, Any]) -> EngineOptions:
-    """Return the options with fields that were given as keywords of Engine, which is deprecated."""
+    """Return the options, changed by the deprecated keywords of Engine."""
     if not fields:
         return options
     given = ", ".join(f"{name}=..." for name in fields)
-    options = replace(options, **fields)  # raises TypeError for a name that is none of them
+    options = replace(options, **fields)  # raises TypeError for an unknown name
     message = f"whet.Engine(..., {given}) is deprecated: write whet.Engine(..., whet.EngineOptions({given}))"
     warnings.warn(message, DeprecationWarning, stacklevel=4)  # the caller of the decorated Engine
     return options

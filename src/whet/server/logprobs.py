@@ -1,4 +1,4 @@
-"""Log-probabilities under the model as it is: before temperature, penalties and truncation.
+"""Compute log-probabilities from the model's own logits, before temperature, penalties and truncation.
 
 Suffixes: R rows, V vocabulary.
 """
@@ -12,9 +12,14 @@ from whet.server.request import TokenLogprobs
 
 
 def token_logprobs(logits_RV: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """Of each row's token, beside the row's `num_top` most probable ones, the most probable first.
+    """Return the log-probability of each row's token, and of the row's most probable tokens.
 
-    A token that is the most probable has exactly the first of these: both are read from the same numbers.
+    If a token is the row's most probable one, both numbers are exactly equal: they are read from the same tensor.
+
+    Args:
+        logits_RV: The logits, float32 [R, V].
+        token_ids: A token for each row.
+        num_top: How many of the most probable tokens to return, the most probable first.
     """
     logprobs_RV = torch.log_softmax(logits_RV, dim=1)
     chosen = logprobs_RV.gather(1, torch.tensor(token_ids, dtype=torch.int64)[:, None])[:, 0].tolist()

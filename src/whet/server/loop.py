@@ -1,4 +1,4 @@
-"""The engine's thread: takes requests in, runs steps, hands deltas out, until it is closed."""
+"""Run the engine's thread: it takes requests, runs steps and hands out deltas until it is closed."""
 
 import asyncio
 import logging
@@ -16,7 +16,7 @@ from whet.server.stats import Meter
 from whet.server.stepper import Progress, Stepper
 
 _LOG = logging.getLogger("whet")
-_ABORT_S = 10.0  # a step may last as long before aborted requests are seen to be gone
+_ABORT_S = 10.0  # how long `drain` waits for aborted requests: they end after the current step
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Asked:
-    """What was asked of the engine's thread since its last step."""
+    """Hold what the engine's thread was asked to do since its last step."""
 
     entries: list[_Entry]
     aborts: set[str]
@@ -35,7 +35,7 @@ class _Asked:
 
 
 class _Inbox:
-    """Requests to begin and to abort. There is always work to do while the scheduler has some."""
+    """Collect requests to begin and to abort. Work is due at once as long as there is any, also in the scheduler."""
 
     def __init__(self, has_work: Callable[[], bool]) -> None:
         self.entries: list[_Entry] = []
@@ -54,7 +54,7 @@ class _Inbox:
 
 
 class Reservation:
-    """A place in the queue, taken before the work of preparing a request; released unless it was used."""
+    """Hold a place in the queue while a request is being prepared. The end of a `with` block releases an unused one."""
 
     def __init__(self, loop: "EngineLoop", arrival_s: float) -> None:
         self.arrival_s = arrival_s
@@ -62,7 +62,7 @@ class Reservation:
         self._loop = loop
 
     def release(self) -> None:
-        """Give the place back. After it was used, or released, this does nothing."""
+        """Release the place. If it was used or released before, do nothing."""
         self._loop.release(self)
 
     def __enter__(self) -> "Reservation":
@@ -75,7 +75,12 @@ class Reservation:
 
 
 class EngineLoop:
-    """Owns the stepper, which nobody else may touch once it runs. capacity: requests, running and waiting together."""
+    """Run a stepper on a thread of its own. No other thread may use the stepper.
+
+    Args:
+        stepper: Runs the steps.
+        capacity: How many requests may be present, running and waiting together.
+    """
 
     def __init__(self, stepper: Stepper, capacity: int) -> None:
         self.stepper = stepper
@@ -83,8 +88,8 @@ class EngineLoop:
         self.capacity = capacity
         self._inbox = _Inbox(lambda: stepper.scheduler.has_work)
         self._worker = Worker("whet-engine", self._inbox, self._work, failed=self._start_afresh, clock=time.monotonic)
-        self._changed = self._worker.changed  # guards all below, but for the entries, which are the thread's
-        self._unfinished: set[str] = set()  # the requests' ids
+        self._changed = self._worker.changed  # guards all fields below, except `_entries`, which only the thread uses
+        self._unfinished: set[str] = set()  # ids of requests
         self._num_reserved = 0
         self._is_draining = False
         self._entries: dict[str, _Entry] = {}
@@ -93,16 +98,21 @@ class EngineLoop:
 
     @property
     def num_inbox(self) -> int:
-        """Requests that came since the last step began."""
+        """Return the number of requests that arrived since the last step began."""
         return len(self._inbox.entries)
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are taken."""
+        """Return whether requests are taken."""
         return not (self._is_draining or self._worker.is_stopping)
 
     def reserve(self) -> Reservation:
-        """A place for a request that is still to be made. Raises QueueFull, EngineClosed."""
+        """Reserve a place in the queue for a request that is still being prepared.
+
+        Raises:
+            QueueFull: Too many requests are waiting.
+            EngineClosed: No more requests are taken.
+        """
         with self._changed:
             self._check_open()
             self._check_room()
@@ -110,6 +120,7 @@ class EngineLoop:
         return Reservation(self, time.monotonic())
 
     def release(self, reservation: Reservation) -> None:
+        """Release the place of a reservation, if it is still held."""
         with self._changed:
             self._use(reservation)
 
@@ -125,16 +136,16 @@ class EngineLoop:
         """Queue a request.
 
         Args:
-            request: What to run.
-            on_delta: Is called with each piece of the output, and must be quick.
-            reservation: The place in the queue that the request takes, if one was reserved.
-            asyncio_loop: Where on_delta is called; None: on the engine's thread.
-            is_limited: Refuse the request if too many wait and it comes without a reservation.
+            request: The request.
+            on_delta: Called with each piece of the output. It must be quick.
+            reservation: The place in the queue that was reserved for the request, if any.
+            asyncio_loop: The loop in which `on_delta` is called. None: the engine's thread calls it.
+            is_limited: Refuse the request if the queue is full and no place was reserved.
 
         Raises:
             EngineClosed: No more requests are taken.
-            QueueFull: Too many wait.
-            RequestError: There is a request of this id.
+            QueueFull: Too many requests are waiting.
+            RequestError: A request with this id is present already.
         """
         if asyncio_loop is not None:
             on_delta = self._bridge.to_loop(asyncio_loop, on_delta)
@@ -153,13 +164,13 @@ class EngineLoop:
             self._changed.notify_all()
 
     def abort(self, request_id: str) -> None:
-        """End a request soon. One that has ended, or never was, is none of its business."""
+        """End a request after the current step. If it has ended already, or is unknown, nothing happens."""
         with self._changed:
             self._inbox.aborts.add(request_id)
             self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> None:
-        """Take no more requests; give those that are there so long to end, and abort the rest."""
+        """Take no more requests, wait up to `timeout_s` seconds for the present ones, and abort the rest."""
         with self._changed:
             self._is_draining = True
             if not self._changed.wait_for(lambda: not self._unfinished, timeout_s):
@@ -181,13 +192,13 @@ class EngineLoop:
             raise QueueFull(f"{present} requests are running or waiting, and no more are taken: try again later")
 
     def _use(self, reservation: Reservation) -> bool:
-        """Whether the reservation still held a place; it does not any more."""
+        """Use up a reservation, and return whether it still held a place."""
         was_open, reservation.is_open = reservation.is_open, False
         self._num_reserved -= was_open
         return was_open
 
     def _work(self, asked: _Asked) -> None:
-        """Take in what was asked, and run a step. The last time, abort everything instead."""
+        """Begin and abort requests as asked, and run a step. In the last call, abort all requests instead."""
         for entry in asked.entries:
             self._entries[entry.request.id] = entry
             self.stepper.scheduler.add(entry.request)
@@ -220,7 +231,7 @@ class EngineLoop:
             self.meter.inter_token(now - before, len(delta.token_ids))
 
     def _pass_on(self, ended: list[str]) -> None:
-        """Send what readers in asyncio get, and strike off what has ended."""
+        """Send the collected deltas to asyncio loops, and forget the requests that have ended."""
         self._bridge.deliver()
         if ended:
             for request_id in ended:
@@ -230,7 +241,7 @@ class EngineLoop:
                 self._changed.notify_all()
 
     def _start_afresh(self, error: Exception) -> None:
-        """Something in the engine itself failed: all requests end with that, and the books are begun anew."""
+        """End all requests with an error and reset the scheduler, after the engine itself has failed."""
         _LOG.error("the engine failed; all requests end", exc_info=error)
         message = f"the engine failed: {type(error).__name__}: {reason(error)}"
         self.stepper.scheduler.reset()

@@ -1,4 +1,4 @@
-"""What an engine is asked for, checked before a model is opened."""
+"""Hold the options of an engine, and check them before a model is loaded."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -11,25 +11,25 @@ SpeculationKind = Literal["auto", "off", "ngram"]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(ServingOptions):
-    """Options of whet.Engine.
+    """Hold the options of whet.Engine.
 
     Attributes:
-        dtype: The number format of keys, values and of weights that stay as they are: "bf16" or "fp32".
-        weights: How the weights are kept: "as-is", "int8" or "int4".
-        kv: How keys and values are kept: "as-is" or "int8".
-        max_model_len: The tokens that a prompt and its output may have together; what the model takes, if not given.
-        speculation: "auto" drafts with the draft model, or without one from the text itself, as long as that pays;
-            "ngram" always from the text; "off" never.
-        num_draft_tokens: The tokens that are drafted at a time.
-        max_num_seqs: The sequences in a step.
-        max_batch_tokens: The tokens in a step.
-        max_step_ms: What a step with a prompt in it may take while outputs wait for it.
-        memory: The bytes for the sequences' state; a quarter of what is free, if not given.
-        prefix_caching: Keep what was computed of prompts for others that begin alike.
-        max_waiting: The requests beyond max_num_seqs that may wait.
+        dtype: The number format of keys, values and weights that are not quantised: "bf16" or "fp32".
+        weights: The format of the weights: "as-is", "int8" or "int4".
+        kv: The format of keys and values: "as-is" or "int8".
+        max_model_len: The most tokens of a prompt and its output together. By default, the model's own limit.
+        speculation: "auto" drafts with the draft model, or without one from the text itself, as long as that is
+            faster. "ngram" drafts from the text, and "off" never drafts.
+        num_draft_tokens: The most tokens that are drafted at a time.
+        max_num_seqs: The most sequences in a step.
+        max_batch_tokens: The most tokens in a step.
+        max_step_ms: The time in milliseconds that a step with a prompt in it may take while outputs wait for it.
+        memory: The bytes for the state of the sequences. By default, a quarter of the free memory.
+        prefix_caching: Keep computed prompts for other requests with the same beginning.
+        max_waiting: How many requests beyond max_num_seqs may wait.
 
     Raises:
-        OptionError: A value is out of its range.
+        OptionError: A value is out of range.
     """
 
     speculation: SpeculationKind = "auto"

@@ -1,12 +1,12 @@
-"""What requests change about the model's logits before a token is chosen: in few places, and taken back afterwards.
+"""Apply what requests change in the model's logits before a token is chosen, and undo it afterwards.
 
-In this order: logit_bias, no end before min_tokens, repetition, frequency and presence penalties. Only tokens that a
-request names or has seen are touched; a row has tens of thousands of others.
+The order is: logit_bias, no end token before min_tokens, then repetition, frequency and presence penalties. Only tokens
+that a request names or has seen are changed, and not the tens of thousands of others in a row.
 
 Source of the penalties: Keskar et al., 2019, arXiv:1909.05858 (repetition, over prompt and output); OpenAI's API
 reference (frequency and presence, over the output).
 
-Suffixes: R rows, V vocabulary, N places in all rows one after another.
+Suffixes: R rows, V vocabulary, N changed places in the flattened logits.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,23 +20,23 @@ from whet.server.request import Request
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
-Rows = Sequence[tuple[Request, int]]  # a request, and how many of its drafts lie before the row's token
+Rows = Sequence[tuple[Request, int]]  # a request, and the number of its drafts before the row's token
 
 
 class Penalties:
-    """Remembers from step to step which tokens the requests have seen."""
+    """Remember from step to step which tokens the requests have seen, and apply their penalties."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
 
     def forget_all_but(self, rows: Rows) -> None:
-        """Let go of the requests that are gone."""
+        """Forget all requests that are not in `rows`."""
         wanted = {request.id for request, _ in rows}
         self._seen = {request_id: seen for request_id, seen in self._seen.items() if request_id in wanted}
 
     @contextmanager
     def applied(self, logits_RV: Tensor, rows: Rows) -> Iterator[None]:
-        """As `apply`, for as long as it lasts."""
+        """Change the logits as `apply` does, and undo it at the end of the block."""
         undo = self.apply(logits_RV, rows)
         try:
             yield
@@ -46,7 +46,15 @@ class Penalties:
                 flat[places_N] = old_N
 
     def apply(self, logits_RV: Tensor, rows: Rows) -> list[tuple[Ints, Floats]]:
-        """Change the logits, float32 and contiguous, in place. Returns the places, in turn, and what stood there."""
+        """Change logits in place.
+
+        Args:
+            logits_RV: The logits, float32 [R, V] and contiguous.
+            rows: A request and its number of drafts for each row.
+
+        Returns:
+            The changed places in the flattened logits and their old values, in the order of the changes.
+        """
         flat, vocab_size = logits_RV.numpy().reshape(-1), logits_RV.shape[1]
         undo: list[tuple[Ints, Floats]] = []
         for i, (request, num_drafts) in enumerate(rows):
@@ -59,7 +67,7 @@ class Penalties:
                 places_N = np.fromiter(ends, np.int64, len(ends)) + i * vocab_size
                 old_N = flat[places_N]
                 undo.append((places_N, old_N))
-                flat[places_N] = np.where(old_N < np.inf, np.float32(-np.inf), old_N)  # what is no number stays seen
+                flat[places_N] = np.where(old_N < np.inf, np.float32(-np.inf), old_N)  # NaN stays NaN, to be detected
         penalised = [(i, row) for i, row in enumerate(rows) if row[0].params.is_penalised]
         if penalised:
             undo.append(self._penalise(flat, vocab_size, penalised))
@@ -68,7 +76,11 @@ class Penalties:
     def _penalise(
         self, flat: Floats, vocab_size: int, rows: Sequence[tuple[int, tuple[Request, int]]]
     ) -> tuple[Ints, Floats]:
-        """All rows at once: an operation on each would take most of the time."""
+        """Apply the penalties of all rows in one operation. An operation for each row would be much slower.
+
+        Returns:
+            The changed places in the flattened logits, and their old values.
+        """
         seen = [self._tokens(request).with_drafts(request.drafts[:num_drafts]) for _, (request, num_drafts) in rows]
         sizes = [len(ids) for ids, _ in seen]
         params = [request.params for _, (request, _) in rows]
@@ -91,7 +103,7 @@ class Penalties:
 
 
 class _Seen:
-    """The different tokens of one request, and how often each stands in its output."""
+    """Hold the different tokens of one request, and how often each occurs in its output."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -100,12 +112,12 @@ class _Seen:
         self._num_read = len(tokens)
         self._num_ids = len(ids)
         self._place_of = {token_id: place for place, token_id in enumerate(ids.tolist())}
-        self._ids: Ints = np.concatenate([ids, np.zeros_like(ids)])  # the second half is for those to come
+        self._ids: Ints = np.concatenate([ids, np.zeros_like(ids)])  # the second half is room for new tokens
         self._times: Floats = np.zeros(len(self._ids), np.float32)
         np.add.at(self._times, np.searchsorted(ids, tokens[request.num_prompt :]), np.float32(1))
 
     def read(self) -> None:
-        """Count the tokens of the output that are new."""
+        """Count the output tokens that are new since the last call."""
         for token_id in self.request.token_ids[self._num_read :]:
             place = self._place_of.setdefault(token_id, self._num_ids)
             if place == self._num_ids:
@@ -114,7 +126,7 @@ class _Seen:
         self._num_read = len(self.request.token_ids)
 
     def with_drafts(self, drafts: Sequence[int]) -> tuple[Ints, Floats]:
-        """Tokens and times, these drafts being part of the output."""
+        """Return the tokens and their counts, with these drafts as a part of the output."""
         ids, times = self._ids[: self._num_ids], self._times[: self._num_ids]
         if not drafts:
             return ids, times

@@ -1,7 +1,7 @@
-"""What a recipe says about how to serve: precision and threads. The engine has its own way of all the rest.
+"""Read engine options from a recipe: precision and threads. For all other steps, the engine has its own methods.
 
-Weights in int8 and int4 are the ones that the technique makes; whet.kernels.linear.quantise rounds both. The groups of
-an int4 step are always of 32 inputs, whatever an older recipe says.
+The engine's int8 and int4 weights equal those of the techniques; whet.kernels.linear.quantise rounds both. A group of
+int4 weights always has 32 inputs, even if an older recipe states another size.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,14 @@ _WEIGHTS: Mapping[str, WeightBits] = {"int8_weight": "int8", "int4_weight": "int
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeOptions:
-    """Engine options that a recipe has; None where it has not. left_out: for each other step, why it is not taken."""
+    """Hold the engine options of a recipe.
+
+    Attributes:
+        dtype: The number format, or None if the recipe states none.
+        weights: The format of the weights, or None.
+        num_threads: The number of threads, or None.
+        left_out: For each step that the engine does not follow, a sentence that says why.
+    """
 
     dtype: Dtype | None = None
     weights: WeightBits | None = None
@@ -25,7 +32,7 @@ class RecipeOptions:
 
 
 def from_recipe(recipe: Recipe) -> RecipeOptions:
-    """What of a recipe an engine can follow."""
+    """Return the engine options that a recipe implies."""
     dtype: Dtype | None = None
     weights: WeightBits | None = None
     num_threads: int | None = None

@@ -1,4 +1,4 @@
-"""One request: what was asked, what there is so far, and where its state lies."""
+"""Describe one request: its parameters, its output so far, and where its state is kept."""
 
 import sys
 from dataclasses import dataclass, field
@@ -15,13 +15,23 @@ UNLIMITED = sys.maxsize
 
 
 class Status(Enum):
+    """Name the states of a request."""
+
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
 
 
 class TokenLogprobs(NamedTuple):
-    """A token's natural logarithm of its probability under the model as it is, and the most probable tokens' there."""
+    """Hold the log-probabilities of a token and of the most probable tokens in its place.
+
+    They are natural logarithms, and computed before temperature, penalties and truncation.
+
+    Attributes:
+        token_id: The token.
+        logprob: Its log-probability.
+        top: The most probable tokens with their log-probabilities, the most probable first.
+    """
 
     token_id: int
     logprob: float
@@ -30,10 +40,21 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request and the sequence that it becomes. Who changes what: the scheduler status, num_computed and blocks; the
-    stepper tokens and drafts.
+    """Hold a request and its sequence of tokens.
 
-    max_len: tokens, prompt included, at which it ends. stop_ids: tokens that end it. Times are the engine clock's.
+    The scheduler changes status, num_computed and blocks. The stepper changes tokens and drafts. Times are in seconds
+    on the engine's clock.
+
+    Attributes:
+        id: A unique id.
+        prompt_ids: The tokens of the prompt.
+        params: How to sample.
+        max_len: The request ends when it has so many tokens, prompt included.
+        seed: The seed of its random numbers.
+        stop_ids: Tokens that end it.
+        output: The text of the output, or None if no text is wanted.
+        arrival_s: When the request arrived.
+        cache_salt: Only requests with the same salt share cached prompts.
     """
 
     id: str
@@ -42,59 +63,61 @@ class Request:
     max_len: int
     seed: int
     stop_ids: frozenset[int] = frozenset()
-    output: OutputText | None = None  # None: nobody wants text
+    output: OutputText | None = None
     arrival_s: float = 0.0
     cache_salt: str = ""
 
-    is_plain: bool = field(init=False)  # the most probable token, as the model gives it
+    is_plain: bool = field(init=False)  # whether it always takes the most probable token of the unchanged logits
     token_ids: list[int] = field(init=False)  # prompt and output
     num_prompt: int = field(init=False)
     status: Status = field(init=False, default=Status.WAITING)
     finish_reason: FinishReason | None = field(init=False, default=None)
     error: str | None = field(init=False, default=None)
 
-    num_computed: int = field(init=False, default=0)  # tokens that the model has seen and whose state is there
-    num_cached: int = field(init=False, default=0)  # of the prompt, found when it was first admitted
+    num_computed: int = field(init=False, default=0)  # tokens that the model has read, and whose state is kept
+    num_cached: int = field(init=False, default=0)  # prompt tokens found in the cache at the first admission
     num_preemptions: int = field(init=False, default=0)
-    drafts: list[int] = field(init=False, default_factory=list)  # tokens guessed, to be verified in the next step
+    drafts: list[int] = field(init=False, default_factory=list)  # proposed tokens; the next step verifies them
 
     row: int = field(init=False, default=NO_ROW)
     blocks: list[int] = field(init=False, default_factory=list)
-    capacity: int = field(init=False, default=0)  # tokens that its blocks hold
-    block_hashes: list[bytes] = field(init=False, default_factory=list)  # of the full blocks of token_ids, as needed
-    num_published: int = field(init=False, default=0)  # blocks that others may use too
+    capacity: int = field(init=False, default=0)  # tokens for which its blocks have room
+    block_hashes: list[bytes] = field(init=False, default_factory=list)  # hashes of its full blocks, as far as needed
+    num_published: int = field(init=False, default=0)  # blocks that other requests may share
 
     prompt_logprobs: list[TokenLogprobs | None] | None = field(init=False, default=None)
     admitted_s: float | None = field(init=False, default=None)
     first_token_s: float | None = field(init=False, default=None)
-    last_token_s: float | None = field(init=False, default=None)  # where somebody watches
-    has_reported: bool = field(init=False, default=False)  # a delta of it has been handed out
+    last_token_s: float | None = field(init=False, default=None)  # only set if the engine has observers
+    has_reported: bool = field(init=False, default=False)  # whether a delta of it has been handed out
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_ids)
         self.num_prompt = len(self.prompt_ids)
         self.is_plain = self.params.is_plain
         if self.params.prompt_logprobs is not None:
-            self.prompt_logprobs = [None]  # nothing comes before the first token
+            self.prompt_logprobs = [None]  # the first token has no probability: nothing precedes it
 
     @property
     def num_output(self) -> int:
-        """Tokens of the output so far."""
+        """Return the number of output tokens so far."""
         return len(self.token_ids) - self.num_prompt
 
     @property
     def is_finished(self) -> bool:
+        """Return whether the request has ended."""
         return self.status is Status.FINISHED
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether some of the prompt's are still to come; then its tokens must be computed, not found."""
+        """Return whether log-probabilities of the prompt are missing. Its tokens must then be computed, not cached."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt
 
     def take(self, token_ids: list[int]) -> tuple[int, str]:
-        """Append new tokens up to the one that ends the request, and say with `finish_reason` how it ended.
+        """Append new tokens up to the one that ends the request, and then set `finish_reason`.
 
-        Returns how many were taken, and the text that may be shown now.
+        Returns:
+            The number of appended tokens, and the text that may be shown now.
         """
         text, min_len = "", self.num_prompt + self.params.min_tokens
         for count, token_id in enumerate(token_ids, start=1):
@@ -113,5 +136,5 @@ class Request:
         return len(token_ids), text
 
     def rest_of_text(self) -> str:
-        """What was held back, as no more comes."""
+        """Return the text that was held back. Call it when no more tokens follow."""
         return self.output.rest() if self.output is not None else ""

@@ -1,4 +1,4 @@
-"""What a model can take of a request: its vocabulary and its length. The engine and the HTTP server ask the same."""
+"""Check prompts against a model's vocabulary and length. The engine and the HTTP server share these checks."""
 
 import operator
 from collections.abc import Sequence
@@ -6,38 +6,47 @@ from dataclasses import dataclass
 
 from whet.errors import RequestError
 
-TOO_LONG = "context_length_exceeded"  # the code by which OpenAI's clients know it
+TOO_LONG = "context_length_exceeded"  # OpenAI's error code
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """The limits of one model.
+    """Hold the limits of one model.
 
-    max_model_len: tokens of a prompt and its output together. vocab_size: tokens are numbers below it.
+    Attributes:
+        max_model_len: The most tokens of a prompt and its output together.
+        vocab_size: Token ids are below this number.
     """
 
     max_model_len: int
     vocab_size: int
 
     def check_tokens(self, token_ids: Sequence[int], param: str = "prompt") -> None:
-        """Raise RequestError unless all are tokens of the model.
+        """Check that all token ids are in the model's vocabulary.
 
         Args:
-            token_ids: What was given as tokens, of any type.
+            token_ids: The token ids as they were given, of any type.
             param: The field of the request that they come from.
+
+        Raises:
+            RequestError: One is not.
         """
         try:
             is_known = not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.vocab_size)
         except TypeError as error:
-            raise RequestError("tokens are whole numbers", param=param) from error
+            raise RequestError("token ids must be whole numbers", param=param) from error
         if not is_known:
             wrong = next(token_id for token_id in token_ids if not 0 <= token_id < self.vocab_size)
             raise RequestError(
-                f"token {wrong} is none of the model's, which are 0 to {self.vocab_size - 1}", param=param
+                f"the model has no token {wrong}: give tokens from 0 to {self.vocab_size - 1}", param=param
             )
 
     def prompt_ids(self, prompt: Sequence[int]) -> list[int]:
-        """Return a prompt's tokens. Raises RequestError unless there is at least one, and all are the model's."""
+        """Return the token ids of a prompt.
+
+        Raises:
+            RequestError: There are none, or one is not in the model's vocabulary.
+        """
         try:
             token_ids = list(map(operator.index, prompt))
         except TypeError as error:
@@ -49,11 +58,14 @@ class RequestLimits:
         return token_ids
 
     def check_bytes(self, text: str, most: int | None) -> None:
-        """Raise RequestError for a text that surely has more tokens than the model takes, before it is tokenised.
+        """Check, before a text is tokenised, that it can fit into the model's context.
 
         Args:
             text: A prompt.
-            most: The bytes of UTF-8 that a text may have; None: any number.
+            most: The most bytes of UTF-8 that a text may have, or None for no limit.
+
+        Raises:
+            RequestError: The text is longer.
         """
         if most is None or 4 * len(text) <= most:  # a character has up to four bytes
             return
@@ -65,13 +77,16 @@ class RequestLimits:
             raise RequestError(message, param="prompt", code=TOO_LONG)
 
     def check_length(self, num_prompt: int, max_tokens: int | None) -> None:
-        """Raise RequestError where a prompt and its output are too long together.
+        """Check that a prompt and its output fit into the model's context.
 
         Args:
-            num_prompt: The prompt's tokens.
-            max_tokens: The tokens that the output may have; None: as many as there is room for, and at least one.
+            num_prompt: The number of prompt tokens.
+            max_tokens: The most output tokens. None: the output may fill the context, with room for at least one token.
+
+        Raises:
+            RequestError: They do not fit.
         """
         if num_prompt + (1 if max_tokens is None else max_tokens) > self.max_model_len:
-            asked = f"{num_prompt} in the prompt" + (f" and {max_tokens} to be made" if max_tokens else "")
+            asked = f"{num_prompt} in the prompt" + (f" and {max_tokens} to be generated" if max_tokens else "")
             message = f"the model takes {self.max_model_len} tokens, and this asks for {asked}"
             raise RequestError(message, param="prompt", code=TOO_LONG)

@@ -1,4 +1,4 @@
-"""From a plan to the flat arrays that a model takes, in buffers that are made once."""
+"""Turn a plan into the flat arrays that a model takes. Their buffers are allocated once."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,14 @@ from whet.server.scheduler import Plan
 
 
 class PromptRows(NamedTuple):
-    """Rows of logits that foretell tokens of a prompt: rows first up to end, tokens from `position` on."""
+    """Say which rows of logits predict which tokens of a prompt.
+
+    Attributes:
+        request: The request.
+        position: The place in the prompt of the token that row `first` predicts.
+        first: The first row.
+        end: The row after the last one.
+    """
 
     request: Request
     position: int
@@ -22,10 +29,13 @@ class PromptRows(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A step: what the model gets, and what each row of its logits is for.
+    """Hold a step: the model's input, and the purpose of each row of its logits.
 
-    samples: the rows that choose tokens, those of a request side by side; sample_rows[i] is the row of samples[i].
-    prompts: the rows for prompt logprobs, if there are any.
+    Attributes:
+        batch: The model's input.
+        samples: The samples to draw. Those of one request are next to each other.
+        sample_rows: The row of the logits for each sample.
+        prompts: The rows for the log-probabilities of prompts, if any.
     """
 
     batch: StepBatch
@@ -35,7 +45,7 @@ class Work(NamedTuple):
 
 
 class Runner:
-    """Builds steps over one model's blocks. What `build` returns is valid until it is called again."""
+    """Build steps over the blocks of one model. The result of `build` is valid until the next call."""
 
     def __init__(self, blocks: Blocks, max_batch_tokens: int) -> None:
         self._blocks = blocks
@@ -45,11 +55,16 @@ class Runner:
         self._context_len = np.zeros(blocks.num_rows, np.int32)
         self._state_rows = np.zeros(blocks.num_rows, np.int32)
         self._ascending = np.arange(blocks.max_len + 1, dtype=np.int32)
-        self._requests: list[Request] = []  # of the last step in which each went on by one token, and their rows
+        self._requests: list[Request] = []  # the last step with one token for each request, and its samples
         self._samples: list[Row] = []
 
     def build(self, plan: Plan, *, only_last: bool = False) -> Work:
-        """The step of a plan. only_last: one row a sequence even with drafts, as when these are still being made."""
+        """Build the step of a plan.
+
+        Args:
+            plan: The plan.
+            only_last: Want one row of logits for each sequence, even if it has drafts. The drafting model needs this.
+        """
         requests = plan.requests
         num_seqs = len(requests)
         starts = [request.num_computed for request in requests]
@@ -76,7 +91,7 @@ class Runner:
         return Work(batch, samples, sample_rows, prompts)
 
     def _batch_of_ones(self, requests: list[Request], starts: list[int]) -> StepBatch:
-        """Each request goes on by one token, as in most steps."""
+        """Return the input of a step with one token for each request, as in most steps."""
         num_seqs = len(requests)
         self._token_ids[:num_seqs] = [request.token_ids[-1] for request in requests]
         self._positions[:num_seqs] = starts
@@ -84,7 +99,7 @@ class Runner:
         return self._batch(requests, num_seqs, self._ascending[: num_seqs + 1], self._ascending[:num_seqs])
 
     def _enter(self, request: Request, start: int, count: int, offset: int) -> None:
-        """Tokens and positions of one sequence."""
+        """Write the tokens and positions of one sequence into the buffers."""
         num_known, end = len(request.token_ids), start + count
         token_ids = request.token_ids[start:end]
         if end > num_known:
@@ -113,7 +128,7 @@ class Runner:
 def _want_prompt(
     request: Request, start: int, count: int, offset: int, wanted: list[int], prompts: list[PromptRows]
 ) -> None:
-    """Rows of tokens that foretell those of the prompt whose logprobs are still missing."""
+    """Add the rows of logits that predict prompt tokens whose log-probabilities are still missing."""
     if request.prompt_logprobs is None:
         return
     position = max(start + 1, len(request.prompt_logprobs))
@@ -134,10 +149,10 @@ def _want_samples(
     samples: list[Row],
     sample_rows: list[int],
 ) -> None:
-    """The rows after the last token and after each draft, where the step reaches them."""
+    """Add the rows of logits after the last token and after each draft, if the step reaches them."""
     num_drafts = len(request.drafts)
     if start + count < len(request.token_ids) + num_drafts:
-        return  # a chunk that is not the last: what it would choose is known already
+        return  # not the last chunk of the prompt: the token that follows is known already
     for num_before in (num_drafts,) if only_last else range(num_drafts + 1):
         samples.append(Row(request, num_before))
         sample_rows.append(len(wanted))

@@ -1,7 +1,7 @@
-"""From logits to tokens, for all rows of a step at once.
+"""Choose tokens from logits, for all rows of a step at once.
 
-A row is a request and how many of its drafts lie before the token that the row chooses. What requests change about the
-model's logits (penalties) is applied to them for as long as tokens are chosen, and taken back.
+A row stands for the next token of a request after some number of its drafts. Changes of the logits that requests ask
+for, such as penalties, are applied before the tokens are chosen and undone afterwards.
 
 Suffixes: R rows, V vocabulary.
 """
@@ -27,14 +27,14 @@ __all__ = ["UNUSABLE", "Row", "Sampler", "sample"]
 
 
 class Row(NamedTuple):
-    """The token of `request` after its tokens and the first `num_drafts` of its drafts."""
+    """Stand for the token of `request` that follows its tokens and the first `num_drafts` of its drafts."""
 
     request: Request
     num_drafts: int = 0
 
 
 class Sampler:
-    """Chooses tokens step after step. Given the very list of rows of the step before, it does not look at it anew."""
+    """Choose tokens step by step. If the list of rows is the same object as in the last step, reuse its analysis."""
 
     def __init__(self) -> None:
         self._rows: Sequence[Row] = ()
@@ -45,7 +45,15 @@ class Sampler:
         self._penalties = Penalties()
 
     def sample(self, logits_RV: Tensor, rows: Sequence[Row]) -> NDArray[np.int64]:
-        """A token for each row: int64 [R]; UNUSABLE where the model gave no numbers. logits_RV: float32."""
+        """Choose a token for each row.
+
+        Args:
+            logits_RV: The logits, float32 [R, V].
+            rows: The requests of the rows.
+
+        Returns:
+            The tokens, int64 [R]. UNUSABLE stands where the logits are NaN or infinite.
+        """
         if rows is not self._rows:
             self._look_at(rows)
         if self._is_plain:
@@ -58,7 +66,7 @@ class Sampler:
             return _choose(logits_RV, self._rule, uniform_R)
 
     def _look_at(self, rows: Sequence[Row]) -> None:
-        """What stays the same for as long as the rows do."""
+        """Compute what depends only on the list of rows."""
         self._rows = rows
         self._is_plain = all(row.request.is_plain for row in rows)
         if self._is_plain:
@@ -69,7 +77,7 @@ class Sampler:
 
 
 def sample(logits_RV: Tensor, rows: Sequence[Row]) -> NDArray[np.int64]:
-    """As Sampler.sample, once."""
+    """Choose a token for each row once. See Sampler.sample."""
     return Sampler().sample(logits_RV, rows)
 
 
@@ -78,16 +86,17 @@ def _seeds(rows: Sequence[Row]) -> NDArray[np.uint64]:
 
 
 def _indices(rows: Sequence[Row]) -> NDArray[np.uint64]:
-    """Of the rows' tokens in the outputs."""
+    """Return the place of each row's token in its output."""
     return np.array(
         [len(request.token_ids) - request.num_prompt + num_drafts for request, num_drafts in rows], np.uint64
     )
 
 
 def _choose(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> NDArray[np.int64]:
-    """By the kernel, on the threads that the model runs on: waking torch's own, which then spin, would slow it down.
+    """Choose with the kernel, on the threads that also run the model.
 
-    Not through the operator whet::sample, whose first call loads a second's worth of torch.
+    torch's own threads would go on spinning after their work, and slow the model down. The operator whet::sample is not
+    used because its first call imports parts of torch, which takes a second.
     """
     library = kernels_for(logits_RV)
     if library is None:
@@ -103,7 +112,7 @@ def _choose(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> NDArray[n
 
 @functools.lru_cache(maxsize=1024)
 def _greedy(num_rows: int) -> tuple[Truncation, Tensor]:
-    """The rule that takes the most probable token, and random numbers that it does not look at."""
+    """Return the rule that takes the most probable token, and random numbers, which it ignores."""
     zeros_R, ones_R = torch.zeros(num_rows), torch.ones(num_rows)
     return Truncation(zeros_R, torch.zeros(num_rows, dtype=torch.int32), ones_R, zeros_R), zeros_R
 
@@ -119,6 +128,6 @@ def _truncation(rows: Sequence[Row]) -> Truncation:
 
 
 def _is_changed(request: Request) -> bool:
-    """Whether the token is not always chosen from the model's own logits."""
+    """Return whether the request changes the logits before its tokens are chosen."""
     params = request.params
     return bool(params.logit_bias or params.min_tokens or params.is_penalised)

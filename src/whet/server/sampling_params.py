@@ -1,4 +1,4 @@
-"""How the tokens of a request are chosen, and when it ends."""
+"""Describe how the tokens of a request are chosen, and when it ends."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,35 +7,38 @@ from typing import Any
 
 from whet.errors import RequestError
 
-MAX_LOGPROBS = 100  # of the most probable tokens, for each token: each is an object that is kept, sent and read
+MAX_LOGPROBS = 100  # alternatives for each token; each one is an object that is kept and sent
 MAX_STOP_STRINGS = 64
 MAX_TEMPERATURE = 100.0
-LEAST_TEMPERATURE = 1e-5  # below it, logits divided by it leave float32's range: the most probable token is taken
-LEAST_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0  # a wider range takes logits out of float32's
+LEAST_TEMPERATURE = 1e-5  # below it, the most probable token is taken: logits divided by less could overflow float32
+LEAST_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.01, 100.0  # with a wider range, logits could overflow float32
 _MAX_PENALTY = 2.0
-_MAX_BIAS = 1e30  # of a float32 logit
+_MAX_BIAS = 1e30  # safely within float32's range
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to choose the tokens of one request. Raises RequestError from `check`, not when it is made.
+    """Say how to choose the tokens of one request. Values are not checked here, but by `check`.
 
-    temperature            0 (or below 1e-5) takes the most probable token; 1 samples the model's own distribution
-    top_k                  only the k most probable; 0 or -1: all
-    top_p                  only the most probable that together have this probability
-    min_p                  only those with at least this share of the most probable one's probability
-    presence_penalty       taken from the logit of each token in the output, -2 to 2
-    frequency_penalty      the same, once for each time it is there
-    repetition_penalty     0.01 to 100: logits of tokens in prompt or output are divided by it (negative ones: times)
-    seed                   the same seed gives the same tokens, whatever shares the batch; None: a random one
-    max_tokens             of the output; None: as many as the model can take
-    min_tokens             before these, no end of any kind
-    stop                   strings that end the output, which ends before them
-    stop_token_ids         tokens that end the output, besides the model's own
-    ignore_eos             the model's own tokens of the end do not end it
-    logprobs               of each token of the output, beside this many most probable ones; None: none
-    prompt_logprobs        the same for the prompt
-    logit_bias             added to the logits of these tokens
+    Attributes:
+        temperature: 0 (or below 1e-5) takes the most probable token; 1 samples from the model's own distribution.
+        top_k: Sample only from the k most probable tokens; 0 or -1 for all.
+        top_p: Sample only from the most probable tokens whose probabilities add up to this.
+        min_p: Sample only from tokens with at least this share of the highest probability.
+        presence_penalty: Subtracted from the logit of each token that occurs in the output; -2 to 2.
+        frequency_penalty: Subtracted as well, once for each occurrence; -2 to 2.
+        repetition_penalty: Positive logits of tokens in the prompt or output are divided by this, and negative ones
+            multiplied; 0.01 to 100.
+        seed: The same seed gives the same tokens, whatever other requests run. None for a random seed.
+        max_tokens: The most tokens of the output; None for as many as the model takes.
+        min_tokens: Before so many tokens, neither stop strings nor end tokens end the output.
+        stop: Strings that end the output. They are not part of its text.
+        stop_token_ids: Tokens that end the output, besides the model's own end tokens.
+        ignore_eos: The model's own end tokens do not end the output.
+        logprobs: Return the log-probability of each output token, and of this many most probable tokens. None for no
+            log-probabilities.
+        prompt_logprobs: The same for the tokens of the prompt.
+        logit_bias: Numbers added to the logits of these tokens.
     """
 
     temperature: float = 1.0
@@ -57,21 +60,28 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most probable token is taken."""
+        """Return whether the most probable token is always taken."""
         return self.temperature < LEAST_TEMPERATURE
 
     @property
     def is_penalised(self) -> bool:
-        """Whether logits change with the tokens that are there already."""
+        """Return whether earlier tokens change the logits."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
     @property
     def is_plain(self) -> bool:
-        """Whether the token is the most probable one as the model gives it."""
+        """Return whether the most probable token of the model's unchanged logits is always taken."""
         return self.is_greedy and not (self.is_penalised or self.logit_bias or self.min_tokens)
 
     def check(self, vocab_size: int) -> None:
-        """Raises RequestError for the first value that is out of its range. vocab_size: of the model, in tokens."""
+        """Check all values.
+
+        Args:
+            vocab_size: The number of tokens in the model's vocabulary.
+
+        Raises:
+            RequestError: A value is out of range. The error is about the first one.
+        """
         _number("temperature", self.temperature, 0, MAX_TEMPERATURE)
         _whole("top_k", self.top_k, -1)
         _number("top_p", self.top_p, 0, 1, open_below=True)
@@ -110,7 +120,7 @@ def _several(name: str, values: Sequence[Any]) -> Sequence[Any]:
 
 
 def _number(name: str, value: float, low: float, high: float, *, open_below: bool = False, what: str = "") -> None:
-    """Raise RequestError unless it is a number of the range. what: of the field `name`, as the message goes on."""
+    """Raise RequestError unless the value is a number in the range. The message continues `name` with `what`."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if is_number and math.isfinite(value) and low <= value <= high and not (open_below and value == low):
         return
@@ -119,7 +129,7 @@ def _number(name: str, value: float, low: float, high: float, *, open_below: boo
 
 
 def _whole(name: str, value: int, low: int, high: int | None = None, *, what: str = "") -> None:
-    """Raise RequestError unless it is a whole number of the range. what: as for `_number`."""
+    """Raise RequestError unless the value is a whole number in the range. The message continues `name` with `what`."""
     if isinstance(value, int) and not isinstance(value, bool) and low <= value and (high is None or value <= high):
         return
     wanted = f"of at least {low}" if high is None else f"from {low} to {high}"

@@ -1,8 +1,10 @@
-"""What the next step computes, by one rule: a request needs its tokens and drafts, less what is computed.
+"""Decide what the next step computes, by one rule: tokens plus drafts of a request, minus the tokens computed so far.
 
-Decoding, chunks of a prompt, found prefixes, a preempted request that comes back, verifying drafts: all are this
-number. Running requests come first, each with at least one token; then waiting ones, in order, unless somebody was
-preempted for want of blocks just now. The newest is preempted, and computed anew later, but for what is still found.
+This number covers all cases: decoding, chunks of a prompt, cached prefixes, requests that return after a preemption,
+and the verification of drafts. Running requests come first. Each gets one token, or a part of its prompt if the limits
+allow. Waiting requests follow in order, unless a request was preempted in this step because blocks ran out. The newest
+request is preempted first. It is computed again later, except for blocks that are still in the cache.
+
 Source: the scheduler of vLLM's version 1 has this rule.
 """
 
@@ -13,25 +15,38 @@ from whet.server.blocks import Blocks
 from whet.server.request import FinishReason, Request, Status
 from whet.server.step_cost import StepCost
 
-_WATERMARK = 0.01  # of the blocks stay free when somebody is admitted, so that the running ones can grow
+_WATERMARK = 0.01  # the share of blocks that stays free when a request is admitted, so that running ones can grow
 
 
 @dataclass(slots=True)
 class Plan:
-    """One step: `num_tokens[i]` of `requests[i]`, drafts among them. failed: cannot go on; their `error` says why."""
+    """Describe one step.
+
+    Attributes:
+        requests: The requests of the step.
+        num_tokens: How many tokens of each request are computed, drafts included.
+        preempted: Requests that were preempted to make room.
+        failed: Requests that cannot continue. Their `error` says why.
+        total_tokens: The sum of `num_tokens`.
+        prompt_tokens: How many of these tokens belong to chunks of prompts.
+    """
 
     requests: list[Request] = field(default_factory=list)
     num_tokens: list[int] = field(default_factory=list)
     preempted: list[Request] = field(default_factory=list)
     failed: list[Request] = field(default_factory=list)
     total_tokens: int = 0
-    prompt_tokens: int = 0  # of those, in chunks
+    prompt_tokens: int = 0
 
 
 class Scheduler:
-    """Decides step by step. Without clock, threads or chance: the same calls give the same plans.
+    """Plan one step after another. It uses no clock, threads or random numbers: equal calls give equal plans.
 
-    max_num_seqs: requests in a step. max_batch_tokens: tokens in a step, at least max_num_seqs.
+    Args:
+        blocks: Hands out blocks and rows.
+        max_num_seqs: The most requests in a step.
+        max_batch_tokens: The most tokens in a step, at least max_num_seqs.
+        max_step_ms: The time that a step with prompts in it may take while outputs wait for it.
     """
 
     def __init__(
@@ -56,6 +71,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
+        """Return whether any request runs or waits."""
         return bool(self.running or self.waiting)
 
     def add(self, request: Request) -> None:
@@ -63,7 +79,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def schedule(self) -> Plan:
-        """Plan the next step. Requests in it must be computed, or finished, before the next call."""
+        """Plan the next step. Compute or finish its requests before the next call."""
         plan = Plan()
         if self._go_on(plan):
             if self.waiting:
@@ -75,7 +91,7 @@ class Scheduler:
         return plan
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """End a request, wherever it is, and take back what it holds."""
+        """End a running or waiting request, and release its blocks."""
         if request.is_finished:
             return
         if request.status is Status.RUNNING:
@@ -87,7 +103,7 @@ class Scheduler:
         request.drafts = []
 
     def preempt(self, request: Request) -> None:
-        """Put a running request back to the front of the queue, to be computed anew."""
+        """Put a running request back to the front of the queue. It is computed again later."""
         self.running.remove(request)
         self.blocks.release(request)
         request.status = Status.WAITING
@@ -97,7 +113,7 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def reset(self) -> list[Request]:
-        """Let go of all requests, whatever state the books are in. Returns them."""
+        """Forget all requests, even after an error left inconsistent state, and return them."""
         requests = [*self.running, *self.waiting]
         self.running, self.waiting = [], deque()
         self.blocks.reset()
@@ -106,7 +122,11 @@ class Scheduler:
         return requests
 
     def check(self) -> None:
-        """Raises AssertionError where the books do not agree."""
+        """Check that requests, queues and blocks are consistent.
+
+        Raises:
+            AssertionError: They are not.
+        """
         self.blocks.check(self.running)
         for requests, status in ((self.running, Status.RUNNING), (self.waiting, Status.WAITING)):
             if not all(request.status is status for request in requests):
@@ -115,13 +135,17 @@ class Scheduler:
             raise AssertionError("a waiting request holds blocks")
 
     def _chunk_limit(self) -> int:
-        """Tokens of prompts in this step: fewer where running outputs would wait for them."""
+        """Return the most prompt tokens for this step. There are fewer if running outputs would wait for them."""
         num_decoding = sum(_is_decoding(request) for request in self.running)
         limit = self.cost.max_prompt_tokens(num_decoding) if num_decoding else None
         return self.max_batch_tokens if limit is None else limit
 
     def _go_on(self, plan: Plan) -> bool:
-        """Plan one token for each running request, where no one needs more and all have room, as in most steps."""
+        """Plan one token for each running request, as in most steps.
+
+        Returns:
+            False, with nothing planned, if a request needs more than one token or has no room.
+        """
         running = self.running
         for request in running:
             start = request.num_computed
@@ -133,14 +157,14 @@ class Scheduler:
         return True
 
     def _continue(self, plan: Plan, chunk_limit: int) -> int:
-        """Plan the running requests. Returns what is left of the limit on prompt tokens."""
+        """Plan the running requests, and return what is left of the limit on prompt tokens."""
         running = self.running
         i = 0
         while i < len(running):
             request = running[i]
             count = len(request.token_ids) + len(request.drafts) - request.num_computed
             if count > 1:
-                others = len(running) - i - 1  # each still gets its one token
+                others = len(running) - i - 1  # each of these still needs room for its one token
                 room = self.max_batch_tokens - plan.total_tokens - others
                 is_chunk = not _is_decoding(request)
                 count = min(count, room, chunk_limit) if is_chunk else self._trim_drafts(request, room)
@@ -150,7 +174,7 @@ class Scheduler:
             if request.num_computed + count > request.capacity:
                 count = self._make_room(request, count, plan)
                 if not count:
-                    continue  # it is gone from running, and the next one, if any, is at its place
+                    continue  # it was removed from `running`, and the next request has moved to place i
             chunk_limit -= _plan(plan, request, count)
             i += 1
         return chunk_limit
@@ -178,9 +202,10 @@ class Scheduler:
             chunk_limit -= _plan(plan, request, count)
 
     def _make_room(self, request: Request, count: int, plan: Plan) -> int:
-        """Get blocks for a running request: without its drafts if need be, then from the newest others.
+        """Get blocks for a running request. If they run out, drop its drafts, then preempt the newest requests.
 
-        Returns the tokens there is room for; 0: the request itself had to go.
+        Returns:
+            The number of tokens that have room; 0 if the request itself was preempted or failed.
         """
         while not self.blocks.grow(request, request.num_computed + count):
             if request.drafts:
@@ -200,14 +225,14 @@ class Scheduler:
         return count
 
     def _trim_drafts(self, request: Request, room: int) -> int:
-        """Keep the drafts of a decoding request for which there is room beside its one token."""
+        """Drop the drafts of a decoding request that do not fit into `room` tokens, and return its token count."""
         count = min(1 + len(request.drafts), max(room, 1))
         if len(request.drafts) >= count:
             del request.drafts[count - 1 :]
         return count
 
     def _fail(self, request: Request, plan: Plan) -> None:
-        """It is alone and has not room enough."""
+        """End a request that runs alone and still does not have enough room."""
         num_tokens, size = len(request.token_ids), self.blocks.block_size
         request.error = (
             f"no room for token {num_tokens + 1}: the cache holds {self.blocks.num_blocks * size} tokens, in blocks of"
@@ -218,19 +243,19 @@ class Scheduler:
 
     def _count_prefix(self, request: Request) -> None:
         if not self.blocks.prefix_caching or request.num_preemptions:
-            return  # what a preempted request finds again is its own
+            return  # a preempted request finds its own blocks again, which is no cache hit
         self.prefix_queries += len(request.token_ids)
         self.prefix_hits += request.num_computed
         request.num_cached = request.num_computed
 
 
 def _is_decoding(request: Request) -> bool:
-    """Whether all tokens but the last are computed."""
+    """Return whether all tokens of a request except the last are computed."""
     return request.num_computed == len(request.token_ids) - 1
 
 
 def _plan(plan: Plan, request: Request, count: int) -> int:
-    """Enter it. Returns how many tokens of a prompt it is."""
+    """Add `count` tokens of a request to the plan, and return how many of them belong to a prompt's chunk."""
     plan.requests.append(request)
     plan.num_tokens.append(count)
     plan.total_tokens += count

@@ -1,4 +1,4 @@
-"""whet.serve: serve a language model over HTTP until the process is asked to end."""
+"""Serve a language model over HTTP (whet.serve) until the process is asked to end."""
 
 import os
 import sys
@@ -37,25 +37,25 @@ def serve(
 ) -> None:
     """Serve a language model over HTTP as OpenAI does, until SIGTERM, Ctrl-C or the server's `begin_end`.
 
-    To be called in the main thread. Requests that run when the end is asked for are finished first.
+    Call it in the main thread. On shutdown, running requests are finished first.
 
     Args:
         model: A Hugging Face model directory, or a built-in model.
-        options: Of the engine.
-        settings: How the server answers; by default for everyone who can connect, under the directory's name.
-        host: The address to listen on: 127.0.0.1 for this machine alone.
-        port: To listen on; 0 for any that is free.
-        recipe: Of `whet tune`: its precision and threads take the place of the options'. Threads hold for the whole
-            process from then on.
-        dtype: In the place of the options' and the recipe's.
-        weights: In the place of the options' and the recipe's.
-        draft: A smaller model of the same vocabulary, to guess ahead.
-        note: Is given a sentence for each step of the recipe that is not followed.
-        ready: Is given the server and its engine once requests are taken. It may not block.
+        options: The options of the engine.
+        settings: The settings of the server. By default, it needs no key, and the model has the directory's name.
+        host: The address to listen on. 127.0.0.1 can be reached from this machine only.
+        port: The port to listen on; 0 for any free one.
+        recipe: A recipe of `whet tune`. Its precision and threads replace those of the options. The number of threads
+            is set for the whole process, and stays.
+        dtype: Replaces the dtype of the options and the recipe.
+        weights: Replaces the weights of the options and the recipe.
+        draft: A smaller model with the same vocabulary, which proposes tokens.
+        note: Called with a sentence for each step of the recipe that is not followed.
+        ready: Called with the server and its engine once requests are taken. It must not block.
 
     Raises:
-        TargetError: A model cannot be had.
-        OptionError: An option does not fit, or the port cannot be had.
+        TargetError: A model cannot be loaded.
+        OptionError: An option does not fit, or the port is not available.
         RecipeError: The recipe is damaged.
     """
     directory = model_directory(os.fspath(model))
@@ -69,24 +69,24 @@ def serve(
         dtype=dtype or found.dtype or options.dtype,
         weights=weights or found.weights or options.weights,
     )
-    # The port is taken before the model is loaded, and opens when the model is there.
+    # The port is bound before the model is loaded, and accepts connections once the model is ready.
     with bind(host, port) as bound, Engine(directory, options, tokenizer=Tokenizer(directory), draft=smaller) as engine:
         server = HttpServer(engine, settings, bound)
         before_s = sys.getswitchinterval()
         try:
             server.run(lambda: ready(server, engine))
         finally:
-            sys.setswitchinterval(before_s)  # which the server shortens
+            sys.setswitchinterval(before_s)  # the server shortens it
 
 
 def _followed(recipe: str | os.PathLike[str] | Recipe, note: Callable[[str], None]) -> RecipeOptions:
-    """Return what of a recipe is followed, and note the rest."""
+    """Return the options of a recipe, set its threads, and note the steps that are not followed."""
     found = from_recipe(recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe)))
     for line in found.left_out:
         note(line)
     if (found.dtype, found.weights, found.num_threads) == (None, None, None):
         what = "the recipe" if isinstance(recipe, Recipe) else os.fspath(recipe)
-        note(f"nothing in {what} is for the engine; --weights int8 or int4 is its own way to be faster")
+        note(f"the engine can follow no step of {what}; --weights int8 or int4 makes it faster")
     if found.num_threads is not None:
         set_threads(found.num_threads)
     return found

@@ -1,4 +1,4 @@
-"""How many blocks fit into the memory that an engine may use."""
+"""Compute how many blocks fit into the memory that an engine may use."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ _SIGNS = ("allocate memory", "not enough memory", "can't start new thread", "out
 
 @contextmanager
 def explaining_lack_of_memory() -> Iterator[None]:
-    """Raise TargetError in the place of the various errors by which libraries say that memory cannot be had."""
+    """Turn the various errors that libraries raise when memory runs out into one TargetError."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
@@ -30,7 +30,13 @@ def explaining_lack_of_memory() -> Iterator[None]:
 
 
 class Sizes(NamedTuple):
-    """Blocks of the model, rows of its state of fixed size, blocks of the drafting model."""
+    """Hold the sizes of an engine's memory.
+
+    Attributes:
+        num_blocks: The model's blocks.
+        num_states: The rows of the model's state of fixed size.
+        num_draft_blocks: The blocks of the drafting model.
+    """
 
     num_blocks: int
     num_states: int
@@ -40,9 +46,17 @@ class Sizes(NamedTuple):
 def sizes(
     model: ServedModel, draft: ServedModel | None, *, memory: int | None, max_num_seqs: int, max_model_len: int
 ) -> Sizes:
-    """What to make room for. memory: bytes; None: a quarter of what is free. Never more than can be used at once.
+    """Return the sizes of the memory to allocate: no more than can be used at once.
 
-    Raises OptionError where not even one sequence of max_model_len tokens finds room.
+    Args:
+        model: The model.
+        draft: The drafting model, or None.
+        memory: The bytes for the state of all sequences. None: a quarter of the free memory.
+        max_num_seqs: The most sequences in a step.
+        max_model_len: The most tokens of a sequence.
+
+    Raises:
+        OptionError: Not even one sequence of max_model_len tokens has room.
     """
     budget = default_memory() if memory is None else memory
     state_bytes = model.bytes_per_state * max_num_seqs
@@ -70,7 +84,7 @@ def sizes(
 
 
 def default_memory() -> int:
-    """A quarter of the bytes that are free."""
+    """Return a quarter of the free memory in bytes, within the process's memory limit."""
     available: int = psutil.virtual_memory().available
     limit = memory_limit()
     return min(available, limit if limit is not None else available) // 4

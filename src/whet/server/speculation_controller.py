@@ -1,7 +1,8 @@
-"""Whether speculation pays, by tokens a second with it and without, for each number of sequences that run together.
+"""Decide whether to speculate, from the tokens per second with and without drafts, for each number of sequences.
 
-Verifying costs more the more sequences share the step, and what is accepted depends on the text, so this is measured
-while it runs: some steps without drafts, some with; then whichever is faster, and now and then the other one again.
+The cost of verification grows with the number of sequences in a step, and how many drafts are accepted depends on the
+text. So both ways are measured while the engine runs: first steps without drafts, then steps with them. The faster way
+is then used, and the other one is tried again from time to time.
 """
 
 from dataclasses import dataclass
@@ -13,14 +14,14 @@ _LONGEST_PAUSE = 4096  # steps
 
 
 class _Phase(Enum):
-    """What is done, and for how many steps; those with drafts count where there were any."""
+    """Name the phases, with their length in steps. A phase with drafts counts only the steps that had drafts."""
 
-    FIRST = 6  # without drafts, to have something to compare with
-    LOOK = 4  # with drafts: a first impression
+    FIRST = 6  # without drafts, for comparison
+    LOOK = 4  # with drafts: the begin of a trial, which ends here if they are much slower
     TRIAL = 12  # with drafts: the rest of the trial
-    ON = 256  # with drafts, as they pay
-    REFRESH = 5  # without drafts, as what they are compared with may have changed
-    PAUSE = 64  # without drafts, as they did not pay; twice as long each time
+    ON = 256  # with drafts, since they are faster
+    REFRESH = 5  # without drafts, since their speed may have changed
+    PAUSE = 64  # without drafts, since drafts were slower; each pause is twice as long as the last
 
 
 _DRAFTING = {_Phase.LOOK, _Phase.TRIAL, _Phase.ON}
@@ -41,7 +42,7 @@ class _Rate:
 
 
 class _Group:
-    """What is known of one range of sequences at once."""
+    """Hold the measurements and the phase for one range of numbers of sequences."""
 
     def __init__(self, phase: _Phase) -> None:
         self._with_drafts, self._without = _Rate(), _Rate()
@@ -57,7 +58,7 @@ class _Group:
 
     def observe(self, had_drafts: bool, tokens: int, seconds: float) -> None:
         (self._with_drafts if had_drafts else self._without).add(tokens, seconds)
-        if had_drafts is (self.phase in _DRAFTING):  # finding nothing to propose neither pays nor costs
+        if had_drafts is (self.phase in _DRAFTING):  # a step for which no drafts were found tells nothing
             self._left -= 1
         if self._left <= 0:
             self._begin(self._next())
@@ -81,7 +82,7 @@ class _Group:
 
 
 class SpeculationController:
-    """Says for each step whether to draft. Told the time of each step that only continues outputs."""
+    """Decide for each step whether to draft. `observe` gets the time of each step that only continues outputs."""
 
     def __init__(self) -> None:
         self._groups: dict[int, _Group] = {}
@@ -89,27 +90,30 @@ class SpeculationController:
 
     @property
     def is_on(self) -> bool:
-        """Whether drafts are made now, or would be but for a look at steps without."""
+        """Return whether drafts are made now, or are only interrupted to measure steps without them."""
         return self._latest is not None and self._latest.phase in (*_DRAFTING, _Phase.REFRESH)
 
     @property
     def gain(self) -> float | None:
-        """Tokens a second with drafts over those without, at the present number of sequences; None until measured."""
+        """Return the tokens per second with drafts divided by those without, or None until both are measured.
+
+        They are those of the present number of sequences.
+        """
         return self._latest.gain if self._latest else None
 
     def wants_drafts(self, num_seqs: int) -> bool:
-        """Whether the next step of so many sequences shall have drafts."""
+        """Return whether the next step, with `num_seqs` sequences, should have drafts."""
         self._latest = self._group(num_seqs)
         return self._latest.phase in _DRAFTING
 
     def observe(self, num_seqs: int, had_drafts: bool, num_tokens: int, seconds: float) -> None:
-        """A step of so many sequences gave `num_tokens` new tokens."""
+        """Take in a step with `num_seqs` sequences that gave `num_tokens` new tokens in `seconds`."""
         self._group(num_seqs).observe(had_drafts, num_tokens, seconds)
 
     def _group(self, num_seqs: int) -> _Group:
         size = num_seqs.bit_length()
         if size not in self._groups:
-            # The more run together, the less it pays: where it does not for fewer, it need not be tried at once.
+            # The more sequences, the lower the gain. If drafts are paused for fewer sequences, begin with a pause.
             fewer = [group for other, group in self._groups.items() if other < size]
             phase = _Phase.PAUSE if any(group.phase is _Phase.PAUSE for group in fewer) else _Phase.FIRST
             self._groups[size] = _Group(phase)

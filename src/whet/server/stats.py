@@ -1,4 +1,4 @@
-"""What an engine counts, and who wants to be told."""
+"""Count what an engine does, and report it to observers."""
 
 import logging
 from collections import Counter, deque
@@ -13,25 +13,38 @@ _WINDOW_S = 1.0
 
 
 class Observer(Protocol):
-    """Is told of each event, on the engine's thread: it must be quick."""
+    """Take in the events of an engine. The engine's thread calls it, so it must be quick."""
 
     def first_token(self, seconds: float) -> None:
-        """From a request's arrival to its first token."""
+        """Take in the time from a request's arrival to its first token."""
 
     def inter_token(self, seconds: float) -> None:
-        """Between two tokens of a request; several that one step gave share its time."""
+        """Take in the time between two tokens of a request. Several tokens of one step share its time equally."""
 
     def finished(self, e2e_s: float, queue_s: float, reason: FinishReason) -> None:
-        """A request has ended: its whole time, and that before its first step."""
+        """Take in the end of a request, with its total time and its time in the queue."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
-    """An engine at one moment.
+    """Describe an engine at one moment.
 
-    kv_cache_usage: 0 to 1. prefix_cache_queries, prefix_cache_hits: tokens looked up, and found.
-    tokens_per_s: of outputs, over the last second. speculation: "off" (not asked for, or impossible), "on", or "paused"
-    (measured, and slower). speculation_gain: tokens a second with drafts over those without; None until measured.
+    Attributes:
+        num_running: Requests that are running.
+        num_waiting: Requests in the queue.
+        kv_cache_usage: The share of the KV cache in use, 0 to 1.
+        prompt_tokens_total: Tokens of prompts that were computed.
+        generation_tokens_total: Generated tokens.
+        prefix_cache_queries: Prompt tokens that were looked up in the prefix cache.
+        prefix_cache_hits: Prompt tokens that were found there.
+        num_preemptions: How often a request was preempted.
+        num_draft_tokens: Proposed draft tokens.
+        num_accepted_tokens: Accepted draft tokens.
+        request_success: The number of ended requests by finish reason.
+        tokens_per_s: Generated tokens per second, over the last second.
+        num_steps: Steps so far.
+        speculation: "on", "paused" (measured to be slower) or "off" (not wanted, or not possible).
+        speculation_gain: Tokens per second with drafts divided by those without, or None until measured.
     """
 
     num_running: int
@@ -52,33 +65,36 @@ class Stats:
 
 
 class Meter:
-    """Counts on the engine's thread what `Stats` shows and observers hear."""
+    """Count events for `Stats`, and pass them on to observers. Only the engine's thread may report events."""
 
     def __init__(self) -> None:
         self.observers: list[Observer] = []
         self.num_steps = 0
         self.ended: Counter[str] = Counter({"stop": 0, "length": 0, "abort": 0, "error": 0})
-        self._recent: deque[tuple[float, int]] = deque()  # when, tokens
+        self._recent: deque[tuple[float, int]] = deque()  # the time and the new tokens of recent steps
 
     def stepped(self, now: float, num_tokens: int) -> None:
-        """A step gave so many tokens."""
+        """Count a step that gave `num_tokens` tokens."""
         self.num_steps += 1
         self._recent.append((now, num_tokens))
         while self._recent[0][0] < now - 2 * _WINDOW_S:
             self._recent.popleft()
 
     def tokens_per_s(self, now: float) -> float:
-        """Of the last second. From any thread."""
+        """Return the tokens per second over the last second. Any thread may call this."""
         return sum(count for when, count in self._recent.copy() if when > now - _WINDOW_S) / _WINDOW_S
 
     def first_token(self, seconds: float) -> None:
+        """Report a first token to the observers."""
         self._tell(lambda observer: observer.first_token(seconds))
 
     def inter_token(self, seconds: float, num_tokens: int) -> None:
+        """Report `num_tokens` tokens, which share the time since the last step equally, to the observers."""
         for _ in range(num_tokens):
             self._tell(lambda observer: observer.inter_token(seconds / num_tokens))
 
     def finished(self, e2e_s: float, queue_s: float, reason: FinishReason) -> None:
+        """Count the end of a request, and report it to the observers."""
         self.ended[reason] += 1
         self._tell(lambda observer: observer.finished(e2e_s, queue_s, reason))
 
@@ -86,6 +102,6 @@ class Meter:
         for observer in self.observers.copy():
             try:
                 event(observer)
-            except Exception:  # noqa: BLE001 - who watches must not harm what is watched
-                _LOG.exception("an observer failed, and is told no more")
+            except Exception:  # noqa: BLE001 - a failing observer must not stop the engine
+                _LOG.exception("an observer failed and gets no more events")
                 self.observers.remove(observer)

@@ -1,14 +1,17 @@
-"""How many tokens of prompts fit into a step beside running outputs, by what steps have cost lately."""
+"""Estimate how many prompt tokens fit into a step beside running outputs, from the cost of recent steps."""
 
-_MIN_TOKENS = 16  # a chunk is never smaller: below, a prompt would take longer in all than it delays others
-_MEMORY = 0.7  # the weight that the past keeps when a new step is seen
+_MIN_TOKENS = 16  # the smallest chunk of a prompt: with smaller ones, prompts would take too many steps
+_MEMORY = 0.7  # the weight that earlier steps keep when a new one is added
 
 
 class StepCost:
-    """Milliseconds a token, learnt from the steps that had prompts in them; `max_step_ms` is what a step may take.
+    """Estimate the milliseconds per token from steps with prompts in them.
 
-    The price of a token rises with the context and falls with the size of the step, so the estimate follows the latest
-    steps. Right after the start, with nothing measured, any size is allowed.
+    The time per token grows with the context and falls with the size of the step, so the estimate follows the latest
+    steps. Before the first measurement, any size is allowed.
+
+    Args:
+        max_step_ms: The time that a step may take.
     """
 
     def __init__(self, max_step_ms: float) -> None:
@@ -16,7 +19,7 @@ class StepCost:
         self._ms_per_token: float | None = None
 
     def observe(self, num_tokens: int, num_prompt_tokens: int, step_ms: float) -> None:
-        """A step has been measured. Steps of few prompt tokens say nothing about large ones."""
+        """Take in a measured step. Steps with few prompt tokens are ignored: they tell nothing about large ones."""
         if num_prompt_tokens < _MIN_TOKENS:
             return
         new = step_ms / num_tokens
@@ -24,7 +27,7 @@ class StepCost:
         self._ms_per_token = new if old is None else _MEMORY * old + (1 - _MEMORY) * new
 
     def max_prompt_tokens(self, num_other_tokens: int) -> int | None:
-        """Tokens of prompts that may share a step with so many others; None: as many as wanted."""
+        """Return the most prompt tokens for a step with `num_other_tokens` others, or None for any number."""
         if not self._ms_per_token:
             return None
         return max(_MIN_TOKENS, int(self.max_step_ms / self._ms_per_token) - num_other_tokens)

@@ -1,6 +1,6 @@
-"""One step after another: schedule, run the model, choose tokens, bring every request up to date.
+"""Run one step after another: schedule, run the model, choose tokens, and update every request.
 
-Single-threaded and without a queue of its own: the engine's thread calls it, and tests do.
+It has no thread and no queue of its own. The engine's thread calls it, and so do tests.
 """
 
 import logging
@@ -24,18 +24,25 @@ from whet.server.scheduler import Plan, Scheduler
 from whet.server.speculative import Speculation, accepted
 
 _LOG = logging.getLogger("whet")
-_BAD_LOGITS = "the model gave logits that are no numbers (NaN or infinite)"
+_BAD_LOGITS = "the model returned NaN or infinite logits"
 
 
 class Progress(NamedTuple):
-    """What a step meant for one request."""
+    """Hold what a step added to one request."""
 
     request: Request
     delta: Delta
 
 
 class Stepper:
-    """Runs the requests of a scheduler on a model. clock: seconds, as in the requests' times."""
+    """Run the requests of a scheduler on a model.
+
+    Args:
+        model: The model. Its memory must have been allocated.
+        scheduler: Plans the steps.
+        speculation: Proposes draft tokens, or None.
+        clock: Returns the time in seconds. The requests' arrival times are on the same clock.
+    """
 
     def __init__(
         self,
@@ -45,18 +52,21 @@ class Stepper:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model, self.scheduler, self.speculation = model, scheduler, speculation
-        self.num_prompt_tokens = 0  # of prompts that have been computed
+        self.num_prompt_tokens = 0  # tokens of prompts that have been computed completely
         self.num_output_tokens = 0
         self._runner = Runner(scheduler.blocks, scheduler.max_batch_tokens)
         self._sampler = Sampler()
         self._clock = clock
-        self._drafting_s = 0.0  # spent on the drafts of the next step
+        self._drafting_s = 0.0  # time spent on the drafts of the next step
 
     def step(self) -> list[Progress]:
-        """Run one step. Returns what is new, for each request of which something is.
+        """Run one step.
 
-        A request that fails ends with the reason "error", and its delta says why; where the model itself raises, all
-        requests of the step do.
+        A request that fails ends with the finish reason "error", and its delta says why. If the model raises an
+        exception, all requests of the step fail.
+
+        Returns:
+            One entry for each request that got new tokens or ended.
         """
         began = self._clock()
         plan = self.scheduler.schedule()
@@ -69,7 +79,7 @@ class Stepper:
         try:
             with torch.inference_mode():
                 work = self._runner.build(plan)
-                logits_RV = self.model.step(work.batch).cpu()  # what is there already stays as it is
+                logits_RV = self.model.step(work.batch).cpu()  # does not copy logits that are on the CPU already
                 chosen = self._choose(work, logits_RV)
         except Exception as error:  # noqa: BLE001 - a model may raise anything; the engine goes on
             _LOG.exception("a step of %d requests failed", len(plan.requests))
@@ -84,7 +94,7 @@ class Stepper:
         return progress + new
 
     def abort(self, request: Request) -> Progress:
-        """End a request that nobody wants any more. Its delta has what was held back."""
+        """End a request that is no longer wanted. Its delta has the text that was held back."""
         text = request.rest_of_text() if not request.is_finished else ""
         self.scheduler.finish(request, "abort")
         progress = self.ended(request)
@@ -98,7 +108,7 @@ class Stepper:
         return self.ended(request)
 
     def ended(self, request: Request) -> Progress:
-        """The last news of a request that is finished."""
+        """Return the last entry of a finished request."""
         return Progress(request, self._delta(request, [], "", self._clock()))
 
     def _choose(self, work: Work, logits_RV: Tensor) -> "_Chosen":
@@ -109,7 +119,7 @@ class Stepper:
         return _Chosen(logits_RV, self._sampler.sample(logits_RV, work.samples))
 
     def _update(self, plan: Plan, work: Work, chosen: "_Chosen", now: float) -> list[Progress]:
-        """Count what is computed, hand out the new tokens, end what is at its end."""
+        """Note what has been computed, give each request its new tokens, and finish requests that have ended."""
         for request, count in zip(plan.requests, plan.num_tokens, strict=True):
             request.num_computed += count
         ids, samples = chosen.ids.tolist(), work.samples
@@ -122,7 +132,7 @@ class Stepper:
                     end += len(request.drafts)
                     tokens = self._accept(request, ids[first:end])
                 progress.append(Progress(request, self._take(request, tokens, chosen, first, now)))
-            except Exception as error:  # noqa: BLE001 - the others go on, whatever is wrong with this one
+            except Exception as error:  # noqa: BLE001 - a failure in one request must not stop the others
                 _LOG.exception("request %s failed", request.id)
                 progress.append(self.fail(request, f"{type(error).__name__}: {reason(error)}"))
             first = end
@@ -133,21 +143,21 @@ class Stepper:
         return progress
 
     def _accept(self, request: Request, ids: list[int]) -> list[int]:
-        """The new tokens of a request that had drafts."""
+        """Return the new tokens of a request that had drafts: the accepted ones and one more."""
         num_drafts = len(request.drafts)
         tokens = accepted(request, ids)
         if self.speculation is not None:
             self.speculation.count(num_drafts, len(tokens) - 1)
-        request.num_computed -= len(ids) - len(tokens)  # what was refused is overwritten by what comes
+        request.num_computed -= len(ids) - len(tokens)  # later tokens overwrite the state of refused drafts
         request.drafts = []
         return tokens
 
     def _take(self, request: Request, tokens: list[int], chosen: "_Chosen", first: int, now: float) -> Delta:
-        """Give a request its new tokens, up to the one that ends it. first: the row of logits of the first of them."""
+        """Give a request its new tokens, up to the one that ends it. The first is from row `first` of the logits."""
         is_bad = tokens[-1] == UNUSABLE
         if is_bad:
             tokens = tokens[:-1]
-        if request.max_len == request.num_prompt:  # nothing but the prompt was wanted
+        if request.max_len == request.num_prompt:  # max_tokens is 0: only the prompt was to be computed
             request.finish_reason, tokens, text = "length", [], ""
         else:
             num_taken, text = request.take(tokens)
@@ -179,7 +189,7 @@ class Stepper:
     ) -> Delta:
         began, first_s, admitted_s = request.arrival_s, request.first_token_s, request.admitted_s
         is_over = request.status is Status.FINISHED
-        delta = Delta(  # one for each token: names would cost half a microsecond
+        delta = Delta(  # without names: for each token, they would cost half a microsecond
             request.id,
             token_ids,
             text,
@@ -200,7 +210,7 @@ class Stepper:
         return delta
 
     def _speculate(self, speculation: Speculation, plan: Plan, num_tokens: int, began: float) -> None:
-        """Judge what the step's drafts brought, and make those of the next one."""
+        """Report the gain of this step's drafts to the controller, and propose drafts for the next step."""
         now = self._clock()
         if not plan.prompt_tokens:
             had_drafts = plan.total_tokens > len(plan.requests)
@@ -208,7 +218,7 @@ class Stepper:
         try:
             with torch.inference_mode():
                 speculation.propose(self.scheduler.running)
-        except Exception:  # noqa: BLE001 - outputs do not need drafts
+        except Exception:  # noqa: BLE001 - the outputs are the same without drafts
             _LOG.exception("drafting failed and is off from now on")
             self.speculation = None
             for request in self.scheduler.running:
@@ -217,14 +227,14 @@ class Stepper:
 
 
 class _Chosen(NamedTuple):
-    """Logits of the samples' rows [R, V], and the token that each chose [R]."""
+    """Hold the logits of the sampled rows [R, V] and the tokens chosen from them [R]."""
 
     logits: Tensor
     ids: NDArray[np.int64]
 
 
 def _add_prompt_logprobs(prompt: PromptRows, logits_RV: Tensor) -> None:
-    """Enter what a chunk says of the prompt's next tokens; chunk by chunk the list becomes whole."""
+    """Append the log-probabilities that a chunk gives for the prompt's next tokens. The last chunk completes them."""
     request = prompt.request
     token_ids = request.prompt_ids[prompt.position : prompt.position + len(logits_RV)]
     entries: list[TokenLogprobs] = token_logprobs(logits_RV, token_ids, request.params.prompt_logprobs or 0)

@@ -1,10 +1,10 @@
-"""The text of an output as it grows, which ends before the first stop string."""
+"""Build the text of an output as it grows, and end it before the first stop string."""
 
 from whet.server.detokenizer import Detokenizer
 
 
 class OutputText:
-    """The text of one output. What could become a stop string is held back until it has, or cannot any more."""
+    """Build the text of one output. Text that could begin a stop string is held back until this is decided."""
 
     def __init__(self, detokenizer: Detokenizer, stop: tuple[str, ...] = ()) -> None:
         self._detokenizer = detokenizer
@@ -13,7 +13,14 @@ class OutputText:
         self.is_stopped = False
 
     def add(self, token_id: int, *, may_stop: bool = True) -> str:
-        """One more token; the text that may be shown. After a stop string `is_stopped` is set, and no more comes."""
+        """Add a token, and return the text that may be shown now.
+
+        After a stop string, `is_stopped` is set. Add no more tokens then.
+
+        Args:
+            token_id: The token.
+            may_stop: Whether a stop string may end the output at this token.
+        """
         new = self._detokenizer.add((token_id,))
         if not self._stop:
             return new
@@ -22,7 +29,7 @@ class OutputText:
         return self._shown(new, may_stop=may_stop)
 
     def rest(self) -> str:
-        """What is still held back, at the end."""
+        """Return the text that is still held back. Call it after the last token."""
         if self.is_stopped:
             return ""
         tail = self._detokenizer.finish()
@@ -43,7 +50,7 @@ class OutputText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """The length of the longest end of the text that begins the stop string, without being it."""
+    """Return the length of the longest suffix of the text that is a prefix of the stop string, but not all of it."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,4 +1,4 @@
-"""Text to token ids and back, as a checkpoint's tokenizer.json says, and its chat template.
+"""Convert text to token ids and back with a checkpoint's tokenizer.json, and apply its chat template.
 
 Source: the tokenizers library; the files that Hugging Face checkpoints bring (tokenizer.json, tokenizer_config.json,
 config.json, generation_config.json, chat_template.jinja).
@@ -18,17 +18,22 @@ __all__ = ["Detokenizer", "Tokenizer"]
 
 FILE = "tokenizer.json"
 
-# Many checkpoints' logits are padded to a round number; one whose tokenizer covers less than half is another model's.
+# Many checkpoints pad their logits to a round number. A tokenizer that covers less than half belongs to another model.
 _LEAST_COVERED = 0.5
 
 
 class Tokenizer:
-    """The tokenizer of a checkpoint directory.
+    """Tokenise and detokenise with the tokenizer of a checkpoint directory.
 
-    vocab_size (the number of ids, added tokens included), bos_id, eos_ids (any of them ends an answer).
+    Attributes:
+        vocab_size: The number of token ids, added tokens included.
+        bos_id: The token that begins a text, or None.
+        eos_ids: Tokens that end an answer.
 
-    Raises TargetError where tokenizer.json is missing or damaged, does not fit the vocabulary that config.json states,
-    or the chat template cannot be read; MissingExtra without tokenizers.
+    Raises:
+        TargetError: tokenizer.json is missing or damaged, or does not fit the vocabulary in config.json; or the chat
+            template cannot be read.
+        MissingExtra: The package tokenizers is not installed.
     """
 
     def __init__(self, directory: Path | str) -> None:
@@ -46,12 +51,16 @@ class Tokenizer:
         self.chat_template = ChatTemplate(directory, settings, names)
         self._is_byte_level = _is_byte_level(described.get("decoder"))
         self._bytes_per_token = bytes_per_token(described)
-        self._bytes: dict[int, bytes] = {}  # filled as tokens are met
+        self._bytes: dict[int, bytes] = {}  # a cache, filled on demand
         if isinstance(config.get("vocab_size"), int):
             self.check_fits(config["vocab_size"])
 
     def check_fits(self, vocab_size: int) -> None:
-        """Raises TargetError unless a model with that many logits can belong to this tokenizer."""
+        """Check that a model with `vocab_size` logits can belong to this tokenizer.
+
+        Raises:
+            TargetError: It cannot.
+        """
         if self._max_id >= vocab_size:
             raise TargetError(
                 f"the tokenizer has token ids up to {self._max_id}, the model a vocabulary of {vocab_size}: "
@@ -64,27 +73,32 @@ class Tokenizer:
             )
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Token ids. add_special: put those around it that the checkpoint puts around a text (as a first <s>).
+        """Return the token ids of a text.
 
-        Raises RequestError for text that is not Unicode (half a surrogate pair).
+        Args:
+            text: The text.
+            add_special: Add the special tokens that the checkpoint puts around a text, such as a leading <s>.
+
+        Raises:
+            RequestError: The text is not valid Unicode: it has half a surrogate pair.
         """
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"the text is not valid Unicode at character {error.start}") from error
-        # encode_batch_fast lets other threads run meanwhile, which encode does not.
+        # Unlike encode, encode_batch_fast lets other threads run in the meantime.
         return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids)
 
     def most_bytes(self, num_tokens: int) -> int | None:
-        """Return the bytes of UTF-8 that a text of `num_tokens` tokens has at most; None where no bound is known."""
+        """Return the most bytes of UTF-8 that a text of `num_tokens` tokens can have; None if no bound is known."""
         return None if self._bytes_per_token is None else num_tokens * self._bytes_per_token
 
     def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
-        """Text. Ids that the tokenizer does not know add nothing, and special ones only if they are not skipped."""
+        """Return the text of tokens. Unknown ids add nothing; special tokens add their text unless they are skipped."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special))
 
     def detokenizer(self) -> Detokenizer:
-        """One for a new sequence: what it returns, put together, is `decode` of all its tokens."""
+        """Return a detokenizer for a new sequence. Its pieces, joined, equal `decode` of all the tokens."""
         if self._is_byte_level:
             return ByteDetokenizer(self._spoken_bytes)
         return WindowDetokenizer(self.decode, self._is_silent, self._is_byte)
@@ -95,22 +109,26 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt text of a conversation, special tokens included: encode it with add_special=False.
+        """Return the prompt of a conversation, special tokens included. Encode it with add_special=False.
 
-        messages: {"role", "content"} each, and what else the template knows. variables: what the template reads
-        besides. Raises RequestError with what the
-        template says against them.
+        Args:
+            messages: The messages, each a dict with "role" and "content" and further keys that the template knows.
+            add_generation_prompt: End the prompt with the beginning of the assistant's answer.
+            variables: Further variables that the template may read.
+
+        Raises:
+            RequestError: The template refuses the messages. The error holds the template's own message.
         """
         return self.chat_template.render(
             messages, add_generation_prompt=add_generation_prompt, variables=variables or {}
         )
 
     def token_text(self, token_id: int) -> str:
-        """What one token reads as by itself; part of a character reads as U+FFFD, an unknown id as nothing."""
+        """Return the text of a single token. A part of a character becomes U+FFFD, an unknown id an empty text."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The UTF-8 bytes that one token stands for, which may be part of a character."""
+        """Return the UTF-8 bytes of a single token. They may be a part of a character."""
         found = self._bytes.get(token_id)
         if found is None:
             found = self._bytes[token_id] = self._find_bytes(token_id)
@@ -125,7 +143,7 @@ class Tokenizer:
             return bytes(known) if len(known) == len(token) else token.encode()
         if self._is_byte(token_id):
             return bytes([int(token[3:5], 16)])
-        if token.startswith("\u2581"):  # decoders drop the space that begins a text
+        if token.startswith("\u2581"):  # decoders would drop the leading space
             return token.replace("\u2581", " ").encode()
         return self.decode([token_id], skip_special=False).encode()
 
@@ -146,7 +164,7 @@ class Tokenizer:
         return found
 
     def _eos_ids(self, generation: dict[str, Any], config: dict[str, Any], token: str | None) -> frozenset[int]:
-        """As transformers' generate() ends, and at the token that the tokenizer names."""
+        """Return the tokens at which transformers' generate() ends, and the end token of the tokenizer."""
         stated = generation.get("eos_token_id", config.get("eos_token_id"))
         ids = set(stated if isinstance(stated, list) else [stated])
         ids.add(self._id_of(token, None))
@@ -154,7 +172,7 @@ class Tokenizer:
 
 
 def _load(path: Path) -> tuple[Any, dict[str, Any]]:
-    """The library's tokenizer, and what the file says."""
+    """Return the tokenizers library's tokenizer, and the content of its file."""
     try:
         import tokenizers
     except ImportError as error:
@@ -168,13 +186,17 @@ def _load(path: Path) -> tuple[Any, dict[str, Any]]:
         content = path.read_text(encoding="utf-8")
         tokenizer = tokenizers.Tokenizer.from_str(content)
         described = json.loads(content)
-    tokenizer.no_truncation()  # a checkpoint saved after training may cut or pad every text, unasked
+    tokenizer.no_truncation()  # checkpoints saved after training may truncate or pad every text
     tokenizer.no_padding()
     return tokenizer, described
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where the file is not there. Raises TargetError for a damaged one."""
+    """Return the JSON object in a file, or an empty one if there is no file.
+
+    Raises:
+        TargetError: The file is damaged.
+    """
     if not path.is_file():
         return {}
     try:
@@ -182,12 +204,12 @@ def _read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise TargetError(f"{path} cannot be read: {reason(error)}") from error
     if not isinstance(value, dict):
-        raise TargetError(f"{path} cannot be read: it holds no JSON object")
+        raise TargetError(f"{path} cannot be read: it does not hold a JSON object; copy the checkpoint's file again")
     return value
 
 
 def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token and so on, as text; they are written as text or as an object with `content`."""
+    """Return the texts of bos_token, eos_token and so on. Files hold them as text, or as an object with `content`."""
     found = {}
     for name, value in settings.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -197,7 +219,7 @@ def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _is_byte_level(decoder: object) -> bool:
-    """Whether each token stands for bytes, whatever is around it."""
+    """Return whether each token stands for the same bytes in every context."""
     if not isinstance(decoder, dict):
         return False
     if decoder.get("type") == "Sequence":
@@ -207,7 +229,9 @@ def _is_byte_level(decoder: object) -> bool:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in a byte-level vocabulary: itself where it prints, else from U+0100 on.
+    """Return the byte for each character of a byte-level vocabulary.
+
+    A printable byte is represented by its own character, the others by characters from U+0100 on.
 
     Source: Radford et al., 2019, section 2.2, as released with GPT-2.
     """

@@ -1,8 +1,8 @@
-"""Sampling tokens from logits in torch, by the rule of whet.kernels.sample.
+"""Sample tokens from logits in torch, by the rule of whet.kernels.sample.
 
-In short: of the tokens in order of their logits remain those with at least min_p times the largest probability; of them
-the first top_k; of them the first whose probabilities, renormalised, reach top_p. This stands in where the kernel
-cannot run, and sorts no more of a row than it must.
+In short, tokens are sorted by their logits. Those with at least min_p times the largest probability remain. Of these,
+the first top_k remain. Of these, the first whose renormalised probabilities reach top_p remain. This module is used
+where the kernel cannot run. It sorts no more of a row than necessary.
 
 Suffixes: R rows, V vocabulary, C the candidates looked at.
 """
@@ -15,11 +15,11 @@ from torch import Tensor
 
 from whet.kernels.sample import UNUSABLE
 
-_NUM_CANDIDATES = 256  # sorted first; where they do not settle the row, all are
+_NUM_CANDIDATES = 256  # tokens sorted first; if they do not decide a row, all its tokens are sorted
 
 
 class Truncation(NamedTuple):
-    """What is drawn from, for each row: float32 [R]; top_k int32 [R], 0 for all."""
+    """Hold the sampling rule of each row: float32 [R], and int32 [R] for top_k, where 0 stands for all tokens."""
 
     temperature: Tensor
     top_k: Tensor
@@ -28,9 +28,18 @@ class Truncation(NamedTuple):
 
 
 def sample_in_torch(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> Tensor:
-    """A token for each row: int64 [R], or UNUSABLE. uniform_R: float32 of [0, 1)."""
-    ids_R = logits_RV.argmax(dim=1)  # of equal ones the first
-    is_usable_R = logits_RV.gather(1, ids_R[:, None])[:, 0].isfinite()  # a NaN is the largest
+    """Choose a token for each row.
+
+    Args:
+        logits_RV: The logits, float32 [R, V].
+        rule: The rule of each row.
+        uniform_R: Random numbers from [0, 1), float32 [R].
+
+    Returns:
+        The tokens, int64 [R]. UNUSABLE stands where the logits are NaN or infinite.
+    """
+    ids_R = logits_RV.argmax(dim=1)  # the first of equal logits
+    is_usable_R = logits_RV.gather(1, ids_R[:, None])[:, 0].isfinite()  # argmax takes NaN for the largest value
     ids_R[~is_usable_R] = UNUSABLE
     open_ = torch.nonzero((rule.temperature != 0) & is_usable_R)[:, 0]
     for num_candidates in _widths(logits_RV.shape[1]):
@@ -39,7 +48,7 @@ def sample_in_torch(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> T
         kept = _keep(logits_RV[open_], _rows(rule, open_), num_candidates)
         target_R = uniform_R[open_].double() * kept.mass
         place_R = (kept.cumulative <= target_R[:, None]).sum(dim=1)
-        place_R = torch.minimum(place_R, kept.count - 1)  # rounding may leave the whole sum a hair below the target
+        place_R = torch.minimum(place_R, kept.count - 1)  # through rounding, the sum may stay just below the target
         is_found_R = kept.is_known & (place_R < kept.reach)
         ids_R[open_[is_found_R]] = kept.ids.gather(1, place_R.clamp(max=num_candidates - 1)[:, None])[is_found_R, 0]
         open_ = open_[~is_found_R]
@@ -48,10 +57,16 @@ def sample_in_torch(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> T
 
 @dataclass(frozen=True)
 class _Kept:
-    """The first C tokens of each row in order, and what remains of the row by the rule: [R, C] and [R].
+    """Hold the first C tokens of each row in their order, and how many tokens of the row remain by the rule.
 
-    reach: how many of the C surely stand in their place; an equal logit outside may belong before the last of them.
-    count, mass: of what remains, in tokens and in weight. is_known: they are right; else more candidates are needed.
+    Attributes:
+        ids: The tokens [R, C].
+        weights: Their probabilities relative to the largest one [R, C].
+        cumulative: The running sums of the weights [R, C].
+        reach: How many of the C tokens surely have the right place [R]. Equal logits outside may precede the others.
+        count: How many tokens remain [R].
+        mass: The sum of their weights [R].
+        is_known: Whether count and mass are right [R]; if not, more candidates are needed.
     """
 
     ids: Tensor
@@ -88,7 +103,7 @@ def _keep(logits_RV: Tensor, rule: Truncation, num_candidates: int) -> _Kept:
 
 
 def _first(logits_RV: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
-    """Ids of the largest logits in the rule's order [R, C], and how many of them surely stand in their place [R]."""
+    """Return the tokens of the largest logits in the rule's order [R, C], and how many surely have their place [R]."""
     if num_candidates == logits_RV.shape[1]:
         ids_RV = logits_RV.argsort(dim=1, descending=True, stable=True)
         return ids_RV, torch.full((len(logits_RV),), num_candidates)
@@ -100,7 +115,7 @@ def _first(logits_RV: Tensor, num_candidates: int) -> tuple[Tensor, Tensor]:
 
 
 def _at(cumulative_RC: Tensor, count_R: Tensor) -> Tensor:
-    """The sum of the first `count_R`; of all, where they are more than the candidates (it is not used then)."""
+    """Return the sum of the first `count_R` weights. If these are more than the candidates, the sum is not used."""
     return cumulative_RC.gather(1, (count_R - 1).clamp(0, cumulative_RC.shape[1] - 1)[:, None])[:, 0]
 
 

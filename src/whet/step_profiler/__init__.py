@@ -1,1 +1,1 @@
-"""The phases of a training step: where each goes, by watching the loop that runs."""
+"""Measure the phases of a training step, and where each goes, by watching the loop that runs."""

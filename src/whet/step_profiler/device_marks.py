@@ -1,8 +1,8 @@
-"""The phases of a step on the GPU's own clock, without making anybody wait.
+"""Time the phases of a step on the GPU's own clock, without making anything wait.
 
-At each change of phase an event is recorded on the stream. Between two events lies what the GPU did for that phase, and
-how long it had nothing to do while the phase ran: a loader that keeps it waiting shows up as data wait here, one that
-loads while it computes does not. Events are read once they have passed, some steps later.
+At each change of phase, an event is recorded on the stream. The time between two events is what the GPU did for that
+phase, plus the time that it was idle while the phase ran. So a loader that the GPU waits for shows up as data wait, and
+one that loads while the GPU computes does not. Events are read some steps later, once the GPU has passed them.
 """
 
 from collections import deque
@@ -14,18 +14,23 @@ import torch
 
 from whet.step_profiler.phases import Phase
 
-_MOST_STEPS = 256  # that wait to be read; a loop never runs that far ahead of its GPU
-_MOST_MARKS = 20_000  # in one step; one of more is not timed on the GPU
+_MOST_STEPS = 256  # steps that wait to be read; a loop never runs that far ahead of its GPU
+_MOST_MARKS = 20_000  # marks in one step; a step with more is not timed on the GPU
 
 Marked = list[tuple[int, Any]]
 
 
 def cuda_event() -> Any:
+    """Return a new CUDA event that records the time."""
     return torch.cuda.Event(enable_timing=True)
 
 
 class DeviceMarks:
-    """Events by step. new_event: makes an event with record, query, synchronize and elapsed_time, as torch.cuda's."""
+    """Hold the events of each step.
+
+    Args:
+        new_event: Makes an event with `record`, `query`, `synchronize` and `elapsed_time`, as torch.cuda's.
+    """
 
     def __init__(self, new_event: Callable[[], Any] = cuda_event) -> None:
         self._new_event = new_event
@@ -34,7 +39,7 @@ class DeviceMarks:
         self._steps: deque[tuple[int, Marked]] = deque()
 
     def mark(self, ran: int) -> None:
-        """The phase `ran` until now."""
+        """Note that phase `ran` has run until now."""
         if len(self._marked) > _MOST_MARKS:
             return
         event = self._pool.pop() if self._pool else self._new_event()
@@ -42,12 +47,12 @@ class DeviceMarks:
         self._marked.append((ran, event))
 
     def begin(self) -> None:
-        """Forget what was marked outside of a step."""
+        """Forget the marks that were made outside of a step."""
         self._pool.extend(event for _, event in self._marked)
         self._marked = []
 
     def end(self, step: int) -> None:
-        """All that was marked since `begin` belongs to this step."""
+        """Attribute all marks since `begin` to this step."""
         if len(self._marked) > _MOST_MARKS:
             return self.begin()
         self._steps.append((step, self._marked))
@@ -57,7 +62,10 @@ class DeviceMarks:
         return None
 
     def passed(self, *, wait: bool = False) -> list[tuple[int, tuple[int, ...]]]:
-        """The steps that the GPU has finished, oldest first, each with nanoseconds by Phase. wait: for all of them."""
+        """Return the steps that the GPU has finished, oldest first, each with nanoseconds by Phase.
+
+        With `wait`, wait for all.
+        """
         finished = []
         while self._steps and self._steps[0][1]:
             step, marked = self._steps[0]
@@ -68,7 +76,7 @@ class DeviceMarks:
                 break
             ns = [0] * len(Phase)
             for (_, start), (ran, stop) in pairwise(marked):
-                ns[ran] += int(start.elapsed_time(stop) * 1e6)  # milliseconds
+                ns[ran] += int(start.elapsed_time(stop) * 1e6)  # from milliseconds
             finished.append((step, tuple(ns)))
             self._steps.popleft()
             self._reuse(marked)

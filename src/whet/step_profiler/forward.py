@@ -1,9 +1,9 @@
-"""The forward passes of given models, timed while a loop is watched: by what stands in the model's class.
+"""Time the forward passes of given models while a loop is watched, with a patch of the model's class.
 
-A hook on the model would put PyTorch on the long way through a module's call, which takes 30 µs where the step has
-emptied the caches. So the class is given what `Module.compile` gives a module, a `_compiled_call_impl`: it times the
-models that it is meant for and lets all others of the class pass. Copies, pickles and replicas made meanwhile (an EMA,
-a worker) are their own. torch.compile does not look into it, and has nothing to compile again.
+With a hook on the model, PyTorch takes its slow path through a module's call, which costs 30 µs if the step has emptied
+the caches. So the class gets the attribute that `Module.compile` gives a module, `_compiled_call_impl`. It times the
+given models and lets all other instances of the class pass. Copies, pickles and replicas that are made meanwhile (an
+EMA, a worker) are not timed. torch.compile does not look into it, and needs no recompilation.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ def patch_models(patches: Patches, clock: PhaseClock, models: Sequence[nn.Module
     by_class: dict[type[nn.Module], set[int]] = {}
     for model in models:
         compiled = vars(model).get(_IMPL)
-        if compiled is not None:  # in place
+        if compiled is not None:  # `Module.compile` has compiled it in place
             patches.set(model, _IMPL, timed(compiled, clock, Phase.FORWARD))
             continue
         for kind in (type(model), getattr(type(model), "cls_to_become", None)):  # a lazy module changes its class
@@ -36,9 +36,12 @@ def patch_models(patches: Patches, clock: PhaseClock, models: Sequence[nn.Module
 
 
 class _TimedCall:
-    """A method of a class that times the calls of some of its objects, known by their ids. Pickled, it is no method.
+    """Time the calls of some instances of a class, as a method of this class. It is pickled as None.
 
-    before: what stood there, of another watch.
+    Args:
+        before: The method that another watch has put there, or None.
+        clock: The clock of the loop.
+        numbers: The ids of the instances to time.
     """
 
     def __init__(self, before: Any, clock: PhaseClock, numbers: frozenset[int]) -> None:
@@ -51,7 +54,7 @@ class _TimedCall:
             finally:
                 clock.leave()
 
-        self._call = torch.compiler.disable(call, recursive=False)  # the model's own code is compiled as ever
+        self._call = torch.compiler.disable(call, recursive=False)  # the model's own code is still compiled
 
     def __get__(self, model: nn.Module | None, owner: object = None) -> Any:
         return self if model is None else MethodType(self._call, model)

@@ -1,11 +1,12 @@
-"""Does a training loop hold more and more memory? The bytes held at the end of each step, their slope, its interval.
+"""Find whether a training loop holds more and more memory, from the bytes held at the end of each step.
 
-On Linux with glibc, what malloc has handed out (mallinfo2): exact to the byte, while the resident set stays as it is
-as long as what was freed before is used again. Elsewhere the resident set. On a GPU, what the allocator has handed out.
+On Linux with glibc, this is what malloc has handed out (mallinfo2). It is exact to the byte, while the resident set
+stays constant as long as memory that was freed earlier is used again. Elsewhere it is the resident set. On a GPU it is
+what the allocator has handed out.
 
-Batches of unequal size and a late garbage collection make single steps meaningless, so the run is cut into blocks and
-only the least of each block counts. Growth is claimed where the mean rise from block to block lies above zero with its
-95% interval (Student's t): one jump, however large, is not enough, a leak in the second half of the run is.
+Single steps mean nothing, because batches have unequal sizes and garbage is collected late. So the run is cut into
+blocks, and only the least value of each block counts. Memory is said to grow if the 95% interval (Student's t) of the
+mean rise from block to block is above zero: one jump is not enough, however large; a leak in the second half is.
 """
 
 import ctypes
@@ -21,24 +22,32 @@ import torch
 from whet.measure.memory import ResidentMemory
 
 _MOST_POINTS = 512
-# Looking at memory may take one part in so many of the run's time: mallinfo2 goes through all that is free, which takes
-# 2 µs, 100 µs where the step has emptied the caches, half a millisecond in a process that has loaded much. The first
-# looks are free, as many as a trend needs, so that a loop of a hundred short steps gets one; cheap ones for longer.
+# Reading memory may take one part in _SHARE of the run's time, and one part in _EARLY_SHARE for the first _EARLY reads.
+# mallinfo2 goes through all free chunks. This takes 2 µs, 100 µs if the step has emptied the caches, or 500 µs in a
+# process that has loaded much. The first reads, as many as a trend needs, are always made, so that a loop of a hundred
+# short steps gets a trend: the first _FREE reads if they take at most _FREE_NS, otherwise the first _FREE_AT_ANY_COST.
 _SHARE, _EARLY_SHARE, _EARLY = 2000, 500, 48
 _FREE_AT_ANY_COST, _FREE, _FREE_NS = 20, 128, 20_000
-_WARM_UP = 0.2  # of the run: caches, the optimiser's state, lazily made buffers
+_WARM_UP = 0.2  # this share of the run fills caches, optimiser state and lazily made buffers
 _BLOCKS = 8
 _LEAST_POINTS = 2 * _BLOCKS
-_LEAST_SLOPE = 1024  # bytes a step; a list of numbers for a log is no leak
-_LEAST_RISE = {"heap": 2**15, "cuda": 2**15, "resident": 2**22}  # bytes over the run: pages come in large pieces
+_LEAST_SLOPE = 1024  # bytes per step; less is a list of numbers for a log, and no leak
+_LEAST_RISE = {"heap": 2**15, "cuda": 2**15, "resident": 2**22}  # bytes over the run; pages come in large pieces
 
 
 @dataclass(frozen=True)
 class Growth:
-    """How what is held changes from step to step.
+    """Describe how the memory held changes from step to step.
 
-    source: heap, cuda or resident. slope_bytes: a step, with its 95% interval. rise_bytes: from the first block to the
-    last. first_step, last_step: what was looked at, after the warm-up.
+    Attributes:
+        source: "heap", "cuda" or "resident".
+        slope_bytes: Growth per step.
+        ci95_bytes: The 95% interval of the slope.
+        rise_bytes: Growth from the first block to the last.
+        last_bytes: Bytes held at the last step.
+        first_step: The first step that was examined, after the warm-up.
+        last_step: The last step that was examined.
+        is_growing: Whether this counts as growth.
     """
 
     source: str
@@ -52,7 +61,10 @@ class Growth:
 
 
 class MemorySeries:
-    """What one source says, at the ends of steps; when it gets long, neighbours become one, the lower of the two."""
+    """Sample one source of memory at the ends of steps.
+
+    When there are many points, each two neighbours are replaced by the lower one.
+    """
 
     def __init__(self, source: str, read: Callable[[], int], now: Callable[[], int] = time.perf_counter_ns) -> None:
         self.source = source
@@ -66,7 +78,7 @@ class MemorySeries:
         self._pending: list[tuple[int, int]] = []
 
     def sample(self, step: int) -> None:
-        """Look at memory now, unless that would take more than its share of the time."""
+        """Read memory now, unless reading it would take more than its share of the time."""
         began = self._now()
         if began < self._due_ns:
             return
@@ -80,13 +92,21 @@ class MemorySeries:
         self._num_looks += 1
         ended = self._now()
         before, self._taken_ns = self._taken_ns, ended - began
-        taken = min(self._taken_ns, before or self._taken_ns)  # one look may have been interrupted
+        taken = min(self._taken_ns, before or self._taken_ns)  # one read may have been interrupted
         if self._num_looks > (_FREE if taken <= _FREE_NS else _FREE_AT_ANY_COST):
             self._due_ns = ended + (_EARLY_SHARE if self._num_looks < _EARLY else _SHARE) * taken
 
 
 def growth(source: str, points: Sequence[tuple[int, int]]) -> Growth | None:
-    """The trend of (step, bytes) in order; None where there are too few to tell."""
+    """Compute the trend of memory over steps.
+
+    Args:
+        source: "heap", "cuda" or "resident".
+        points: Pairs of step and bytes held, in order.
+
+    Returns:
+        The trend, or None if there are too few points.
+    """
     if len(points) < _LEAST_POINTS:
         return None
     warm = points[0][0] + _WARM_UP * (points[-1][0] - points[0][0])
@@ -94,7 +114,7 @@ def growth(source: str, points: Sequence[tuple[int, int]]) -> Growth | None:
     first, last = kept[0][0], kept[-1][0]
     if len(kept) < _BLOCKS:
         return None
-    # of as many points each: later looks lie further apart
+    # Each block has as many points as the others, because later points are further apart.
     cuts = [index * len(kept) // _BLOCKS for index in range(_BLOCKS + 1)]
     blocks = [kept[start:end] for start, end in pairwise(cuts)]
     floors = [_lower(block) for block in blocks]
@@ -118,7 +138,7 @@ def growth(source: str, points: Sequence[tuple[int, int]]) -> Growth | None:
 
 
 def memory_series(device: str) -> list[MemorySeries]:
-    """What can be watched here: the heap of the process or its resident set, and the GPU's allocator."""
+    """Return the series that can be sampled here: the process's heap or its resident set, and the GPU's allocator."""
     heap = heap_reader()
     series = [MemorySeries("heap", heap) if heap is not None else MemorySeries("resident", ResidentMemory())]
     if device == "cuda":
@@ -127,9 +147,13 @@ def memory_series(device: str) -> list[MemorySeries]:
 
 
 def heap_reader() -> Callable[[], int] | None:
-    """A function that says how many bytes malloc has handed out; None where it cannot be asked or another serves."""
+    """Return a function that reads how many bytes malloc has handed out.
+
+    Returns:
+        The function, or None if mallinfo2 is missing or another allocator replaces malloc.
+    """
     try:
-        mallinfo2 = ctypes.PyDLL(None).mallinfo2  # with the lock held: getting it back may take long
+        mallinfo2 = ctypes.PyDLL(None).mallinfo2  # PyDLL keeps the GIL, because getting it back may take long
     except (OSError, AttributeError, TypeError):
         return None
     mallinfo2.restype = _Mallinfo2
@@ -139,7 +163,7 @@ def heap_reader() -> Callable[[], int] | None:
         return int(info.uordblks) + int(info.hblkhd)
 
     before = read()
-    held = torch.empty(2**21, dtype=torch.uint8)  # an allocator put in malloc's place would leave glibc's counter still
+    held = torch.empty(2**21, dtype=torch.uint8)  # glibc does not count it if another allocator replaces malloc
     return read if read() - before >= held.nbytes else None
 
 

@@ -1,11 +1,12 @@
-"""Where one training step ends and the next begins, and what is kept of them: sums, a sample, the latest few.
+"""Find where one training step ends and the next begins, and keep sums, a sample, and the latest few steps.
 
-A step lasts from the moment the loop asks for a batch to the next such moment after an optimiser step. So with gradient
-accumulation a step has several batches. Where the same optimiser steps again without a new batch (one batch used over
-and over, batches made in the loop), a step ends with each optimiser step. What lies between the end of an epoch and the
-next batch, as a validation, is in no step.
+A step lasts from the moment when the loop asks for a batch until the loop asks for the first batch after an optimiser's
+step. So with gradient accumulation, a step has several batches. If the same optimiser steps again without a new batch
+(because one batch is used repeatedly, or because the loop makes its batches), a step ends with each optimiser's step.
+Time between the end of an epoch and the next batch, as for a validation, is in no step.
 
-Memory is bounded, however long the run: sums, `_SAMPLE` steps drawn at random for the percentiles, `_RECENT` latest.
+Memory is bounded however long the run is: it holds sums, `_SAMPLE` steps drawn at random for the percentiles, and the
+`_RECENT` latest steps.
 """
 
 import random
@@ -19,17 +20,23 @@ from whet.step_profiler.device_marks import DeviceMarks
 from whet.step_profiler.growth import MemorySeries, memory_series
 from whet.step_profiler.phases import Phase, PhaseClock
 
-NUM_WARM_UP = 2  # steps that make buffers, compile and start workers: kept apart
+NUM_WARM_UP = 2  # the first steps make buffers, compile and start workers; they are kept apart
 _LABELS, _REST = tuple(phase.label for phase in Phase), Phase.REST.label
 _SAMPLE = 1024
 _RECENT = 256
 
 
 class StepRecord(NamedTuple):
-    """One step, numbered from 0. ns and calls: by Phase; the ns add up to the step.
+    """Describe one step.
 
-    start_ns: of time.perf_counter_ns. loss_ns: of the rest, between forward and backward. num_batches: taken from the
-    loader. device_ns: by Phase on the GPU's own clock, in a record of `StepLog.device_sums`; None in the others.
+    Attributes:
+        number: The step's number, from 0.
+        start_ns: When it began, by time.perf_counter_ns.
+        ns: Nanoseconds by Phase. They add up to the step.
+        calls: Calls by Phase.
+        loss_ns: Nanoseconds of the rest between forward and backward.
+        num_batches: How many batches the loader gave.
+        device_ns: Nanoseconds by Phase on the GPU's own clock. Only the records in `StepLog.device_sums` have them.
     """
 
     number: int
@@ -42,11 +49,12 @@ class StepRecord(NamedTuple):
 
     @property
     def seconds(self) -> float:
+        """Return the time of the whole step in seconds."""
         return sum(self.ns) / 1e9
 
     def phases_s(self) -> dict[str, float]:
-        """Seconds by the phase's name, for those phases that were seen in this step, and the rest."""
-        # By zip and labels, not by the enum's members: a monitor asks this of every step.
+        """Return seconds by the phase's name, for the phases that were seen in this step, and for the rest."""
+        # Labels are quicker than the enum's members, and a monitor calls this for every step.
         return {
             label: ns / 1e9
             for label, ns, calls in zip(_LABELS, self.ns, self.calls, strict=True)
@@ -55,7 +63,7 @@ class StepRecord(NamedTuple):
 
 
 class Sums:
-    """Totals over steps, and a uniform sample of them (Vitter's algorithm R)."""
+    """Hold totals over steps, and a uniform sample of them (Vitter's algorithm R)."""
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -67,6 +75,7 @@ class Sums:
         self._random = random.Random(0)
 
     def add(self, record: StepRecord) -> None:
+        """Add a step to the totals, and perhaps to the sample."""
         self.num_steps += 1
         self.ns = list(map(add, self.ns, record.ns))
         self.calls = list(map(add, self.calls, record.calls))
@@ -81,11 +90,13 @@ class Sums:
 
 
 class StepLog:
-    """Told of batches and optimiser steps by the patches; tells steps apart and keeps what matters of them.
+    """Tell steps apart, and keep their totals. The patches report batches and optimiser steps to it.
 
-    on_step: called with each StepRecord as the step ends, in the loop's thread; what it raises goes on into the loop.
-    on_batch: called with each batch that any DataLoader gives the loop.
-    with_memory: look at memory as steps end.
+    Args:
+        on_step: Called with each StepRecord as the step ends, in the loop's thread. Its exceptions reach the loop.
+        device: The device type of the model, if it is known already.
+        on_batch: Called with each batch that any DataLoader gives the loop.
+        with_memory: Whether to read memory as steps end.
     """
 
     def __init__(
@@ -100,15 +111,15 @@ class StepLog:
         self.clock = PhaseClock()
         self.warm_up: list[StepRecord] = []
         self._sums = Sums()
-        self._unsummed: deque[StepRecord] = deque()  # a step only puts its record there
+        self._unsummed: deque[StepRecord] = deque()  # records that `_add_up` will add to the sums
         self._summing = Lock()
-        self.device_sums = Sums()  # of those that the GPU has finished; empty without one
+        self.device_sums = Sums()  # of the steps that the GPU has finished; empty without a GPU
         self.recent: deque[StepRecord] = deque(maxlen=_RECENT)
         self.memory: list[MemorySeries] = []
         self.device: str | None = None
-        self.num_stepped = 0  # calls of optimisers
-        self.num_unfinished = 0  # backward passes, and then no step of the optimiser
-        self.ended_by = ""  # what cut the run short
+        self.num_stepped = 0  # calls of all optimisers
+        self.num_unfinished = 0  # backward passes that no optimiser's step followed
+        self.ended_by = ""  # what cut the run short, in words
         self.loader_facts = ""
         self._on_step = on_step
         self._with_memory = with_memory
@@ -123,22 +134,26 @@ class StepLog:
 
     @property
     def sums(self) -> Sums:
-        """Of the steps after the warm-up. May be read from any thread."""
+        """Return the totals of the steps after the warm-up. This may be read from any thread."""
         self._add_up()
         return self._sums
 
     @property
     def num_steps(self) -> int:
+        """Return how many steps have ended, including the warm-up."""
         return self._number
 
     def set_device(self, device: str) -> None:
-        """Which kind of device the model is on: what memory is looked at, and whether phases are timed on a GPU."""
+        """Set the model's device type. It decides which memory is read, and whether phases are timed on a GPU."""
         self.device = device
         self.memory = memory_series(device) if self._with_memory else []
         self._marks = DeviceMarks() if device == "cuda" else None
 
     def batch_asked(self) -> None:
-        """The loop, no other thread, asks for a batch. Called before the clock enters the data phase."""
+        """Note that the loop asks for a batch.
+
+        Call this in the loop's thread, before the clock enters the data phase.
+        """
         if self._steps_since_data == 1:
             self._ends_with_optimizer = False
         self._steps_since_data = 0
@@ -148,16 +163,16 @@ class StepLog:
             self._begin()
 
     def batch_given(self) -> None:
-        """The loader has given a batch."""
+        """Note that the loader has given a batch."""
         self._num_batches += 1
 
     def loader_ended(self) -> None:
-        """There are no more batches in this epoch: what has begun since the last step is none."""
+        """Note the end of an epoch, and discard the step that has begun since the last one."""
         if self.clock.is_mine():
             self._drop()
 
     def optimizer_stepped(self, optimizer: int) -> None:
-        """An optimiser, known by its id, has made its step, or its scaler has skipped it."""
+        """Note that an optimiser, known by its id, has made a step, or that a gradient scaler has skipped the step."""
         if not self.clock.is_mine():
             return
         self.num_stepped += 1
@@ -175,9 +190,12 @@ class StepLog:
             self._close()
 
     def finish(self, ended_by: str = "") -> None:
-        """The loop is over, or pauses. ended_by: what cut it short, in words.
+        """Note that the loop is over or pauses.
 
-        A last step that the optimiser has made counts, unless it was cut short.
+        The last step counts if the optimiser has stepped, unless the loop was cut short.
+
+        Args:
+            ended_by: What cut the loop short, in words, or "".
         """
         self.ended_by = self.ended_by or ended_by
         if self._is_open and self._has_stepped and not ended_by:
@@ -201,12 +219,12 @@ class StepLog:
 
     def _drop(self) -> None:
         if self._is_open and not self._by_optimizer and self.clock.take().calls[Phase.BACKWARD]:
-            self.num_unfinished += 1  # without a backward pass it was none: a validation
+            self.num_unfinished += 1  # without a backward pass it was a validation, and no unfinished step
         self._is_open = False
         self.clock.marks = None
 
     def _close(self) -> None:
-        """End the step, and begin the next one after what that took: bookkeeping is in no step."""
+        """End the step and begin the next one. The time that this bookkeeping takes is in no step."""
         taken = self.clock.take()
         record = StepRecord(self._number, taken.start_ns, taken.ns, taken.calls, taken.loss_ns, self._num_batches)
         self._number += 1

@@ -1,7 +1,8 @@
-"""What stands in front of PyTorch's own calls while a loop is watched, and is taken away after.
+"""Wrap PyTorch's own calls while a loop is watched, and remove the wrappers afterwards.
 
-Every wrapper passes through what torch.compile traces, what another thread calls, and what is part of a phase that
-already runs. What others have put over a wrapper meanwhile keeps working; the wrapper goes when they go.
+A wrapper passes a call through without timing it if torch.compile traces the call, if another thread makes it, or if it
+is part of a phase that already runs. If other code has wrapped a wrapper meanwhile, that code keeps working. If it is
+another watch, it removes the wrapper together with its own.
 """
 
 import functools
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.compiler import is_dynamo_compiling as is_compiling  # the quickest there is
+from torch.compiler import is_dynamo_compiling as is_compiling  # the quickest of such functions
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
@@ -29,10 +30,10 @@ _WAITING = ("item", "tolist", "numpy", "cpu", "__float__", "__int__", "__bool__"
 _COLLECTIVES = (
     *("barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "broadcast", "reduce"),
     *("broadcast_object_list", "reduce_scatter_tensor", "all_to_all", "all_to_all_single"),
-    *("all_gather_single", "reduce_scatter_single"),  # of FSDP2, from torch 2.13 on
+    *("all_gather_single", "reduce_scatter_single"),  # FSDP2 uses them, from torch 2.13 on
 )
 _FUNCTIONAL_MODULE = "torch.distributed._functional_collectives"
-# DTensor and tensor parallelism call these; they go to the dispatcher without passing by the functions above.
+# DTensor and tensor parallelism call these. They reach the dispatcher without the functions above.
 _FUNCTIONAL = (
     "all_reduce",
     "all_gather_tensor",
@@ -43,14 +44,14 @@ _FUNCTIONAL = (
 )
 _DATA, _OPTIMIZER, _SYNC = (int(p) for p in (Phase.DATA, Phase.OPTIMIZER, Phase.SYNC))
 _ABSENT = object()
-_NOTED_NS = 50_000  # a read of a number on the CPU takes less, even with cold caches, and looking up its line as much
+_NOTED_NS = 50_000  # reading a number on the CPU takes less, even with cold caches; finding its line takes as long
 _GONE = "_whet_gone"
 
 Call = Callable[..., Any]
 
 
 class Patches:
-    """Attributes that were set, to be set back."""
+    """Remember attributes that were set, and restore them."""
 
     def __init__(self) -> None:
         self._set: list[tuple[Any, str, Any, Any]] = []
@@ -62,17 +63,17 @@ class Patches:
         setattr(owner, name, value)
 
     def add_handle(self, handle: Any) -> None:
-        """Of a hook, to be removed."""
+        """Remember a hook's handle, to remove the hook later."""
         self._handles.append(handle)
 
     def restore(self) -> None:
-        """Set all back, the latest first."""
+        """Restore all attributes, the latest first, and remove all hooks."""
         while self._handles:
             self._handles.pop().remove()
         while self._set:
             owner, name, before, value = self._set.pop()
             if vars(owner).get(name) is not value:
-                value.__dict__[_GONE] = (value, before)  # who has put something over it sets back to what was before
+                value.__dict__[_GONE] = (value, before)  # a watch that restores `value` later restores `before` instead
                 continue
             while (gone := getattr(before, _GONE, None)) is not None and gone[0] is before:
                 before = gone[1]
@@ -84,7 +85,7 @@ class Patches:
 
 @contextmanager
 def patched(install: Callable[[Patches], None]) -> Iterator[Patches]:
-    """What `install` has patched, until the context ends, even where it raises half-way."""
+    """Patch with `install` until the context ends. What it patched is restored even if `install` raises half-way."""
     patches = Patches()
     try:
         install(patches)
@@ -94,8 +95,11 @@ def patched(install: Callable[[Patches], None]) -> Iterator[Patches]:
 
 
 def timed(call: Call, clock: PhaseClock, counted_as: Phase) -> Call:
-    """`call`, with its time counted as a phase; calls within that phase, as of hundreds of modules, pass at once."""
-    phase = int(counted_as)  # quicker than an enum's member
+    """Wrap `call` so that its time counts as a phase.
+
+    Calls inside that phase, as those of hundreds of modules inside a model, pass through at once.
+    """
+    phase = int(counted_as)  # quicker to compare than an enum's member
 
     @functools.wraps(call)
     def timed_call(*args: Any, **kwargs: Any) -> Any:
@@ -110,7 +114,13 @@ def timed(call: Call, clock: PhaseClock, counted_as: Phase) -> Call:
 
 
 def patch_torch(patches: Patches, log: StepLog, optimizers: frozenset[int] | None) -> None:
-    """What both ways of watching share. optimizers: the ids of those whose steps count; None for all."""
+    """Patch what both ways of watching need: calls that wait or copy, collectives, backward passes, scalers.
+
+    Args:
+        patches: Remembers what is patched.
+        log: The log of the steps.
+        optimizers: The ids of the optimisers whose steps count; None means all.
+    """
     clock = log.clock
     for name in _WAITING:
         call = getattr(Tensor, name)
@@ -135,7 +145,7 @@ def patch_torch(patches: Patches, log: StepLog, optimizers: frozenset[int] | Non
 
 
 def _patch_collective(patches: Patches, module: Any, name: str, clock: PhaseClock) -> None:
-    """Count the time of a collective as communication, by the line that calls it."""
+    """Count the time of a collective as synchronisation, by the line that calls it."""
     patches.set(module, name, _at_line(getattr(module, name), f"distributed.{name}", clock))
 
 
@@ -162,7 +172,10 @@ def patch_optimizer(patches: Patches, log: StepLog, optimizer: Optimizer) -> Non
 
 
 def patch_all_loops(patches: Patches, log: StepLog) -> None:
-    """Time every DataLoader, every outermost module and every optimiser's zero_grad; steps come from hooks."""
+    """Time every DataLoader, every outermost module and every optimiser's zero_grad.
+
+    Steps are known from hooks instead.
+    """
     clock = log.clock
     patches.set(_BaseDataLoaderIter, "__next__", _loader_next(_BaseDataLoaderIter.__next__, log))
     patches.set(DataLoader, "__iter__", _loader_iter(DataLoader.__iter__, log))
@@ -171,15 +184,22 @@ def patch_all_loops(patches: Patches, log: StepLog) -> None:
 
 
 def hook_all_optimizers(patches: Patches, log: StepLog, on_first_step: Callable[[], None]) -> None:
-    """Be told of every optimiser's steps, by PyTorch's own hooks: each class has a step method of its own."""
+    """Watch every optimiser's steps with PyTorch's own hooks, because each class has a step method of its own.
+
+    Args:
+        patches: Remembers the hooks.
+        log: The log of the steps.
+        on_first_step: Called when the first step of any optimiser has ended.
+    """
     clock = log.clock
-    running: list[tuple[int, bool]] = []  # (an optimiser's id, whether its phase was entered); a step may call super's
+    # The steps that run, as pairs of the optimiser's id and whether its phase was entered. A step may call super's.
+    running: list[tuple[int, bool]] = []
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_compiling() or not (clock.is_mine() or clock.thread is None):
             return
         if running and clock.top != _OPTIMIZER:
-            running.clear()  # what raised has left something there
+            running.clear()  # a step that raised has left its entry
         running.append((id(optimizer), clock.enter(_OPTIMIZER)))
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -200,7 +220,10 @@ def hook_all_optimizers(patches: Patches, log: StepLog, on_first_step: Callable[
 
 
 def _waiting(call: Call, what: str, clock: PhaseClock) -> Call:
-    """A tensor's method that waits for its value. On a CPU it waits for nothing: only the loop's own calls count."""
+    """Wrap a tensor's method that waits for its value.
+
+    On a CPU it waits for nothing, so only calls by the loop's own code count.
+    """
 
     @functools.wraps(call)
     def waiting(self: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -215,7 +238,7 @@ def _waiting(call: Call, what: str, clock: PhaseClock) -> Call:
 
 
 def _at_line(call: Call, what: str, clock: PhaseClock) -> Call:
-    """A function that waits for the GPU or for other processes."""
+    """Wrap a function that waits for the GPU or for other processes. Its time counts by the line that calls it."""
 
     @functools.wraps(call)
     def synchronizing(*args: Any, **kwargs: Any) -> Any:
@@ -230,7 +253,7 @@ def _at_line(call: Call, what: str, clock: PhaseClock) -> Call:
 
 
 def _moving(call: Call, what: str, clock: PhaseClock, moves: Callable[[Tensor, Any, Any], Phase | None]) -> Call:
-    """A tensor's method that may copy it to another device."""
+    """Wrap a tensor's method that may copy it to another device. `moves` returns the phase of such a copy, or None."""
 
     @functools.wraps(call)
     def moving(self: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -276,7 +299,7 @@ def _copy(tensor: Tensor, args: Any, kwargs: Any) -> Phase | None:
 
 
 def _scaler_step(call: Call, log: StepLog, optimizers: frozenset[int] | None) -> Call:
-    """GradScaler.step: a step ends with it as well where it finds infinite gradients and skips the optimiser's."""
+    """Wrap GradScaler.step: a step also ends if the scaler finds infinite gradients and skips the optimiser's step."""
     step = timed(call, log.clock, Phase.OPTIMIZER)
 
     @functools.wraps(call)
@@ -291,7 +314,7 @@ def _scaler_step(call: Call, log: StepLog, optimizers: frozenset[int] | None) ->
 
 
 def wait_for(log: StepLog, call: Call, argument: Any) -> Any:
-    """call(argument), as the loop's wait for a batch; the epoch's end, where it raises StopIteration."""
+    """Return `call(argument)`, timed as the loop's wait for a batch. StopIteration counts as the end of an epoch."""
     _end_phase_on_error(log.clock)
     if not log.clock.accepts(_DATA):
         return call(argument)
@@ -299,7 +322,7 @@ def wait_for(log: StepLog, call: Call, argument: Any) -> Any:
 
 
 def _waited(log: StepLog, call: Call, argument: Any) -> Any:
-    """The same, where it is known to be the loop that asks."""
+    """Do the same for a call that is known to come from the loop."""
     log.batch_asked()
     log.clock.enter(_DATA)
     try:
@@ -312,7 +335,7 @@ def _waited(log: StepLog, call: Call, argument: Any) -> Any:
 
 
 def _end_phase_on_error(clock: PhaseClock) -> None:
-    """An optimiser's step may have raised, of which its hooks were not told."""
+    """End the optimiser's phase if its step has raised, because its hooks are not called then."""
     if clock.top == _OPTIMIZER and clock.is_mine():
         clock.unwind()
 
@@ -325,7 +348,7 @@ def _loader_next(call: Call, log: StepLog) -> Call:
             return call(self)
         batch = _waited(log, call, self)
         if not log.loader_facts:
-            log.loader_facts = _in_words(self)  # it may have begun before all was patched
+            log.loader_facts = _in_words(self)  # the epoch may have begun before DataLoader was patched
         log.batch_given()
         if log.on_batch is not None:
             log.on_batch(batch)
@@ -344,14 +367,14 @@ def _loader_iter(call: Call, log: StepLog) -> Call:
 
 
 def describe_loader(loader: object) -> str:
-    """The settings of a DataLoader that decide how long it is waited for; "" for anything else."""
+    """Describe the settings of a DataLoader that decide how long the loop waits for it; "" for anything else."""
     if not isinstance(loader, DataLoader):
         return ""
     return _settings(loader.num_workers, loader.persistent_workers, loader.prefetch_factor)
 
 
 def _in_words(batches: Any) -> str:
-    """The same of a DataLoader's iterator, which keeps them for itself."""
+    """Describe the settings of a DataLoader's iterator; "" if it does not have them."""
     num_workers = getattr(batches, "_num_workers", None)
     if num_workers is None:
         return ""
@@ -363,5 +386,5 @@ def _in_words(batches: Any) -> str:
 def _settings(num_workers: int, is_persistent: bool, prefetch_factor: int | None) -> str:
     if not num_workers:
         return "num_workers is 0, so the loop itself loads each batch"
-    kept = "persistent" if is_persistent else "started anew for each epoch"
+    kept = "persistent" if is_persistent else "restarted for each epoch"
     return f"{num_workers} worker{'s' * (num_workers > 1)} ({kept}), prefetch_factor {prefetch_factor}"

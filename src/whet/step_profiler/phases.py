@@ -1,7 +1,7 @@
-"""Which phase of a training step runs, and for how long: every nanosecond belongs to exactly one phase.
+"""Count which phase of a training step runs, and for how long. Every nanosecond belongs to exactly one phase.
 
-A stack of phases and one mark, the last change. At each change, the time since the mark goes to the phase that ran.
-So the phases of a step add up to the step, whatever is nested in what.
+The clock holds a stack of phases and the time of the last change. At each change, the time since then is added to the
+phase that ran. So the phases of a step add up to the step, however they are nested.
 """
 
 import sys
@@ -15,7 +15,7 @@ from whet.measure.source_location import Line, user_line
 
 
 class Phase(IntEnum):
-    """What a training step is made of. REST is what is in none of the others."""
+    """Name the parts of a training step. REST is the time in none of the others."""
 
     REST = 0
     DATA = 1
@@ -27,14 +27,15 @@ class Phase(IntEnum):
 
     @property
     def label(self) -> str:
+        """Return the phase's name in reports."""
         return _LABELS[self]
 
 
 _LABELS = ("rest", "data wait", "host to device", "forward", "backward", "optimiser", "synchronisation")
-_MOST_SITES = 256  # lines of code that are told apart
+_MOST_SITES = 256  # lines of code that are counted separately
 
-# What may begin while a phase runs; anything else is part of what runs. Forward passes in a backward pass recompute
-# activations. Optimisers may call a closure (LBFGS), or run in hooks of the backward pass.
+# The phases that may begin inside a phase. Any other counts as part of the phase that runs. Forward passes inside a
+# backward pass recompute activations. Optimisers may call a closure (LBFGS), or run in hooks of the backward pass.
 _NESTED: dict[Phase, set[Phase]] = {
     Phase.REST: set(Phase),
     Phase.DATA: {Phase.TRANSFER, Phase.SYNC},
@@ -49,13 +50,22 @@ _REST, _FORWARD, _BACKWARD = int(Phase.REST), int(Phase.FORWARD), int(Phase.BACK
 
 
 class Marks(Protocol):
-    """A second clock, that of a GPU: is told at each change which phase ran until then."""
+    """Define a second clock, as that of a GPU."""
 
-    def mark(self, ran: int) -> None: ...
+    def mark(self, ran: int) -> None:
+        """Note that phase `ran` has run until now."""
+        ...
 
 
 class PhaseTotals(NamedTuple):
-    """What was counted since a reset. ns and calls: by Phase. loss_ns: of REST, between forward and backward."""
+    """Hold what was counted since a reset.
+
+    Attributes:
+        start_ns: When counting began.
+        ns: Nanoseconds by Phase.
+        calls: Calls by Phase.
+        loss_ns: Nanoseconds of REST between forward and backward.
+    """
 
     start_ns: int
     ns: tuple[int, ...]
@@ -64,12 +74,18 @@ class PhaseTotals(NamedTuple):
 
 
 class PhaseClock:
-    """Counts the time of each phase in one thread, `thread`; calls of others are not accepted.
+    """Count the time of each phase in one thread. Calls of other threads are not accepted.
 
-    sites: (phase, the line of the user's code, what it called) -> [nanoseconds, calls], for phases left by `leave_at`.
+    `enter` and `leave` run a dozen times in every step, with caches that the step's own work has emptied. So they call
+    no functions of their own, and the same few lines are repeated in `enter`, `leave` and `take`.
 
-    Every step runs through `enter` and `leave` a dozen times, with caches that the step's own work has emptied: they
-    call nothing of their own, at the price of saying three times what happens at a change.
+    Attributes:
+        is_on: Whether the clock counts.
+        thread: The id of the thread that counts; None until it is known.
+        top: The phase that runs.
+        marks: A second clock, or None.
+        sites: Nanoseconds and calls, by phase, line of the user's code, and what it called; only for phases that were
+            left with `leave_at`.
     """
 
     def __init__(self, now: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -83,7 +99,7 @@ class PhaseClock:
         self.reset()
 
     def reset(self) -> None:
-        """Count anew from now on, in the phase that runs."""
+        """Start counting from zero, in the phase that runs."""
         self._ns = [0] * len(Phase)
         self._calls = [0] * len(Phase)
         self._loss_ns = self._pending_ns = 0
@@ -93,15 +109,19 @@ class PhaseClock:
             self.marks.mark(self.top)
 
     def accepts(self, phase: int) -> bool:
-        """Whether a call that belongs to `phase` is to be counted as such now."""
+        """Return whether a call that belongs to `phase` would be counted as such now."""
         return self.is_on and _MAY_NEST[self.top][phase] and get_ident() == self.thread
 
     def is_mine(self) -> bool:
-        """Whether this is the loop's thread, and the clock is on."""
+        """Return whether this is the loop's thread, and the clock is on."""
         return self.is_on and get_ident() == self.thread
 
     def enter(self, phase: int) -> bool:
-        """Begin `phase` if it is to be counted now; returns whether it was, so that `leave` is to follow."""
+        """Start `phase` if it counts now.
+
+        Returns:
+            Whether the phase has started. If so, `leave` must follow.
+        """
         top = self.top
         if not self.is_on or not _MAY_NEST[top][phase] or get_ident() != self.thread:
             return False
@@ -122,7 +142,11 @@ class PhaseClock:
         return True
 
     def leave(self) -> int:
-        """End the innermost phase. Returns how many nanoseconds it ran since it was entered or last came back."""
+        """End the innermost phase.
+
+        Returns:
+            How many nanoseconds it ran since it was entered or since a phase inside it ended.
+        """
         top = self.top
         now = self._now()
         ran = now - self._last
@@ -130,7 +154,7 @@ class PhaseClock:
         self._ns[top] += ran
         if top == _FORWARD:
             self._after_forward = True
-        elif top == _REST and self._after_forward:  # it was unwound meanwhile
+        elif top == _REST and self._after_forward:  # `unwind` has ended the phase already
             self._pending_ns += ran
         if self.marks is not None:
             self.marks.mark(top)
@@ -138,7 +162,10 @@ class PhaseClock:
         return ran
 
     def leave_at(self, what: str, least_ns: int = 0) -> None:
-        """End the innermost phase, and remember which line of the user's code called `what`, if it took `least_ns`."""
+        """End the innermost phase, and count its time for the line of user code that called `what`.
+
+        Times below `least_ns` are not counted for the line.
+        """
         phase = self.top
         ran = self.leave()
         if ran < least_ns:
@@ -157,7 +184,7 @@ class PhaseClock:
             self.leave()
 
     def take(self) -> PhaseTotals:
-        """What was counted so far. The clock runs on; `reset` starts it anew."""
+        """Return what was counted so far. The clock continues; `reset` starts it again from zero."""
         now = self._now()
         ran = now - self._last
         self._last = now

@@ -1,4 +1,4 @@
-"""What `whet.watch` and `whet profile --step` found: a verdict, its evidence, and the time of each phase."""
+"""Hold the report of `whet.watch` and `whet profile --step`: a verdict, its evidence, and the time of each phase."""
 
 import textwrap
 from collections.abc import Sequence
@@ -23,14 +23,23 @@ _ABSENT = {
     Phase.FORWARD: "the model was not called",
     Phase.BACKWARD: "no backward pass was seen",
     Phase.OPTIMIZER: "no optimiser made a step",
-    Phase.SYNC: "no such call was seen",
+    Phase.SYNC: "no call that waits was seen",
 }
 
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """A phase's mean per step. ms and share: of the step, on the host's clock; None where it was not seen, and then
-    `absent` says why. gpu_ms, gpu_share: on the GPU's clock, None without one. calls: a step."""
+    """Describe the mean time of a phase per step.
+
+    Attributes:
+        name: The phase's name, as "data wait".
+        ms: Milliseconds on the host's clock; None if the phase was not seen.
+        share: The share of the step on the host's clock, 0 to 1; None if the phase was not seen.
+        calls: How often the phase was entered per step.
+        gpu_ms: Milliseconds on the GPU's clock; None without a GPU.
+        gpu_share: The share of the step on the GPU's clock; None without a GPU.
+        absent: Why the phase was not seen.
+    """
 
     name: str
     ms: float | None
@@ -43,7 +52,15 @@ class PhaseTime:
 
 @dataclass(frozen=True)
 class Site:
-    """A line of the user's code that synchronises or copies to the GPU. line: file:number (function)."""
+    """Describe a line of the user's code that synchronises or copies to the GPU.
+
+    Attributes:
+        phase: The phase's name.
+        line: The line as "file:number (function)"; "" if it is unknown.
+        call: What the line calls, as "Tensor.item".
+        ms: Milliseconds per step.
+        calls: Calls per step.
+    """
 
     phase: str
     line: str
@@ -54,11 +71,31 @@ class Site:
 
 @dataclass(frozen=True)
 class StepReport:
-    """Where the steps of a training loop go. Times are means per step, in milliseconds, after the warm-up.
+    """Describe where the steps of a training loop go. Times are means per step, in milliseconds, after the warm-up.
 
-    verdict: memory-growing where it grows, else the same as bound, what bounds the time (None with too few steps).
-    evidence: sentences, the verdict's first. advice: what to do first. num_steps: seen; num_counted: those in the
-    figures. loss_ms: of the rest, between forward and backward. ended_by: what cut the run short, "" where nothing did.
+    Attributes:
+        verdict: MEMORY_GROWING if memory grows; otherwise the same as `bound`, or TOO_FEW_STEPS.
+        bound: What bounds the time; None with too few steps.
+        evidence: Sentences; the first explains the verdict.
+        advice: What to do first.
+        num_steps: How many steps were seen.
+        num_counted: How many steps the figures are from.
+        phases: The time of each phase.
+        step_ms: The mean time of a step.
+        p50_ms: The median time of a step.
+        p90_ms: The 90th percentile.
+        p99_ms: The 99th percentile; None with too few steps.
+        first_step_ms: The time of the first step.
+        batches_per_step: The mean number of batches in a step.
+        loss_ms: The part of the rest that lies between forward and backward.
+        device: The device type of the model.
+        is_partial: Whether the run was cut short.
+        ended_by: What cut the run short, or "".
+        busy: What disturbed the steps on a busy machine, or "".
+        num_unfinished: How many backward passes no optimiser's step followed.
+        sites: The lines that synchronise or copy to the GPU for the longest time.
+        memory: The trend of each kind of memory.
+        remarks: Remarks for the reader.
     """
 
     verdict: Bound
@@ -78,7 +115,7 @@ class StepReport:
     device: str = "cpu"
     is_partial: bool = False
     ended_by: str = ""
-    busy: str = ""  # what disturbed the steps, on a busy machine
+    busy: str = ""
     num_unfinished: int = 0
     sites: tuple[Site, ...] = ()
     memory: tuple[Growth, ...] = ()
@@ -86,7 +123,7 @@ class StepReport:
 
     @property
     def sentence(self) -> str:
-        """The verdict and the first of its evidence."""
+        """Return the verdict and the first sentence of its evidence."""
         return f"{self.verdict}: {self.evidence[0]}"
 
     def _repr_html_(self) -> str:
@@ -95,11 +132,11 @@ class StepReport:
         return report_html(self)
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the report as a JSON-serialisable dict."""
         return {**asdict(self), "sentence": self.sentence}
 
     def notes(self) -> list[str]:
-        """What else the reader must know to judge the figures."""
+        """Return what else the reader must know to judge the figures."""
         notes = list(self.remarks)
         if self.num_counted < self.num_steps:
             apart = self.num_steps - self.num_counted
@@ -107,11 +144,11 @@ class StepReport:
             notes.append(f"the first {apart} of {self.num_steps} steps{first} are warm-up and not counted")
         if self.num_unfinished:
             left = f"{self.num_unfinished} time{'s' * (self.num_unfinished > 1)}"
-            notes.append(f"{left} a backward pass was not followed by an optimiser's step: not counted")
+            notes.append(f"{left} a backward pass was not followed by an optimiser's step; it is not counted")
         if self.batches_per_step is not None and self.batches_per_step > 1.05:
             notes.append(f"{count(self.batches_per_step)} batches make one step (gradient accumulation)")
         if self.loss_ms and self.step_ms and self.loss_ms >= 0.01 * self.step_ms:
-            notes.append(f"{digits(self.loss_ms)} ms of the rest lie between forward and backward: the loss")
+            notes.append(f"{digits(self.loss_ms)} ms of the rest are between forward and backward: this is the loss")
         return notes
 
     def __str__(self) -> str:
@@ -129,11 +166,11 @@ class StepReport:
 
 
 def summarize(log: StepLog) -> StepReport:
-    """What a log says now."""
+    """Return the report on the steps in a log so far."""
     sums, warm_up = log.sums, list(log.warm_up)
     records = list(sums.sample)
     enough = sums.num_steps >= LEAST_STEPS
-    if not records:  # better than nothing: what there is, without a verdict
+    if not records:  # show the warm-up, without a verdict, rather than nothing
         records = warm_up
     num_counted = sums.num_steps or len(warm_up)
     device = list(log.device_sums.sample) if enough else []
@@ -188,7 +225,7 @@ def _phases(
 
 
 def _totals(log: StepLog, records: Sequence[StepRecord]) -> tuple[list[int], list[int]]:
-    """Nanoseconds and calls by phase: exact sums; over the warm-up's steps where there are no others."""
+    """Return exact nanoseconds and calls by phase. If only warm-up steps were seen, these are counted."""
     if log.sums.num_steps:
         return list(log.sums.ns), list(log.sums.calls)
     return (
@@ -203,12 +240,12 @@ def _mean_ns(log: StepLog, records: Sequence[StepRecord], num_counted: int) -> f
 
 def _why_absent(phase: Phase, log: StepLog) -> str:
     if phase is Phase.TRANSFER and log.device in (None, "cpu"):
-        return "model on the CPU: nothing to copy"
+        return "nothing to copy: the model is on a CPU"
     return _ABSENT[phase]
 
 
 def _sites(log: StepLog, num_steps: int) -> tuple[Site, ...]:
-    """The lines that take longest, at most three a phase."""
+    """Return the lines that take longest, at most three for each phase."""
     ranked = sorted(log.clock.sites.items(), key=lambda item: -item[1][0])
     sites = []
     for phase in (Phase.SYNC, Phase.TRANSFER):
@@ -229,10 +266,10 @@ def _site_in_words(sites: Sequence[Site], phase: Phase) -> str:
 def _too_few(log: StepLog) -> str:
     wanted = NUM_WARM_UP + LEAST_STEPS
     if log.num_steps:
-        return f"{log.num_steps} of at least {wanted} were seen, too few to tell what bounds the loop"
+        return f"{log.num_steps} steps were seen; at least {wanted} are needed to tell what bounds the loop"
     if log.num_stepped:
-        return f"{wanted} are wanted; the optimiser made {log.num_stepped}, and none was seen whole"
-    return f"{wanted} are wanted; no optimiser made a step while the loop was watched"
+        return f"{wanted} steps are needed; the optimiser made {log.num_stepped}, and none was seen from start to end"
+    return f"{wanted} steps are needed; no optimiser made a step while the loop was watched"
 
 
 def _row(phase: PhaseTime, on_gpu: bool) -> str:

@@ -1,8 +1,8 @@
-"""Run the training that a user's function stands for, for so many steps, and watch it.
+"""Run the training that a user's function stands for, for a number of steps, and watch it.
 
-The function either runs its loop itself, as `train()` of a script does, and is stopped when enough steps were seen; or
-it returns what a loop is made of, (model, optimizer, loader, loss) or a TrainingWorkload, and whet's loop is run; or it
-returns a function of no arguments that makes one step.
+The function does one of three things. It runs its loop itself, as `train()` of a script does, and is stopped when
+enough steps were seen. It returns the parts of a loop, (model, optimizer, loader, loss) or a TrainingWorkload, and whet
+runs the loop. Or it returns a function of no arguments that makes one step.
 """
 
 import contextlib
@@ -32,18 +32,26 @@ Note = Callable[[StepReport], None]
 
 
 class LoopStoppedError(BaseException):
-    """Ends the user's loop from within; no `except Exception` of theirs is to hold it up."""
+    """End the user's loop from inside. It is a BaseException, so that no `except Exception` in the loop catches it."""
 
 
 def run_training(
     function: Callable[[], Any], *, num_steps: int, limit_s: float, describe: Describe, note: Note
 ) -> StepReport:
-    """Call `function`, run what it returns where it does not train itself, and report `num_steps` steps after warm-up.
+    """Call `function`, run what it returns if it does not train itself, and report `num_steps` steps after the warm-up.
 
-    It ends earlier where the loop does, after `limit_s` seconds, or where something raises: then the report is partial,
-    and `describe` says how it ended. note: is given the report so far every few seconds, from another thread.
+    It ends earlier if the loop does, after `limit_s` seconds, or if something raises. In the last case the report is
+    partial.
 
-    Raises TargetError where nothing trains.
+    Args:
+        function: The user's function.
+        num_steps: The number of steps to count.
+        limit_s: Seconds after which the loop is stopped at the end of a step.
+        describe: Describes the exception that ended the loop.
+        note: Called with the report so far every few seconds, from another thread.
+
+    Raises:
+        TargetError: Nothing trains.
     """
     stop = _Stop(NUM_WARM_UP + num_steps, limit_s)
     returned = None
@@ -71,7 +79,7 @@ def run_training(
 
 
 class _Stop:
-    """Raises in the loop once enough steps were seen, or the time is over."""
+    """Raise LoopStoppedError in the loop after enough steps, or when the time is over."""
 
     def __init__(self, num_steps: int, limit_s: float) -> None:
         self.num_steps = num_steps
@@ -80,6 +88,7 @@ class _Stop:
         self.remark = ""
 
     def __call__(self, record: StepRecord) -> None:
+        """Check at the end of each step whether to stop."""
         if time.monotonic() > self._ends:
             self.remark = f"stopped after {self._limit_s:.0f} s"
         if self.remark or record.number + 1 >= self.num_steps:
@@ -96,7 +105,7 @@ def _reported(steps: Watch | GlobalWatch, stop: _Stop, error: BaseException | No
 
 
 def _run_loop(training: TrainingWorkload, stop: _Stop, note: Note) -> tuple[BaseException | None, Watch]:
-    """Train, and watch the steps. Returns what ended the loop, if that was an error, and the watch."""
+    """Train, and watch the steps. Return the error that ended the loop, or None, and the watch."""
     trainer = Trainer(training)
     output_loss = training.loss.loss if isinstance(training.loss, OutputLoss) else None
     timed = [training.model, *([output_loss] if isinstance(output_loss, nn.Module) else [])]
@@ -106,14 +115,16 @@ def _run_loop(training: TrainingWorkload, stop: _Stop, note: Note) -> tuple[Base
         with steps, _noting(steps, note), contextlib.suppress(LoopStoppedError):
             while _run_epoch(training, trainer, steps, device):
                 pass
-            raise TargetError("the loader gives no batches (one that is an iterator can be gone through only once)")
+            raise TargetError(
+                "the loader gives no batches; if it is an iterator, pass an iterable that can be iterated repeatedly"
+            )
     except Exception as error:  # noqa: BLE001 - whatever a loop raises is its result
         return error, steps
     return None, steps
 
 
 def _run_epoch(training: TrainingWorkload, trainer: Trainer, steps: Watch, device: torch.device) -> int:
-    """Train on every batch once. Returns how many batches there were."""
+    """Train on every batch once. Return how many batches there were."""
     num_batches = 0
     batches = (_moved(batch, device) for batch in steps)
     while together := list(itertools.islice(batches, training.num_accumulated)):
@@ -125,7 +136,7 @@ def _run_epoch(training: TrainingWorkload, trainer: Trainer, steps: Watch, devic
 def _run_steps(step: Callable[[], Any], stop: _Stop, note: Note) -> tuple[BaseException | None, GlobalWatch]:
     with watch_everything(stop) as everything, _noting(everything, note):
         try:
-            for _ in range(2 * stop.num_steps):  # one that does not train ends as well
+            for _ in range(2 * stop.num_steps):  # the bound ends a function that never steps an optimiser
                 step()
         except LoopStoppedError:
             pass
@@ -135,7 +146,7 @@ def _run_steps(step: Callable[[], Any], stop: _Stop, note: Note) -> tuple[BaseEx
 
 
 def _training(returned: Any) -> TrainingWorkload | Callable[[], Any] | None:
-    """Return the training that a function which did not train has returned; None where it returned nothing."""
+    """Return the training that was returned by a function that did not train itself; None if it returned nothing."""
     if returned is None or isinstance(returned, TrainingWorkload):
         return returned
     found: tuple[Any, ...] = ()
@@ -152,9 +163,9 @@ def _training(returned: Any) -> TrainingWorkload | Callable[[], Any] | None:
         kinds = ", ".join(type(thing).__name__ for thing in found) or type(returned).__name__
         raise TargetError(f"the function made no optimiser step and returned {kinds}; it must {_RETURNS}")
     if not isinstance(found[2], Iterable):
-        raise TargetError(f"the loader is {type_name(found[2])}, nothing to iterate over; it must {_RETURNS}")
+        raise TargetError(f"the loader is {type_name(found[2])}, which is not iterable; the function must {_RETURNS}")
     if len(found) == 4 and found[3] is not None and not callable(found[3]):
-        raise TargetError(f"the loss is {type_name(found[3])}, not a function of the output and the target")
+        raise TargetError(f"the loss is {type_name(found[3])}; return a function of the output and the target instead")
     model, optimizer, loader, *loss = found
     return TrainingWorkload(
         model=model, optimizer=lambda _: optimizer, batches=loader, loss=OutputLoss(loss[0] if loss else None)
@@ -162,19 +173,19 @@ def _training(returned: Any) -> TrainingWorkload | Callable[[], Any] | None:
 
 
 def _moved(batch: Any, device: torch.device) -> Any:
-    """A batch with all its tensors on a device, as a loop would move it."""
+    """Return a batch with all its tensors on a device, as a loop would move it."""
     if isinstance(batch, Tensor):
         return batch.to(device)
     if isinstance(batch, Mapping):
         return {key: _moved(value, device) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):  # a named tuple too becomes a plain one: it goes into a call
+    if isinstance(batch, tuple | list):  # a named tuple becomes a plain one as well: its items are passed to a call
         return tuple(_moved(value, device) for value in batch)
     return batch
 
 
 @contextmanager
 def _noting(steps: Watch | GlobalWatch, note: Note) -> Iterator[None]:
-    """Hand over what is known every few seconds, for when this process ends before its time."""
+    """Hand over the report so far every few seconds, in case this process is ended early."""
     ended = threading.Event()
 
     def go() -> None:

@@ -1,9 +1,9 @@
-"""What bounds a training step, in words, with the evidence for it.
+"""Judge what bounds a training step, and give the evidence in words.
 
-A step is cut four ways: input (data wait, host to device), compute (forward, loss, backward, optimiser),
-synchronisation and the loop's own code. Compute is what a step is for; the rest could in principle be hidden behind it.
-So the bound is the largest of the other three that takes at least a quarter of the step, and compute where none does.
-A loop whose memory grows is said to be so before anything else: it ends by running out.
+A step is cut into four parts: input (data wait, host to device), compute (forward, loss, backward, optimiser),
+synchronisation, and the loop's own code. Compute is the purpose of a step; the other parts could in principle overlap
+with it. So the bound is the largest of the other three if it takes at least a quarter of the step, and otherwise
+compute. If memory grows, this comes first, because such a loop ends by running out of memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,8 +17,8 @@ from whet.step_profiler.growth import Growth
 from whet.step_profiler.log import StepRecord
 from whet.step_profiler.phases import Phase
 
-LEAST_STEPS = 3  # after the warm-up
-_BOUND_LEAST = 0.15  # the interval's lower end, lest one slow step decides
+LEAST_STEPS = 3  # needed after the warm-up
+_BOUND_LEAST = 0.15  # the interval's lower end must reach this, so that one slow step does not decide
 _WORTH_SAYING = 0.10
 _RESAMPLES = 1000
 _HEAPS = {"heap": "the process's heap", "cuda": "GPU memory", "resident": "the process's resident memory"}
@@ -26,9 +26,14 @@ _HEAPS = {"heap": "the process's heap", "cuda": "GPU memory", "resident": "the p
 
 @dataclass(frozen=True)
 class Part:
-    """One of the four that a step is cut into.
+    """Describe one of the four parts of a step.
 
-    share: of all steps together, with its 95% interval. ms: a step, on average. typical_share: the median step's.
+    Attributes:
+        bound: The bound that this part stands for.
+        share: The part's share of all steps together, 0 to 1.
+        ci95: The 95% interval of the share.
+        ms: Mean milliseconds per step.
+        typical_share: The median over the steps of the part's share.
     """
 
     bound: Bound
@@ -40,7 +45,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Facts:
-    """What the sentences may name. sites: the lines with the longest synchronisation and transfer, in words."""
+    """Hold what the sentences may name.
+
+    Attributes:
+        loader: The loader's settings in words.
+        site: Returns the line with the longest time in a phase, in words.
+        growth: The trends of memory.
+        on_gpu: Whether the steps were timed on a GPU.
+    """
 
     loader: str
     site: Callable[[Phase], str]
@@ -49,7 +61,10 @@ class Facts:
 
 
 def split_steps(records: Sequence[StepRecord]) -> tuple[Part, ...]:
-    """The four parts of these steps, by the GPU's clock where they have one. The interval is a bootstrap over steps."""
+    """Cut steps into their four parts, by the GPU's clock if they have one.
+
+    The intervals are a bootstrap over the steps.
+    """
     ns = np.array([record.device_ns or record.ns for record in records], dtype=float)
     loss = np.array([record.loss_ns if record.device_ns is None else 0 for record in records], dtype=float)
     whole = ns.sum(axis=1)
@@ -71,7 +86,11 @@ def split_steps(records: Sequence[StepRecord]) -> tuple[Part, ...]:
 
 
 def judge(parts: Sequence[Part], facts: Facts) -> tuple[Bound, Bound, list[str]]:
-    """The verdict, what bounds the time, and the evidence, the most important first."""
+    """Find the verdict and its evidence.
+
+    Returns:
+        The verdict, what bounds the time, and the evidence, the most important first.
+    """
     by_bound = {part.bound: part for part in parts}
     others = [part for part in parts if part.bound is not Bound.COMPUTE]
     sure = [part for part in others if part.share >= BOUND_SHARE and part.ci95[0] >= _BOUND_LEAST]
@@ -88,11 +107,11 @@ def judge(parts: Sequence[Part], facts: Facts) -> tuple[Bound, Bound, list[str]]
 
 
 def advice(verdict: Bound, facts: Facts) -> str:
-    """What to do first, in a sentence: more to the point than ADVICE where the loop allows it."""
+    """Say in a sentence what to do first. It is more specific than ADVICE if the loop allows it."""
     if verdict is Bound.INPUT and "num_workers is 0" in facts.loader:
-        return "let workers load: DataLoader(..., num_workers=2, persistent_workers=True), more where cores are free"
+        return "load in workers: DataLoader(..., num_workers=2, persistent_workers=True); use more if cores are free"
     if verdict is Bound.COMPUTE:
-        return "the loop is sound; to make the model itself faster, see what `whet profile` says of it"
+        return "the loop itself is fine; to make the model faster, run `whet profile` on it"
     return ADVICE[verdict]
 
 
@@ -112,7 +131,7 @@ def _evidence(part: Part, whole_ms: float, facts: Facts) -> str:
     if part.bound is Bound.SYNC:
         where = facts.site(Phase.SYNC)
         return f"{took} is spent in calls that wait for a result{': ' + where if where else ''}; {faster}"
-    return f"{took} is the loop's own code, in none of the phases; {faster}"
+    return f"{took} is the loop's own code, outside all phases; {faster}"
 
 
 def _grows(trend: Growth) -> str:

@@ -1,8 +1,10 @@
-"""whet.watch: where each step of a training loop goes, by one line in the loop; watch_everything: by none.
+"""Measure where each step of a training loop goes, with one changed line in the loop.
 
 for x, y in (steps := whet.watch(model, optimizer, loader)):
     ...  # the loop, as it was
 print(steps)
+
+`watch_everything` needs no change in the loop.
 """
 
 import threading
@@ -36,10 +38,11 @@ _CALL = "whet.watch(model, optimizer, loader)"
 
 
 class Watch:
-    """A loader that times the loop over it. It has the loader's length and attributes, and gives the same batches.
+    """Wrap a loader and time the loop over it.
 
-    While it is iterated, or for the whole of a `with` block, the phases of each step are timed; nothing of PyTorch is
-    touched before or after. `report()` says what was found, at any time; print() shows it.
+    A watch has the loader's length and attributes, and gives the same batches. The phases of each step are timed while
+    the watch is iterated or, if it is used in a `with` statement, until the block ends. PyTorch is not patched before
+    or after. `report()` returns what was found, at any time; print() shows it.
     """
 
     def __init__(
@@ -74,11 +77,11 @@ class Watch:
             block.close()
 
     def __iter__(self) -> Iterator[Any]:
-        """One epoch."""
+        """Yield the batches of one epoch."""
         with self._watching():
             log = self._log
             try:
-                batches = wait_for(log, iter, self._loader)  # may start workers, so it is part of the wait
+                batches = wait_for(log, iter, self._loader)  # this may start workers, so it is part of the wait
                 while True:
                     try:
                         batch = wait_for(log, next, batches)
@@ -107,20 +110,20 @@ class Watch:
         return self.report()._repr_html_()
 
     def report(self) -> StepReport:
-        """What was measured so far."""
+        """Return the report on the steps so far."""
         return summarize(self._log)
 
     def recent(self) -> tuple[StepRecord, ...]:
-        """The latest steps, at most 256, oldest first. May be called from any thread."""
+        """Return the latest steps, at most 256, oldest first. This may be called from any thread."""
         return tuple(self._log.recent)
 
     @contextmanager
     def _watching(self) -> Iterator[None]:
-        """Patched while at least one epoch or block runs."""
+        """Patch PyTorch while at least one epoch or block runs."""
         self._num_running += 1
         self._log.clock.thread = threading.get_ident()
         device = device_type_of(*(model.parameters() for model in self._models))
-        if device != self._log.device:  # moved since
+        if device != self._log.device:  # the model was moved
             self._log.set_device(device)
         try:
             if self._num_running > 1:
@@ -145,22 +148,26 @@ def watch(
     *,
     on_step: OnStep | None = None,
 ) -> Watch:
-    """Time the phases of each training step: iterate over what this returns in place of the loader.
+    """Time the phases of each training step: iterate over the result instead of the loader.
 
-    model: or several, as a model and its loss where that is a module. optimizer: or several, as a GAN has. loader: any
-    iterable of batches. on_step: called with each StepRecord as its step ends.
+    The phases are data wait, host to device, forward, backward, optimiser, synchronisation (the host waits for a
+    tensor's value, for the GPU or for other processes) and rest. A step ends when the loop asks for a batch after an
+    optimiser's step, so gradient accumulation counts as one step. On a GPU, phases are timed by events on the stream,
+    so that nothing waits that did not wait before.
 
-    Phases: data wait, host to device, forward, backward, optimiser, synchronisation (the host waits for a tensor's
-    value, for the GPU or for other processes), rest. A step ends where the loop asks for a batch after an optimiser
-    step, so gradient accumulation counts as one. On a GPU, phases are timed by events on the stream; nothing waits
-    that did not wait before.
+    Args:
+        model: The model, or several, as a model and a loss that is a module.
+        optimizer: The optimiser, or several, as for a GAN.
+        loader: Any iterable of batches.
+        on_step: Called with each StepRecord as its step ends.
 
-    Raises TargetError where the arguments are not what they should be.
+    Raises:
+        TargetError: An argument has the wrong type.
     """
     models = _all_of(model, nn.Module, "model", "a torch.nn.Module")
     optimizers = _all_of(optimizer, Optimizer, "optimizer", "a torch.optim.Optimizer")
     if not isinstance(loader, Iterable):
-        raise TargetError(f"{_CALL}: loader must be something to iterate over, not {type_name(loader)}")
+        raise TargetError(f"{_CALL}: loader must be iterable, not {type_name(loader)}")
     return Watch(models, optimizers, loader, on_step)
 
 
@@ -168,14 +175,16 @@ def watch(
 def watch_everything(
     on_step: OnStep | None = None, *, on_batch: Callable[[object], None] | None = None, with_memory: bool = True
 ) -> Iterator["GlobalWatch"]:
-    """Watch every training loop of this process, whatever runs it, without being told its model or loader.
+    """Watch every training loop of this process, without being told its model or loader.
 
-    Steps are known from any optimiser's step, data wait from any DataLoader, forward from the outermost module that is
-    called. The loop's thread is the one whose optimiser steps first. That first step is not recorded: only when it has
-    ended is PyTorch patched, so that code imported before it finds PyTorch as it is.
+    Steps are known from any optimiser's step, data wait from any DataLoader, and forward from the outermost module that
+    is called. The loop's thread is the one whose optimiser steps first. PyTorch is patched only when this first step
+    has ended, so that code that is imported before sees PyTorch unpatched. The first step is not recorded.
 
-    on_batch: called with each batch that a DataLoader gives the loop, before the loop has it; it must not keep it.
-    with_memory: look for growth. Without, steps have no such looks in between.
+    Args:
+        on_step: Called with each StepRecord as its step ends.
+        on_batch: Called with each batch that a DataLoader gives the loop, before the loop gets it. It must not keep it.
+        with_memory: Whether to read memory between steps, to find growth.
     """
     log = StepLog(on_step, on_batch=on_batch, with_memory=with_memory)
     log.clock.thread = None
@@ -197,21 +206,22 @@ def watch_everything(
 
 
 class GlobalWatch:
-    """What `watch_everything` sees: the same records and the same report as `Watch`."""
+    """Give access to the steps that `watch_everything` sees, with the same records and the same report as `Watch`."""
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
 
     @property
     def num_steps(self) -> int:
+        """Return how many steps have ended, including the warm-up."""
         return self._log.num_steps
 
     def report(self) -> StepReport:
-        """What was measured so far."""
+        """Return the report on the steps so far."""
         return summarize(self._log)
 
     def recent(self) -> tuple[StepRecord, ...]:
-        """The latest steps, at most 256, oldest first. May be called from any thread."""
+        """Return the latest steps, at most 256, oldest first. This may be called from any thread."""
         return tuple(self._log.recent)
 
 
@@ -222,7 +232,7 @@ def _patch_all(patches: Patches, log: StepLog) -> None:
 
 @contextmanager
 def _on(log: StepLog) -> Iterator[None]:
-    """The clock runs; at the end the last step is counted."""
+    """Run the clock. At the end, count the last step."""
     log.clock.is_on = True
     try:
         yield

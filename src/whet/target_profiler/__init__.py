@@ -1,1 +1,1 @@
-"""What is named on the command line, profiled in a process of its own: a model, or a training loop."""
+"""Profile a model or a training loop that is named on the command line, in a process of its own."""

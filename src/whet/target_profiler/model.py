@@ -1,4 +1,7 @@
-"""whet.profile_target: what bounds a model that is named, in a child process, so that a hang is one error."""
+"""Find what bounds a named model (`whet.profile_target`).
+
+It runs in a child process, so that a hang becomes an error.
+"""
 
 import json
 import os
@@ -42,24 +45,26 @@ def profile_target(
     patience: Patience | None = None,
     ended_early: Callable[[Report], None] = lambda report: None,
 ) -> Report:
-    """Say what bounds a model, how far it is from the machine's limit, and which techniques address it.
+    """Find what bounds a model, how far it is from the machine's limit, and which techniques address it.
 
     Args:
         target: A name as for `whet tune`.
         out: A new directory for profile.json and trace.json.gz, which ui.perfetto.dev shows.
-        depth: How deep the tree of modules goes.
+        depth: The depth of the tree of modules.
         limit_s: Seconds after which the profile is ended.
-        on_busy: What to do where other processes disturb: "wait", "inconclusive" or "go-on".
-        busy_wait_s: Seconds to wait in all.
-        patience: In place of the two above, where the caller shows the waiting.
-        ended_early: Is given what was found until then, where that is not all, before the error is raised.
+        on_busy: What to do if other processes disturb: "wait", "inconclusive" or "go-on".
+        busy_wait_s: The total number of seconds to wait.
+        patience: Replaces the two arguments above, if the caller shows the waiting.
+        ended_early: Called with the partial report, if there is one, before an error is raised.
 
     Returns:
-        The report. Where the machine was busy, `busy` says so; it has no verdict then, unless on_busy is "go-on".
+        The report. If the machine was busy, `busy` says so; unless `on_busy` is "go-on", there is no verdict then.
 
     Raises:
         OutputError: `out` exists, or cannot be written.
-        TargetError: The target cannot be had, or ended before its time.
+        OptionError: An option is out of range.
+        TargetError: The target cannot be loaded.
+        ModelError: The model raised, or the child process ended early.
     """
     if depth < 1:
         raise OptionError(f"--depth must be 1 or more, not {depth}")
@@ -80,9 +85,9 @@ def profile_target(
             assert failure is not None
             raise failure
         if report.busy and not patience.goes_on:
-            report = replace(report, verdict=None)  # a busy machine gives none
+            report = replace(report, verdict=None)  # times from a busy machine justify no verdict
         if failure is None and report.partial:
-            failure = ModelError(f"{report.partial}; what is shown was measured until then")
+            failure = ModelError(f"{report.partial}; the report is partial: it shows what was measured before that")
         try:
             if directory is not None:
                 _write(report, folder / TRACE, directory)
@@ -95,23 +100,29 @@ def profile_target(
 
 
 def profile_nvtx(target: str) -> None:
-    """Run a target in this process, in NVTX ranges: for nsys and ncu, which record it.
+    """Run a target in this process, in NVTX ranges, so that nsys and ncu can record it.
 
     Args:
         target: A name as for `whet tune`.
 
     Raises:
         MachineError: The target runs on the CPU.
-        TargetError: The target cannot be had.
+        TargetError: The target cannot be loaded.
     """
     workload = resolve(target)
     if device_of(workload) != "cuda":
-        raise MachineError("--nvtx marks what runs on a GPU; this target's model and inputs are on the CPU")
+        raise MachineError(
+            "--nvtx marks what runs on a GPU, but this target's model and inputs are on the CPU; "
+            "move them to the GPU, or profile without --nvtx"
+        )
     run_for_nsight(workload)
 
 
 def look(target: str, directory: str, depth: int | None) -> dict[str, Any]:
-    """Return the report of a target as JSON. Writes its trace into `directory`, and after each pass what is known."""
+    """Return the report of a target as JSON. This runs in the child process.
+
+    The report so far is noted after each pass, and the trace is written, both into `directory`.
+    """
     folder = Path(directory)
     workload = resolve(target)
     machine = describe()
@@ -129,7 +140,7 @@ def look(target: str, directory: str, depth: int | None) -> dict[str, Any]:
 
 
 def advise(workload: Workload, profile: Profile, limits: Limits) -> list[Hint]:
-    """Return the techniques that apply, each with the most that any of its variants could gain."""
+    """Return the techniques that apply, each with the highest speedup bound of its variants."""
     applicable, _ = applicable_techniques(examine(workload, with_quality=False), describe(), limits, profile)
     return [Hint(entry.technique, entry.most) for entry in applicable]
 
@@ -167,7 +178,7 @@ def _write(report: Report, trace: Path, out: Path) -> None:
     except OSError as error:
         raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
     try:
-        unfinished.chmod(0o755)  # a temporary directory is for its owner alone
+        unfinished.chmod(0o755)  # only its owner can read a temporary directory
         write_whole(unfinished / PROFILE, json.dumps(as_json(report), indent=1) + "\n")
         if trace.is_file():
             write_whole(unfinished / TRACE, trace.read_bytes())

@@ -1,4 +1,4 @@
-"""A profile that is taken in a child process. Where the child ends early, what it had noted until then is kept."""
+"""Take a profile in a child process. If the child ends early, the report that it noted last is kept."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ _NOTES = "partial.json"
 
 @dataclass(frozen=True)
 class Seen(Generic[T]):
-    """What came of a profile.
+    """Hold the outcome of a profile in a child process.
 
     Attributes:
-        report: The whole report, or the part that was noted before the child ended; None where nothing was.
-        failure: Why the child ended early; None where it came to its end.
+        report: The whole report, or the part that the child noted before it ended; None if it noted nothing.
+        failure: Why the child ended early; None if it finished.
     """
 
     report: T | None
@@ -30,7 +30,7 @@ class Seen(Generic[T]):
 
 
 def note(directory: Path, report: Mapping[str, Any]) -> None:
-    """Write down in the child what is known so far. The file is whole at any time."""
+    """Save the report so far. The child calls this; the file is complete at any time."""
     write_whole(directory / _NOTES, json.dumps(report))
 
 
@@ -46,20 +46,20 @@ def profiled(
     time_limit_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> Seen[T]:
-    """Run `look` in a child process, within nearly all of the machine's memory.
+    """Run `look` in a child process, with a memory limit of nearly all of the machine's memory.
 
     Args:
         look: Returns the report as JSON, and calls `note` now and then.
-        arguments: Of `look`.
+        arguments: The arguments of `look`.
         directory: Where the child writes.
-        target: What is profiled, for messages.
-        done: What is done with the target, for messages, such as "profiled".
-        read: Makes a report of its JSON and of why the child ended early; "" for a whole report.
-        ended_early: On Ctrl-C, is given what was noted until then.
+        target: The name of the profiled target, for messages.
+        done: The past participle for messages, such as "profiled".
+        read: Builds a report from its JSON and the reason why the child ended early; "" for a whole report.
+        ended_early: On Ctrl-C, called with the report that was noted last.
         time_limit_s: Seconds after which the child is ended.
-        environment: Variables that the child gets beside this process's own.
+        environment: Variables that the child gets in addition to this process's own.
     """
-    (directory / _NOTES).unlink(missing_ok=True)  # of an earlier try
+    (directory / _NOTES).unlink(missing_ok=True)  # an earlier try may have left one
     try:
         outcome = run_isolated(
             look,

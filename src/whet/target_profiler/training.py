@@ -1,4 +1,4 @@
-"""whet.profile_step: the phases of a training loop that is named, run in a child process for so many steps."""
+"""Measure the phases of a named training loop (`whet.profile_step`), which runs in a child process."""
 
 import gc
 import tempfile
@@ -20,7 +20,7 @@ from whet.workloads.user_code import what_and_where
 
 NUM_STEPS = 100
 LIMIT_S = 300.0
-_GRACE_S = 60.0  # to load, and to come to the end of a step
+_GRACE_S = 60.0  # added to the limit: time to load, and to finish a step
 _REPORT = TypeAdapter(StepReport)
 
 
@@ -37,24 +37,25 @@ def profile_step(
     """Run `num_steps` steps of a training loop after its warm-up, and say where their time went.
 
     Args:
-        target: FILE.py:FUNCTION or package.module:FUNCTION, a function that trains; or one that returns what a loop is
-            made of, (model, optimizer, loader, loss), a TrainingWorkload, or a function that makes one step.
-        num_steps: Steps that are counted.
+        target: FILE.py:FUNCTION or package.module:FUNCTION. The function either trains itself, or returns the parts of
+            a loop, (model, optimizer, loader, loss), a TrainingWorkload, or a function that makes one step.
+        num_steps: The number of steps to count.
         limit_s: Seconds after which the loop is stopped at the end of a step.
-        on_busy: What to do where other processes disturb: "wait", "inconclusive" or "go-on".
-        busy_wait_s: Seconds to wait in all.
-        patience: In place of the two above, where the caller shows the waiting.
-        ended_early: Is given what was seen until then, where that is not all, before the error is raised.
+        on_busy: What to do if other processes disturb: "wait", "inconclusive" or "go-on".
+        busy_wait_s: The total number of seconds to wait.
+        patience: Replaces the two arguments above, if the caller shows the waiting.
+        ended_early: Called with the partial report, if there is one, before an error is raised.
 
     Returns:
-        The report. Where the machine was busy, `busy` says so.
+        The report. If the machine was busy, `busy` says so.
 
     Raises:
-        TargetError: The target cannot be had, or raised.
-        OptionError: An option is out of its range.
+        TargetError: The target cannot be loaded, or does not train.
+        ModelError: The loop raised, or the child process ended early.
+        OptionError: An option is out of range.
     """
     if num_steps < 1:
-        raise OptionError("the number of steps must be 1 or more")
+        raise OptionError(f"the number of steps must be 1 or more, not {num_steps}")
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
     with tempfile.TemporaryDirectory(prefix="whet-step-") as scratch:
@@ -67,7 +68,9 @@ def profile_step(
         assert failure is not None
         raise failure
     if failure is None and report.is_partial:
-        failure = ModelError(f"{target} raised {report.ended_by}; the steps before it are shown, and are partial")
+        failure = ModelError(
+            f"{target} raised {report.ended_by}; the report is partial: it shows the steps before that"
+        )
     if failure is not None:
         ended_early(report)
         raise failure
@@ -75,10 +78,10 @@ def profile_step(
 
 
 def look(target: str, num_steps: int, limit_s: float, directory: str) -> dict[str, Any]:
-    """Return the report of a loop as JSON. Runs in the child; every few seconds it notes what is known so far."""
+    """Return the report of a loop as JSON. This runs in the child, and notes the report so far every few seconds."""
     function = training_function(target)
     gc.collect()
-    gc.freeze()  # what whet has loaded is not the loop's: its garbage collections need not go through it
+    gc.freeze()  # garbage collections in the loop need not go through the objects that whet has loaded
     report = run_training(
         function,
         num_steps=num_steps,

@@ -1,6 +1,8 @@
-"""Every optimisation that whet knows. One technique is one file in the folder of its stage, and in no other list.
+"""Find every optimisation that whet knows.
 
-A file defines `check`, `predict`, `apply` and frozen `Options`, and ends with `TECHNIQUE = Technique(...)`.
+One technique is one file in the folder of its stage. No other list names it. A file defines a frozen `Options`, the
+functions `check`, `predict` and `apply`, and ends with `TECHNIQUE = Technique(...)`. whet.technique.Technique describes
+what these functions take and return.
 """
 
 import pkgutil
@@ -23,7 +25,7 @@ def _found() -> dict[str, Technique]:
 
 TABLE: dict[str, Technique] = _found()
 
-# Known to pay elsewhere and not in the table yet: name -> why, for the report.
+# Techniques that pay on other machines and are not in the table yet: name -> why, for the report.
 FOLLOWING: dict[str, str] = {
     "tensorrt": "needs a CUDA device and TensorRT, and is not in this version of whet",
     "fp8": "needs a CUDA device with 8-bit floating-point products (sm_89), and is not in this version of whet",

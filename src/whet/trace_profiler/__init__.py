@@ -1,1 +1,1 @@
-"""PyTorch traces that somebody recorded: where the time went, and what changed between two of them."""
+"""Read traces that PyTorch's profiler recorded: find where the time went, and what changed between two of them."""

@@ -1,6 +1,7 @@
-"""Where the time of a trace's window went: an account whose entries add up to all of it.
+"""Divide the time of a trace's window into entries that add up to the whole window.
 
-With a GPU: what it did, and where it did nothing, what the CPU did meanwhile. Without one: what the CPU did.
+With a GPU, the entries say what it did and, while it was idle, what the CPU did. Without one, they say what the CPU
+did.
 """
 
 from dataclasses import dataclass
@@ -14,12 +15,12 @@ from whet.trace_profiler.launches import launch_of, launching_lanes
 from whet.trace_profiler.steps import data_waits
 from whet.trace_profiler.trace import NONE, ON_DEVICE, Kind, Trace
 
-_LATENCY_NS = 50_000  # from a launch to its kernel, where nothing else holds it up: 5 to 20 µs on most machines
+_LATENCY_NS = 50_000  # the longest time from a launch to its kernel if nothing delays it; usually 5 to 20 µs
 _COLLECTIVE = r"(?:gloo|mpi|ucc|xccl|ccl):"  # annotations of collectives that run on the CPU
 
 
 class TimeCategory(StrEnum):
-    """What a moment of the window went into."""
+    """Name what a moment of the window went into."""
 
     KERNELS = "GPU computes"
     COMMUNICATION = "communication, nothing else runs"
@@ -34,15 +35,30 @@ class TimeCategory(StrEnum):
 
 @dataclass(frozen=True)
 class Share:
-    """One entry of the account."""
+    """Describe one entry of the account.
+
+    Attributes:
+        entry: The category.
+        time_ns: Its time.
+        share: Its share of the window, 0 to 1.
+    """
 
     entry: TimeCategory
     time_ns: int
-    share: float  # of the window
+    share: float
 
 
 def account(trace: Trace, window: Intervals, used: DeviceIntervals | None) -> tuple[Share, ...]:
-    """The account of the window for one device (the busiest), or for the CPU where there is none; largest first."""
+    """Divide the window into categories.
+
+    Args:
+        trace: The trace.
+        window: The window.
+        used: The device to account for, usually the busiest; None accounts for the CPU.
+
+    Returns:
+        The categories that occur, largest first.
+    """
     entries = _of_device(trace, window, used) if used is not None else _of_cpu(trace, window)
     whole_ns = window.length_ns
     shares = [Share(entry, part.length_ns, part.length_ns / whole_ns) for entry, part in entries.items() if len(part)]
@@ -52,7 +68,7 @@ def account(trace: Trace, window: Intervals, used: DeviceIntervals | None) -> tu
 def _of_device(trace: Trace, window: Intervals, used: DeviceIntervals) -> dict[TimeCategory, Intervals]:
     gaps = window - used.busy
     arriving, stalled = _launched(trace, used.device, gaps)
-    waited = gaps - arriving - stalled  # for the CPU
+    waited = gaps - arriving - stalled  # the device waits for the CPU
     lanes = launching_lanes(trace)
     calls = trace.events.of(Kind.OPERATOR, Kind.RUNTIME)
     calls = calls[np.isin(calls.lane, lanes)]
@@ -71,10 +87,11 @@ def _of_device(trace: Trace, window: Intervals, used: DeviceIntervals) -> dict[T
 
 
 def _launched(trace: Trace, device: str, gaps: Intervals) -> tuple[Intervals, Intervals]:
-    """The ends of gaps from when the call that launched the next work was over: short ones, and long ones.
+    """Return the ends of gaps that follow the call which launched the next work.
 
-    In a short one the launch is on its way. In a long one the work waits for an event, for another stream, or for work
-    that was not recorded.
+    Returns:
+        Short ends, in which the launch is on its way; and long ends, in which the work waits for an event, for another
+        stream, or for work that was not recorded.
     """
     work = trace.events.of(*ON_DEVICE)
     work = work[np.array([lane.on_device and lane.process == device for lane in trace.lanes])[work.lane]]

@@ -1,4 +1,4 @@
-"""What changed between two traces: kernels and operators that came, went, or take another time."""
+"""Find what changed between two traces: kernels and operators that were added or removed, or whose time changed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,11 +10,13 @@ from whet.trace_profiler.gpu import DeviceTime
 from whet.trace_profiler.operators import OperatorTime
 from whet.trace_profiler.report import FORMAT, TraceReport
 
-_SAME = 0.05  # of the time before: less than this is no change
-_SMALL = 0.001  # of the time of all kernels, or operators, in both traces: less than this is no change
+_SAME = 0.05  # a smaller share of the time before is no change
+_SMALL = 0.001  # a smaller share of the time of all kernels, or of all operators, is no change
 
 
 class Change(StrEnum):
+    """Name how a kernel or operator changed."""
+
     ADDED = "added"
     REMOVED = "removed"
     SLOWER = "slower"
@@ -24,13 +26,20 @@ class Change(StrEnum):
 
 @dataclass(frozen=True)
 class Changed:
-    """One kernel or operator in both traces. Times and calls are per step, where steps are compared, else totals.
+    """Compare one kernel or operator in both traces. If steps are compared, times and calls are per step.
 
-    time: of a kernel, its sum; of an operator, its self time on the CPU.
+    Attributes:
+        name: The kernel's or operator's name.
+        what: "operator", or the use of a kernel: "compute", "communication" or "copy".
+        change: How it changed.
+        before_ns: Its time in the first trace: the sum for a kernel, the CPU self time for an operator.
+        after_ns: Its time in the second trace.
+        before_calls: Its calls in the first trace.
+        after_calls: Its calls in the second trace.
     """
 
     name: str
-    what: str  # "operator", or a kernel's use: compute, communication, copy
+    what: str
     change: Change
     before_ns: float
     after_ns: float
@@ -39,12 +48,20 @@ class Changed:
 
     @property
     def difference_ns(self) -> float:
+        """Return by how much the time grew."""
         return self.after_ns - self.before_ns
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of both traces. unit: "ns", "share" or "count"; None where a trace does not hold it."""
+    """Compare one figure of both traces.
+
+    Attributes:
+        name: What the figure is.
+        unit: "ns", "share" or "count".
+        before: The figure in the first trace; None if the trace does not have it.
+        after: The figure in the second trace; None if the trace does not have it.
+    """
 
     name: str
     unit: str
@@ -54,9 +71,16 @@ class Figure:
 
 @dataclass(frozen=True)
 class TraceChanges:
-    """Two traces side by side. per_step: figures are divided by the number of whole steps, which both traces have.
+    """Compare two traces.
 
-    kernels, operators: by how much their time changed, the largest first.
+    Attributes:
+        before: The report of the first trace.
+        after: The report of the second trace.
+        per_step: Whether figures are divided by the number of whole steps. If not, one of the traces has no such steps.
+        sentence: The result in words.
+        figures: The figures side by side.
+        kernels: The kernels, those whose time changed most first.
+        operators: The operators, those whose time changed most first.
     """
 
     before: TraceReport
@@ -73,14 +97,15 @@ class TraceChanges:
         return changes_html(self)
 
     def summary(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the comparison as a JSON-serialisable dict."""
         return {"format": FORMAT, **asdict(self)}
 
 
 def compare_traces(before: TraceReport, after: TraceReport) -> TraceChanges:
-    """What changed from one trace to the other.
+    """Find what changed from one trace to the other.
 
-    Two recordings say nothing about noise: a difference of 5% can be chance, and only larger ones are called changes.
+    Two recordings do not show how large the noise is. A difference of 5% can be chance, so only larger ones are called
+    changes.
     """
     num_before, num_after = len(before.whole_steps()), len(after.whole_steps())
     per_step = bool(num_before and num_after)
@@ -128,7 +153,7 @@ def _change(before_ns: float, after_ns: float, was: bool, is_now: bool, least_ns
 def _by_name(
     times: Sequence[DeviceTime] | Sequence[OperatorTime], scale: float
 ) -> Mapping[str, tuple[float, float, str]]:
-    """Time, calls and what it is, by name."""
+    """Return the time, the calls and the kind of each kernel or operator, by name."""
     return {
         found.name: (found.self_ns * scale, found.calls * scale, "operator")
         if isinstance(found, OperatorTime)
@@ -142,7 +167,7 @@ def _duration_ns(report: TraceReport, scale: float, per_step: bool) -> float:
 
 
 def _figures(before: TraceReport, after: TraceReport, scales: tuple[float, float], per_step: bool) -> list[Figure]:
-    """The figures of the whole, side by side."""
+    """Return the figures of the whole traces side by side."""
     sides = tuple(zip((before, after), scales, strict=True))
     gpus = [report.devices[0] if report.devices else None for report in (before, after)]
     found = [
@@ -181,7 +206,7 @@ def _sentence(
     per_step: bool,
     changes: Sequence[Changed],
 ) -> str:
-    """How much longer or shorter it takes, and the one change that says most."""
+    """Say how much longer or shorter the second trace takes, and whether its bound changed."""
     before_ns, after_ns = (
         _duration_ns(report, scale, per_step) for report, scale in zip((before, after), scales, strict=True)
     )

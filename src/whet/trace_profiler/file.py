@@ -1,7 +1,7 @@
-"""Read the events of a trace file one by one, however large it is: text is unpacked, parsed and let go in pieces.
+"""Read the events of a trace file one by one. The text is decompressed and parsed in pieces, so memory stays bounded.
 
-The format is Chrome's "Trace Event Format": a JSON object whose "traceEvents" holds the events, or the bare array of
-them; plain or gzip. A file that is anything else, or only a part of one, raises TraceError.
+The format is Chrome's "Trace Event Format": a JSON object with the events as "traceEvents", or the bare array of them,
+plain or gzip. Any other file, and a file that is cut off or damaged, raises TraceError.
 """
 
 import codecs
@@ -19,25 +19,27 @@ from whet.errors import TraceError, reason
 from whet.figures import one_line
 
 _CHUNK = 1 << 20  # bytes read at once
-_LONGEST_VALUE = 64 << 20  # characters; one event of a real trace has a few thousand
-_MOST_TEXT = 4 << 30  # bytes of JSON, unpacked
-_WORD_AT_END = re.compile(r"[-+.0-9A-Za-z\\]{0,16}")  # nothing, or what may be half a number, literal or escape
+_LONGEST_VALUE = 64 << 20  # characters; an event of a real trace has a few thousand
+_MOST_TEXT = 4 << 30  # bytes of decompressed JSON
+_WORD_AT_END = re.compile(r"[-+.0-9A-Za-z\\]{0,16}")  # an empty text, or perhaps half a number, literal or escape
 _SPACE = re.compile(r"[ \t\r\n]*")
-_WANTED = "a trace is wanted as torch.profiler's export_chrome_trace writes it"
-_FOREIGN = {  # the first bytes of what traces are sometimes packed in
+_WANTED = "pass a trace that torch.profiler's export_chrome_trace wrote"
+_FOREIGN = {  # the first bytes of files that traces are sometimes confused with or compressed to
     b"PK\x03\x04": "a zip archive: unpack it first",
-    b"\x28\xb5\x2f\xfd": "packed with zstd: unpack it first (unzstd)",
-    b"\xfd7zXZ": "packed with xz: unpack it first (unxz)",
-    b"BZh": "packed with bzip2: unpack it first (bunzip2)",
-    b"SQLite format 3": "an SQLite database (nsys writes such): a trace by torch.profiler is wanted",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd: decompress it first (unzstd)",
+    b"\xfd7zXZ": "compressed with xz: decompress it first (unxz)",
+    b"BZh": "compressed with bzip2: decompress it first (bunzip2)",
+    b"SQLite format 3": "an SQLite database, as nsys writes: pass a trace by torch.profiler instead",
 }
 
 
 class TraceFile:
-    """The events of one file. Iterate over it once; `header` then holds what else the file says.
+    """Read the events of one file. Iterate over it once.
 
-    header: the top-level values beside the events, as deviceProperties and distributedInfo.
-    num_seen: events read so far, of any kind.
+    Attributes:
+        path: The file.
+        header: The top-level values other than the events, as deviceProperties and distributedInfo, once all is read.
+        num_seen: How many events have been read, of any kind.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,12 +51,16 @@ class TraceFile:
         self._at = 0
         self._num_bytes = 0
         self._ended = False
-        self._is_json = False  # until a key or an event has been read
-        self._decoder = json.JSONDecoder(strict=False)  # kernel names have been seen with raw control characters
+        self._is_json = False  # whether a key or an event has been read
+        self._decoder = json.JSONDecoder(strict=False)  # some kernel names contain raw control characters
         self._decode = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Every event that is a JSON object. Raises TraceError for a file that cannot be read to its end."""
+        """Yield every event that is a JSON object.
+
+        Raises:
+            TraceError: The file cannot be read to its end.
+        """
         try:
             with self._open() as self._stream:
                 yield from self._document()
@@ -69,7 +75,7 @@ class TraceFile:
         mode = self.path.stat().st_mode
         if not stat.S_ISREG(mode):
             kind = "a directory" if stat.S_ISDIR(mode) else "no regular file"
-            raise TraceError(f"{self.path}: is {kind}; name one trace file, as torch.profiler writes them")
+            raise TraceError(f"{self.path}: is {kind}; pass one trace file, as torch.profiler writes it")
         with self.path.open("rb") as file:
             head = file.read(16)
         if not head:
@@ -99,15 +105,18 @@ class TraceFile:
         elif first:
             raise TraceError(f"{self.path}: is not JSON; {_WANTED}")
         else:
-            raise TraceError(f"{self.path}: holds nothing but blanks; record the trace again")
+            raise TraceError(f"{self.path}: holds only whitespace; record the trace again")
         if self._next_character():
             raise self._broken("goes on after the end of its JSON")
         if not found:
             keys = ", ".join(map(repr, list(self.header)[:4])) or "nothing"
-            raise TraceError(f"{self.path}: is JSON without traceEvents (it holds {_short(keys)}), so no PyTorch trace")
+            raise TraceError(f"{self.path}: is JSON without traceEvents (it holds {_short(keys)}); {_WANTED}")
 
     def _keys(self) -> Iterator[str]:
-        """The keys of the object that begins here; the caller reads each value before it asks for the next."""
+        """Yield the keys of the object that begins here.
+
+        The caller reads each value before it asks for the next key.
+        """
         self._at += 1
         if self._next_character() == "}":
             self._at += 1
@@ -123,7 +132,7 @@ class TraceFile:
                 return
 
     def _array(self) -> Iterator[dict[str, Any]]:
-        """The objects in the array that begins here."""
+        """Yield the objects in the array that begins here."""
         self._at += 1
         if self._next_character() == "]":
             self._at += 1
@@ -138,7 +147,7 @@ class TraceFile:
                 return
 
     def _ends(self, bracket: str) -> bool:
-        """Whether the object or array closes here; if not, the comma before its next element is passed."""
+        """Return whether the object or array ends here. If not, skip the comma before its next element."""
         mark = self._next_character()
         if mark not in (",", bracket) or not mark:
             raise self._fault(f"a comma or {bracket} was expected")
@@ -146,7 +155,7 @@ class TraceFile:
         return mark == bracket
 
     def _value(self) -> Any:
-        """The JSON value that begins here, after blanks."""
+        """Return the JSON value that begins here, after whitespace."""
         self._next_character()
         while True:
             try:
@@ -159,42 +168,44 @@ class TraceFile:
             except ValueError as error:  # a number of thousands of digits
                 raise self._fault(reason(error)) from error
             else:
-                if end < len(self._text) or not self._read():  # else a number may go on in what is not read yet
+                if end < len(self._text) or not self._read():  # otherwise a number may continue in the next piece
                     self._at = end
                     return value
 
     def _stops_short(self, error: json.JSONDecodeError) -> bool:
-        """Whether the value may only seem damaged because the rest of it has not been read yet."""
+        """Return whether the value may look damaged only because the rest of it has not been read yet."""
         return error.msg.startswith("Unterminated string") or error.pos + 16 >= len(self._text)
 
     def _next_character(self) -> str:
-        """Pass blanks; the character after them, or nothing at the end of the file."""
+        """Skip whitespace, and return the character after it; "" at the end of the file."""
         while True:
-            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]  # matches nothing as well
+            self._at = _SPACE.match(self._text, self._at).end()  # type: ignore[union-attr]  # it always matches
             if self._at < len(self._text):
                 return self._text[self._at]
             if not self._read():
                 return ""
 
     def _read(self) -> bool:
-        """Read on and let go of what was parsed; False at the end of the file."""
+        """Read the next piece, and drop the text that was parsed. Return False at the end of the file."""
         if self._ended:
             return False
         left = len(self._text) - self._at
         if left > _LONGEST_VALUE:
-            raise self._broken(f"holds a single value of more than {_LONGEST_VALUE >> 20} MB: no PyTorch trace does")
-        # As much again as is left, so that a long value is not parsed from its start once per chunk.
+            raise self._broken(
+                f"holds a single value of more than {_LONGEST_VALUE >> 20} MB, so it is no PyTorch trace"
+            )
+        # Read at least as much as is left, so that a long value is not parsed from its start once per chunk.
         data = self._stream.read(max(_CHUNK, left))
         self._ended = not data
         self._num_bytes += len(data)
         if self._num_bytes > _MOST_TEXT:
-            raise self._broken(f"unpacks to more than {_MOST_TEXT >> 30} GB; record fewer steps")
+            raise self._broken(f"decompresses to more than {_MOST_TEXT >> 30} GB; record fewer steps")
         self._text = self._text[self._at :] + self._decode.decode(data, final=self._ended)
         self._at = 0
         return True
 
     def _fault(self, what: str, position: int | None = None) -> TraceError:
-        """The error for JSON that does not go on as JSON does: cut off, where the file ends here, or else damaged."""
+        """Return the error for invalid JSON: the file is cut off if it ends here, or else damaged."""
         at = self._at if position is None else position
         rest = self._text[at : at + 24]
         if self._ended and (_WORD_AT_END.fullmatch(rest) or what.startswith("Unterminated string")):
@@ -213,6 +224,6 @@ def _gzip_fault(error: Exception) -> str:
 
 
 def _short(text: str, length: int = 80) -> str:
-    """Text from a file on one line, without what would steer a terminal."""
+    """Return text from a file on one line, without control characters, cut to `length`."""
     plain = one_line(text)
     return plain if len(plain) <= length else f"{plain[: length - 1]}…"

@@ -1,4 +1,4 @@
-"""What a trace's GPUs did: busy and idle, kernels for computing and for communication, copies, and what overlapped."""
+"""Find what a trace's GPUs did: busy and idle time, compute and communication kernels, copies, and what overlapped."""
 
 import re
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ import numpy.typing as npt
 from whet.trace_profiler.intervals import EMPTY, Intervals, union
 from whet.trace_profiler.trace import NONE, ON_DEVICE, Events, Kind, Trace
 
-# NCCL, RCCL and their like; the all-reduce kernels of vLLM and of PyTorch's symmetric memory
+# NCCL, RCCL and similar libraries, and the all-reduce kernels of vLLM and of PyTorch's symmetric memory
 _COMMUNICATION = (
     r"(?i).*(?:nccl|rccl|msccl|oneccl|nvshmem|cross_device_reduce|(?:one|two)_shot_all_reduce|multimem_all_reduce)"
 )
 
 
 class Use(StrEnum):
-    """What a GPU is used for."""
+    """Name what a GPU is used for."""
 
     COMPUTE = "compute"
     COMMUNICATION = "communication"
@@ -26,7 +26,16 @@ class Use(StrEnum):
 
 @dataclass(frozen=True)
 class DeviceTime:
-    """All runs of one kernel, or of one kind of copy. num_bytes: of copies, where the trace says so."""
+    """Describe all runs of one kernel, or of one kind of copy.
+
+    Attributes:
+        name: The kernel's or copy's name.
+        use: What it is for.
+        calls: How often it ran.
+        total_ns: The sum of its times.
+        longest_ns: Its longest run.
+        num_bytes: The bytes that a copy moved; None if the trace does not say.
+    """
 
     name: str
     use: Use
@@ -37,14 +46,25 @@ class DeviceTime:
 
     @property
     def bytes_per_s(self) -> float | None:
+        """Return the bytes per second of a copy; None if its bytes are unknown."""
         return self.num_bytes / self.total_ns * 1e9 if self.num_bytes is not None and self.total_ns else None
 
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """One device within the window. Times are of unions: two kernels at once count once.
+    """Describe the use of one device within the window. Kernels that run at the same time count once.
 
-    hidden: what ran while compute kernels ran as well.
+    Attributes:
+        device: The device's number.
+        name: The device's name; "" if unknown.
+        num_streams: How many streams it used.
+        window_ns: The length of the window.
+        busy_ns: How long anything ran.
+        compute_ns: How long compute kernels ran.
+        communication_ns: How long communication kernels ran.
+        copy_ns: How long copies and fills ran.
+        communication_hidden_ns: How long communication and compute kernels ran at the same time.
+        copy_hidden_ns: How long copies and compute kernels ran at the same time.
     """
 
     device: str
@@ -60,12 +80,13 @@ class DeviceUse:
 
     @property
     def idle_ns(self) -> int:
+        """Return how long the device was idle."""
         return self.window_ns - self.busy_ns
 
 
 @dataclass(frozen=True)
 class DeviceIntervals:
-    """When one device was used, for what, within the window."""
+    """Hold when one device was used within the window, for each use."""
 
     device: str
     num_streams: int
@@ -75,17 +96,18 @@ class DeviceIntervals:
 
     @property
     def busy(self) -> Intervals:
+        """Return when the device was used for anything."""
         return self.compute | self.communication | self.copy
 
 
 def use_of(trace: Trace, events: Events) -> npt.NDArray[np.int8]:
-    """For each event on a device, the position of its use in Use."""
+    """Return the index in Use of each event on a device."""
     is_communication = trace.names_matching(_COMMUNICATION)[events.name]
     return np.where(events.kind != Kind.KERNEL, 2, np.where(is_communication, 1, 0)).astype(np.int8)
 
 
 def device_intervals(trace: Trace, window: Intervals) -> list[DeviceIntervals]:
-    """When each device was used, the busiest device first."""
+    """Return when each device was used, the busiest device first."""
     events = trace.events.of(*ON_DEVICE)
     uses = use_of(trace, events)
     devices = np.array([lane.process if lane.on_device else "" for lane in trace.lanes])[events.lane]
@@ -101,7 +123,7 @@ def device_intervals(trace: Trace, window: Intervals) -> list[DeviceIntervals]:
 
 
 def device_use(trace: Trace, used: DeviceIntervals, window: Intervals) -> DeviceUse:
-    """The figures of one device."""
+    """Return the figures of one device."""
     return DeviceUse(
         device=used.device,
         name=trace.device_names.get(used.device, ""),
@@ -117,7 +139,10 @@ def device_use(trace: Trace, used: DeviceIntervals, window: Intervals) -> Device
 
 
 def device_times(trace: Trace) -> tuple[DeviceTime, ...]:
-    """Every kernel, copy and fill by name over the whole trace, the costliest first. Totals are sums, not unions."""
+    """Return every kernel, copy and fill by name over the whole trace, the one with the most time first.
+
+    Totals are sums, so kernels that run at the same time count separately.
+    """
     events = trace.events.of(*ON_DEVICE)
     uses = use_of(trace, events)
     found = []
@@ -137,7 +162,7 @@ def device_times(trace: Trace) -> tuple[DeviceTime, ...]:
 
 
 def total_of(used: list[DeviceIntervals]) -> Intervals:
-    """The moments when any device was busy."""
+    """Return when any of these devices was busy."""
     busy = EMPTY
     for device in used:
         busy |= device.busy
@@ -145,7 +170,7 @@ def total_of(used: list[DeviceIntervals]) -> Intervals:
 
 
 def short_name(kernel: str) -> str:
-    """A kernel's name without what it shares with most others: return type, namespaces, argument list.
+    """Shorten a kernel's name: cut the return type, namespaces and argument list that most names share.
 
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, …>(int, …)" becomes
     "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, …>".
@@ -156,7 +181,7 @@ def short_name(kernel: str) -> str:
 
 
 def _without_arguments(name: str) -> str:
-    """Cut from the first bracket that opens outside of <>, right after the name: "Memset (Device)" has no arguments."""
+    """Cut a name at the first bracket directly after it, outside of <>. "Memset (Device)" has no arguments."""
     depth = 0
     for at, character in enumerate(name):
         if character == "<":

@@ -1,6 +1,7 @@
-"""Sets of moments on a line: unions of intervals, and their intersections and differences, in whole nanoseconds.
+"""Compute unions, intersections and differences of sets of time intervals, in whole nanoseconds.
 
-How long a GPU was busy is the length of a union; what overlaps, of an intersection; what nothing hides, a difference.
+The time that a GPU was busy is the length of a union. The time that two things overlap is the length of an
+intersection. The time that one thing runs alone is the length of a difference.
 """
 
 from collections.abc import Callable
@@ -15,9 +16,13 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Intervals:
-    """Disjoint half-open intervals [start, end) in order, none empty and none touching the next.
+    """Hold disjoint half-open intervals [start, end) in order. None is empty, and none touches the next.
 
-    starts_ns, ends_ns: int64, of one length. Build it with `union`; |, & and - give sets of moments again.
+    Build it with `union`. The operators |, & and - return Intervals.
+
+    Attributes:
+        starts_ns: The starts, int64, [N].
+        ends_ns: The ends, int64, [N].
     """
 
     starts_ns: Times
@@ -25,6 +30,7 @@ class Intervals:
 
     @property
     def length_ns(self) -> int:
+        """Return the total length of all intervals."""
         return int((self.ends_ns - self.starts_ns).sum())
 
     def __len__(self) -> int:
@@ -40,11 +46,11 @@ class Intervals:
         return self._combined(other, lambda mine, theirs: mine & ~theirs)
 
     def lengths_ns(self, starts_ns: Times, ends_ns: Times) -> Times:
-        """For each [start, end), how much of it lies in these intervals."""
+        """Return for each [start, end) how much of it lies in these intervals."""
         return self._length_before(ends_ns) - self._length_before(starts_ns)
 
     def holds(self, moments_ns: Times) -> Mask:
-        """For each moment, whether it is in one of the intervals."""
+        """Return for each moment whether it is in one of the intervals."""
         if not len(self):
             return np.zeros(len(moments_ns), bool)
         before = np.searchsorted(self.starts_ns, moments_ns, side="right") - 1
@@ -61,7 +67,7 @@ class Intervals:
         cuts = np.unique(np.concatenate([self.starts_ns, self.ends_ns, other.starts_ns, other.ends_ns]))
         if not len(cuts):
             return EMPTY
-        pieces = cuts[:-1]  # between two cuts, each of the sets is there all the time or not at all
+        pieces = cuts[:-1]  # between two cuts, each set covers everything or nothing
         kept = keep(self.holds(pieces), other.holds(pieces))
         edges = np.diff(np.concatenate([[False], kept, [False]]).astype(np.int8))
         return Intervals(cuts[np.flatnonzero(edges == 1)], cuts[np.flatnonzero(edges == -1)])
@@ -71,7 +77,7 @@ EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def union(starts_ns: Times, ends_ns: Times) -> Intervals:
-    """The moments in any of the intervals, which may overlap and come in any order. Empty ones count for nothing."""
+    """Return the moments in any of the intervals. They may overlap, come in any order, and be empty."""
     real = ends_ns > starts_ns
     starts, ends = starts_ns[real].astype(np.int64), ends_ns[real].astype(np.int64)
     if not len(starts):
@@ -84,5 +90,5 @@ def union(starts_ns: Times, ends_ns: Times) -> Intervals:
 
 
 def span(start_ns: int, end_ns: int) -> Intervals:
-    """One interval."""
+    """Return one interval."""
     return union(np.array([start_ns]), np.array([end_ns]))

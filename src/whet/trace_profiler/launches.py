@@ -1,4 +1,4 @@
-"""How kernels come to a GPU: the runtime calls that launch them, what those cost, and how long kernels then wait."""
+"""Find how kernels reach a GPU: the runtime calls that launch them, their cost, and how long kernels then wait."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ _WAIT = r"\w*Synchronize|(?:cuda|hip)Memcpy$|hipMemcpyWithStream$"  # the CPU wa
 
 @dataclass(frozen=True)
 class RuntimeCall:
-    """All calls of one function of the runtime or driver."""
+    """Describe all calls of one function of the runtime or driver."""
 
     name: str
     calls: int
@@ -24,12 +24,26 @@ class RuntimeCall:
 
 @dataclass(frozen=True)
 class Launches:
-    """Launches of kernels. Delays: from the start of the call to the start of the kernel; None where no kernel has a
-    known call, as in traces of which only a part was kept.
+    """Describe the launches of kernels.
 
-    num_matched: kernels whose call is known by its correlation. num_short: of those, the ones that ran shorter than
-    their call took. num_early: the ones that started before their call: the clocks of CPU and GPU disagree.
-    wait_*: calls in which the CPU waited for the GPU.
+    A delay lasts from the start of the call to the start of the kernel. Delays are None if no kernel has a known call,
+    as in a trace of which only a part was kept.
+
+    Attributes:
+        num_calls: How many calls launched kernels.
+        call_total_ns: The CPU time of these calls.
+        call_median_ns: The median CPU time of a call.
+        call_longest_ns: The longest CPU time of a call.
+        num_kernels: How many kernels ran.
+        num_matched: How many kernels have a call that is known by its correlation.
+        num_short: How many of these ran shorter than their call took.
+        num_early: How many of these started before their call, because the clocks of CPU and GPU disagree.
+        delay_median_ns: The median delay.
+        delay_p90_ns: The 90th percentile of the delay.
+        delay_longest_ns: The longest delay.
+        num_waits: How many calls made the CPU wait for the GPU.
+        wait_total_ns: The total time of these calls.
+        runtime: Every function of the runtime, the one with the most time first.
     """
 
     num_calls: int
@@ -45,14 +59,22 @@ class Launches:
     delay_longest_ns: int | None
     num_waits: int
     wait_total_ns: int
-    runtime: tuple[RuntimeCall, ...]  # every function, the costliest first
+    runtime: tuple[RuntimeCall, ...]
 
 
 def launch_of(device: Events, runtime: Events) -> npt.NDArray[np.int64]:
-    """For each event on a device, the index in `runtime` of the call that started it, or NONE.
+    """Find the runtime call that started each event on a device.
 
-    One call may start many (a graph). Of calls inside each other, as of the driver by the runtime, it is the outer one.
-    A correlation that other calls share, as where traces of several processes were merged, links nothing.
+    One call may start many events (a CUDA graph). If calls are nested, as a driver call in a runtime call, the outer
+    one counts. A correlation that several separate calls share, as in merged traces of several processes, links
+    nothing.
+
+    Args:
+        device: Events on devices, [N].
+        runtime: Runtime calls.
+
+    Returns:
+        Indices into `runtime`, or NONE, [N].
     """
     known = np.flatnonzero(runtime.correlation > 0)
     if not len(known) or not len(device):
@@ -68,7 +90,7 @@ def launch_of(device: Events, runtime: Events) -> npt.NDArray[np.int64]:
 
 
 def launches(trace: Trace) -> Launches | None:
-    """What launching cost over the whole trace; None where it holds neither a launch nor a wait nor a kernel."""
+    """Measure what launching cost over the whole trace; None if the trace has no launch, no wait and no kernel."""
     runtime, kernels = trace.events.of(Kind.RUNTIME), trace.events.of(Kind.KERNEL)
     call_of = launch_of(kernels, runtime)
     matched = call_of != NONE
@@ -98,12 +120,12 @@ def launches(trace: Trace) -> Launches | None:
 
 
 def waiting(trace: Trace) -> Events:
-    """The runtime calls in which the CPU waits for the GPU."""
+    """Return the runtime calls in which the CPU waits for the GPU."""
     return trace.named(trace.events.of(Kind.RUNTIME), _WAIT)
 
 
 def launching_lanes(trace: Trace) -> npt.NDArray[np.int32]:
-    """The threads that started anything on a device; every thread with events where none is known to have."""
+    """Return the threads that started anything on a device; if none is known, all threads with events."""
     runtime = trace.events.of(Kind.RUNTIME)
     call_of = launch_of(trace.events.of(*ON_DEVICE), runtime)
     lanes: npt.NDArray[np.int32] = np.unique(runtime.lane[call_of[call_of != NONE]])

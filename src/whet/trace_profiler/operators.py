@@ -1,4 +1,4 @@
-"""Which operators a trace's time went into: by themselves, with what they called, and on the GPU."""
+"""Find which operators a trace's time went into: by themselves, with what they called, and on the GPU."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,18 @@ _ON_THREADS = (Kind.OPERATOR, Kind.ANNOTATION, Kind.RUNTIME)
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """All calls of one operator, or of one region that the user named (an annotation).
+    """Describe all calls of one operator, or of one region that the user named (an annotation).
 
-    total_ns: CPU time from call to return. self_ns: without the operators, regions and runtime calls inside it.
-    gpu_self_ns: what it launched itself, gpu_total_ns: also what was launched inside it; sums over streams. As in
-    torch.profiler's tables, one that calls itself counts twice in the totals.
+    As in torch.profiler's tables, an operator that calls itself counts twice in the totals. GPU times are sums over
+    streams.
+
+    Attributes:
+        name: The operator's name.
+        calls: How often it ran.
+        self_ns: CPU time, without operators, regions and runtime calls inside it.
+        total_ns: CPU time from call to return.
+        gpu_self_ns: GPU time of what it launched itself.
+        gpu_total_ns: GPU time of what it and the operators inside it launched.
     """
 
     name: str
@@ -30,9 +37,12 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class CallTree:
-    """What ran inside what on the CPU's threads. parent: index into events or NONE; a parent comes before its children.
+    """Hold which events ran inside which on the CPU's threads, [N] events.
 
-    launcher: the nearest operator around each event (itself, if it is one), or NONE.
+    Attributes:
+        events: The events. A parent comes before its children.
+        parent: The index of each event's parent, or NONE, [N].
+        launcher: The index of the nearest operator around each event (the event itself, if it is one), or NONE, [N].
     """
 
     events: Events
@@ -43,10 +53,10 @@ class CallTree:
 def call_tree(trace: Trace) -> CallTree:
     """Nest events by their times, thread by thread, as torch.profiler does.
 
-    An event that begins inside another but outlasts it is not inside it.
+    An event that begins inside another but ends after it is not inside it.
     """
     events = trace.events.of(*_ON_THREADS)
-    # Where two begin and end together, the one that the profiler wrote first is the outer one; a runtime call is inner.
+    # If two begin and end together, the one that the profiler wrote first is outer, but a runtime call is always inner.
     order = np.lexsort((events.kind == Kind.RUNTIME, -events.end_ns, events.start_ns, events.lane))
     events = events[order]
     starts, ends, lanes = events.start_ns.tolist(), events.end_ns.tolist(), events.lane.tolist()
@@ -70,7 +80,7 @@ def call_tree(trace: Trace) -> CallTree:
 
 
 def operator_times(trace: Trace, kind: Kind = Kind.OPERATOR) -> tuple[OperatorTime, ...]:
-    """Every operator (or annotation) by name over the whole trace, the one with the most self time first."""
+    """Return every operator (or annotation) by name over the whole trace, the one with the most self time first."""
     tree = call_tree(trace)
     events = tree.events
     inside = tree.parent != NONE
@@ -100,7 +110,7 @@ def _sums(where: npt.NDArray[np.int64], values: npt.NDArray[np.int64], length: i
 
 
 def _gpu_by_call(trace: Trace, events: Events) -> npt.NDArray[np.int64]:
-    """For each event, the time on devices of what it started: zero for all but runtime calls."""
+    """Return for each event the device time of the work that it started. It is zero for all but runtime calls."""
     device = trace.events.of(*ON_DEVICE)
     is_call = np.flatnonzero(events.kind == Kind.RUNTIME)
     call_of = launch_of(device, events[is_call])
@@ -115,12 +125,12 @@ def _gpu_by_launcher(trace: Trace, tree: CallTree) -> npt.NDArray[np.int64]:
 
 
 def _operator_above(tree: CallTree) -> npt.NDArray[np.int64]:
-    """For each event, the nearest operator that is truly around it, or NONE."""
+    """Return for each event the nearest operator around it, without itself, or NONE."""
     return np.where(tree.parent != NONE, tree.launcher[tree.parent], NONE)
 
 
 def _with_inner(own: npt.NDArray[np.int64], above: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Each event's own figure and those of all inside it. Children come after their parents."""
+    """Add to each event's own figure those of all events inside it. Children come after their parents."""
     totals: list[int] = own.tolist()
     parents: list[int] = above.tolist()
     for i in range(len(totals) - 1, -1, -1):

@@ -1,4 +1,4 @@
-"""whet.profile_trace: what a recorded trace says; of two, what changed between them."""
+"""Analyse a recorded trace, or compare two of them (`whet.profile_trace`)."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ def profile_trace(trace: str | os.PathLike[str], after: str | os.PathLike[str]) 
 def profile_trace(
     trace: str | os.PathLike[str], after: str | os.PathLike[str] | None = None
 ) -> TraceReport | TraceChanges:
-    """Read a trace that PyTorch's profiler wrote, and say what bounds the run; or what changed to a second trace.
+    """Read a trace that PyTorch's profiler wrote, and find what bounds the run, or what changed to a second trace.
 
     Args:
         trace: The file, gzipped or not.
@@ -25,7 +25,7 @@ def profile_trace(
         The report of the trace, or the changes from it to the second one. Times are in nanoseconds.
 
     Raises:
-        TraceError: A file is damaged, or is not what it should be.
+        TraceError: A file is damaged, or PyTorch did not write it.
     """
     report = analyse_file(Path(trace))
     return report if after is None else compare_traces(report, analyse_file(Path(after)))

@@ -1,4 +1,4 @@
-"""Everything that whet reads out of one trace."""
+"""Hold everything that whet reads out of one trace."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,7 +22,14 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class ThreadUse:
-    """One CPU thread within the window. busy: in operators and runtime calls. waiting: for the GPU, not in busy."""
+    """Describe the use of one CPU thread within the window.
+
+    Attributes:
+        process: The process.
+        thread: The thread.
+        busy_ns: Time in operators and runtime calls, without waiting.
+        waiting_ns: Time in calls that wait for the GPU.
+    """
 
     process: str
     thread: str
@@ -32,11 +39,27 @@ class ThreadUse:
 
 @dataclass(frozen=True)
 class TraceReport:
-    """One trace, analysed. All times in nanoseconds.
+    """Hold the analysis of one trace. All times are in nanoseconds.
 
-    window_ns: what busy, idle, shares and overlap refer to: the profiler's steps where there are any, else everything
-    that was recorded. Totals by name (kernels, operators, launches) are of the whole trace.
-    cpu_busy_ns: any thread in an operator or runtime call and not waiting for the GPU.
+    Attributes:
+        path: The trace file.
+        verdict: What bounds the program.
+        window_ns: The length of the window to which busy times, shares and overlap refer.
+        window_is_steps: Whether the window is the profiler's steps. Otherwise it is everything that was recorded.
+        account: The parts of the window, largest first.
+        devices: The use of each GPU, the busiest first.
+        cpu_busy_ns: How long any thread was in an operator or runtime call and was not waiting for the GPU.
+        threads: The use of each CPU thread, the busiest first.
+        kernels: All kernels, copies and fills by name, over the whole trace.
+        launches: What launching kernels cost, over the whole trace; None if the trace has no kernels, launches or
+            waits.
+        operators: All operators by name, over the whole trace.
+        annotations: All annotations by name, over the whole trace.
+        steps: The profiler's steps.
+        num_events: How many events the file has.
+        rank: The rank of the process in a distributed run, if the trace says so.
+        world_size: The number of ranks, if the trace says so.
+        notes: Remarks for the reader.
     """
 
     path: str
@@ -47,7 +70,7 @@ class TraceReport:
     devices: tuple[DeviceUse, ...]
     cpu_busy_ns: int
     threads: tuple[ThreadUse, ...]
-    kernels: tuple[DeviceTime, ...]  # copies and fills included: each says its use
+    kernels: tuple[DeviceTime, ...]
     launches: Launches | None
     operators: tuple[OperatorTime, ...]
     annotations: tuple[OperatorTime, ...]
@@ -63,20 +86,25 @@ class TraceReport:
         return report_html(self)
 
     def whole_steps(self) -> tuple[StepTime, ...]:
+        """Return the steps that were recorded to their end."""
         return tuple(step for step in self.steps if not step.is_cut)
 
     def summary(self) -> dict[str, Any]:
-        """As JSON: every field of every part, in nanoseconds."""
+        """Return the report as a JSON-serialisable dict, with all times in nanoseconds."""
         return {"format": FORMAT, **asdict(self)}
 
 
 def analyse_file(path: Path | str) -> TraceReport:
-    """Read a trace file and analyse it. Raises TraceError where it is damaged or not PyTorch's."""
+    """Read a trace file and analyse it.
+
+    Raises:
+        TraceError: The file is damaged, or PyTorch did not write it.
+    """
     return analyse(read_trace(path))
 
 
 def analyse(trace: Trace) -> TraceReport:
-    """Everything about one trace."""
+    """Analyse one trace."""
     window = window_of(trace)
     used = device_intervals(trace, window)
     devices = tuple(device_use(trace, device, window) for device in used)
@@ -107,7 +135,7 @@ def analyse(trace: Trace) -> TraceReport:
 
 
 def _threads(trace: Trace, window: Intervals) -> tuple[int, tuple[ThreadUse, ...]]:
-    """The CPU's busy time over all threads, and each thread's, the busiest first."""
+    """Return how long any thread was busy, and the use of each thread, the busiest first."""
     calls, waits = trace.events.of(Kind.OPERATOR, Kind.RUNTIME), waiting(trace)
     anywhere = []
     threads = []
@@ -127,17 +155,17 @@ def _threads(trace: Trace, window: Intervals) -> tuple[int, tuple[ThreadUse, ...
 
 
 def _notes(trace: Trace, found: Launches | None, devices: Sequence[DeviceUse], steps: Sequence[StepTime]) -> list[str]:
-    """What the reader has to know to read the figures right."""
+    """Return what the reader must know to understand the figures."""
     notes = []
     num_counted = len(trace.events.of(Kind.COUNTED))
     if num_counted:
-        notes.append(f"{num_counted:,} kernels are CUPTI counter ranges, which hold no true times: left out")
+        notes.append(f"{num_counted:,} kernels are CUPTI counter ranges, which have no true times; they are left out")
     if trace.num_damaged:
-        notes.append(f"{trace.num_damaged:,} events have no name or no usable times: left out")
+        notes.append(f"{trace.num_damaged:,} events have no name or no usable times; they are left out")
     if trace.num_python:
         notes.append(
-            f"recorded with Python stacks ({trace.num_python:,} calls), which slow the CPU: launches look dearer than "
-            "they are"
+            f"the trace was recorded with Python stacks ({trace.num_python:,} calls), which slow the CPU: launches "
+            "cost less than it shows"
         )
     overhead = trace.events.of(Kind.OVERHEAD)
     if len(overhead):
@@ -145,7 +173,7 @@ def _notes(trace: Trace, found: Launches | None, devices: Sequence[DeviceUse], s
     if found is not None:
         notes += _launch_notes(trace, found)
     if len(devices) > 1:
-        notes.append(f"{len(devices)} devices; the verdict is on the busiest, device {devices[0].device}")
+        notes.append(f"there are {len(devices)} devices; the verdict is on the busiest, device {devices[0].device}")
     if steps and steps[-1].is_cut:
         notes.append(f"step {steps[-1].number} was cut by the end of the recording")
     return notes
@@ -156,8 +184,8 @@ def _launch_notes(trace: Trace, found: Launches) -> list[str]:
     longest_ns = found.call_longest_ns or 0
     if found.num_calls > 1 and longest_ns > 0.5 * found.call_total_ns and longest_ns > 1_000_000:
         notes.append(
-            f"one launch took {nanoseconds(longest_ns)} of the {nanoseconds(found.call_total_ns)} that all took, "
-            "as a first call does that loads code: record after a warm-up"
+            f"one launch took {nanoseconds(longest_ns)} of the {nanoseconds(found.call_total_ns)} of all launches, "
+            "because a first call often loads code: record after a warm-up"
         )
     unmatched = found.num_kernels - found.num_matched
     if unmatched and found.num_calls:

@@ -1,4 +1,4 @@
-"""The window that a trace is judged over, and its steps one by one."""
+"""Find the window that a trace is judged over, and its steps one by one."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,23 @@ from whet.trace_profiler.intervals import EMPTY, Intervals, span, union
 from whet.trace_profiler.launches import launch_of
 from whet.trace_profiler.trace import NONE, ON_DEVICE, Kind, Trace
 
-# By PyTorch's own name for it, and by what people call such a region.
+# PyTorch's own name for the wait, and the names that people give such a region.
 _DATA = r"enumerate\(DataLoader\)|(?i:.*(?:data_?load|load_?data|load_?batch|next_?batch|fetch_?batch))"
-_CUT = 0.2  # of the other steps' median
+_CUT = 0.2  # a last step shorter than so many times the median of the others was cut short
 
 
 @dataclass(frozen=True)
 class StepTime:
-    """One step of the profiler, from its start to its end on the CPU.
+    """Describe one step of the profiler, from its start to its end on the CPU.
 
-    gpu_busy_ns: None where the trace holds nothing that ran on a GPU. is_cut: the last one, which the end of the
-    recording cut short.
+    Attributes:
+        number: The N of ProfilerStep#N.
+        start_ns: When it started.
+        duration_ns: How long it took.
+        gpu_busy_ns: How long any GPU was busy; None if the trace has no events on a GPU.
+        data_wait_ns: How long the program waited for data.
+        num_launches: How many calls launched kernels.
+        is_cut: Whether this is the last step, and the end of the recording cut it short.
     """
 
     number: int
@@ -31,9 +37,10 @@ class StepTime:
 
 
 def window_of(trace: Trace) -> Intervals:
-    """The time that is judged: the profiler's steps and what they started on devices; without steps, all of the trace.
+    """Return the time that is judged: the profiler's steps, and what they started on devices.
 
-    What was recorded before and after the steps is the profiler's own starting and stopping.
+    The time before and after the steps is left out, because the profiler itself starts and stops then. Without steps,
+    the window is the whole trace.
     """
     steps = trace.steps()
     device = trace.events.of(*ON_DEVICE)
@@ -53,13 +60,13 @@ def window_of(trace: Trace) -> Intervals:
 
 
 def data_waits(trace: Trace) -> Intervals:
-    """When the program waited for its next batch."""
+    """Return when the program waited for its next batch."""
     waits = trace.named(trace.events.of(Kind.ANNOTATION, Kind.OPERATOR), _DATA)
     return union(waits.start_ns, waits.end_ns) if len(waits) else EMPTY
 
 
 def step_times(trace: Trace, gpu_busy: Intervals | None) -> tuple[StepTime, ...]:
-    """Each step; gpu_busy: when any device was busy, None without devices."""
+    """Return each step. `gpu_busy` is when any device was busy; None without devices."""
     steps = trace.steps()
     if not len(steps):
         return ()

@@ -1,7 +1,7 @@
-"""A trace that torch.profiler (Kineto) recorded, here or elsewhere: its events as columns.
+"""Hold a trace that torch.profiler (Kineto) recorded, with its events as columns.
 
-Kineto names what an event is in its "cat". Names have changed over the years and differ from vendor to vendor; KINDS
-holds those of PyTorch 1.8 to 2.13 on CUDA, ROCm, Intel and out-of-tree devices.
+Kineto writes the kind of an event into its "cat". The names have changed over the years and differ between vendors.
+KINDS has those of PyTorch 1.8 to 2.13 on CUDA, ROCm, Intel and out-of-tree devices.
 """
 
 import re
@@ -19,14 +19,14 @@ from whet.errors import TraceError
 from whet.trace_profiler.file import TraceFile
 
 _MOST_EVENTS = 5_000_000
-_LATEST_US = 4e15  # of a time stamp: the year 2096
-_LONGEST_US = 1e14  # of a duration: three years
+_LATEST_US = 4e15  # the latest valid time stamp, in the year 2096
+_LONGEST_US = 1e14  # the longest valid duration, three years
 _STEP = re.compile(r"ProfilerStep#(\d+)")
-NONE = -1  # no correlation, no bytes
+NONE = -1  # stands for no correlation, no bytes, no index
 
 
 class Kind(IntEnum):
-    """What an event is."""
+    """Name the kinds of events."""
 
     OPERATOR = 0  # on a CPU thread, as aten::mm
     ANNOTATION = 1  # on a CPU thread: record_function, steps of the profiler, collectives that were called
@@ -34,9 +34,9 @@ class Kind(IntEnum):
     KERNEL = 3  # on a device
     COPY = 4  # on a device: a copy of memory
     FILL = 5  # on a device: memory set to a value
-    OVERHEAD = 6  # the profiler's own
+    OVERHEAD = 6  # work of the profiler itself
     COUNTED = 7  # CUPTI's profiler ranges: kernels with counters, but without true times
-    PYTHON = 8  # a Python function; only counted
+    PYTHON = 8  # a Python function; these are only counted
 
 
 ON_DEVICE = (Kind.KERNEL, Kind.COPY, Kind.FILL)
@@ -67,21 +67,31 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Events:
-    """Events as columns of one length, in the order of the file. Times count from the trace's first event."""
+    """Hold events as columns of one length [N], in the order of the file. Times count from the trace's first event.
+
+    Attributes:
+        start_ns: Start times.
+        end_ns: End times.
+        kind: Values of Kind.
+        name: Indices into Trace.names.
+        lane: Indices into Trace.lanes.
+        correlation: Numbers that link a runtime call to the work that it started on a device; NONE for no link.
+        num_bytes: Sizes of copies and fills; NONE if unknown.
+    """
 
     start_ns: npt.NDArray[np.int64]
     end_ns: npt.NDArray[np.int64]
     kind: npt.NDArray[np.int8]
-    name: npt.NDArray[np.int32]  # index into Trace.names
-    lane: npt.NDArray[np.int32]  # index into Trace.lanes
-    correlation: npt.NDArray[np.int64]  # links a runtime call to what it started on a device; NONE without
-    num_bytes: npt.NDArray[np.int64]  # of a copy or fill; NONE where it is not said
+    name: npt.NDArray[np.int32]
+    lane: npt.NDArray[np.int32]
+    correlation: npt.NDArray[np.int64]
+    num_bytes: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
     def __getitem__(self, which: npt.NDArray[Any]) -> "Events":
-        """The events under a mask, or at indices."""
+        """Return the events under a mask, or at indices."""
         return Events(
             self.start_ns[which],
             self.end_ns[which],
@@ -94,26 +104,44 @@ class Events:
 
     @property
     def duration_ns(self) -> npt.NDArray[np.int64]:
+        """Return the duration of each event."""
         return self.end_ns - self.start_ns
 
     def of(self, *kinds: Kind) -> "Events":
+        """Return the events of some kinds."""
         return self[np.isin(self.kind, kinds)]
 
 
 @dataclass(frozen=True)
 class Lane:
-    """Where events run one after another: a thread of a process, or a stream of a device."""
+    """Name a lane, where events run one after another: a thread of a process, or a stream of a device.
 
-    process: str  # of a stream: the device's number
-    thread: str  # of a stream: the stream's number
+    Attributes:
+        process: The process, or the number of the device.
+        thread: The thread, or the number of the stream.
+        on_device: Whether this is a stream.
+    """
+
+    process: str
+    thread: str
     on_device: bool
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One trace. num_seen: all events in the file, those that are left out here included.
+    """Hold one trace.
 
-    num_python: Python functions, recorded with with_stack. num_damaged: events without a usable time or name.
+    Attributes:
+        path: The trace file.
+        events: The events of known kinds.
+        names: The names of events, each once.
+        lanes: The threads and streams.
+        num_seen: How many events the file has, including those that are left out here.
+        num_python: How many Python functions were recorded (with_stack).
+        num_damaged: How many events have no usable time or name.
+        device_names: The name of each device, as "NVIDIA A100-PG509-200", by its number.
+        rank: The rank of the process in a distributed run; None if unknown.
+        world_size: The number of ranks; None if unknown.
     """
 
     path: Path
@@ -123,30 +151,31 @@ class Trace:
     num_seen: int
     num_python: int = 0
     num_damaged: int = 0
-    device_names: Mapping[str, str] = field(default_factory=dict)  # device's number -> "NVIDIA A100-PG509-200"
+    device_names: Mapping[str, str] = field(default_factory=dict)
     rank: int | None = None
     world_size: int | None = None
 
     def name_of(self, index: int) -> str:
+        """Return the name at an index."""
         return self.names[index]
 
     def names_matching(self, pattern: str) -> npt.NDArray[np.bool_]:
-        """For each name, whether it matches a regular expression from its start."""
+        """Return for each name whether it matches a regular expression from its start."""
         compiled = re.compile(pattern)
         return np.array([compiled.match(name) is not None for name in self.names], bool)
 
     def named(self, events: Events, pattern: str) -> Events:
-        """The events whose name matches a regular expression from its start."""
+        """Return the events whose name matches a regular expression from its start."""
         return events[self.names_matching(pattern)[events.name]] if len(events) else events
 
     def steps(self) -> Events:
-        """The profiler's steps (ProfilerStep#N), in order of time; not those of processes that ran no operator."""
+        """Return the profiler's steps (ProfilerStep#N) in order of time. Processes without operators are left out."""
         steps = self.named(self.events.of(Kind.ANNOTATION, Kind.OPERATOR), _STEP.pattern)
         steps = self.beside_operators(steps)
         return steps[np.argsort(steps.start_ns, kind="stable")]
 
     def beside_operators(self, events: Events) -> Events:
-        """The events in processes that ran operators or runtime calls; all of them, where none did."""
+        """Return the events in processes that ran operators or runtime calls. If no process did, return all events."""
         calls = self.events.of(Kind.OPERATOR, Kind.RUNTIME)
         processes = {self.lanes[lane].process for lane in np.unique(calls.lane)}
         if not processes:
@@ -154,7 +183,7 @@ class Trace:
         return events[np.array([lane.process in processes for lane in self.lanes])[events.lane]]
 
     def step_number(self, name: int) -> int:
-        """The N of ProfilerStep#N."""
+        """Return the N of ProfilerStep#N."""
         found = _STEP.match(self.names[name])
         assert found is not None
         return int(found.group(1)[:18])
@@ -163,8 +192,10 @@ class Trace:
 def read_trace(path: Path | str) -> Trace:
     """Read a trace as torch.profiler's export_chrome_trace writes it, plain or gzip.
 
-    Memory grows by about 60 bytes an event, however large the file is. Raises TraceError where the file is damaged, cut
-    off, no JSON, or not PyTorch's.
+    Memory grows by about 60 bytes for each event, and does not depend on the size of the file otherwise.
+
+    Raises:
+        TraceError: The file is damaged, cut off or no JSON, has too many events, or PyTorch did not write it.
     """
     file = TraceFile(Path(path))
     columns = _Columns()
@@ -174,15 +205,15 @@ def read_trace(path: Path | str) -> Trace:
             raise TraceError(f"{path}: holds more than {_MOST_EVENTS:,} events; record fewer steps")
     if not columns.ts_us:
         raise TraceError(
-            f"{path}: none of its {file.num_seen:,} events is PyTorch's (operators, kernels, calls of the runtime); "
-            "traces by torch.profiler are read"
+            f"{path}: none of its {file.num_seen:,} events is PyTorch's (operators, kernels, runtime calls); "
+            "pass a trace by torch.profiler"
         )
     trace = columns.trace(file)
     return replace(trace, **_facts(file.header))
 
 
 class _Columns:
-    """Events on their way from JSON to columns."""
+    """Collect events as columns while they are read from JSON."""
 
     def __init__(self) -> None:
         self.ts_us = array("d")
@@ -198,7 +229,7 @@ class _Columns:
         self.num_damaged = 0
 
     def add(self, event: dict[str, Any]) -> None:
-        """Keep an event if it is of a known kind, whole, and has times that can be."""
+        """Keep an event if its kind is known and its name and times are usable."""
         if event.get("ph") != "X":
             return
         category = event.get("cat")
@@ -229,10 +260,10 @@ class _Columns:
         self.num_bytes.append(_count(args.get("bytes")))
 
     def trace(self, file: TraceFile) -> Trace:
-        """The columns, with times in whole nanoseconds from the first event on.
+        """Build the trace, with times in whole nanoseconds from its first event.
 
-        Kineto writes microseconds with three decimals. The floor of the first is exact in floating point, and so is
-        the difference to it; its thousandfold is off by less than half.
+        Kineto writes microseconds with three decimals. The floor of the first time is exact in floating point, and so
+        is the difference to it. A thousand times this difference is off by less than half a nanosecond.
         """
         ts_us = np.frombuffer(self.ts_us)
         first_us = np.floor(ts_us.min())
@@ -257,12 +288,12 @@ def _is_time(value: Any, low: float, high: float) -> TypeGuard[float]:
 
 
 def _count(value: Any) -> int:
-    """A whole number that fits, or NONE."""
+    """Return a whole number that fits 62 bits, or NONE."""
     return value if type(value) is int and 0 <= value < 1 << 62 else NONE
 
 
 def _facts(header: Mapping[str, Any]) -> dict[str, Any]:
-    """What the head of a trace says of devices and ranks, as far as it can be understood."""
+    """Return what a trace's header says of devices and ranks, as far as it has the known form."""
     facts: dict[str, Any] = {}
     devices = header.get("deviceProperties")
     if isinstance(devices, list):

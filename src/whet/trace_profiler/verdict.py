@@ -1,4 +1,4 @@
-"""What bounds the program that a trace was recorded of, in words, with the figures that say so."""
+"""Find what bounds the program that was traced, and say it in words, with the figures that show it."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from whet.trace_profiler.gpu import DeviceTime, DeviceUse, Use, short_name
 from whet.trace_profiler.launches import Launches
 from whet.trace_profiler.operators import OperatorTime
 
-_WORTH_SAYING = 0.15  # of the window
+_WORTH_SAYING = 0.15  # a bound with at least this share of the window is mentioned
 _RECORD_AGAIN = "record again with ProfilerActivity.CUDA and without the CUPTI range profiler"
 
 
@@ -31,17 +31,24 @@ _PHRASES = {
     Bound.GPU: "the GPU computes",
     Bound.LAUNCH: "the GPU waits for the CPU to call operators and launch kernels",
     Bound.INPUT: "the program waits for its next batch",
-    Bound.COMMUNICATION: "communication runs and nothing hides it",
+    Bound.COMMUNICATION: "communication runs and no computation overlaps it",
     Bound.COPY: "only copies run",
     Bound.HOST: "no operator runs: Python, other code or another process takes the time",
-    Bound.STALL: "the GPU idles though work is launched: it waits for an event or a stream, or was not recorded",
+    Bound.STALL: "the GPU is idle although work is launched: it waits for an event or a stream, or was not recorded",
     Bound.CPU: "the CPU runs operators",
 }
 
 
 @dataclass(frozen=True)
 class TraceVerdict:
-    """What bounds the program. share: of the window that goes into it. sentence: the evidence. advice: what helps."""
+    """Describe what bounds the program.
+
+    Attributes:
+        bound: What bounds it.
+        share: The share of the window that goes into it, 0 to 1.
+        sentence: The evidence.
+        advice: What helps.
+    """
 
     bound: Bound
     share: float
@@ -57,11 +64,20 @@ def judge(
     device_times: Sequence[DeviceTime],
     operators: Sequence[OperatorTime],
 ) -> TraceVerdict:
-    """The verdict on an account. gpu: the device that the account is of, None for the CPU's."""
+    """Return the verdict on an account.
+
+    Args:
+        shares: The account of the window.
+        window_ns: The length of the window.
+        gpu: The device of the account; None if the account is of the CPU.
+        launches: What launching kernels cost; None if nothing was launched.
+        device_times: All kernels, copies and fills, the one with the most time first.
+        operators: All operators, the one with the most self time first.
+    """
     if gpu is None and launches is not None and launches.num_calls:
         sentence = (
-            f"the trace holds {launches.num_calls:,} launches of kernels but not when these ran, "
-            "so what bounds it cannot be told."
+            f"the trace holds {launches.num_calls:,} launches of kernels, but it does not say when the kernels ran, "
+            "so it is unknown what bounds the program."
         )
         return TraceVerdict(Bound.UNKNOWN, 0.0, sentence, _RECORD_AGAIN)
     sums: dict[Bound, int] = defaultdict(int)
@@ -87,7 +103,7 @@ def _evidence(
     device_times: Sequence[DeviceTime],
     operators: Sequence[OperatorTime],
 ) -> str:
-    """One more sentence that points at what to look at first."""
+    """Return one more sentence, which says what to look at first."""
     if bound is Bound.LAUNCH and launches is not None and launches.num_calls > 1:
         median = nanoseconds(launches.call_median_ns or 0)
         text = f"{launches.num_calls:,} launches take {median} of CPU time each (median)"

@@ -1,1 +1,1 @@
-"""The first name of `whet.trace_profiler`; see whet.moved."""
+"""Redirect the old name of `whet.trace_profiler`; see whet.moved."""

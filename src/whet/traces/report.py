@@ -1,4 +1,4 @@
-"""The first place of `analyse_file`; see whet.moved."""
+"""Redirect the old name of `analyse_file`; see whet.moved."""
 
 from whet.moved import moved
 

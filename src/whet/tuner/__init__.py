@@ -1,5 +1,5 @@
-"""The search for what makes a model faster here, and the proof.
+"""Search for what makes a model faster on this machine, and prove it.
 
-Nothing is imported here: a process of the finals must not hold what only the search needs. `whet.tune` is
-`whet.tuner.tuning.tune`.
+This module imports nothing, since a process of the finals must not hold in memory what only the search needs.
+`whet.tune` is `whet.tuner.tuning.tune`.
 """

@@ -1,4 +1,7 @@
-"""How closely a variant's outputs agree with the original's: what stands in for a quality where there is none."""
+"""Measure how closely a variant's outputs agree with the original's.
+
+This stands in for a quality where there is none.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -13,11 +16,14 @@ from whet.workload import ExaminedWorkload
 
 
 def agree(examined: ExaminedWorkload, run: Callable[..., Sequence[Tensor]]) -> Agreement:
-    """Hold a variant's outputs against the original's over the calibration batches; the worst output counts.
+    """Compare a variant's outputs with the original's over the calibration batches. The worst output counts.
 
     Args:
         examined: The original, with its outputs.
         run: The variant. It takes and returns flat tensors.
+
+    Returns:
+        The agreement. Its errors are None where only one of the two returns NaN or infinity.
 
     Raises:
         TargetError: The variant returns other tensors than the original does.

@@ -1,4 +1,4 @@
-"""Replay a recipe on a target: the techniques that hold here, saved as an artefact or applied in this process."""
+"""Apply a recipe to a target: save the result of the techniques that apply here, or use it in this process."""
 
 import contextlib
 import io
@@ -35,11 +35,11 @@ _LIMIT_S = 900.0
 
 
 class Applied(AppliedSteps):
-    """What came of applying a recipe.
+    """Report what applying a recipe gave.
 
     Attributes:
         out: The artefact's directory; "" where the recipe works in process, and nothing is saved.
-        max_drop: That the recipe allows, if it says.
+        max_drop: The drop in quality that the recipe allows; None where it does not say.
     """
 
     out: str
@@ -58,16 +58,16 @@ def apply(
     *,
     force: bool = False,
 ) -> Artefact:
-    """Apply a recipe to a model in this process, and return what comes of it, to be called as the model.
+    """Apply a recipe to a model in this process, and return the result, which is called like the model.
 
     This is the way to use a recipe that cannot be saved, such as one with torch_compile. Its compiler runs here, on the
-    inputs; the model must not change afterwards. Steps that do not hold here are left out, with a warning in the log.
+    inputs; the model must not change afterwards. Steps that do not apply here are left out, with a warning in the log.
 
     Args:
         recipe: A recipe, or the recipe.toml that `whet tune` wrote.
         target: A model, with `inputs`; or what `whet tune` takes as a target.
         inputs: One batch (a tensor, a tuple, a dict) or a list of batches, as for `whet.tune`.
-        force: Apply the recipe of another model all the same.
+        force: Apply the recipe even if it was made for another model.
 
     Returns:
         The model as the recipe makes it. Its quality is not judged: `whet tune` and `whet apply` do that.
@@ -110,7 +110,7 @@ def apply(
 
 @contextlib.contextmanager
 def _without_torchs_output() -> Iterator[None]:
-    """Keep from the user's terminal the graph that torch.export prints when it refuses a model; whet says why."""
+    """Hide the graph that torch.export prints when it refuses a model. whet tells the user the reason itself."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -125,19 +125,21 @@ def apply_recipe(
 ) -> Applied:
     """Apply a recipe to a target and save the result in a new directory `out`, for whet.load.
 
-    A recipe made on another machine is applied as far as it holds; what differs and what was dropped is returned. A
-    recipe that works in process is applied and judged in a process of its own, and nothing is saved.
+    Of a recipe from another machine, the steps that apply here are used. The result says how the machines differ and
+    which steps were left out. A recipe that works in process is applied and judged in a child process, and nothing is
+    saved.
 
     Args:
         recipe: A recipe, or the path of a recipe.toml.
-        target: As for whet.tune.
+        target: What whet.tune takes as a target.
         out: A directory that does not exist yet; None for a recipe that cannot be saved.
-        force: Apply the recipe of another model, or one that costs more quality than it allows; the result's `doubts`
-            say so.
+        force: Apply the recipe even if it was made for another model, or costs more quality than it allows; the
+            result's `doubts` say so.
 
     Raises:
         RecipeRefused: The recipe was made for another model, or the quality falls by more than it allows.
         RecipeError: The recipe is damaged.
+        OptionError: The result can be saved, and `out` is missing.
         OutputError: `out` exists or cannot be written.
         ArtefactError: A fresh process cannot load and run the result.
     """
@@ -145,7 +147,7 @@ def apply_recipe(
     for step in plan:
         options_of(step)
     if out is None and not is_in_process(plan.steps):
-        raise OptionError("what the recipe makes of the model is saved: give --out, a new directory for it")
+        raise OptionError("this recipe makes a model that can be saved: give --out, a new directory for it")
     directory = None if out is None else Path(out).absolute()
     if directory is not None and os.path.lexists(directory):
         raise OutputError(f"{directory} exists already; choose another --out")
@@ -157,7 +159,9 @@ def apply_recipe(
         if not (artefact / MANIFEST).is_file():
             return _applied(found, None, plan)
         if directory is None:
-            raise OptionError("what holds of the recipe here can be saved: give --out, a new directory for it")
+            raise OptionError(
+                "with the steps that apply here, the model can be saved: give --out, a new directory for it"
+            )
         if why := reload_refusal(
             run,
             artefact,
@@ -166,7 +170,7 @@ def apply_recipe(
             sys_path=found.sys_path,
             num_threads=found.num_threads,
         ):
-            raise ArtefactError(f"what the recipe makes of this model cannot be saved: {why}")
+            raise ArtefactError(f"the model that this recipe makes cannot be saved: {why}")
         try:
             directory.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -176,7 +180,11 @@ def apply_recipe(
 
 
 def _replayed(run: Runner, plan: Recipe, target: str, artefact: Path, *, force: bool) -> Replayed:
-    """Apply a recipe in a process of its own, which saves the result. Raises the error that it met."""
+    """Apply a recipe in a child process, which saves the result.
+
+    Raises:
+        WhetError: The error that the child process met.
+    """
     request = ReplayRequest(
         target=target,
         steps=plan.steps,
@@ -195,7 +203,7 @@ def _replayed(run: Runner, plan: Recipe, target: str, artefact: Path, *, force: 
 
 
 def _applied(found: Replayed, directory: Path | None, plan: Recipe) -> Applied:
-    """Return what came of applying a recipe. directory: the artefact; None where nothing is saved."""
+    """Return what applying a recipe gave. The directory is None where nothing was saved."""
     return Applied(
         **{name: getattr(found, name) for name in AppliedSteps.model_fields},
         out="" if directory is None else str(directory),

@@ -1,7 +1,8 @@
-"""The batch dimension of what is saved: free wherever the model and every technique of the recipe take other sizes.
+"""Decide whether a saved variant takes any batch size or only that of the inputs.
 
 A variant is first built with a free batch. It counts as free only once the artefact, loaded from disk, has answered
-other batch sizes as the model does. Otherwise it is built again, fixed to the batch size of the inputs, and says why.
+other batch sizes as the model does. Otherwise it is built again, fixed to the batch size of the inputs, and a note says
+why.
 """
 
 import math
@@ -24,15 +25,21 @@ from whet.tuner.build import build
 from whet.tuner.known_target import BatchDimension
 from whet.workload import ExaminedWorkload, samples_of
 
-_TOLERANCE = 1e-3  # of a usual value: what another batch size may change by another order of sums
+_TOLERANCE = 1e-3  # times a usual value: another batch size may add in another order, which changes results this much
 _REFUSES_ONE = "a batch of 1 is refused: the model takes another path there"
-_BROKEN = 0.5  # of a usual value: an error beyond it at the tuned size is no rounding, and hides errors at other sizes
-_MARGIN = 5.0  # an error beyond this many times that at the tuned size is more than rounding
+_BROKEN = 0.5  # times a usual value: a larger error at the tuned size is no rounding, and hides errors at other sizes
+_MARGIN = 5.0  # an error of more than this many times the error at the tuned size is no rounding
 
 
 @dataclass(frozen=True)
 class Made:
-    """A variant as loaded back from disk. fixed_batch: the only batch size it takes, None for any."""
+    """Hold a variant as loaded back from disk.
+
+    Attributes:
+        artefact: The loaded artefact.
+        notes: What its techniques report, and why its batch is fixed.
+        fixed_batch: The only batch size that it takes; None for any.
+    """
 
     artefact: Artefact
     notes: tuple[str, ...]
@@ -40,7 +47,11 @@ class Made:
 
 
 def with_free_batch(examined: ExaminedWorkload) -> tuple[ExaminedWorkload, BatchDimension]:
-    """Return the workload with its batch dimension free, if the model itself takes other batch sizes."""
+    """Return the workload with its batch dimension free, if the model itself takes other batch sizes.
+
+    Returns:
+        The workload, changed or as it was, and what is known of its batch dimension.
+    """
     size = samples_of(examined.workload.inputs[0])
     shapes = [argument.shape for argument in examined.signature.inputs]
     if not shapes[0] or shapes[0][0] is None:  # there is no batch, or it is free already
@@ -54,10 +65,17 @@ def with_free_batch(examined: ExaminedWorkload) -> tuple[ExaminedWorkload, Batch
 
 
 def make(examined: ExaminedWorkload, steps: Sequence[Step], directory: Path, batch: BatchDimension) -> Made:
-    """Build a recipe, save it into `directory` and load it back, with a free batch where it holds for other sizes.
+    """Build a recipe, save it into `directory` and load it back, with a free batch if it answers other sizes correctly.
+
+    Args:
+        examined: The original.
+        steps: The recipe.
+        directory: Where the artefact is saved.
+        batch: What is known of the batch dimension.
 
     Raises:
-        TargetError: where the recipe cannot be built, or answers another batch size wrongly though the inputs vary.
+        TargetError: The recipe cannot be built, or its result answers another batch size wrongly although the inputs
+            vary in size.
     """
     if not batch.freed:
         made = _make(examined, steps, directory, batch.size if batch.reason else None, batch.reason)
@@ -66,7 +84,7 @@ def make(examined: ExaminedWorkload, steps: Sequence[Step], directory: Path, bat
         return made
     try:
         made = _make(examined, steps, directory, None, "")
-        answers = made.artefact.run(*examined.flat_calibration[0])  # which may break a condition on sizes
+        answers = made.artefact.run(*examined.flat_calibration[0])  # raises where a condition on sizes is broken
         if _is_broken(answers, examined.outputs[0]):
             found = _Disagreement("built with a free batch, the variant answers its own inputs wrongly")
         else:
@@ -85,6 +103,7 @@ def make(examined: ExaminedWorkload, steps: Sequence[Step], directory: Path, bat
 def _make(
     examined: ExaminedWorkload, steps: Sequence[Step], directory: Path, fixed_batch: int | None, why: str
 ) -> Made:
+    """Build, save and load a recipe. Where the batch is fixed, a note says why."""
     candidate = build(examined, steps)
     if fixed_batch is not None:
         candidate = replace(candidate, notes=(*candidate.notes, f"fixed to batch {fixed_batch}: {why}"))
@@ -93,9 +112,12 @@ def _make(
 
 @dataclass(frozen=True)
 class _Disagreement:
-    """What an artefact does with other batch sizes.
+    """Describe what an artefact does with other batch sizes.
 
-    wrong: which size it answers otherwise than the model, in words. refused: the sizes for which it raises, and why.
+    Attributes:
+        wrong: Which size it answers differently from the model, in words; "" where there is none.
+        refused: The sizes for which it raises an error.
+        reason: The first of these errors.
     """
 
     wrong: str = ""
@@ -104,7 +126,10 @@ class _Disagreement:
 
 
 def _disagreement(examined: ExaminedWorkload, artefact: Artefact, size: int) -> _Disagreement:
-    """Run an artefact on other batch sizes, beside the model. Rows that it knows may be off as far as they were."""
+    """Compare an artefact with the model on other batch sizes.
+
+    An error counts as rounding as long as it is not much larger than the error at the known size.
+    """
     if not _batched(examined):
         return _Disagreement()
     tensors, wanted = examined.flat_calibration[0], examined.outputs[0]
@@ -115,7 +140,7 @@ def _disagreement(examined: ExaminedWorkload, artefact: Artefact, size: int) -> 
         inputs = _resized(examined, other)
         try:
             expected = _outputs(examined, inputs)
-        except Exception:  # noqa: BLE001 - what the model itself does not take needs no answer
+        except Exception:  # noqa: BLE001 - the artefact need not answer sizes that the model itself refuses
             continue
         try:
             found = _answer(artefact, inputs, other)
@@ -128,17 +153,17 @@ def _disagreement(examined: ExaminedWorkload, artefact: Artefact, size: int) -> 
             if other < rows and before.dim() and before.shape[0] == rows:
                 allowed = max(allowed, _error(before[:other], original[:other], usual))
             if not _error(ours, theirs, usual) <= _MARGIN * allowed + _TOLERANCE:
-                return _Disagreement(f"the variant answers a batch of {other} otherwise than the model")
+                return _Disagreement(f"the variant answers a batch of {other} differently from the model")
     return _Disagreement("", tuple(refused), why)
 
 
 def _is_broken(answers: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
-    """Return whether answers to the inputs seen are off by more than rounding explains."""
+    """Return whether the error on inputs that were seen is larger than rounding explains."""
     return any(_error(y, original, _usual(original)) > _BROKEN for y, original in zip(answers, wanted, strict=True))
 
 
 def _answer(artefact: Artefact, inputs: Sequence[Tensor], size: int) -> tuple[Tensor, ...]:
-    """Run an artefact. What torch.compile would compile again for a batch of 1 runs uncompiled, which saves minutes."""
+    """Run an artefact. For a batch of 1, torch.compile's code runs uncompiled, which saves minutes of compiling."""
     if size == 1 and isinstance(artefact.runtime, CompileRuntime):
         Guards(artefact.manifest.conditions).check(inputs)
         return artefact.runtime.run_uncompiled(inputs)
@@ -146,11 +171,12 @@ def _answer(artefact: Artefact, inputs: Sequence[Tensor], size: int) -> tuple[Te
 
 
 def _other_sizes(size: int) -> tuple[int, ...]:
+    """Return two batch sizes other than `size` to try."""
     return (1, size + 1) if size > 1 else (2, 3)
 
 
 def _refusal(examined: ExaminedWorkload, size: int) -> str:
-    """Return why the model does not take a batch of `size`, or ""."""
+    """Return why the model does not take a batch of `size`, or "" where it does."""
     signature = examined.signature
     try:
         args, kwargs = signature.call(_resized(examined, size))
@@ -164,6 +190,7 @@ def _refusal(examined: ExaminedWorkload, size: int) -> str:
 
 
 def _outputs(examined: ExaminedWorkload, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the original's outputs for flat tensors."""
     args, kwargs = examined.signature.call(tensors)
     with torch.no_grad():
         return output_tensors(examined.workload.model(*args, **kwargs))
@@ -186,6 +213,7 @@ def _resized(examined: ExaminedWorkload, size: int) -> tuple[Tensor, ...]:
 
 
 def _with_batch(examined: ExaminedWorkload, positions: Sequence[int], size: int | None) -> ExaminedWorkload:
+    """Return the workload with the first dimension of some inputs set to `size`; None sets it free."""
     inputs = tuple(
         replace(argument, shape=(size, *argument.shape[1:])) if i in positions else argument
         for i, argument in enumerate(examined.signature.inputs)
@@ -194,7 +222,7 @@ def _with_batch(examined: ExaminedWorkload, positions: Sequence[int], size: int 
 
 
 def _error(found: Tensor, wanted: Tensor, usual: float) -> float:
-    """Return the root mean square of the difference over a usual value; for whole numbers, the share that differs."""
+    """Return the root mean square of the difference over a usual value; for integers, the share that differs."""
     if found.shape != wanted.shape:
         return math.inf
     if not wanted.numel():
@@ -212,8 +240,10 @@ def _usual(wanted: Tensor) -> float:
 
 
 def _rms(values: Tensor) -> float:
+    """Return the root mean square of values, or 0.0 where there are none."""
     return float(values.norm()) / math.sqrt(values.numel()) if values.numel() else 0.0
 
 
 def _wide(x: Tensor) -> torch.dtype:
+    """Return the 64-bit dtype in which errors are computed: float64, or complex128."""
     return torch.complex128 if x.is_complex() else torch.float64

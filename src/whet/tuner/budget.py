@@ -1,4 +1,4 @@
-"""The time budget of a search: what is left of it, and processes that may not outlive it."""
+"""Keep to a search's time budget: know what is left of it, and end processes before it is exceeded."""
 
 import time
 from collections.abc import Callable
@@ -7,25 +7,28 @@ from pathlib import Path
 
 from whet.measure.isolate import Arguments, Failure, FailureKind, Function, Outcome
 
-_OVERRUN = 1.25  # times the budget, plus _GRACE_S: the longest a search may take in all
+_OVERRUN = 1.25  # a search may take this many times the budget, plus _GRACE_S
 _GRACE_S = 10.0
-_WRITING_S = 5.0  # of the grace: to end processes, and to write the report and the result
+_WRITING_S = 5.0  # the part of _GRACE_S kept for ending processes, and for writing the report and the result
 
 
 Runner = Callable[[Function, Arguments, Path, float], Outcome]
-"""Calls a function with arguments in a process of its own: its files go into a directory, it has so many seconds."""
+"""Call a function with arguments in a child process, which writes into a directory and has a time limit in seconds."""
 
 
 @dataclass(frozen=True)
 class BudgetEnded(Failure):
-    """A process was ended, or never begun, because the time that it had been given of the budget was up."""
+    """Report that a process was ended, or not started, because its share of the budget was used up."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a search may take, and when it began. It begins when this object is made.
+    """Hold how long a search may take, and when it began. It begins when this object is made.
 
-    seconds: what the user asked for. clock: seconds that never run backwards.
+    Attributes:
+        seconds: The budget that the user asked for.
+        clock: Returns the time in seconds. It never runs backwards.
+        started: When the search began, as `clock` tells.
     """
 
     seconds: float
@@ -37,20 +40,21 @@ class Budget:
 
     @property
     def elapsed_s(self) -> float:
+        """Return the seconds since the search began."""
         return self.clock() - self.started
 
     @property
     def left_s(self) -> float:
-        """Seconds until the budget is used up; negative afterwards."""
+        """Return the seconds until the budget is used up; negative afterwards."""
         return self.seconds - self.elapsed_s
 
     @property
     def left_at_most_s(self) -> float:
-        """Seconds until every process must have ended: 1.25 times the budget and 5 s, counted from the start."""
+        """Return the seconds until every process must have ended: 1.25 times the budget and 5 s after the start."""
         return _OVERRUN * self.seconds + _GRACE_S - _WRITING_S - self.elapsed_s
 
     def bounded(self, run: Runner) -> Runner:
-        """A runner whose processes end, at the latest, when `left_at_most_s` is 0."""
+        """Return a runner whose processes end, at the latest, when `left_at_most_s` is 0."""
 
         def within(function: Function, arguments: Arguments, directory: Path, time_limit_s: float) -> Outcome:
             return run_within(run, function, arguments, directory, limit_s=time_limit_s, left_s=self.left_at_most_s)
@@ -61,13 +65,21 @@ class Budget:
 def run_within(
     run: Runner, function: Function, arguments: Arguments, directory: Path, *, limit_s: float, left_s: float
 ) -> Outcome:
-    """Run a process for at most `limit_s` seconds, and for no more than the `left_s` that the budget still allows.
+    """Run a process for at most `limit_s` seconds, and at most the `left_s` seconds that the budget still allows.
+
+    Args:
+        run: Runs a function in a child process.
+        function: The function that the process calls.
+        arguments: The function's arguments.
+        directory: Where the process writes its files.
+        limit_s: The process's own time limit, in seconds.
+        left_s: What is left of the budget, in seconds.
 
     Returns:
-        What the process gave. The failure is a BudgetEnded where the budget was the limit that ended it.
+        The outcome of the process. The failure is a BudgetEnded where the budget was the limit that ended it.
     """
     if left_s <= 0:
-        return Outcome(None, BudgetEnded(FailureKind.TIMEOUT, "was not begun: the budget was used up"), 0.0, 0)
+        return Outcome(None, BudgetEnded(FailureKind.TIMEOUT, "was not started: the budget was used up"), 0.0, 0)
     outcome = run(function, arguments, directory, min(limit_s, left_s))
     failure = outcome.failure
     if failure is None or failure.kind is not FailureKind.TIMEOUT or left_s >= limit_s:
@@ -77,6 +89,6 @@ def run_within(
 
 
 def needed_for(seconds: float) -> float:
-    """The budget that a search of so many seconds needs, rounded up to a number that people would type."""
+    """Return the budget for a search of so many seconds, rounded up to whole 10 s, or to minutes beyond 2 minutes."""
     step = 10 if seconds <= 120 else 60
     return float(-(-seconds // step) * step)

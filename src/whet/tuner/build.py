@@ -1,4 +1,4 @@
-"""From a recipe to a candidate: each technique in its stage's order, refused ones named."""
+"""Build a candidate from a recipe: apply its techniques in the order of their stages, and name refused ones."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,11 @@ from whet.workload import ExaminedWorkload
 
 
 def options_of(step: Step) -> Any:
-    """The technique's frozen options. Raises RecipeError for a technique or an option that does not exist."""
+    """Return the frozen options of a step's technique.
+
+    Raises:
+        RecipeError: There is no such technique or option.
+    """
     technique = technique_of(step)
     try:
         return technique.options(**step.options)
@@ -23,15 +27,22 @@ def options_of(step: Step) -> Any:
 
 
 def technique_of(step: Step) -> Technique:
-    """The technique a step names. Raises RecipeError for one that does not exist."""
+    """Return the technique that a step names.
+
+    Raises:
+        RecipeError: There is no such technique.
+    """
     if step.technique not in TABLE:
         raise RecipeError(f"there is no technique {step.technique!r}; there are: {', '.join(TABLE)}")
     return TABLE[step.technique]
 
 
 def in_order(steps: Sequence[Step]) -> list[Step]:
-    """Steps in the order of their stages, and of the table within a stage. Raises RecipeError where two exclude each
-    other."""
+    """Return steps in the order of their stages, and of the table of techniques within a stage.
+
+    Raises:
+        RecipeError: Two steps exclude each other.
+    """
     claimed: dict[str, str] = {}
     for step in steps:
         for group in technique_of(step).groups:
@@ -42,7 +53,7 @@ def in_order(steps: Sequence[Step]) -> list[Step]:
 
 
 def refusals(steps: Sequence[Step], examined: ExaminedWorkload, machine: Machine) -> list[tuple[Step, str]]:
-    """The steps that do not hold for this workload on this machine, each with its reason."""
+    """Return the steps that do not apply to this workload on this machine, each with its reason."""
     refused = []
     for step in steps:
         technique, options = technique_of(step), options_of(step)
@@ -54,12 +65,12 @@ def refusals(steps: Sequence[Step], examined: ExaminedWorkload, machine: Machine
 
 
 def graph_refusal(technique: Technique, examined: ExaminedWorkload) -> str:
-    """Why a technique that makes a graph of the model cannot be used on this one, or ""."""
+    """Return why a technique cannot be used on this model because it needs a graph of it, or "" where it can."""
     return "" if technique.runs_python else program.refusal(examined)
 
 
 def is_in_process(steps: Sequence[Step]) -> bool:
-    """Whether what the steps make cannot be saved, and each process makes it anew from the target."""
+    """Return whether the steps' result cannot be saved, so that each process makes it anew from the target."""
     return any(step.technique in TABLE and TABLE[step.technique].in_process for step in steps)
 
 

@@ -1,4 +1,4 @@
-"""The command line of a search, as a user may type it again."""
+"""Write the command line of a search, so that a user can type it again."""
 
 import shlex
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def command_line(
     out: Path | None = None,
     resume: bool = False,
 ) -> str:
-    """`whet tune TARGET ...` with everything that tells one search from another, quoted for a shell."""
+    """Return `whet tune TARGET ...` with every option that tells one search from another, quoted for a shell."""
     words = [
         "whet",
         "tune",
@@ -44,8 +44,11 @@ def command_line(
 
 
 def without_password(storage: str) -> str:
-    """A storage's URL for a page that is passed on: options may hold a password, too. What is no URL stays as it is."""
+    """Return a storage's URL without passwords, so that it can be shown. A text that is no URL stays as it is.
+
+    The URL's options may hold a password too, so they are left out.
+    """
     try:
         return make_url(storage).set(query={}).render_as_string(hide_password=True)
-    except (ArgumentError, ValueError):  # ValueError: of a port that is no number
+    except (ArgumentError, ValueError):  # ValueError: the port is no number
         return storage

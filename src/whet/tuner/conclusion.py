@@ -1,4 +1,4 @@
-"""From the records of a search to its result: who goes to the finals, and what they prove."""
+"""Turn the records of a search into its result: choose the finalists, and report what the finals prove."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -18,7 +18,7 @@ from whet.tuner.saving import saved_original
 from whet.tuner.search import reloaded, try_recipe
 from whet.tuner.trial_context import TrialContext
 
-_BEATEN = 0.9  # a trial whose whole screening interval lies below this speedup is slower, whatever the process
+_BEATEN = 0.9  # a trial whose whole screening interval lies below this speedup is slower in any process
 
 
 def conclude(
@@ -110,7 +110,18 @@ def _verdict(
     unknown: str,
     no_graph: str,
 ) -> tuple[Word, str]:
-    """Return the verdict in a word and, where it is no gain, in a sentence. unknown: why there is none, if so."""
+    """Return the verdict in a word and, where it is no gain, in a sentence.
+
+    Args:
+        goal: What the search was to reach.
+        baseline: The original in the finals.
+        best: The best proved point; the original where none is proved.
+        points: The finalists in the finals.
+        records: Every trial.
+        beaten: The best trial, where it was too slow for the finals.
+        unknown: Why there is no verdict; "" where there is one.
+        no_graph: Why the model cannot be exported as a graph; "" where it can.
+    """
     if best is not baseline:
         return "gain", ""
     if unknown:
@@ -122,7 +133,7 @@ def _verdict(
 def _compile_only(
     context: TrialContext, records: Sequence[TrialRecord], points: Sequence[MeasuredVariant]
 ) -> MeasuredVariant | None:
-    """Return torch.compile alone as the finals or else its trial measured it; None where neither did."""
+    """Return torch.compile alone as measured in the finals, or else in its trial; None where it was never measured."""
     reference = plan.compile_only(context.space)
     if reference is None:
         return None
@@ -134,10 +145,10 @@ def _compile_only(
 def _finalists(
     context: TrialContext, goal: Goal, best_first: list[TrialRecord], budget: Budget, costs: Costs
 ) -> list[TrialRecord]:
-    """Return the trials for the finals: the best two, one where time is short, or none where not even that one fits.
+    """Return the trials for the finals: the best two, one where time is short, or none where not even one fits.
 
-    Each has its artefact on disk, made again where it is not, and a fresh process has loaded and run it. Trials that
-    are far slower than the original are left out: nobody waits for proof of that.
+    A fresh process has loaded and run the artefact of each. An artefact that is no longer on disk is made again. Trials
+    that are far slower than the original are left out, since nobody needs proof of that.
     """
     chosen: list[TrialRecord] = []
     for record in [r for r in best_first if not is_beaten(goal, r)][:3]:
@@ -161,14 +172,18 @@ def _finalists(
 
 
 def is_beaten(goal: Goal, record: TrialRecord) -> bool:
-    """Return whether a trial is so much slower than the original that nobody waits for proof of it."""
+    """Return whether a trial is so much slower than the original that the finals need not prove it."""
     return goal.asks_for_speed and record.speedup_ci95 is not None and record.speedup_ci95[1] < _BEATEN
 
 
 def hold_only_the_model(context: TrialContext, baseline: MeasuredVariant) -> bool:
-    """Take from the original's peak memory what its own code builds beside the model, such as a quality's data.
+    """Lower the original's peak memory to that of a process that loads it from an artefact, if that is less.
 
-    No variant's process builds that. Returns whether it could be done.
+    The original's own process may also hold what its code builds beside the model, such as the data of a quality. No
+    variant's process does.
+
+    Returns:
+        Whether the original could be saved and measured in that way.
     """
     saved = saved_original(context)
     peak_bytes = (

@@ -1,4 +1,4 @@
-"""Why a gain that the finals show may still be none: noise that could make any gain, or a screening that denies it."""
+"""Look for reasons to doubt a gain that the finals show: noise, or a screening that contradicts it."""
 
 import math
 
@@ -11,13 +11,19 @@ from whet.tuner.trial import TrialRequest, screen_again
 from whet.tuner.trial_context import TrialContext
 
 _LIMIT_S = 180.0
-_SHARED = 1.25  # what sharing a process, its caches and its threads may do to a ratio at the most
+_SHARED = 1.25  # sharing a process, its caches and its threads changes a ratio by at most this factor
 
 
 def doubt_about(context: TrialContext, finalist: TrialRecord, claim: Claim, patience: Patience) -> str:
-    """Return why a comparison cannot be believed, as a clause for people; "" where nothing speaks against it.
+    """Return why a comparison cannot be believed, as a clause for people; "" where there is no reason for doubt.
 
     Where the screening showed another ratio than the finals, the screening is measured once more before it counts.
+
+    Args:
+        context: Where the search works.
+        finalist: The trial that the comparison is about.
+        claim: What the finals show.
+        patience: How long to wait for a quiet machine.
     """
     if claim.noise > MAX_NOISE:
         return (
@@ -44,9 +50,10 @@ def doubt_about(context: TrialContext, finalist: TrialRecord, claim: Claim, pati
 
 
 def _agree(screened: float, ci95: tuple[float, float], final: Claim) -> bool:
-    """Tell whether intervals, noise between processes and a shared process explain the distance of two ratios.
+    """Return whether intervals, noise between processes and a shared process explain the distance of two ratios.
 
-    The screening is one pair of processes, the finals are `num_pairs`; the noise floor is that of their mean.
+    The screening is one pair of processes, the finals are `num_pairs` pairs; the claim's noise floor is that of their
+    mean.
     """
     assert final.ratio is not None and final.ci95 is not None
     process = math.log(final.noise) * math.sqrt(final.num_pairs)
@@ -55,4 +62,5 @@ def _agree(screened: float, ci95: tuple[float, float], final: Claim) -> bool:
 
 
 def _half_width(ci95: tuple[float, float]) -> float:
+    """Return half the width of an interval of ratios, in log space."""
     return math.log(ci95[1] / ci95[0]) / 2

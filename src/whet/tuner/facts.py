@@ -1,4 +1,4 @@
-"""What the examination of a target found out: made by a child process once, read by everything that follows."""
+"""Hold what the examination of a target found out. A child process finds it once; all later steps read it."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ from whet.tuner.space import ApplicableTechnique
 
 
 class KnownFacts(BaseModel):
-    """What a study keeps of a target, so that a search that goes on, or that others share, has the same space.
+    """Hold what a study keeps of a target, so that resumed and shared searches have the same space.
 
     Attributes:
-        fingerprint: Of the machine.
+        fingerprint: The machine's fingerprint.
         machine: The machine; None in studies of earlier versions.
         applicable: The techniques that apply, with their options.
-        refused: The techniques that do not, with reasons.
+        refused: The techniques that do not apply, with reasons.
         score: The original's quality; None without one.
-        signature: The tensors that go in and come out.
+        signature: The model's input and output tensors.
         weights: A digest of the model's weights and buffers.
         exclude: Techniques that the user does not want tried.
     """
@@ -39,7 +39,7 @@ class KnownFacts(BaseModel):
 
 
 class TargetFacts(KnownFacts):
-    """Everything that was found out about a target.
+    """Hold everything that was found out about a target.
 
     Attributes:
         machine: The machine.
@@ -47,22 +47,22 @@ class TargetFacts(KnownFacts):
         open_s: Seconds to build the model and its inputs.
         examined_s: Seconds of the whole examination, without measuring the machine's limits.
         limits_s: Seconds to measure the machine's limits.
-        batch: Which of the inputs' sizes are a batch that may be free.
+        batch: What is known of the batch dimension.
         sample_scores: The score of each sample, where the quality gives them.
         effects: What forward does that a graph would leave out, in words.
-        shared: Places of the outputs that share memory with an input, a weight or another output.
+        shared: Positions of the outputs that share memory with an input, a weight or another output.
         depends_on_grad_mode: Whether the outputs differ while gradients are on.
         content: A digest of the parameters and of all batches; "" where the outputs were not written.
-        quality_name: What people call the quality.
+        quality_name: The quality's name, for people.
         higher_is_better: Whether a higher score is a better one.
         model: A digest of the names, shapes and dtypes of the weights.
         num_samples: Samples in a batch, on average.
-        original_bytes: What the weights and buffers take as safetensors.
-        no_graph: Why no graph can stand for the model; "" where one can.
+        original_bytes: The size of the weights and buffers as safetensors.
+        no_graph: Why the model cannot be exported as a graph; "" where it can.
         limits: The machine's limits on the model's device.
-        profiles: A profile of the original for each size of batch, and how many batches are of it.
+        profiles: For each batch size, a profile of the original and the number of batches of that size.
         diagnosis: What bounds the original.
-        num_threads: PyTorch's threads, as the target's code leaves them.
+        num_threads: The number of PyTorch's threads that the target's code leaves set.
         busy: What disturbed the profile on a busy machine.
         sys_path: Where Python finds modules in the process that built the target.
     """
@@ -92,10 +92,10 @@ class TargetFacts(KnownFacts):
     sys_path: tuple[str, ...] = ()
 
     def kept(self) -> dict[str, Any]:
-        """Return what a study keeps, as JSON."""
+        """Return the part of the facts that a study keeps, as a JSON-serialisable dict."""
         return self.model_dump(mode="json", include=set(KnownFacts.model_fields))
 
     def gone_on_with(self, known: KnownFacts) -> "TargetFacts":
-        """Return these facts with what an earlier search of the same study chose from."""
+        """Return these facts with the space and the score of an earlier search of the same study."""
         names = set(KnownFacts.model_fields) - {"machine"}
         return self.model_copy(update={name: getattr(known, name) for name in names})

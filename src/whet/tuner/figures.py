@@ -1,6 +1,6 @@
-"""Figures as people read them, on the terminal and in the report: three significant digits with their unit.
+"""Format figures for people, on the terminal and in the report: three significant digits with their unit.
 
-What was not measured is a dash, never a zero.
+A figure that was not measured is shown as a dash, never as a zero.
 """
 
 import math
@@ -17,18 +17,18 @@ __all__ = ["DASH", "digits", "duration", "num_bytes", "one_line", "operations", 
 
 
 def from_to(before: str, after: str) -> str:
-    """ "164 ms", "18.4 ms" -> "164 → 18.4 ms"."""
+    """Join two figures of one unit: "164 ms" and "18.4 ms" give "164 → 18.4 ms"."""
     value, _, unit = before.partition(" ")
     return f"{value} → {after}" if unit and after.endswith(f" {unit}") else f"{before} → {after}"
 
 
 def ratio(value: float | None) -> str:
-    """How many times: 3.42×."""
+    """Format a ratio as 3.42×."""
     return DASH if value is None or math.isnan(value) else f"{_hundredths(value)}×"
 
 
 def interval(ci95: Sequence[float] | None) -> str:
-    """The 95% interval of a ratio: 3.31–3.54; a dash where there is none, as from a single pair."""
+    """Format the 95% interval of a ratio as 3.31–3.54. A dash stands for none, which is what a single pair gives."""
     if ci95 is None or not all(math.isfinite(end) for end in ci95):
         return DASH
     return "–".join(map(_hundredths, ci95))
@@ -52,26 +52,26 @@ def change(found: QualityChange | None, max_drop: float) -> str:
 
 
 def most_drop(found: QualityChange | None) -> str:
-    """The upper end of the interval of a drop: ≤0.95%."""
+    """Format the upper end of the interval of a drop as ≤0.95%."""
     return "" if found is None else f"≤{percent(found.ci95[1])}"
 
 
 def score(value: float | None) -> str:
-    """A quality as its metric gives it, to four digits."""
+    """Format a quality as its metric gives it, to four digits."""
     if value is None:
         return DASH
     return f"{value:.4f}" if abs(value) < 10 else f"{value:,.2f}"
 
 
 def cosine(value: float | None) -> str:
-    """Four decimals, but never rounded up to perfect."""
+    """Format a cosine with four decimals, without rounding up to 1."""
     if value is None or math.isnan(value):
         return DASH
     return ">0.9999" if 0.99995 <= value < 1 - 1e-12 else f"{value:.4f}"
 
 
 def agreement(found: Agreement | None) -> str:
-    """In words: "cosine 0.9993, error 3.7%, top-1 99%"."""
+    """Format an agreement in words: "cosine 0.9993, error 3.7%, top-1 99%"."""
     if found is None:
         return DASH
     parts = [f"cosine {cosine(found.cosine)}", f"error {percent(found.relative_error)}"]
@@ -81,23 +81,31 @@ def agreement(found: Agreement | None) -> str:
 
 
 def p_value(value: float | None) -> str:
+    """Format a p-value with three decimals, or as <0.001."""
     if value is None or math.isnan(value):
         return DASH
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def has_metric(result: Result) -> bool:
-    """Whether the workload has a quality metric; without one, agreement with the original's outputs stands for it."""
+    """Return whether the workload has a quality metric.
+
+    Without one, agreement with the original's outputs stands for it.
+    """
     return result.baseline.quality is not None
 
 
 def measured(value: int | float | None) -> float | None:
-    """None for the zero of a size or memory that nobody measured."""
+    """Return the value, or None for 0, which stands for a size or memory that was not measured."""
     return value or None
 
 
 def over_compile_only(result: Result) -> Claim | None:
-    """The winner against torch.compile alone, by the finals' pairs; None where the two were not measured together."""
+    """Compare the winner with torch.compile alone, by the pairs of the finals.
+
+    Returns:
+        The claim; None where the two were not measured together.
+    """
     other = result.compile_only
     if other is None:
         return None
@@ -108,7 +116,7 @@ def over_compile_only(result: Result) -> Claim | None:
 
 
 def final_points(result: Result) -> list[MeasuredVariant]:
-    """The original, then everything that was measured beside it, fastest first; last what was only screened."""
+    """Return the original, then the variants of the finals, fastest first, then those that were only screened."""
     points = {point.steps: point for point in result.finalists if point.steps}
     if result.compile_only is not None:
         points.setdefault(result.compile_only.steps, result.compile_only)
@@ -118,16 +126,17 @@ def final_points(result: Result) -> list[MeasuredVariant]:
 
 
 def is_compile_only(result: Result, point: MeasuredVariant) -> bool:
+    """Return whether a point is torch.compile alone."""
     return result.compile_only is not None and point.steps == result.compile_only.steps
 
 
 def _hundredths(value: float) -> str:
-    """At least two decimals below 10, as 0.98 and 1.02 are told apart by them."""
+    """Format a value with at least two decimals below 10, so that 0.98 and 1.02 differ."""
     return f"{value:.2f}" if 0.1 <= value < 9.995 else digits(value)
 
 
 def load_call(directory: str, libraries: Sequence[str]) -> str:
-    """Return the call that loads an artefact, as Python."""
+    """Return the Python call that loads an artefact."""
     more = f", libraries={list(libraries)!r}" if libraries else ""
     return f"whet.load({directory!r}{more})"
 

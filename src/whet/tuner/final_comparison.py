@@ -1,6 +1,6 @@
-"""The finals: the best few and the original, each in processes of their own, interleaved in random order.
+"""Compare the best few trials with the original, each in its own processes, interleaved in random order.
 
-One round is one process of each. The verdict comes from the rounds: the process is the replicate.
+One round is one process of each. The verdict comes from the rounds, since processes are the independent replicates.
 """
 
 import logging
@@ -30,15 +30,15 @@ from whet.tuner.trial_context import TrialContext
 
 _LOG = logging.getLogger("whet")
 
-_ROUNDS_ALONE = 3  # of the original, where there is nothing to compare it with
-_MIN_PAIRS = 2  # one has no interval
+_ROUNDS_ALONE = 3  # rounds of the original, where there is nothing to compare it with
+_MIN_PAIRS = 2  # a single pair has no interval
 _LIMIT_S = 180.0
 _ORIGINAL = "original"
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One variant as a side of the comparison: the original (no record), or what a trial saved.
+    """Describe one variant as a side of the comparison: the original (no record), or what a trial saved.
 
     Attributes:
         context: Where the search works.
@@ -50,7 +50,7 @@ class _Side:
 
     @property
     def name(self) -> str:
-        """The name of the variant's directory."""
+        """Return the name of the variant's directory."""
         return _ORIGINAL if self.record is None else f"trial-{self.record.number}"
 
     def run(self) -> Run:
@@ -73,23 +73,23 @@ def compare_finalists(
 ) -> tuple[MeasuredVariant, list[MeasuredVariant]]:
     """Measure the original and each finalist in interleaved rounds.
 
-    A finalist whose process fails is left out of the rest and has no point; a round in which the original's fails is
-    no pair. A finalist that loses each of its first three pairs is judged by those; where none is left, the finals are
-    over. A process that was disturbed on a busy machine is measured again as long as `patience` lasts; where it has run
-    out, the finals end, and disturbed processes are in no pair.
+    A finalist whose process fails is left out of the rest and has no point. A round in which the original's process
+    fails is no pair. A finalist that loses each of its first three pairs is judged by those; the finals end when no
+    finalist is left. A process that was disturbed on a busy machine is measured again as long as `patience` lasts.
+    After that the finals end, and disturbed processes are in no pair.
 
     Args:
         context: Where the search works.
         finalists: The trials to measure. Without any, the original is measured in three rounds.
-        deadline: No round is begun after this time, as `clock` tells, once there are six pairs; of the original alone,
-            once there is one.
-        stop_at: No round is begun that would not end by then, and one in which the time runs out does not count.
-        unmeasured: The original's point where the time allows not one round.
-        rounds: Rounds at the most, beside those in place of disturbed ones.
-        seed: Of the order in each round.
+        deadline: No round begins after this time, as `clock` tells, once there are six pairs; of the original alone,
+            once there is one round.
+        stop_at: No round begins that would end after this time, and a round in which the time runs out does not count.
+        unmeasured: The original's point where there is no time for a single round.
+        rounds: The largest number of rounds, without those that replace disturbed ones.
+        seed: The seed for the order in each round.
         patience: How long to wait for a quiet machine.
         report: Is told how many rounds of how many have ended.
-        clock: Tells the time, in seconds.
+        clock: Returns the time, in seconds.
 
     Returns:
         The original's point and the finalists', each judged against the original.
@@ -134,6 +134,7 @@ def _judged(
 
 
 def _is_judged(claim: Claim) -> bool:
+    """Return whether a finalist did not fail and has enough pairs for an interval."""
     return not claim.failure and claim.num_pairs >= _MIN_PAIRS
 
 
@@ -149,16 +150,18 @@ def _finalist_point(context: TrialContext, finalist: TrialRecord, claim: Claim, 
 
 
 def is_gain(point: MeasuredVariant) -> bool:
+    """Return whether a point is proved faster than the original."""
     return point.verdict == Verdict.PASS
 
 
 def _measure(context: TrialContext, finalist: TrialRecord | None) -> Run:
+    """Measure the original (None) or a finalist once, in a fresh process."""
     name = _ORIGINAL if finalist is None else f"trial-{finalist.number}"
     return _run(name, context.measure(finalist, context.directory / "finals" / name, RUN_S, _LIMIT_S))
 
 
 def peak_bytes_of(context: TrialContext, saved: Path, libraries: Sequence[str] = ()) -> int | None:
-    """Return the peak memory of serving the original from an artefact, the most of three processes; None on failure."""
+    """Return the peak memory of serving the original from an artefact: the most of three processes; None on failure."""
     folder = context.directory / "finals" / "saved-original"
     outcomes = [context.measure_artefact(saved, libraries, folder, RUN_S, _LIMIT_S) for _ in range(3)]
     runs = [_run("the saved original", outcome) for outcome in outcomes]
@@ -166,7 +169,7 @@ def peak_bytes_of(context: TrialContext, saved: Path, libraries: Sequence[str] =
 
 
 def _run(name: str, outcome: Outcome) -> Run:
-    """Return what a process gave. A failure is logged, unless the time was up."""
+    """Return a process's measurement. A failure is logged, unless the budget ended the process."""
     run = outcome.answer(Run)
     if run is not None:
         return run
@@ -177,6 +180,7 @@ def _run(name: str, outcome: Outcome) -> Run:
 
 
 def _point(context: TrialContext, finalist: TrialRecord | None, runs: Sequence[Run]) -> MeasuredVariant:
+    """Return the measured variant that its runs describe, without a verdict."""
     latency = statistics.median(run.latency_ms for run in runs)
     facts = context.facts
     steps = () if finalist is None else finalist.steps

@@ -1,4 +1,4 @@
-"""Recipes that cannot be saved: each process applies them anew to the target and runs them in place."""
+"""Handle recipes that cannot be saved: each process applies them anew to the target and runs them in place."""
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
@@ -15,13 +15,16 @@ ADVICE = (
     "torch.compile makes it anew from the model's own code in each process, so there is no model/ to load: in Python, "
     "whet.apply(RECIPE, MODEL, INPUTS) returns it, ready to be called; `whet apply RECIPE TARGET` makes and checks it"
 )
-"""What to do with a winner that cannot be saved."""
+"""Tell the user what to do with a winner that cannot be saved."""
 
 _SIGNATURE = TypeAdapter(Signature)
 
 
 def as_artefact(candidate: Candidate) -> Artefact:
-    """A candidate that works in process, called as a loaded artefact is. Sets torch's thread count as load does."""
+    """Return a candidate that works in process as an artefact, which is called like a loaded one.
+
+    It sets torch's number of threads, as load does.
+    """
     assert candidate.runtime is not None
     set_threads(candidate.num_threads)
     manifest = Manifest(
@@ -34,7 +37,7 @@ def as_artefact(candidate: Candidate) -> Artefact:
 
 
 class RebuildRequest(BaseModel):
-    """What a process is asked to rebuild and to time.
+    """Tell a process what to rebuild and time.
 
     Attributes:
         known: The target.
@@ -50,9 +53,9 @@ class RebuildRequest(BaseModel):
 
 
 def measure_rebuilt(request: RebuildRequest) -> Run:
-    """Apply a recipe to a target in this process, and time what comes of it alone, as `measure_variant` does.
+    """Apply a recipe to a target in this process, and time the result alone, as `measure_variant` does.
 
-    The memory measured holds the compiler: a process that serves such a variant holds it too.
+    The memory measured includes the compiler's, as it does in any process that serves such a variant.
     """
     examined = request.known.open()
     artefact = as_artefact(build(examined, request.steps))

@@ -1,4 +1,4 @@
-"""The report's head: what was gained, in six figures, each with what it takes to judge it."""
+"""Compute the report's key figures: what was gained, in six figures, each with what is needed to judge it."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,15 @@ _SPEED = "Speedup over the original"
 
 @dataclass(frozen=True)
 class Tile:
-    """One key figure. main: of the objective. tone: good, warn or nothing."""
+    """Hold one key figure.
+
+    Attributes:
+        title: What the figure is.
+        value: The figure with its unit.
+        detail: What is needed to judge it.
+        main: Whether it is the objective's own figure.
+        tone: "good", "warn" or "".
+    """
 
     title: str
     value: str
@@ -22,7 +30,10 @@ class Tile:
 
 
 def key_figures(result: Result) -> list[Tile]:
-    """Speed, latency, quality, size, memory, and the gain over torch.compile alone; the objective's own first."""
+    """Return the six figures: speed, latency, quality, size, memory, and the gain over torch.compile alone.
+
+    The objective's own figure comes first.
+    """
     tiles = [
         _speed_tile(result),
         _latency_tile(result),
@@ -47,9 +58,9 @@ def _speed_tile(result: Result) -> Tile:
     if not others:
         return Tile(_SPEED, DASH, result.busy or "nothing came to the finals", main)
     nearest = others[0]
-    if nearest.verdict == "pass":  # faster, but not better in what was asked for
+    if nearest.verdict == "pass":  # it is faster, but not better in the objective
         return Tile(_SPEED, DASH, "the original stays", main)
-    if nearest.doubt:  # no factor is shown that cannot be believed
+    if nearest.doubt:  # a factor that is in doubt is not shown
         return Tile(_SPEED, "no verdict", nearest.doubt, main, "warn")
     tone = "warn" if nearest.verdict == "inconclusive" else ""
     between = figures.interval(nearest.speedup_ci95)
@@ -111,7 +122,7 @@ def _byte_tiles(result: Result) -> list[Tile]:
 
 
 def _compile_tile(result: Result) -> Tile:
-    """The gain over torch.compile alone, so that none is claimed over eager only."""
+    """Return the gain over torch.compile alone, so that no gain is claimed over eager mode only."""
     other, title = result.compile_only, "Speedup over torch.compile alone"
     if other is None:
         return Tile(title, DASH, "torch.compile alone was not measured")
@@ -140,5 +151,5 @@ def _said(point: MeasuredVariant) -> str:
 
 
 def record_of(result: Result, point: MeasuredVariant) -> TrialRecord | None:
-    """The trial that a point comes from."""
+    """Return the trial that a point comes from."""
     return next((t for t in result.trials if t.steps == point.steps and t.status == "done"), None)

@@ -1,7 +1,7 @@
-"""A target as its examination left it, so that the processes that work on it later don't examine it again.
+"""Keep a target as its examination left it, so that later processes need not examine it again.
 
-This module imports no technique: a process of the final comparison imports it, and holds nothing that serving the
-variant would not hold.
+This module imports no technique: a process of the final comparison imports it, and must hold only what serving the
+variant takes.
 """
 
 import hashlib
@@ -26,16 +26,16 @@ from whet.workloads.handover import open_target
 INPUTS = "inputs.safetensors"
 OUTPUTS = "outputs.pt"
 
-_SAMPLED = 4096  # values of a tensor in the digest of a target
+_SAMPLED = 4096  # about how many values of each tensor go into the digest of a target
 _MAX_OUTPUT_BYTES = 2**28
 
 
 class BatchDimension(BaseModel):
-    """What is known of a target's batch dimension.
+    """Describe a target's batch dimension.
 
     Attributes:
-        size: Rows of the inputs.
-        freed: The inputs, by position, whose first dimension was set free though it never varied.
+        size: The number of rows of the inputs.
+        freed: Positions of the inputs whose first dimension was set free though it never varied.
         reason: Why it is fixed; "" where it is free.
     """
 
@@ -47,17 +47,17 @@ class BatchDimension(BaseModel):
 
 
 class KnownTarget(BaseModel):
-    """What a process is told of a target that was examined before.
+    """Tell a process about a target that was examined before.
 
     Attributes:
         target: The target's name or address.
         directory: Where the examination wrote the inputs and the original's outputs.
-        signature: The tensors that go in and come out, with the batch dimension free where it may be.
+        signature: The model's input and output tensors, with the batch dimension free where it may be.
         batch: What is known of the batch dimension.
         score: The original's quality; None without one.
         sample_scores: The score of each sample, where the quality gives them.
         effects: What forward does that a graph would leave out, in words.
-        shared: Places of the outputs that share memory with an input, a weight or another output.
+        shared: Positions of the outputs that share memory with an input, a weight or another output.
         depends_on_grad_mode: Whether the outputs differ while gradients are on.
         content: A digest of the parameters and of all batches, by which a process knows that it built the same target;
             "" where the outputs were not written.
@@ -79,8 +79,8 @@ class KnownTarget(BaseModel):
     def open(self) -> ExaminedWorkload:
         """Build the target again and return it as it was examined.
 
-        A target that this process builds otherwise is examined anew, since its outputs are others: one that draws its
-        weights or inputs without a seed, for example. Its score and signature stay those of the examination.
+        A target that this process builds differently is examined anew, since its outputs differ too. One that draws its
+        weights or inputs without a seed is an example. Its score and signature stay those of the examination.
         """
         workload = open_target(self.target)
         outputs = self._known_outputs(workload)
@@ -92,7 +92,7 @@ class KnownTarget(BaseModel):
         return replace(examined, signature=self.signature, score=self.score, sample_scores=self.sample_scores)
 
     def _known_outputs(self, workload: InferenceWorkload) -> tuple[tuple[Tensor, ...], ...] | None:
-        """Return the original's outputs by calibration batch; None where this workload is another one."""
+        """Return the original's outputs by calibration batch; None where the workload differs from the examined one."""
         model = workload.model.eval()
         for tensor in itertools.islice(tensors_of(workload.inputs[0]), 1):
             use_device_of(tensor)
@@ -118,8 +118,9 @@ def digest_of(tensors: Iterable[tuple[str, Tensor]]) -> str:
 def digest_of_content(workload: InferenceWorkload) -> str:
     """Return a digest of a workload's parameters and batches, by a sample of each tensor's values.
 
-    It tells targets apart that were built otherwise, as without a seed; a change of single values may go unnoticed.
-    Buffers are left out, since some count calls. The model has been called before, so that lazy parameters are there.
+    It tells targets apart that were built differently, for example without a seed. A change of single values may go
+    unnoticed. Buffers are left out, since some count calls. The model must have been called before, so that lazy
+    parameters exist.
     """
     batches = [*workload.inputs, *workload.calibration]
     data = [(f"{i}.{j}", tensor) for i, batch in enumerate(batches) for j, tensor in enumerate(tensors_of(batch))]
@@ -128,13 +129,13 @@ def digest_of_content(workload: InferenceWorkload) -> str:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    """Return a tensor's values at evenly spaced places, at most 4,096 or a few more."""
+    """Return a tensor's values at evenly spaced places, 4,096 to 8,191 of them, or all where it has fewer."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // _SAMPLED)]
 
 
 def write_inputs(examined: ExaminedWorkload, path: Path) -> None:
-    """Write the flat inputs of every batch, named batch.position; the metadata hold each one's device."""
+    """Write the flat inputs of every batch, named batch.position. The metadata hold each tensor's device."""
     named = {
         f"{i}.{j}": t.contiguous().clone() for i, flat in enumerate(examined.flat_inputs) for j, t in enumerate(flat)
     }
@@ -142,7 +143,7 @@ def write_inputs(examined: ExaminedWorkload, path: Path) -> None:
 
 
 def read_inputs(path: Path) -> list[tuple[Tensor, ...]]:
-    """Return what write_inputs wrote, on the devices it was on."""
+    """Return what write_inputs wrote, each tensor on its former device."""
     batches: dict[int, dict[int, Tensor]] = {}
     with safe_open(path, framework="pt") as file:
         for name, device in file.metadata().items():
@@ -156,22 +157,22 @@ def write_outputs(outputs: Sequence[Sequence[Tensor]], path: Path) -> bool:
     """Write the original's outputs for each calibration batch. Unlike safetensors, the format has every dtype.
 
     Returns:
-        Whether they were written. Outputs of more than a quarter of a gigabyte are not, nor where there is no room:
-        later processes then run the original again.
+        Whether they were written. They are not where they take more than a quarter of a gigabyte, or where the disk is
+        full. Later processes then run the original again.
     """
     plain = [[tensor.detach().as_subclass(Tensor).clone() for tensor in batch] for batch in outputs]
     if sum(tensor.nbytes for batch in plain for tensor in batch) > _MAX_OUTPUT_BYTES:
         return False
     try:
         torch.save(plain, path)
-    except (OSError, RuntimeError):  # a full disk is a RuntimeError of torch's
+    except (OSError, RuntimeError):  # torch raises RuntimeError where the disk is full
         path.unlink(missing_ok=True)
         return False
     return True
 
 
 def read_outputs(path: Path) -> tuple[tuple[Tensor, ...], ...] | None:
-    """Return what write_outputs wrote, on the devices it was on; None where that cannot be read.
+    """Return what write_outputs wrote, each tensor on its former device; None where the file cannot be read.
 
     Nothing but tensors is unpickled.
     """

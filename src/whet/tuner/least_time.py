@@ -1,4 +1,4 @@
-"""The least time that the machine's limits allow a recipe: what `share_of_limit` is measured against."""
+"""Compute the least time that the machine's limits allow a recipe. `share_of_limit` is measured against it."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,8 @@ def mean_least_time_s(profiles: Sequence[tuple[Profile, int]], limits: Limits, s
     """Return the average least time of a call in seconds, weighted over batches as latency is.
 
     Args:
-        profiles: For each size of batch, a profile of the original and how many batches are of that size.
-        limits: Of the machine.
+        profiles: For each batch size, a profile of the original and the number of batches of that size.
+        limits: The machine's limits.
         steps: The recipe.
     """
     total_s = sum(count * recipe_time_s(profile, limits, steps) for profile, count in profiles)
@@ -22,7 +22,7 @@ def mean_least_time_s(profiles: Sequence[tuple[Profile, int]], limits: Limits, s
 
 
 def recipe_time_s(profile: Profile, limits: Limits, steps: Sequence[Step]) -> float:
-    """Return the seconds that the model's arithmetic and bytes need at this machine's limits, in the recipe's dtype."""
+    """Return the seconds that the model's operations and bytes need at the machine's limits, in the recipe's dtype."""
     dtype, weight_scale = profile.dtype, None
     for step in steps:
         technique = technique_of(step)

@@ -1,4 +1,4 @@
-"""What fits into a budget: about how long trials and finals take, and what is left undone when the time is up."""
+"""Plan what fits into a budget: estimate how long trials and finals take, and say what remains undone."""
 
 import math
 from collections.abc import Sequence
@@ -8,24 +8,27 @@ from whet.tuner.budget import Budget, needed_for
 from whet.tuner.facts import TargetFacts
 from whet.tuner.records import TrialRecord
 
-ROUNDS = 8  # of the finals
+ROUNDS = 8  # in the finals
 MIN_ROUNDS = 6  # with fewer pairs, the signed-rank test cannot reach 5 %
-RUN_S = 0.7  # of timing in each process of the finals
-TIMING_S = 2.4  # of interleaved timing in a trial
-MIN_TRIAL_S = 2.0  # no trial is begun with less
+RUN_S = 0.7  # seconds of timing in each process of the finals
+TIMING_S = 2.4  # seconds of interleaved timing in a trial
+MIN_TRIAL_S = 2.0  # no trial begins with fewer seconds left
 
-_START_S = 2.0  # of a process of the finals, before it loads anything
-_BUILD_S = 5.0  # of a trial, before one has been seen: to convert, save and load the model
-_MIN_CALLS = 5  # that a process of the finals times
-_PAIR_CALLS = 64  # that a trial makes at least, to time a variant beside the original
-_FINALS_SHARE = 0.4  # of the budget is kept for the finals, at most
+_START_S = 2.0  # to start a process of the finals, before it loads anything
+_BUILD_S = 5.0  # to convert, save and load the model in a trial; used until one has been timed
+_MIN_CALLS = 5  # the fewest calls that a process of the finals times
+_PAIR_CALLS = 64  # the fewest calls that a trial makes to time a variant beside the original
+_FINALS_SHARE = 0.4  # the largest share of the budget that is kept for the finals
 
 
 @dataclass(frozen=True)
 class Costs:
-    """About how long each part of a search takes, in seconds.
+    """Estimate how long each part of a search takes.
 
-    trial_s: one trial. original_s, variant_s: one process of the finals.
+    Attributes:
+        trial_s: Seconds of one trial.
+        original_s: Seconds of one process of the finals that measures the original.
+        variant_s: Seconds of one process of the finals that measures a variant.
     """
 
     trial_s: float
@@ -34,7 +37,7 @@ class Costs:
 
     @classmethod
     def estimate(cls, facts: TargetFacts, records: Sequence[TrialRecord]) -> "Costs":
-        """From what the examination of the target took, and from the trials so far."""
+        """Estimate the costs from what the examination of the target took, and from the trials so far."""
         profiles = facts.profiles
         num_calls = sum(count for _, count in profiles)
         call_s = sum(profile.total_s * count for profile, count in profiles) / num_calls
@@ -46,21 +49,30 @@ class Costs:
         return cls(sum(taken) / len(taken) if taken else trial_s, original_s, variant_s)
 
     def finals_s(self, num_variants: int, rounds: int = ROUNDS) -> float:
-        """How long so many rounds of the original and `num_variants` variants take. Each variant is reloaded before."""
+        """Return the seconds that the finals of the original and `num_variants` variants take.
+
+        Each variant is also reloaded once before the finals.
+        """
         return rounds * (self.original_s + num_variants * self.variant_s) + num_variants * _START_S
 
     def needed_s(self, spent_s: float) -> float:
-        """Return a budget into which one trial and its finals fit, after `spent_s` of examination."""
+        """Return a budget in seconds for one trial and its finals, after `spent_s` seconds of examination."""
         return needed_for(spent_s + self.trial_s + self.finals_s(1, MIN_ROUNDS))
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What fits into the rest of a budget.
+    """Describe what fits into the rest of a budget.
 
-    search_s: how long trials may be begun, from now. stop_s: when one that is still at work is ended, from now.
-    has_verdict: whether a trial and the finals fit. elapsed_s: before the search; spent_s: of that, what a search that
-    goes on will spend again, which is all but measuring the machine's limits.
+    Attributes:
+        budget_s: The budget in seconds.
+        elapsed_s: Seconds that went by before the search.
+        spent_s: The part of `elapsed_s` that a resumed search will spend again: all but measuring the machine's limits.
+        search_s: For how many seconds from now trials may be started.
+        stop_s: After how many seconds from now a trial that is still running is stopped.
+        has_verdict: Whether there is time for a trial and the finals.
+        costs: How long each part takes.
+        has_trials: Whether an earlier search of the same study has trials.
     """
 
     budget_s: float
@@ -74,7 +86,13 @@ class Outlook:
 
     @classmethod
     def of(cls, budget: Budget, facts: TargetFacts, records: Sequence[TrialRecord] = ()) -> "Outlook":
-        """Divide what is left of the budget. records: the trials of the search that this one goes on with."""
+        """Divide what is left of the budget.
+
+        Args:
+            budget: The budget, which began with the examination.
+            facts: What is known of the target.
+            records: The trials of the search that this one resumes.
+        """
         costs = Costs.estimate(facts, records)
         has_finalist = any(record.status == "done" for record in records)
         build_s = costs.trial_s if has_finalist else 0.0  # an earlier search's artefact is made again
@@ -98,13 +116,16 @@ class Outlook:
 
     @property
     def num_trials(self) -> int:
-        """About how many trials there is time for. The first of a search is made wherever it may begin at all."""
+        """Return about how many trials there is time for.
+
+        A new search counts at least one if there are two seconds for it.
+        """
         fitting = max(0, int(self.search_s / self.costs.trial_s))
         return fitting if self.has_trials or self.stop_s < MIN_TRIAL_S else max(1, fitting)
 
     @property
     def sentence(self) -> str:
-        """What fits, for the user, before the search begins."""
+        """Return a sentence that tells the user, before the search begins, what fits."""
         spent = f"Looking at the model took {self.elapsed_s:.0f} s of the {self.budget_s:g} s."
         trials = (
             f"{'more ' if self.has_trials else ''}trials of about {self.costs.trial_s:.0f} s each: {self.num_trials}"
@@ -119,6 +140,6 @@ class Outlook:
 
 
 def going_on(num_untried: int, command: str) -> str:
-    """One line for the end: how many techniques the time did not reach, and the command that goes on."""
+    """Return one line for the end: how many techniques were not reached in time, and the command that goes on."""
     techniques = "technique is" if num_untried == 1 else "techniques are"
     return f"{num_untried} {techniques} untried, as the time was up. To go on: {command}"

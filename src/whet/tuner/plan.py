@@ -1,12 +1,11 @@
-"""Which recipe to try next: a pure function of what the study holds, so that a resumed search goes on as it was.
+"""Choose the recipe to try next, as a pure function of the study, so that a resumed search continues the same plan.
 
-1. torch.compile alone: no gain is claimed over eager only.
-2. Each technique alone, with what it needs, the largest bound first. One whose bound is below what has already been
-   measured cannot win alone and waits. Where memory or size is asked for, those that make the weights smallest come
-   first, and those that leave them alone wait.
-3. Combinations: each technique added to the best recipe so far. A recipe that is better but loses quality is tried
-   again with techniques that give quality back.
-4. Options of the best recipe, one at a time. After that the sampler chooses.
+1. torch.compile alone comes first, so that no gain is claimed over eager mode only. 2. Each technique is tried alone,
+with the techniques that it needs, the largest bound first. One whose bound is below the speedup already measured cannot
+win alone, and waits. If the objective is memory or size, the techniques that make the weights smallest come first, and
+those that don't make them smaller wait. 3. Each technique is added to the best recipe so far. A recipe that is better
+but loses quality is tried again with techniques that win quality back. 4. The options of the best recipe are changed,
+one at a time. After that the sampler chooses.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,15 +19,19 @@ from whet.tuner.records import TrialRecord
 from whet.tuner.space import Space
 
 COMPILE_ONLY = Recipe(steps=(Step(technique="inductor", options={"engine": "jit", "freezing": False}),))
-"""torch.compile(model) as its users call it."""
+"""Compile the model as `torch.compile(model)` does."""
 
 
 def next_recipe(
     space: Space, records: Sequence[TrialRecord], goal: Goal, *, with_reference: bool = True
 ) -> Recipe | None:
-    """Return the next recipe that is worth a trial, or None where the plan is at its end.
+    """Return the next recipe that is worth a trial, or None where the plan has ended.
 
-    with_reference: whether torch.compile alone comes first. Without it, the most promising technique does.
+    Args:
+        space: The recipes that can be made.
+        records: The trials so far.
+        goal: What the search is to reach.
+        with_reference: Whether torch.compile alone comes first. Without it, the most promising technique does.
     """
     tried = {record.key for record in records}
     for steps in _plan(space, records, goal, with_reference):
@@ -39,7 +42,7 @@ def next_recipe(
 
 
 def complete(space: Space, steps: Sequence[Step]) -> Recipe:
-    """A recipe with every option spelled out and every step in its place, so that equal recipes are equal values."""
+    """Return a recipe with every option set and every step in its place, so that equal recipes compare equal."""
     full = [
         Step(technique=s.technique, options={**space.techniques[s.technique].default.options, **s.options})
         for s in steps
@@ -48,7 +51,7 @@ def complete(space: Space, steps: Sequence[Step]) -> Recipe:
 
 
 def compile_only(space: Space) -> Recipe | None:
-    """torch.compile alone, or None where it cannot be offered (no compiler, or none that works as it is loaded)."""
+    """Return the recipe of torch.compile alone, or None where it cannot run here, as without a compiler."""
     if space.in_process is not None:
         return complete(space, [space.in_process])
     (step,) = COMPILE_ONLY.steps
@@ -58,13 +61,14 @@ def compile_only(space: Space) -> Recipe | None:
 
 
 def _plan(space: Space, records: Sequence[TrialRecord], goal: Goal, with_reference: bool) -> Iterator[list[Step]]:
+    """Yield the steps of every recipe of the plan, the most promising first. Some were tried before."""
     reference = compile_only(space)
     if reference is not None and with_reference:
         yield list(reference)
     best = next(iter(ranked(goal, records)), None)
     reached = max(1.0, best.speedup or 1.0) if best and goal.asks_for_speed else 1.0
     promise = space.bound if goal.asks_for_speed else space.shrink
-    # of equal promises the shorter recipe first: it is built sooner, and says more
+    # Of two recipes with the same bound the shorter comes first: it is built sooner, and its result tells more.
     singles = sorted(_singles(space), key=lambda steps: (-promise(steps), len(steps)))
     yield from (steps for steps in singles if promise(steps) > reached)
     yield from _combinations(space, records, goal)
@@ -74,7 +78,7 @@ def _plan(space: Space, records: Sequence[TrialRecord], goal: Goal, with_referen
 
 
 def _singles(space: Space) -> Iterator[list[Step]]:
-    """Each technique alone; an option called `precision` makes each of its values a technique of its own."""
+    """Yield each technique alone. Each value of an option called `precision` counts as a technique."""
     for entry in space.techniques.values():
         if restores_quality(entry.technique):
             continue  # alone it changes nothing
@@ -92,7 +96,7 @@ def _singles(space: Space) -> Iterator[list[Step]]:
 
 
 def _needs(space: Space, step: Step) -> list[Step]:
-    """The first technique that applies of each group that a technique cannot do without.
+    """Return one technique for each group that a step depends on: the first that applies.
 
     Where torch.export refuses the model, nothing can be saved: every recipe needs a backend that works in process.
     """
@@ -108,6 +112,7 @@ def _needs(space: Space, step: Step) -> list[Step]:
 
 
 def _combinations(space: Space, records: Sequence[TrialRecord], goal: Goal) -> Iterator[list[Step]]:
+    """Yield the best recipe with one more technique, and a better but lossy recipe with more of its quality kept."""
     best = next(iter(ranked(goal, records)), None)
     lossy = next(iter(ranked(goal, [r for r in records if r.rejected_for == "quality"], status="rejected")), None)
     if lossy is not None and (best is None or _is_better(goal, lossy, best)):
@@ -121,13 +126,16 @@ def _combinations(space: Space, records: Sequence[TrialRecord], goal: Goal) -> I
 
 
 def _is_better(goal: Goal, a: TrialRecord, b: TrialRecord) -> bool:
+    """Return whether the first of two trials has the better figure for the objective."""
     value, other = goal.value(a), goal.value(b)
     return value is not None and other is not None and value < other
 
 
 def _less_lossy(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
-    """A recipe that loses quality, with its most sensitive layers left in floating point: by a technique that marks
-    them where a step reads such marks, by the step's own option `keep` where it has one."""
+    """Yield a recipe that loses quality with its most sensitive layers left in floating point.
+
+    A technique marks these layers, where a step reads such marks. Where a step has an option `keep`, that does it.
+    """
     if any(TABLE[step.technique].reads_kept for step in steps):
         for entry in [t for t in space.techniques.values() if restores_quality(t.technique)]:
             yield from ([*steps, step] for step in entry.steps if space.compatible(steps, step))
@@ -135,12 +143,12 @@ def _less_lossy(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
 
 
 def restores_quality(technique: str) -> bool:
-    """Whether a technique changes nothing alone, and marks layers that others are to leave as they are."""
+    """Return whether a technique changes nothing alone, but marks layers that others leave as they are."""
     return TABLE[technique].restores_quality
 
 
 def _options(space: Space, steps: Sequence[Step], only: str = "") -> Iterator[list[Step]]:
-    """The recipe with one option changed; of those called `only`, if given."""
+    """Yield the recipe with one option changed. With `only`, just the option of that name is changed."""
     for i, step in enumerate(steps):
         for name, values in space.techniques[step.technique].options.items():
             for value in values:

@@ -1,7 +1,7 @@
-"""The report's plots, as SVG to stand inside a page: matplotlib draws, the page's style sheet colours.
+"""Draw the report's plots as SVG elements for a page. matplotlib draws, and the page's style sheet sets the colours.
 
-Every colour drawn is a stand-in for one of the page's CSS variables, so that a plot follows the light or dark scheme.
-The same result gives the same SVG.
+Every colour drawn stands for one of the page's CSS variables, so that a plot follows the light or dark scheme. The same
+result gives the same SVG.
 """
 
 import io
@@ -33,7 +33,7 @@ _STYLE = {
     "legend.labelspacing": 0.35,
 }
 
-# Stand-in colour -> CSS variable. They differ from each other and from all that matplotlib uses of itself.
+# Each colour stands for a CSS variable. No two are equal, and matplotlib uses none of them by itself.
 _NAMES = ("ink", "muted", "rule", "paper", "accent", "good", "warn", "bad", "compute", "bandwidth", "overhead")
 INK, MUTED, RULE, PAPER, ACCENT, GOOD, WARN, BAD, COMPUTE, BANDWIDTH, OVERHEAD = _COLOURS = [
     f"#0a00{i:02x}" for i in range(1, len(_NAMES) + 1)
@@ -42,12 +42,16 @@ _BOUNDS = {Bound.COMPUTE: (COMPUTE, "o"), Bound.BANDWIDTH: (BANDWIDTH, "s"), Bou
 _DTYPES = {"float64": "fp64", "float32": "fp32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "fp16"}
 
 Axes = Any
-_MAX_LAYERS = 12  # numbered in the plot, as in the table beside it
-_ONE_LABEL = 1.2  # lines nearer to each other than this ratio share a label
+_MAX_LAYERS = 12  # layers in the plot, with the numbers that they have in the table beside it
+_ONE_LABEL = 1.2  # two lines whose ratio is below this share a label
 
 
 def roofline(result: Result) -> str | None:
-    """Layers by operations per byte and operations per second, below the machine's limits. None without either."""
+    """Draw layers by operations per byte and operations per second, below the machine's limits.
+
+    Returns:
+        The SVG; None where the layers or the limits are not known.
+    """
     gemm = {name: rate / 1e9 for name, rate in (result.limits.get("gemm") or {}).items()}
     bandwidth = (result.limits.get("read_bandwidth") or 0.0) / 1e9
     layers = [layer for layer in main_layers(result) if layer.flops and layer.bytes and layer.time_ms]
@@ -71,7 +75,11 @@ def roofline(result: Result) -> str | None:
 
 
 def pareto(result: Result) -> str | None:
-    """Trials by latency and by loss of quality; a marker's area is the size on disk. None where nothing was timed."""
+    """Draw trials by latency and by loss of quality. A marker's area is the size on disk.
+
+    Returns:
+        The SVG; None where no trial was timed.
+    """
     trials = [t for t in result.trials if t.latency_ms and t.drop is not None and math.isfinite(t.drop)]
     if not trials:
         return None
@@ -103,7 +111,11 @@ def pareto(result: Result) -> str | None:
 
 
 def predicted_measured(result: Result) -> str | None:
-    """What each trial could gain at most, by the diagnosis, against what it gained. None with under two of them."""
+    """Draw each trial's bound on the gain, from the diagnosis, against the gain that was measured.
+
+    Returns:
+        The SVG; None with fewer than two such trials.
+    """
     trials = [t for t in result.trials if t.predicted and t.speedup and math.isfinite(t.predicted)]
     if len(trials) < 2:
         return None
@@ -133,18 +145,23 @@ _STATUS = {"done": "kept quality", "rejected": "rejected"}
 
 
 def main_layers(result: Result) -> list[LayerRow]:
-    """The layers that take the most time, longest first."""
+    """Return the layers that take the most time, longest first."""
     layers = result.diagnosis.layers if result.diagnosis else []
     return sorted(layers, key=lambda layer: -layer.time_ms)[:_MAX_LAYERS]
 
 
 def dtype_name(name: str) -> str:
+    """Return a dtype's short name, such as fp32."""
     return _DTYPES.get(name, name)
 
 
 @contextmanager
 def _plot(name: str) -> Iterator[tuple[Axes, Callable[[], str]]]:
-    """Axes to draw on, and what turns them into SVG. Raises MissingExtra without matplotlib."""
+    """Yield axes to draw on, and a function that turns them into SVG.
+
+    Raises:
+        MissingExtra: matplotlib is not installed.
+    """
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -169,7 +186,10 @@ def _plot(name: str) -> Iterator[tuple[Axes, Callable[[], str]]]:
 
 
 def _inline(svg: str) -> str:
-    """A whole SVG file as an element of a page: no prolog, no style of its own, no names but those it refers to."""
+    """Turn an SVG file into an element of a page.
+
+    The prolog, the style and all names that nothing refers to are removed.
+    """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<style.*?</style>|<metadata.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
@@ -220,7 +240,7 @@ def _layer_points(
 
 
 def _trial_points(axes: Axes, result: Result, placed: Sequence[tuple[TrialRecord, float, float]], largest: int) -> None:
-    """One marker a trial at (x, y); those cut off by the axis as triangles at its edge."""
+    """Draw one marker per trial at (x, y). Trials beyond the axis are triangles at its edge."""
     groups: dict[str, dict[str, Any]] = {
         "winner": {"facecolor": GOOD, "edgecolor": GOOD},
         "Pareto": {"facecolor": ACCENT, "edgecolor": ACCENT},
@@ -254,12 +274,12 @@ def _group(result: Result, trial: TrialRecord) -> str:
 
 
 def _height(trial: TrialRecord, ceiling: float) -> float:
-    """The drop in percent, cut off at the plot's edge."""
+    """Return the drop in percent, cut off at the plot's edge."""
     return max(-ceiling, min(100 * (trial.drop or 0.0), ceiling))
 
 
 def _number(axes: Axes, places: Sequence[tuple[float, float, str]]) -> None:
-    """Write each text beside its point, save where an earlier text would be covered."""
+    """Write each text beside its point, unless it would cover an earlier one."""
     taken: list[tuple[float, float]] = []
     for x, y, text in places:
         across, up = axes.transLimits.transform(axes.transScale.transform((x, y)))
@@ -272,7 +292,7 @@ def _number(axes: Axes, places: Sequence[tuple[float, float, str]]) -> None:
 
 
 def _spread_out(values: Sequence[float], *, logarithmic: bool) -> tuple[float, float]:
-    """The ends of an axis, with room at both sides."""
+    """Return the ends of an axis, with room at both sides."""
     low, high = min(values), max(values)
     if logarithmic:
         room = (high / low) ** 0.08
@@ -286,7 +306,7 @@ def _area(value: float, largest: float) -> float:
 
 
 def _number_axis(axes: Axes, name: str, text: Callable[[float, Any], str], *, logarithmic: bool) -> None:
-    """Round numbers as plain text: powers would be drawn letter by letter. name: x or y."""
+    """Label the "x" or "y" axis with round numbers in plain digits, since powers would be drawn letter by letter."""
     from matplotlib import ticker
 
     if logarithmic:

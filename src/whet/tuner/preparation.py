@@ -1,4 +1,4 @@
-"""What a search begins with: the directory for its results, and the study, new or gone on with."""
+"""Prepare a search: check the directory for its results, and open the study, new or resumed."""
 
 import os
 import shutil
@@ -19,11 +19,21 @@ from whet.tuner.study import FILE as STUDY
 from whet.tuner.study import Study, default_storage
 
 WORK = "trials"
-_ENOUGH_BYTES = 2**30  # with so much allowed, torch alone surely fits
+_ENOUGH_BYTES = 2**30  # torch alone surely fits into this much
 
 
 def checked_directory(out: str | os.PathLike[str] | None, resume: bool, *, has_own_study: bool) -> Path | None:
-    """The directory asked for; None where a temporary one is to be made once there is something to write."""
+    """Check the output directory and return it. None means that a temporary one is made later.
+
+    Args:
+        out: The directory asked for; None for a temporary one.
+        resume: Whether an earlier search is to be resumed.
+        has_own_study: Whether the study lies in this directory, and not in a shared storage.
+
+    Raises:
+        StudyError: There is no search to resume.
+        OutputError: The directory holds other things, or cannot be written.
+    """
     if out is None:
         if resume and has_own_study:
             raise StudyError("resume goes on with the search that `out` or `storage` holds; give one of them")
@@ -41,7 +51,11 @@ def checked_directory(out: str | os.PathLike[str] | None, resume: bool, *, has_o
 
 
 def check_memory(max_memory_bytes: int | None) -> None:
-    """Raise OptionError where not even a process that has only imported torch fits into the memory allowed."""
+    """Check that a process that has only imported torch fits into the allowed memory.
+
+    Raises:
+        OptionError: It does not fit.
+    """
     if max_memory_bytes is None or max_memory_bytes >= _ENOUGH_BYTES:
         return
     with tempfile.TemporaryDirectory(prefix="whet-memory-") as scratch:
@@ -63,13 +77,19 @@ def open_study(
     resume: bool,
     exclude: Sequence[str],
 ) -> Study:
+    """Open the study of a search, and check that a resumed one began with the same machine, model and weights.
+
+    Raises:
+        StudyError: The study cannot be used, or began with something else.
+        OutputError: The output directory cannot be made.
+    """
     if not storage:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"{directory} cannot be made: {error.strerror}; choose another --out") from error
     title = f"whet {name} {goal.objective} {goal.max_drop} {goal.max_memory_bytes}"
-    if storage:  # there other models of that name may have studies, or this one with other weights
+    if storage:  # a shared storage may hold studies of other models of that name, or of this one with other weights
         title += f" {facts.weights}"
     study = Study.open(storage or default_storage(directory), title, must_exist=resume)
     known = study.facts
@@ -96,13 +116,17 @@ def open_study(
 
 
 def _differences(known: KnownFacts, facts: TargetFacts) -> str:
-    """Say what differs between the machine that a search was begun on and this one."""
+    """Return, in words, what differs between the machine that a search began on and this one."""
     found = facts.machine.differences(known.machine.facts()) if known.machine is not None else []
     return "; ".join(found) or f"fingerprint {known.fingerprint}, here {facts.fingerprint}"
 
 
 def prepare_work_directory(scratch: Path, directory: Path) -> Path:
-    """Make the work directory inside the output directory, and return it, with what the examination wrote."""
+    """Create the work directory in the output directory, move the examination's files there, and return it.
+
+    Raises:
+        OutputError: The directory cannot be written.
+    """
     work = directory / WORK
     try:
         work.mkdir(parents=True, exist_ok=True)

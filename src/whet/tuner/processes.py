@@ -1,4 +1,4 @@
-"""How a search runs its child processes: fresh ones, or forks of a process that has imported what trials need."""
+"""Run the child processes of a search: fresh ones, or forks of a process that has imported what trials need."""
 
 import contextlib
 import sys
@@ -11,13 +11,14 @@ from whet.measure.fork_server import ForkServer
 from whet.measure.isolate import QUIET, Arguments, Function, Outcome, run_isolated
 from whet.tuner.budget import Runner
 
-# What every trial imports. Not runtimes that a recipe may not name: some patch torch as they are imported.
+# Every trial imports these. Runtimes are not among them: some patch torch when they are imported, and a recipe may use
+# none of them.
 _FORKED = ("whet.tuner.target_examination", "whet.tuner.trial")
 _PRELOAD = (*_FORKED, "torch.export._trace")
 
 
 def isolated(memory_limit_bytes: int | None, server: ForkServer | None = None) -> Runner:
-    """Return a runner of real processes under a memory limit. Trials are forks of `server`, if there is one."""
+    """Return a runner of child processes under a memory limit. Trials are forks of `server`, if there is one."""
 
     def run(function: Function, arguments: Arguments, directory: Path, time_limit_s: float) -> Outcome:
         return run_isolated(
@@ -35,9 +36,11 @@ def isolated(memory_limit_bytes: int | None, server: ForkServer | None = None) -
 
 @contextlib.contextmanager
 def forking(memory_limit_bytes: int | None) -> Iterator[Runner]:
-    """A runner whose trials are forks of one process that has imported what they need: that saves each of them two or
-    three seconds. Fresh processes where forks cannot be relied on: elsewhere than on Linux, and beside a GPU, whose
-    driver is of no use after a fork if anything that was imported has asked it for devices."""
+    """Yield a runner whose trials are forks of one process that has imported what they need.
+
+    That saves each trial two or three seconds. Fresh processes are used where forks are unsafe: on systems other than
+    Linux, and beside a GPU, whose driver fails after a fork if an imported module has asked it for devices.
+    """
     if sys.platform != "linux" or describe().gpu:
         yield isolated(memory_limit_bytes)
         return

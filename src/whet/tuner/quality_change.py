@@ -1,7 +1,7 @@
-"""How far a variant's quality differs from the original's, and what the samples of the evaluation are able to show.
+"""Compute how far a variant's quality differs from the original's, and what the samples of the evaluation can show.
 
-Both are scored on the same samples, so that the difference is paired by sample. On those samples the drop is exact.
-What it says about other samples of the same kind is an interval.
+Both are scored on the same samples, so the difference is paired by sample. The drop is exact on those samples. An
+interval says what it is on other samples of the same kind.
 
 Sources: Tango, "Equivalence test and confidence interval for the difference in proportions for the paired-sample
 design" (Statistics in Medicine, 1998), for scores of two values; Hesterberg (2015), as in measure.stats, for others.
@@ -15,8 +15,8 @@ import numpy as np
 from whet.measure.stats import mean_interval
 from whet.tuner.records import QualityChange
 
-_Z = 1.959963984540054  # of a 95 % interval
-_FEW = 6  # samples that differ: with fewer, their spread says nothing about the samples that were not drawn
+_Z = 1.959963984540054  # the normal quantile of a 95 % interval
+_FEW = 6  # if fewer samples than this differ, their spread says nothing about samples that were not drawn
 _MOST_SAMPLES = 10**9
 
 
@@ -46,7 +46,7 @@ def quality_change(
     drop = float(worse.mean()) / scale
     values = np.unique(np.concatenate([a, b]))
     if len(values) <= 2 or num_worse + num_better < _FEW:
-        # one value alone: scores of hits, all 1 or all 0, or a constant
+        # If all scores are equal, they are all hits (1), all misses (0) or another constant.
         size = float(np.ptp(values)) or max(1.0 if values[0] == 0 else abs(float(values[0])), 0.0)
         unit = size / scale
 
@@ -73,12 +73,18 @@ def quality_change(
 
 
 def tango_interval(num_worse: float, num_better: float, num: float) -> tuple[float, float]:
-    """Return Tango's 95 % score interval of (num_worse - num_better) / num, from `num` pairs of right or wrong."""
+    """Return Tango's 95 % score interval of (num_worse - num_better) / num, from `num` paired hits and misses."""
     return -_tango_limit(num_better, num_worse, num), _tango_limit(num_worse, num_better, num)
 
 
 def _tango_limit(b: float, c: float, num: float) -> float:
-    """Return the largest difference that the score test does not reject. b, c: pairs that raise and that lower it."""
+    """Return the largest difference that the score test does not reject.
+
+    Args:
+        b: The number of pairs that raise the difference.
+        c: The number of pairs that lower it.
+        num: The number of all pairs.
+    """
 
     def is_rejected(difference: float) -> bool:
         linear = -b - c + (2 * num - b + c) * difference
@@ -95,7 +101,7 @@ def _tango_limit(b: float, c: float, num: float) -> float:
 
 
 def _needed(interval: Callable[[float], tuple[float, float]], num: int, max_drop: float) -> int | None:
-    """Return about how many samples show that the limit holds, if they differ as often as these; None if none do."""
+    """Return about how many samples, differing as often as these, would show that the limit holds; or None."""
     if interval(num)[1] <= max_drop:
         return None
     low, high = num, _MOST_SAMPLES

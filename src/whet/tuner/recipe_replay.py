@@ -1,4 +1,4 @@
-"""What runs in a child process of `whet apply`: a recipe is applied to a target, saved and judged."""
+"""Apply a recipe to a target in a child process of `whet apply`, save the result and judge it."""
 
 import math
 import sys
@@ -23,16 +23,16 @@ from whet.workloads.handover import open_target
 
 
 class ReplayRequest(BaseModel):
-    """What a process is asked to apply.
+    """Tell a process which recipe to apply.
 
     Attributes:
         target: The target's name or address.
         steps: The recipe.
         directory: Where the artefact is saved.
-        machine: The one that the recipe was made on; None where it is not known.
+        machine: The machine that the recipe was made on; None where it is not known.
         model: The digest of the model that the recipe was made for; "" where it is not known.
-        max_drop: How much of the quality may go; None where the recipe does not say.
-        force: Go on where the model is another one or the quality falls too far, and report that as a doubt.
+        max_drop: The drop in quality that the recipe allows; None where it does not say.
+        force: Continue where the model is another one or the quality falls too far, and report that as a doubt.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -47,23 +47,23 @@ class ReplayRequest(BaseModel):
 
 
 class AppliedSteps(BaseModel):
-    """What came of applying a recipe's steps.
+    """Report what applying a recipe's steps gave.
 
     Attributes:
-        steps: The steps that hold here.
-        dropped: Those that do not, with reasons.
-        differences: Of this machine from the one the recipe was proved on.
+        steps: The steps that apply here.
+        dropped: The steps that do not, with reasons.
+        differences: How this machine differs from the one that the recipe was proved on.
         doubts: Why the recipe would have been refused without force.
-        size_bytes: What the result takes on disk.
-        original_bytes: What the original's weights and buffers take as safetensors.
-        quality_name: What people call the quality.
+        size_bytes: The result's size on disk.
+        original_bytes: The size of the original's weights and buffers as safetensors.
+        quality_name: The quality's name, for people.
         quality_baseline: The original's score.
         quality: The variant's score.
-        drop: Of the quality, as a fraction of the original's; None without finite outputs.
+        drop: The drop in quality, as a fraction of the original's; None without finite outputs.
         change: The drop's interval, where the quality is scored sample by sample.
-        agreement: Of the outputs with the original's.
-        libraries: What whet.load has to be given with the artefact.
-        notes: What the techniques have to say.
+        agreement: How closely the outputs agree with the original's.
+        libraries: The libraries that whet.load needs with the artefact.
+        notes: What the techniques report.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -85,11 +85,11 @@ class AppliedSteps(BaseModel):
 
 
 class Replayed(AppliedSteps):
-    """What the process that applied a recipe answers.
+    """Report what the process that applied a recipe found.
 
     Attributes:
         sys_path: Where Python finds modules in the process that built the target.
-        num_threads: PyTorch's threads, as the target's code leaves them.
+        num_threads: The number of PyTorch's threads that the target's code leaves set.
     """
 
     sys_path: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class Replayed(AppliedSteps):
 
 
 def replay_recipe(request: ReplayRequest) -> Replayed:
-    """Apply the steps that hold here, save the result, and judge its outputs. Nothing is timed.
+    """Apply the steps that apply here, save the result, and judge its outputs. Nothing is timed.
 
     Raises:
         RecipeRefused: The recipe was made for another model, or the quality falls by more than it allows.
@@ -108,7 +108,7 @@ def replay_recipe(request: ReplayRequest) -> Replayed:
         doubts.append(doubt)
         refuse(doubts, force=request.force)
     examined, batch = with_free_batch(examine(workload))
-    num_threads = torch.get_num_threads()  # the recipe may set its own as it is loaded
+    num_threads = torch.get_num_threads()  # the recipe may change it when it is loaded
     dropped = refusals(request.steps, examined, describe())
     names = {step.technique for step, _ in dropped}
     kept = tuple(step for step in request.steps if step.technique not in names)
@@ -139,13 +139,18 @@ def replay_recipe(request: ReplayRequest) -> Replayed:
 
 
 def doubt_about_model(model: str, workload: Workload) -> str:
-    """Return why a recipe made for the model of this digest is not for this workload; "" where it is, or names none."""
+    """Return why a recipe does not fit a workload, or "" where it does.
+
+    Args:
+        model: The digest of the model that the recipe was made for; "" fits every workload.
+        workload: The workload.
+    """
     if not model or model == architecture(workload):
         return ""
     return "the recipe was made for another model: its weights have other names, shapes or dtypes"
 
 
 def refuse(doubts: list[str], *, force: bool) -> None:
-    """Raise RecipeRefused with the doubts, unless the user wants the recipe applied all the same."""
+    """Raise RecipeRefused with the doubts, unless the user forces the recipe."""
     if not force:
         raise RecipeRefused(f"not applied: {'; '.join(doubts)}. To apply it all the same, use --force (force=True)")

@@ -1,4 +1,4 @@
-"""What is recorded of a trial: what its process found, and what the search adds."""
+"""Define the record of a trial: what its process found, and what the search adds."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -8,23 +8,24 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from whet.recipe import Recipe, Step
 
 Status = Literal["done", "rejected", "failed", "refused", "running", "stopped"]
-"""stopped: the time budget was used up while the trial was at work."""
+"""A trial was "stopped" if the time budget was used up while it ran."""
 
 RejectedFor = Literal["quality", "memory", "outputs"]
-"""outputs: they hold NaN or infinity where the original's do not, or the other way round."""
+"""Outputs are rejected if they hold NaN or infinity where the original's do not, or the other way round."""
 
 
 class Agreement(BaseModel):
-    """How closely a variant's outputs agree with the original's on the calibration batches; the worst output counts.
+    """Describe how closely a variant's outputs agree with the original's on the calibration batches.
+
+    The worst output counts.
 
     Attributes:
         relative_error: Norm of the difference over norm of the original. Places where both hold the same NaN or
             infinity are left out; None where only one of them does.
         distance: What may not exceed `max_drop` where a workload has no quality: half the squared error over the
             squared spread of the original's values, which is half the normalised mean squared error. For values around
-            zero that is 1 - cosine, and it tells an offset or a scale as well. Of whole numbers, the share that
-            differs.
-        cosine: Of all values as one vector.
+            zero that is 1 - cosine, but it also detects an offset or a scale. For integers, the share that differs.
+        cosine: The cosine of all values as one vector.
         top1: Share of rows whose largest entry is at the same place; None where no output has rows of two or more
             floats.
     """
@@ -38,7 +39,9 @@ class Agreement(BaseModel):
 
 
 class QualityChange(BaseModel):
-    """How a variant's score differs from the original's on the same samples, as fractions of the original's score.
+    """Describe how a variant's score differs from the original's on the same samples.
+
+    Drops are fractions of the original's score.
 
     Attributes:
         drop: The difference on these samples, which is exact.
@@ -62,13 +65,13 @@ class QualityChange(BaseModel):
 
 
 class Timing(BaseModel):
-    """A variant beside the original, in interleaved blocks of one process.
+    """Hold the timing of a variant beside the original, in interleaved blocks of one process.
 
     Attributes:
         latency_ms: Median of the variant, in milliseconds.
         baseline_latency_ms: Median of the original, in milliseconds.
-        speedup: Original over variant.
-        speedup_ci95: Its 95 % interval.
+        speedup: The original's time over the variant's.
+        speedup_ci95: The speedup's 95 % interval.
         busy: What disturbed the timing, where the machine was busy.
     """
 
@@ -82,13 +85,13 @@ class Timing(BaseModel):
 
 
 class Built(BaseModel):
-    """What is known of a variant once it is built, saved and loaded back.
+    """Describe a variant once it is built, saved and loaded back.
 
     Attributes:
-        notes: What its techniques have to say.
-        size_bytes: What it takes on disk.
-        libraries: What whet.load needs for the artefact's custom operators.
-        fixed_batch: The only batch size that was saved; None where any size can be called.
+        notes: What its techniques report.
+        size_bytes: Its size on disk.
+        libraries: The libraries that whet.load needs for the artefact's custom operators.
+        fixed_batch: The only batch size that it takes; None for any.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -100,7 +103,7 @@ class Built(BaseModel):
 
 
 class Judgement(BaseModel):
-    """Whether a variant keeps the quality.
+    """Tell whether a variant keeps the quality.
 
     Attributes:
         status: "done" where it does, "rejected" where it does not.
@@ -122,13 +125,15 @@ class Judgement(BaseModel):
 
 
 class TrialOutcome(Built, Judgement):
-    """What the process of a trial found.
+    """Report what the process of a trial found.
+
+    Latencies and speedups are screening figures: variant and original share one process.
 
     Attributes:
         build_s: Seconds of conversion, calibration, compilation and saving.
-        agreement: Of the outputs with the original's.
-        latency_ms, baseline_latency_ms, speedup, speedup_ci95, busy: As in Timing; None where nothing was timed. They
-            are screening figures: variant and original share one process.
+        agreement: How closely the outputs agree with the original's.
+        latency_ms, baseline_latency_ms, speedup, speedup_ci95, busy: The fields of Timing; None where nothing was
+            timed.
     """
 
     build_s: float | None = None
@@ -141,16 +146,16 @@ class TrialOutcome(Built, Judgement):
 
 
 class TrialRecord(TrialOutcome):
-    """One trial.
+    """Record one trial.
 
     Attributes:
-        number: Of the trial in its study.
+        number: The trial's number in its study.
         steps: The recipe.
-        predicted: The most it could gain, said before it was measured.
-        peak_bytes: Most memory that a process serving it held, where that was measured.
+        predicted: The highest possible speedup, as predicted before the trial.
+        peak_bytes: Peak memory of a process that serves the variant, where it was measured.
         share_of_limit: The least time that the machine's limits allow over the time measured.
-        seconds: Of the whole trial.
-        fingerprint: Of the machine.
+        seconds: Duration of the whole trial.
+        fingerprint: The machine's fingerprint.
     """
 
     number: int
@@ -164,7 +169,10 @@ class TrialRecord(TrialOutcome):
     @model_validator(mode="before")
     @classmethod
     def _with_cause(cls, data: Any) -> Any:
-        """Records of earlier versions don't say what a trial was rejected for: memory is measured after quality."""
+        """Add the cause of a rejection to records of earlier versions, which lack it.
+
+        Memory is measured after quality, so a rejected record with a figure for memory was rejected for memory.
+        """
         if not isinstance(data, Mapping) or data.get("status") != "rejected" or data.get("rejected_for") is not None:
             return data
         if data.get("peak_bytes") is not None:
@@ -173,10 +181,10 @@ class TrialRecord(TrialOutcome):
 
     @property
     def key(self) -> tuple[Step, ...]:
-        """What identifies the recipe."""
+        """Return the steps, which identify the recipe."""
         return self.steps
 
     @property
     def label(self) -> str:
-        """The recipe in words."""
+        """Return the recipe in words."""
         return str(Recipe(steps=self.steps))

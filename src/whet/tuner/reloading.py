@@ -1,7 +1,7 @@
-"""What is saved loads: an artefact is loaded and run in a fresh process before it is called saved.
+"""Check that an artefact loads and runs in a fresh process before it counts as saved.
 
-The fresh process has not imported the target's code. It has the libraries that register the artefact's custom
-operators, and what the target's process had on `sys.path`, and nothing else of the target's.
+The fresh process has not imported the target's code. All that it has of the target is the libraries that register the
+artefact's custom operators, and the entries of `sys.path` that the target's process had.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,26 +21,26 @@ from whet.tuner.variant_process import load_with
 ANSWERS = "answers.safetensors"
 LIMIT_S = 180.0
 
-_MAX_DISTANCE = 1e-3  # of outputs between two processes: libraries may choose other paths, and sums another order
+_MAX_DISTANCE = 1e-3  # between the outputs of two processes, whose libraries may choose other kernels or orders of sums
 
 
 def write_answers(run: Callable[..., Sequence[Tensor]], batch: Sequence[Tensor], path: Path) -> None:
-    """Write what an artefact answers to one flat batch, for `reload` to compare with."""
+    """Write an artefact's outputs for one flat batch, for `reload` to compare with."""
     with torch.no_grad():
         answers = {str(i): _plain(y).clone() for i, y in enumerate(run(*batch))}
     save_file(answers, path)
 
 
 class ReloadRequest(BaseModel):
-    """What a fresh process is asked to load.
+    """Tell a fresh process what to load.
 
     Attributes:
         directory: The artefact.
         inputs: The file of flat inputs; the first batch is run.
-        answers: What `write_answers` wrote for that batch.
+        answers: The file that `write_answers` wrote for that batch.
         libraries: What registers the artefact's custom operators.
-        sys_path: Directories to be searched for modules after those of this process.
-        num_threads: What PyTorch's number of threads is to be set to; None leaves it.
+        sys_path: Directories that are searched for modules after those of this process.
+        num_threads: The number of PyTorch's threads to set; None leaves it.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -54,10 +54,10 @@ class ReloadRequest(BaseModel):
 
 
 def reload(request: ReloadRequest) -> None:
-    """Load an artefact in this process and hold its answers against those it gave where it was made.
+    """Load an artefact in this process and compare its outputs with those that it gave where it was made.
 
     Raises:
-        ArtefactError: It does not load, or it answers differently.
+        ArtefactError: It does not load, or its outputs differ.
     """
     if request.num_threads is not None:
         torch.set_num_threads(request.num_threads)
@@ -66,13 +66,17 @@ def reload(request: ReloadRequest) -> None:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """The same numbers in a form that safetensors has: on the CPU, in one piece, complex ones as pairs."""
+    """Return the numbers in a form that safetensors has: on the CPU, contiguous, complex numbers as pairs."""
     tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return tensor.detach().cpu().contiguous()
 
 
 def check_answers(run: Callable[..., Sequence[Tensor]], batch: Sequence[Tensor], path: Path) -> None:
-    """Raise ArtefactError where an artefact answers differently from what `write_answers` wrote."""
+    """Check that an artefact's outputs are close to those that `write_answers` wrote.
+
+    Raises:
+        ArtefactError: They differ.
+    """
     expected = [tensor for _, tensor in sorted(load_file(path).items(), key=lambda item: int(item[0]))]
     with torch.no_grad():
         found = [_plain(y) for y in run(*batch)]
@@ -98,7 +102,16 @@ def reload_refusal(
 ) -> str:
     """Return why a fresh process cannot load and run an artefact as its maker did, or "" where it can.
 
-    The answers of its maker lie beside the artefact's directory.
+    The outputs that its maker wrote lie beside the artefact's directory.
+
+    Args:
+        run: Runs a function in a child process.
+        artefact: The artefact's directory.
+        inputs: The file of flat inputs.
+        libraries: What registers the artefact's custom operators.
+        sys_path: Directories that are searched for modules after those of the fresh process.
+        num_threads: The number of PyTorch's threads to set; None leaves it.
+        limit_s: The fresh process's time limit, in seconds.
     """
     request = ReloadRequest(
         directory=artefact,

@@ -1,7 +1,7 @@
-"""report.html: everything one run of `whet tune` found, on one page that opens offline.
+"""Write report.html: one page that opens offline and shows everything that one run of `whet tune` found.
 
-The page is a template (report.html.j2, which escapes all that is put into it), a style sheet (report.css) and SVG
-plots. It holds no script and refers to nothing outside itself.
+The page is made from a template (report.html.j2, which escapes all values), a style sheet (report.css) and SVG plots.
+It contains no script and refers to no other file.
 """
 
 import datetime
@@ -40,7 +40,13 @@ _NO_PLOTS = "plots need matplotlib: pip install 'whet[report]'"
 
 @dataclass(frozen=True)
 class Figure:
-    """A plot, or why there is none."""
+    """Hold a plot, or the reason why there is none.
+
+    Attributes:
+        title: The plot's title.
+        svg: The plot; None where there is nothing to draw.
+        missing: What must be installed to draw it; "" where nothing is missing.
+    """
 
     title: str
     svg: Markup | None = None
@@ -48,12 +54,16 @@ class Figure:
 
 
 def write_report(result: Result, path: Path) -> None:
-    """Write the page, whole or not at all. Raises OutputError where it cannot be written."""
+    """Write the page, whole or not at all.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
     write_whole(path, render(result, recipe_text(result, path.parent)))
 
 
 def render(result: Result, toml: str) -> str:
-    """The page as text. toml: the recipe as it lies on disk."""
+    """Return the page as text. `toml` is the recipe as it lies on disk."""
     trials = sorted(result.trials, key=lambda t: (_ORDER.index(t.status), -(t.speedup or 0.0), t.number))
     layers = plots.main_layers(result)
     every_layer = result.diagnosis.layers if result.diagnosis else []
@@ -98,7 +108,7 @@ def render(result: Result, toml: str) -> str:
 
 
 def recipe_text(result: Result, directory: Path) -> str:
-    """recipe.toml as it lies beside the report; where it does not, the recipe's steps in the same form."""
+    """Return recipe.toml as it lies beside the report, or else the recipe's steps in the same form."""
     path = directory / RECIPE
     if path.is_file():
         return path.read_text(encoding="utf-8", errors="replace").strip()
@@ -194,7 +204,10 @@ def _day(started_at: str) -> str:
 
 
 def _spread(points: list[MeasuredVariant]) -> Callable[[MeasuredVariant], Markup]:
-    """Draws the median of each process of a point as a dot, all points on one scale from zero."""
+    """Return a function that draws the median of each process of a point as a dot.
+
+    All points share one scale from zero.
+    """
     width, height = 110, 16
     longest = max((t for p in points for t in p.process_latencies_ms), default=1.0)
 

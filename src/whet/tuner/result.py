@@ -1,4 +1,7 @@
-"""What tuning found: every trial, the finalists, the verdict. Written as JSON, shown as a table and as a report."""
+"""Define the result of tuning: every trial, the finalists and the verdict.
+
+It is written as JSON, and shown as a report.
+"""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -15,16 +18,39 @@ MODEL = "model"  # the tuned model's directory inside the output directory
 
 Objective = Literal["latency", "throughput", "memory", "size"]
 Word = Literal["gain", "no-gain", "inconclusive", "failed"]
-"""inconclusive: the machine was too busy or the time too short to tell. failed: nothing could be measured."""
+"""A verdict is "inconclusive" if the machine was too busy or the time too short, "failed" if nothing was measured."""
 
 
 class MeasuredVariant(BaseModel):
-    """One variant as measured in processes of its own, from its artefact. `steps` empty: the original.
+    """Describe one variant as measured from its artefact, in its own processes.
 
-    number: of its trial; None of the original. beside_ms: the original's latency beside a point that was only screened:
-    its own latency may be compared with this one alone.
-    peak_bytes: the whole process, Python and libraries included. live_tensor_bytes: torch's tensors after the last
-    call; another runtime's weights are not among them. cuda_peak_bytes: the allocator's peak, None without a GPU.
+    Attributes:
+        steps: The recipe; empty for the original.
+        label: The recipe in words.
+        number: The number of its trial; None for the original.
+        latency_ms: Median latency of one batch, in milliseconds.
+        beside_ms: The original's latency beside a variant that was only screened. Only this one compares with its
+            latency.
+        p90_ms: 90th percentile of the latency, in milliseconds.
+        throughput_per_s: Samples per second.
+        peak_bytes: Peak memory of the whole process, Python and libraries included; 0 where it was not measured.
+        live_tensor_bytes: Bytes of torch's tensors after the last call. The weights of other runtimes are not included.
+        cuda_peak_bytes: The CUDA allocator's peak; None without a GPU.
+        size_bytes: Size on disk.
+        quality: The score; None without a quality.
+        change: The drop in quality with its interval, where it is scored sample by sample.
+        agreement: How closely the outputs agree with the original's.
+        share_of_limit: The least time that the machine's limits allow over the time measured.
+        process_latencies_ms: The median of each process, in order.
+        speedup: The original's time over the variant's.
+        speedup_ci95: The speedup's 95 % interval.
+        p_value: The p-value of the comparison with the original.
+        noise: The ratio that as many pairs of the original with itself could show by chance.
+        fixed_batch: The only batch size that it takes; None for any.
+        verdict: Whether it is faster than the original: "pass", "fail" or "inconclusive"; "screened" outside the
+            finals.
+        load: What else the machine did meanwhile, as measure.load.Load.
+        doubt: Why its times prove nothing, where the verdict is inconclusive for such a reason.
     """
 
     steps: tuple[Step, ...] = ()
@@ -39,27 +65,35 @@ class MeasuredVariant(BaseModel):
     cuda_peak_bytes: int | None = None
     size_bytes: int
     quality: float | None = None
-    change: QualityChange | None = None  # of the quality, where it is scored sample by sample
+    change: QualityChange | None = None
     agreement: Agreement | None = None
     share_of_limit: float | None = None
-    process_latencies_ms: list[float] = Field(default_factory=list)  # the median of each process, in order
+    process_latencies_ms: list[float] = Field(default_factory=list)
     speedup: float = 1.0
     speedup_ci95: tuple[float, float] = (1.0, 1.0)
     p_value: float | None = None
-    noise: float = 1.0  # the ratio that as many pairs of the original with itself could show by chance
-    fixed_batch: int | None = None  # the only batch size that can be called; None for any
-    verdict: str = ""  # pass, fail or inconclusive: is it faster than the original?
-    load: dict[str, float] = Field(default_factory=dict)  # what else the machine did meanwhile: measure.load.Load
-    doubt: str = ""  # why its times prove nothing, where the verdict is inconclusive for such a reason
+    noise: float = 1.0
+    fixed_batch: int | None = None
+    verdict: str = ""
+    load: dict[str, float] = Field(default_factory=dict)
+    doubt: str = ""
 
 
 class RefusedTechnique(BaseModel):
+    """Name a technique that cannot be used here, with the reason."""
+
     technique: str
     reason: str
 
 
 class UntriedTechnique(BaseModel):
-    """One that applies here, and no recipe that was tried holds. bound: the most it could have gained by itself."""
+    """Describe a technique that applies here, but was in no recipe that was tried.
+
+    Attributes:
+        technique: Its name.
+        bound: The highest speedup that it could have reached alone.
+        reason: Why it was not tried.
+    """
 
     technique: str
     bound: float
@@ -67,7 +101,7 @@ class UntriedTechnique(BaseModel):
 
 
 class LayerRow(BaseModel):
-    """One layer of the original, for the roofline and the table of layers."""
+    """Describe one layer of the original, for the roofline and the table of layers."""
 
     name: str
     kind: str
@@ -80,7 +114,7 @@ class LayerRow(BaseModel):
 
 
 class Diagnosed(BaseModel):
-    """What bounds the original."""
+    """Describe what bounds the original."""
 
     sentence: str
     bound: str
@@ -90,22 +124,33 @@ class Diagnosed(BaseModel):
 
 
 class Result(BaseModel):
-    """Everything one run of `whet tune` found."""
+    """Hold everything that one run of `whet tune` found.
+
+    Attributes:
+        model: A digest of the names, shapes and dtypes of the model's weights.
+        needed_s: About the budget that a verdict takes, where this one was too small for it.
+        outlook: What was expected to fit into the budget.
+        busy: What else ran on the machine, where that disturbed the measurements for good.
+        pareto: Numbers of the trials that no other one beats in all of time, size and quality.
+        limits: The machine's limits: `read_bandwidth` in bytes/s, `gemm` as dtype -> operations/s.
+        libraries: The libraries that whet.load needs for the saved model.
+        unsaved: Why there is no model to load, and what to do instead; "" where there is one.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
     format: int = 1
     target: str
-    model: str = ""  # digest of the names, shapes and dtypes of the model's weights
+    model: str = ""
     objective: Objective = "latency"
     max_drop: float = 0.01
     max_memory_bytes: int | None = None
     budget_s: float = 300.0
-    needed_s: float | None = None  # about the budget that a verdict takes, where this one was too small for it
-    outlook: str = ""  # what was expected to fit into the budget
+    needed_s: float | None = None
+    outlook: str = ""
     verdict: Word
     sentence: str
-    busy: str = ""  # what else ran on the machine, where that disturbed the measurements for good
+    busy: str = ""
     quality_name: str
     higher_is_better: bool = True
     baseline: MeasuredVariant
@@ -115,24 +160,23 @@ class Result(BaseModel):
     trials: list[TrialRecord] = Field(default_factory=list)
     refused: list[RefusedTechnique] = Field(default_factory=list)
     untried: list[UntriedTechnique] = Field(default_factory=list)
-    pareto: list[int] = Field(
-        default_factory=list
-    )  # numbers of the trials nothing else beats in time, size and quality
+    pareto: list[int] = Field(default_factory=list)
     diagnosis: Diagnosed | None = None
     machine: dict[str, Any] = Field(default_factory=dict)
     fingerprint: str = ""
-    limits: dict[str, Any] = Field(default_factory=dict)  # read_bandwidth in bytes/s; gemm: dtype -> operations/s
+    limits: dict[str, Any] = Field(default_factory=dict)
     versions: dict[str, str] = Field(default_factory=dict)
     command: str = ""
     started_at: str = ""
     seconds: float = 0.0
     out: str = ""
-    libraries: list[str] = Field(default_factory=list)  # what whet.load has to be given for the saved model
-    unsaved: str = ""  # why there is no model to load, and what to do instead; "" where there is one
+    libraries: list[str] = Field(default_factory=list)
+    unsaved: str = ""
     _original: Any = PrivateAttr(None)
 
     @property
     def speedup(self) -> float:
+        """Return the speedup of the best variant; 1.0 where the original stays."""
         return self.best.speedup
 
     def _repr_html_(self) -> str:
@@ -142,22 +186,24 @@ class Result(BaseModel):
 
     @property
     def recipe(self) -> Recipe:
+        """Return the recipe of the best variant."""
         return Recipe(steps=self.best.steps)
 
     @property
     def directory(self) -> Path:
-        """Where recipe, report and the tuned model lie."""
+        """Return the output directory, which holds the recipe, the report and the tuned model."""
         return Path(self.out)
 
     @property
     def has_model(self) -> bool:
-        """Whether there is one to load; `unsaved` says why not."""
+        """Return whether there is a saved model to load. `unsaved` says why not."""
         return not self.unsaved and (self.verdict == "gain" or (self.directory / MODEL).is_dir())
 
     def load(self) -> Any:
-        """Return the tuned model, to be called as the original. Without a gain, the original.
+        """Return the tuned model, to be called like the original. Without a gain, return the original.
 
-        Raises ArtefactError where nothing could be saved, with what to do instead.
+        Raises:
+            ArtefactError: Nothing could be saved. The message says what to do instead.
         """
         if self.verdict != "gain" and self._original is not None:
             return self._original
@@ -166,11 +212,11 @@ class Result(BaseModel):
         return load(self.directory / MODEL, libraries=self.libraries)
 
     def keep_original(self, model: Any) -> None:
-        """Remember a model that was handed over in memory, to be returned where nothing beats it."""
+        """Remember a model that was handed over in memory, so that load can return it where nothing beats it."""
         self._original = model
 
     def summary(self) -> dict[str, Any]:
-        """The contract of `--json`: flat figures first, everything else behind them."""
+        """Return what `--json` prints: flat figures first, then everything else. Its fields are a public contract."""
         return {
             "format": self.format,
             "target": self.target,
@@ -205,7 +251,8 @@ class Result(BaseModel):
 
 
 def _figures(point: MeasuredVariant | None) -> dict[str, Any] | None:
+    """Return a variant as JSON, with None in place of a memory that was not measured."""
     if point is None:
         return None
     found = point.model_dump(mode="json", exclude={"process_latencies_ms"})
-    return {**found, "peak_bytes": point.peak_bytes or None}  # one that was only screened has none
+    return {**found, "peak_bytes": point.peak_bytes or None}

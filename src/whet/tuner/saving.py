@@ -1,4 +1,4 @@
-"""What `whet tune` saves: the winner or the original, once a fresh process has loaded and run it; else why not."""
+"""Save the winner or the original, once a fresh process has loaded and run it, or say why that failed."""
 
 import shutil
 from pathlib import Path
@@ -17,11 +17,11 @@ _RECORD = "saved.json"
 
 
 class Saved(BaseModel):
-    """An artefact that a fresh process has loaded and run.
+    """Describe an artefact that a fresh process has loaded and run.
 
     Attributes:
         directory: The artefact; None where there is none.
-        libraries: What whet.load has to be given with it.
+        libraries: The libraries that whet.load needs with it.
         reason: Why there is none.
     """
 
@@ -39,11 +39,14 @@ def save_model(context: TrialContext, result: Result, directory: Path) -> None:
     if saved.directory is not None:
         replace_directory(saved.directory, directory / MODEL)
     else:
-        shutil.rmtree(directory / MODEL, ignore_errors=True)  # of an earlier search
+        shutil.rmtree(directory / MODEL, ignore_errors=True)  # an earlier search may have left one
 
 
 def saved_winner(context: TrialContext, result: Result) -> Saved:
-    """The artefact of the best trial, which a fresh process loaded and ran before the final comparison did so again."""
+    """Return the artefact of the best trial.
+
+    A fresh process has loaded and run it before the finals, and again in them.
+    """
     record = next(r for r in result.trials if r.number == result.best.number)
     if is_in_process(record.steps):
         return Saved(reason=f"{record.label} cannot be saved: {ADVICE}.")
@@ -51,9 +54,9 @@ def saved_winner(context: TrialContext, result: Result) -> Saved:
 
 
 def saved_original(context: TrialContext) -> Saved:
-    """Save the original as an artefact, so that what was tuned can be loaded whatever the verdict.
+    """Save the original as an artefact, so that there is a model to load whatever the verdict is.
 
-    It is tried once; a second call returns what came of it.
+    It is tried once; a second call returns the outcome of the first.
     """
     folder = context.directory / "original"
     if (folder / _RECORD).is_file():
@@ -68,6 +71,7 @@ def saved_original(context: TrialContext) -> Saved:
 
 
 def _try_original(context: TrialContext, artefact: Path) -> Saved:
+    """Save the original in one child process, and load it in another."""
     shutil.rmtree(artefact, ignore_errors=True)
     request = TrialRequest(known=context.known, directory=artefact)
     outcome = context.run(save_original, request, artefact.parent, context.trial_limit_s)

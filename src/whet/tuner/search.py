@@ -1,4 +1,4 @@
-"""The search: recipe after recipe, each in a process of its own, until the plan or the time is at its end."""
+"""Search: try recipe after recipe, each in a child process, until the plan or the time ends."""
 
 import logging
 import shutil
@@ -27,20 +27,20 @@ from whet.tuner.trial_context import TrialContext
 _LOG = logging.getLogger("whet")
 
 _KEPT = 3  # artefacts of this many best trials stay on disk until the final comparison
-_MAX_REPEATS = 8  # after so many recipes in a row that have been measured, the sampler has nothing new
-_MEMORY_RUN_S = 0.3  # of timing in the process that only measures memory
-_NUM_WITH_REFERENCE = 3  # torch.compile alone is tried where so many trials fit
+_MAX_REPEATS = 8  # the search ends once the sampler has chosen this many known recipes in a row
+_MEMORY_RUN_S = 0.3  # seconds of timing in the process that only measures memory
+_NUM_WITH_REFERENCE = 3  # torch.compile alone is tried where this many trials fit
 
 
 @dataclass(frozen=True)
 class SearchTime:
-    """How long a search may take.
+    """Hold how long a search may take.
 
     Attributes:
-        deadline: When no trial is begun any more that is not expected to end before, as `clock` tells.
-        stop_at: When a trial that is still at work is stopped.
-        trial_s: About how many seconds a trial takes, before one has been seen.
-        clock: Tells the time, in seconds.
+        deadline: No trial begins that is expected to end after this time, as `clock` tells.
+        stop_at: When a trial that is still running is stopped.
+        trial_s: About how many seconds a trial takes; used until one has been timed.
+        clock: Returns the time, in seconds.
     """
 
     deadline: float
@@ -49,18 +49,18 @@ class SearchTime:
     clock: Callable[[], float] = time.monotonic
 
     def is_up(self, records: Sequence[TrialRecord], stopped: Sequence[TrialRecord]) -> bool:
-        """Whether no further trial is begun. The first of a new search is begun if only two seconds are left."""
+        """Return whether no further trial begins. The first of a new search needs only two seconds."""
         now = self.clock()
         is_late = now + self.expected_s(records) > (self.deadline if records else self.stop_at)
         return self.stop_at - now < MIN_TRIAL_S or (is_late and bool(records or stopped))
 
     def expected_s(self, records: Sequence[TrialRecord]) -> float:
-        """What the next trial may take: the mean of those so far."""
+        """Return how many seconds the next trial may take: the mean of the trials so far."""
         taken = [r.seconds for r in records if r.seconds > 0]
         return sum(taken) / len(taken) if taken else self.trial_s
 
     def allows_reference(self, records: Sequence[TrialRecord]) -> bool:
-        """Whether there is time for torch.compile alone, the reference, beside others."""
+        """Return whether there is time for torch.compile alone, the reference, beside other trials."""
         return self.clock() + _NUM_WITH_REFERENCE * self.expected_s(records) <= self.deadline
 
 
@@ -74,12 +74,13 @@ def search(
     patience: Patience | None = None,
     report: Callable[[TrialRecord], None] = lambda record: None,
 ) -> list[TrialRecord]:
-    """Try recipes until the time is up, the plan is at its end, or `max_trials` are made.
+    """Try recipes until the time is up, the plan ends, or `max_trials` are made.
 
-    A trial is begun if it is expected to end before the deadline; as long as no trial has ended, before the time at
-    which trials are stopped. torch.compile alone, the reference, is left out where fewer than three trials fit, and may
-    take half of the time left. KeyboardInterrupt leaves the study as it is, to be resumed. A trial that other processes
-    disturbed is measured again as long as `patience` lasts. What was stopped or disturbed can be tried again later.
+    A trial begins if it is expected to end before the deadline. As long as no trial has ended, `stop_at` replaces the
+    deadline, and the very first trial needs only two seconds. torch.compile alone, the reference, is left out where
+    fewer than three trials fit, and may take half of the time left. A trial that other processes disturbed is measured
+    again as long as `patience` lasts. Trials that were stopped or disturbed can be tried again later. After
+    KeyboardInterrupt the study can be resumed.
 
     Args:
         context: Where the search works.
@@ -98,7 +99,7 @@ def search(
     reference = compile_only(space)
     records = study.records()
     stopped: list[TrialRecord] = []
-    repeats = 0  # of the sampler, in a row
+    repeats = 0  # how many known recipes the sampler has chosen in a row
     while len(records) < max_trials and not patience.has_run_out:
         if limit.is_up(records, stopped):
             _LOG.info("the time is used up after %d trials", len(records))
@@ -143,9 +144,15 @@ def _tried(trial: Callable[[], TrialRecord], study: Study, number: int, goal: Go
 def try_recipe(
     context: TrialContext, goal: Goal, number: int, recipe: Recipe, space: Space, time_left_s: float
 ) -> TrialRecord:
-    """Build, save, load, judge and time a recipe in a fresh process; a failure there is recorded.
+    """Build, save, load, judge and time a recipe in a fresh process. A failure there is recorded.
 
-    time_left_s: of the budget. A trial that needs more is recorded as stopped.
+    Args:
+        context: Where the search works.
+        goal: What the search is to reach.
+        number: The trial's number.
+        recipe: The recipe.
+        space: The recipes that can be made.
+        time_left_s: Seconds of the budget that are left. A trial that needs more is recorded as stopped.
     """
     started = time.perf_counter()
     request = TrialRequest(
@@ -174,7 +181,7 @@ def try_recipe(
 
 
 def _without_answer(outcome: Outcome) -> TrialOutcome:
-    """Return what is known of a trial whose process gave no answer."""
+    """Return the outcome of a trial whose process gave no answer."""
     status: Status = "stopped" if isinstance(outcome.failure, BudgetEnded) else "failed"
     return TrialOutcome(status=status, reason=outcome.failure.message if outcome.failure else "no result")
 
@@ -182,7 +189,7 @@ def _without_answer(outcome: Outcome) -> TrialOutcome:
 def reloaded(context: TrialContext, record: TrialRecord) -> TrialRecord:
     """Return the record, as failed where a fresh process cannot load and run the trial's artefact.
 
-    A recipe that works in process has no artefact.
+    A recipe that works in process has no artefact, so its record is returned as it is.
     """
     if is_in_process(record.steps):
         return record
@@ -191,7 +198,7 @@ def reloaded(context: TrialContext, record: TrialRecord) -> TrialRecord:
 
 
 def _with_memory(context: TrialContext, goal: Goal, record: TrialRecord, time_left_s: float) -> TrialRecord:
-    """Return the record with the memory that a process serving the variant holds, and rejected if that is too much."""
+    """Return the record with the memory of a process that serves the variant. It is rejected if that is too much."""
     folder = context.directory / f"trial-{record.number}" / "memory"
 
     def bounded(function: Function, arguments: Arguments, directory: Path, time_limit_s: float) -> Outcome:
@@ -212,6 +219,7 @@ def _with_memory(context: TrialContext, goal: Goal, record: TrialRecord, time_le
 
 
 def _drop_losers(context: TrialContext, goal: Goal, records: Sequence[TrialRecord]) -> None:
+    """Delete the artefacts of all trials but the best three."""
     keep = {record.number for record in ranked(goal, records)[:_KEPT]}
     for record in records:
         if record.number not in keep:

@@ -1,7 +1,7 @@
-"""What there is to choose from: the techniques that apply here, with their options and their bounds.
+"""Define the space of a search: the techniques that apply here, with their options and their bounds.
 
-An ApplicableTechnique is small and plain (JSON). A child process that has the model makes it once, and the study keeps
-it. So the parent never builds the model, and every machine that shares a search chooses from the same space.
+An ApplicableTechnique is small, plain data (JSON). A child process that has the model makes it once, and the study
+keeps it. So the parent never builds the model, and every machine that shares a search chooses from the same space.
 """
 
 import math
@@ -26,12 +26,12 @@ Suggest = Callable[[str, Sequence[Any]], Any]
 
 
 class Variant(BaseModel):
-    """A technique with one choice of options.
+    """Describe a technique with one choice of options.
 
     Attributes:
         step: The technique with its options.
-        bound: The most it could gain, as a ratio of times.
-        shrink: How many times fewer bytes its weights take than float32's.
+        bound: The highest speedup that it can reach.
+        shrink: How many times smaller its weights are than in float32.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -42,13 +42,13 @@ class Variant(BaseModel):
 
 
 class ApplicableTechnique(BaseModel):
-    """A technique that applies.
+    """Describe a technique that applies.
 
     Attributes:
         technique: Its name.
         detail: What it would do here, in words.
         groups: What it chooses; two techniques of one group exclude each other.
-        options: The values of each option that hold here, the default first.
+        options: The values of each option that are accepted here, the default first.
         variants: The default, then each option changed alone.
     """
 
@@ -63,7 +63,7 @@ class ApplicableTechnique(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _with_variants(cls, data: Any) -> Any:
-        """Studies of earlier versions hold bounds and shrinks by the printed form of a step."""
+        """Convert studies of earlier versions, which hold bounds and shrinks by the printed form of a step."""
         if not isinstance(data, Mapping) or "variants" in data or "technique" not in data:
             return data
         bounds, shrinks = data.get("bounds", {}), data.get("shrinks", {})
@@ -75,25 +75,28 @@ class ApplicableTechnique(BaseModel):
 
     @property
     def default(self) -> Step:
-        """The step with every option at its default."""
+        """Return the step with every option at its default."""
         return self.variants[0].step
 
     @property
     def steps(self) -> list[Step]:
-        """The default, then each option changed alone."""
+        """Return the default, then each option changed alone."""
         return [variant.step for variant in self.variants]
 
     @property
     def most(self) -> float:
-        """The most that any variant could gain."""
+        """Return the highest speedup that any variant can reach."""
         return max(variant.bound for variant in self.variants)
 
     def bound(self, step: Step) -> float:
-        """The most a step could gain; of options that were changed together, the most that any variant could."""
+        """Return the highest speedup that a step can reach.
+
+        Where several options were changed together, it is the highest of any variant.
+        """
         return next((variant.bound for variant in self.variants if variant.step == step), self.most)
 
     def shrink(self, step: Step) -> float:
-        """How many times fewer bytes the weights take by a step; 1.0 where several options were changed together."""
+        """Return how many times smaller a step makes the weights; 1.0 where several options were changed together."""
         return next((variant.shrink for variant in self.variants if variant.step == step), 1.0)
 
 
@@ -107,7 +110,11 @@ def steps_of(technique: str, options: Mapping[str, Sequence[Any]]) -> list[Step]
 def applicable_techniques(
     examined: ExaminedWorkload, machine: Machine, limits: Limits, profile: Profile, *, exclude: Sequence[str] = ()
 ) -> tuple[list[ApplicableTechnique], list[RefusedTechnique]]:
-    """Ask every technique of the table whether it applies, with which options, and what it could gain at most."""
+    """Ask every technique of the table whether it applies, with which options, and what it could gain at most.
+
+    Returns:
+        The techniques that apply, and those that do not, with reasons.
+    """
     applicable: list[ApplicableTechnique] = []
     refused = [RefusedTechnique(technique=name, reason=reason) for name, reason in FOLLOWING.items()]
     for name, technique in TABLE.items():
@@ -131,14 +138,14 @@ def applicable_techniques(
             )
         )
     if not is_in_process([entry.default for entry in applicable]) and (why := program.refusal(examined)):
-        # what keeps the model's code could not be saved, and nothing that works in process is there to take it
+        # Techniques that keep the model's code cannot be saved, and no backend that works in process is there.
         refused += [RefusedTechnique(technique=entry.technique, reason=why) for entry in applicable]
         applicable = []
     return applicable, refused
 
 
 def _superseded(technique: Technique, examined: ExaminedWorkload, machine: Machine, exclude: Sequence[str]) -> str:
-    """Return why a technique is not tried where another one, which applies, does the same faster; or ""."""
+    """Return why a technique is not tried because another one that applies does the same faster, or ""."""
     if not technique.instead or technique.instead in exclude or program.refusal(examined):
         return ""
     options, _, _ = _options_that_apply(TABLE[technique.instead], examined, machine)
@@ -146,13 +153,14 @@ def _superseded(technique: Technique, examined: ExaminedWorkload, machine: Machi
 
 
 def _variant(technique: Technique, step: Step, profile: Profile, limits: Limits) -> Variant:
+    """Return a technique with one choice of options, its bound and its effect on the size of the weights."""
     options = technique.options(**step.options)
     shrink = 1 / _weight_scale(technique, options)
     return Variant(step=step, bound=technique.predict(profile, limits, options), shrink=shrink)
 
 
 def _weight_scale(technique: Technique, options: Any) -> float:
-    """Bytes of the weights that a technique leaves, as a fraction of float32's; 1.0 where it leaves them alone."""
+    """Return the size of a technique's weights as a fraction of float32's; 1.0 where it leaves them alone."""
     if technique.weight_scale_of is not None:
         return technique.weight_scale_of(options)
     if technique.dtype_of is not None:
@@ -163,7 +171,12 @@ def _weight_scale(technique: Technique, options: Any) -> float:
 def _options_that_apply(
     technique: Technique, examined: ExaminedWorkload, machine: Machine
 ) -> tuple[dict[str, list[Any]] | None, str, str]:
-    """Values per option that the technique accepts here, the others at their defaults; None where none is accepted."""
+    """Find the values of each option that the technique accepts here, with the others at their defaults.
+
+    Returns:
+        The values by option, or None where none is accepted; what the technique would do; and why its default is
+        refused.
+    """
     defaults = {name: values[0] for name, values in technique.space.items()}
     first = technique.check(examined, machine, technique.options(**defaults))
     if isinstance(first, Applies):
@@ -181,7 +194,7 @@ def _options_that_apply(
 def _accepted(
     technique: Technique, examined: ExaminedWorkload, machine: Machine, others: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
-    """The values of each option that the technique accepts, with all other options as in `others`."""
+    """Return the values of each option that the technique accepts, with all other options as in `others`."""
     return {
         name: [
             value
@@ -193,7 +206,7 @@ def _accepted(
 
 
 class Space:
-    """The recipes that can be made from the techniques that apply, as parameters of an Optuna study and back."""
+    """Hold the recipes that the applicable techniques can make, and convert them to and from Optuna's parameters."""
 
     def __init__(self, applicable: Sequence[ApplicableTechnique]) -> None:
         self.techniques = {entry.technique: entry for entry in applicable}
@@ -203,18 +216,18 @@ class Space:
 
     @property
     def in_process(self) -> Step | None:
-        """What every recipe needs where torch.export refuses the model: a backend that works in process."""
+        """Return the in-process backend that every recipe needs where torch.export refuses the model, or None."""
         return next((t.default for t in self.techniques.values() if is_in_process([t.default])), None)
 
     def compatible(self, steps: Sequence[Step], other: Step) -> bool:
-        """Whether a technique can join a recipe: not in it yet, and no group of it claimed."""
+        """Return whether a technique can join a recipe, which must lack it and claim none of its groups."""
         claimed = {group for step in steps for group in self.techniques[step.technique].groups}
         return other.technique not in {s.technique for s in steps} and not claimed & set(
             self.techniques[other.technique].groups
         )
 
     def parameters(self, recipe: Recipe) -> dict[str, Any]:
-        """A recipe as parameter values, for Optuna to enqueue."""
+        """Return a recipe as parameter values, for Optuna to enqueue."""
         values: dict[str, Any] = {BACKEND: NONE, PRECISION: NONE, **{f"use.{name}": False for name in self.free}}
         for step in recipe:
             name = step.technique
@@ -229,7 +242,10 @@ class Space:
         return values
 
     def recipe(self, suggest: Suggest) -> Recipe:
-        """The recipe that parameter values mean. `suggest(name, choices)` gives each value as it is asked for."""
+        """Return the recipe that parameter values describe.
+
+        `suggest(name, choices)` returns the value of each parameter.
+        """
         names: list[str] = [n for n in self.free if suggest(f"use.{n}", [False, True])]
         backend = suggest(BACKEND, self.backends if self.in_process is not None else [NONE, *self.backends])
         if backend != NONE:
@@ -242,17 +258,19 @@ class Space:
         return Recipe(steps=tuple(in_order(steps)))
 
     def bound(self, steps: Sequence[Step]) -> float:
-        """The most a recipe could gain: the product of its techniques' bounds, but no more than the best of them all.
+        """Return the highest speedup that a recipe can reach.
 
-        A bound that takes away the overhead and computes in the smallest dtype at the machine's limit leaves nothing
-        for another technique to take away.
+        It is the product of its techniques' bounds, but no more than the best bound of all techniques. That best bound,
+        which takes away all overhead and computes in the smallest dtype at the machine's limit, leaves nothing for
+        another technique to gain.
         """
         ceiling = max((entry.most for entry in self.techniques.values()), default=1.0)
         return min(ceiling, math.prod(self.techniques[step.technique].bound(step) for step in steps))
 
     def shrink(self, steps: Sequence[Step]) -> float:
-        """How many times smaller a recipe makes the weights: as much as the one of its steps that does most."""
+        """Return how many times smaller a recipe makes the weights: the largest factor of any of its steps."""
         return max((self.techniques[step.technique].shrink(step) for step in steps), default=1.0)
 
     def _suggest_options(self, name: str, suggest: Suggest) -> dict[str, Any]:
+        """Return a technique's options as `suggest` chooses them."""
         return {option: suggest(f"{name}.{option}", values) for option, values in self.techniques[name].options.items()}

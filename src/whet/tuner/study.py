@@ -1,4 +1,4 @@
-"""The study: every trial that was made, in an Optuna storage, so that a search can stop, go on, and be shared."""
+"""Keep every trial in an Optuna storage, so that a search can stop, go on, and be shared."""
 
 import functools
 import json
@@ -34,13 +34,13 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _ERRORS = (SQLAlchemyError, StorageInternalError, ValidationError)
-_WAITS_S = (0.1, 0.3, 0.9)  # before another try to open a storage
+_WAITS_S = (0.1, 0.3, 0.9)  # seconds to wait before each retry of opening a storage
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
 def _telling(method: Callable[Concatenate["Study", P], T]) -> Callable[Concatenate["Study", P], T]:
-    """A method of Study that raises StudyError where the storage fails, or holds what is no record."""
+    """Wrap a method of Study so that it raises StudyError where the storage fails or holds an invalid record."""
 
     @functools.wraps(method)
     def told(self: "Study", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -53,7 +53,7 @@ def _telling(method: Callable[Concatenate["Study", P], T]) -> Callable[Concatena
 
 
 class Study:
-    """Trials of one target under one objective and one set of constraints."""
+    """Hold the trials of one target under one objective and one set of limits."""
 
     def __init__(self, study: optuna.Study, storage: str = "") -> None:
         self._study = study
@@ -62,7 +62,16 @@ class Study:
 
     @classmethod
     def open(cls, storage: str, name: str, *, must_exist: bool = False) -> "Study":
-        """Open or create. Raises StudyError where the storage is damaged or out of reach."""
+        """Open a study, or create it where there is none.
+
+        Args:
+            storage: The storage's URL.
+            name: The study's name.
+            must_exist: Whether to raise an error where there is no such study.
+
+        Raises:
+            StudyError: The storage is damaged or out of reach, or holds no such study.
+        """
         try:
             return cls(_open_or_create(storage, name, must_exist=must_exist), storage)
         except (*_ERRORS, RuntimeError, ImportError, ValueError, AssertionError, KeyError) as error:
@@ -70,7 +79,11 @@ class Study:
 
     @staticmethod
     def check_storage(storage: str) -> None:
-        """Raise StudyError where a storage cannot be used: before a search, and without making a new file."""
+        """Check, before a search and without making a new file, that a storage can be used.
+
+        Raises:
+            StudyError: It cannot be used.
+        """
         try:
             url = make_url(storage)
             is_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
@@ -87,7 +100,7 @@ class Study:
     @property
     @_telling
     def facts(self) -> KnownFacts | None:
-        """What is known of the target, kept with the study; None in a new one."""
+        """Return what is known of the target, which is kept with the study; None in a new study."""
         text = self._study.user_attrs.get(FACTS)
         return KnownFacts.model_validate_json(text) if text is not None else None
 
@@ -98,7 +111,7 @@ class Study:
 
     @_telling
     def records(self) -> list[TrialRecord]:
-        """Every trial that ended or runs, in order. One whose process is gone is given up, to be tried again."""
+        """Return every trial that ended or runs, in order. One whose process is gone is given up, to be tried again."""
         records = []
         for trial in self._study.get_trials(deepcopy=False):
             text = trial.user_attrs.get(RECORD)
@@ -116,9 +129,9 @@ class Study:
 
     @_telling
     def begin(self, recipe: Recipe | None, space: Space, predicted: float | None = None) -> tuple[int, Recipe]:
-        """Claim the next trial: of this recipe, or of one that the sampler chooses. Returns its number and recipe."""
-        # A sampler seeded by what has ended makes a resumed search choose as an uninterrupted one would: a trial that
-        # was interrupted does not count, one that the sampler chose in vain does.
+        """Start the next trial with this recipe, or with one that the sampler chooses. Return its number and recipe."""
+        # The seed is the number of trials that have ended, so that a resumed search chooses as an uninterrupted one
+        # would. Interrupted trials don't count; recipes that the sampler chose a second time do.
         num_before = sum(_has_ended(trial.user_attrs) for trial in self._study.get_trials(deepcopy=False))
         self._study.sampler = optuna.samplers.TPESampler(seed=num_before, n_startup_trials=5)
         if recipe is not None:
@@ -134,7 +147,7 @@ class Study:
 
     @_telling
     def end(self, record: TrialRecord, value: float | None) -> None:
-        """Record a trial's outcome; the value is minimised, None where there is none."""
+        """Record a trial's outcome. The value is minimised; None where there is none."""
         self._open.pop(record.number).set_user_attr(RECORD, record.model_dump_json())
         if value is None:
             self._study.tell(record.number, state=TrialState.FAIL)
@@ -154,25 +167,30 @@ class Study:
 
 
 def default_storage(directory: Path) -> str:
+    """Return the URL of the study file in an output directory."""
     return f"sqlite:///{directory / FILE}"
 
 
 def _has_ended(attributes: Mapping[str, Any]) -> bool:
+    """Return whether a trial counts for the sampler's seed: it ended, or its recipe was known."""
     text = attributes.get(RECORD)
     return REPEATED in attributes or (text is not None and TrialRecord.model_validate_json(text).status != "running")
 
 
 def _is_gone(attributes: Mapping[str, Any]) -> bool:
+    """Return whether a trial's process ran on this machine and no longer exists."""
     return attributes.get("host") == socket.gethostname() and not psutil.pid_exists(int(attributes.get("pid", -1)))
 
 
 def _error(storage: str, error: Exception) -> StudyError:
+    """Return a StudyError that says why a storage cannot be used and what to do."""
     cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
     why = reason(cause).removesuffix(".")
     return StudyError(f"the study {without_password(storage)} cannot be used ({why}); {_remedy(storage, why)}")
 
 
 def _remedy(storage: str, why: str) -> str:
+    """Return what the user can do about a storage that cannot be used."""
     if storage.startswith("sqlite:"):
         if any(word in why for word in ("unable to open", "readonly", "locked", "full", "cannot be written")):
             return "there must be room for it, and no other program may hold it; file and directory must be writable"
@@ -181,7 +199,7 @@ def _remedy(storage: str, why: str) -> str:
 
 
 def _open_or_create(storage: str, name: str, *, must_exist: bool) -> optuna.Study:
-    """Several machines may begin at the same moment: who comes second finds tables half made, and tries again."""
+    """Open or create a study, with retries: another machine may be creating the same tables at this moment."""
     for wait_s in _WAITS_S:
         try:
             return _opened(storage, name, must_exist=must_exist)
@@ -191,6 +209,7 @@ def _open_or_create(storage: str, name: str, *, must_exist: bool) -> optuna.Stud
 
 
 def _opened(storage: str, name: str, *, must_exist: bool) -> optuna.Study:
+    """Open or create a study, or raise StudyError where it must exist and does not."""
     if must_exist and name not in optuna.get_all_study_names(storage):
         raise StudyError(
             f"{without_password(storage)} holds no search for this target as its weights are now, with this objective "

@@ -1,4 +1,4 @@
-"""What runs once in a child process before a search: the target is built, examined and profiled."""
+"""Build, examine and profile a target. This runs once, in a child process, before a search."""
 
 import hashlib
 import sys
@@ -26,7 +26,7 @@ AGREEMENT = "agreement (cosine)"  # stands in for a quality where the workload h
 
 
 class ExaminationRequest(BaseModel):
-    """What a process is asked to examine.
+    """Tell a process what to examine.
 
     Attributes:
         target: The target's name or address.
@@ -42,20 +42,20 @@ class ExaminationRequest(BaseModel):
 
 
 def examine_target(request: ExaminationRequest) -> TargetFacts:
-    """Check a target and return what is known of it: signature, score, profile, diagnosis, and what there is to try.
+    """Check a target and return its facts: signature, score, profile, diagnosis, and the techniques that apply.
 
     Raises:
-        WhetError: The target cannot be tuned, with the reason.
+        WhetError: The target cannot be tuned; the message says why.
     """
     started = time.perf_counter()
     workload = open_target(request.target)
     open_s = time.perf_counter() - started
     examined, batch = with_free_batch(examine(workload))
-    weights = weights_digest(workload)  # before more calls than one can count: some buffers are counters
+    weights = weights_digest(workload)  # before the profile, since some buffers count the calls
     machine = describe()
     began = time.perf_counter()
     limits = load_limits(machine, device="cuda" if examined.device_type == "cuda" else "cpu")
-    limits_s = time.perf_counter() - began  # spent once on each machine
+    limits_s = time.perf_counter() - began  # each machine is measured once
     profiles, busy = undisturbed(lambda: profile_sizes(examined))
     profile = profiles[0][0]
     applicable, refused = applicable_techniques(examined, machine, limits, profile, exclude=request.exclude)
@@ -97,7 +97,7 @@ def examine_target(request: ExaminationRequest) -> TargetFacts:
 
 
 def checkpoint_bytes(workload: Workload) -> int:
-    """Return what the original's weights and buffers take on disk as safetensors; tied ones count once."""
+    """Return the size of the original's weights and buffers as safetensors; tied ones count once."""
     tensors = {
         t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
         for t in workload.model.state_dict().values()
@@ -107,19 +107,23 @@ def checkpoint_bytes(workload: Workload) -> int:
 
 
 def architecture(workload: Workload) -> str:
-    """Return a digest of the names, shapes and dtypes of the weights and buffers: the same after more training."""
+    """Return a digest of the names, shapes and dtypes of the weights and buffers.
+
+    It is the same after more training.
+    """
     tensors = ((name, t) for name, t in workload.model.state_dict().items() if isinstance(t, Tensor))
     found = "\n".join(f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors)
     return hashlib.blake2b(found.encode(), digest_size=8).hexdigest()
 
 
 def weights_digest(workload: Workload) -> str:
-    """Return a digest of the model's weights and buffers, by which a search knows its model again."""
+    """Return a digest of the model's weights and buffers, so that a resumed search can check that they are the same."""
     state = workload.model.state_dict()
     return digest_of((name, tensor) for name, tensor in state.items() if isinstance(tensor, Tensor))
 
 
 def _diagnosed(profile: Profile, limits: Limits, busy: str) -> Diagnosed:
+    """Return the diagnosis of a profile, for the report."""
     diagnosis = diagnose(profile, limits)
     return Diagnosed(
         sentence=f"Measured on a busy machine: {diagnosis.sentence}" if busy else diagnosis.sentence,
@@ -131,6 +135,7 @@ def _diagnosed(profile: Profile, limits: Limits, busy: str) -> Diagnosed:
 
 
 def _layer_rows(profile: Profile, limits: Limits) -> list[LayerRow]:
+    """Return one row for each layer of a profile, with what bounds it."""
     rows = []
     for layer in profile.layers:
         alone = diagnose(Profile(total_s=layer.time_s, layers=(layer,), dtype=profile.dtype), limits)

@@ -1,6 +1,6 @@
-"""What runs in the child processes of a search: a recipe is built, saved, loaded back, judged and timed.
+"""Build, save, load, judge and time a recipe, in the child processes of a search.
 
-What is judged and timed is always the artefact as loaded back from disk, unless a recipe works in process.
+The artefact as loaded back from disk is what is judged and timed, unless a recipe works in process.
 """
 
 import time
@@ -34,13 +34,13 @@ from whet.workload import ExaminedWorkload, measure_score
 
 
 class TrialRequest(BaseModel):
-    """What the process of a trial is asked to try.
+    """Tell the process of a trial what to try.
 
     Attributes:
         known: The target.
-        steps: The recipe; none saves the original.
-        directory: Where the artefact is saved, and loaded from.
-        max_drop: How much of the quality may go, as a fraction of the original's.
+        steps: The recipe; without steps, the original is saved.
+        directory: Where the artefact is saved and loaded from.
+        max_drop: The allowed drop in quality, as a fraction of the original's.
         timing_s: Seconds of timing.
     """
 
@@ -56,10 +56,10 @@ class TrialRequest(BaseModel):
 def run_trial(request: TrialRequest) -> TrialOutcome:
     """Build a recipe, save it, load it back, judge its outputs and time it beside the original.
 
-    A recipe that works in process is judged and timed as it is, and nothing is saved.
+    A recipe that works in process is judged and timed without being saved.
     """
     examined = request.known.open()
-    num_threads = torch.get_num_threads()  # a recipe may set its own as it is loaded
+    num_threads = torch.get_num_threads()  # a recipe may change it when it is loaded
     refused = refusals(request.steps, examined, describe())
     if refused:
         reasons = "; ".join(f"{step.technique}: {why}" for step, why in refused)
@@ -77,7 +77,7 @@ def run_trial(request: TrialRequest) -> TrialOutcome:
 
 
 def screen_again(request: TrialRequest) -> Timing:
-    """Time a variant beside the original once more, as `run_trial` did: its artefact, or what its recipe makes."""
+    """Time a variant beside the original once more, as `run_trial` did: its artefact, or the result of its recipe."""
     examined = request.known.open()
     num_threads = torch.get_num_threads()
     rebuilds = is_in_process(request.steps)
@@ -86,7 +86,7 @@ def screen_again(request: TrialRequest) -> Timing:
 
 
 def save_original(request: TrialRequest) -> Built:
-    """Save the original as an artefact, and its answers beside that."""
+    """Save the original as an artefact, with its outputs for one batch beside it."""
     examined = request.known.open()
     return make_variant(examined, (), request.directory, request.known.batch)[1]
 
@@ -94,9 +94,18 @@ def save_original(request: TrialRequest) -> Built:
 def make_variant(
     examined: ExaminedWorkload, steps: Sequence[Step], directory: Path, batch: BatchDimension
 ) -> tuple[Artefact, Built]:
-    """Return what a recipe makes of a model, as loaded back from `directory`, and what is known of it then.
+    """Build a recipe, save it into `directory` and load it back.
 
-    Beside the directory lies what it answers to the first batch. A recipe that works in process writes nothing.
+    Beside the directory lie its outputs for the first batch. A recipe that works in process writes nothing.
+
+    Args:
+        examined: The original.
+        steps: The recipe.
+        directory: Where the artefact is saved.
+        batch: What is known of the batch dimension.
+
+    Returns:
+        The loaded artefact, and its description.
     """
     if is_in_process(steps):
         candidate = build(examined, steps)
@@ -112,7 +121,10 @@ def make_variant(
 
 
 def judge(examined: ExaminedWorkload, predict: Callable[..., Any], agreement: Agreement, max_drop: float) -> Judgement:
-    """Score a variant and hold its quality against the limit. A variant that returns NaN or infinity has no quality."""
+    """Score a variant and compare its quality with the limit.
+
+    A variant that returns NaN or infinity where the original does not has no quality.
+    """
     if agreement.distance is None:
         return Judgement(
             status="rejected",

@@ -1,4 +1,4 @@
-"""Where trials work: the target, what is known of it, the directory, and how child processes are run."""
+"""Hold what trials need: the target, what is known of it, the directory, and how child processes are run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from whet.tuner.variant_process import VariantRequest, measure_variant
 
 @dataclass(frozen=True)
 class TrialContext:
-    """Where a search works.
+    """Describe where a search works.
 
     Attributes:
         target: The target's name or address.
@@ -38,12 +38,12 @@ class TrialContext:
 
     @property
     def space(self) -> Space:
-        """The recipes that can be made."""
+        """Return the space of recipes that can be made."""
         return Space(self.facts.applicable)
 
     @property
     def known(self) -> KnownTarget:
-        """What a process needs to know of the target, so as not to examine it again."""
+        """Return what a process needs to know of the target, so as not to examine it again."""
         facts = self.facts
         return KnownTarget(
             target=self.target,
@@ -59,11 +59,11 @@ class TrialContext:
         )
 
     def artefact(self, number: int) -> Path:
-        """The directory of a trial's artefact."""
+        """Return the directory of a trial's artefact."""
         return self.directory / f"trial-{number}" / "artefact"
 
     def measure(self, record: TrialRecord | None, folder: Path, budget_s: float, limit_s: float) -> Outcome:
-        """Time one variant in a fresh process: the original (None), a trial's artefact, or what its recipe makes."""
+        """Time one variant in a fresh process: the original (None), a trial's artefact, or the result of its recipe."""
         if record is not None and is_in_process(record.steps):
             request = RebuildRequest(known=self.known, steps=record.steps, budget_s=budget_s)
             return self.run(measure_rebuilt, request, folder, limit_s)
@@ -73,7 +73,7 @@ class TrialContext:
     def measure_artefact(
         self, directory: Path | None, libraries: Sequence[str], folder: Path, budget_s: float, limit_s: float
     ) -> Outcome:
-        """Time an artefact in a fresh process that has none of the target's code; None: the original."""
+        """Time an artefact in a fresh process that has none of the target's code; None times the original."""
         request = VariantRequest(
             target=self.target,
             signature=self.facts.signature,
@@ -98,6 +98,6 @@ class TrialContext:
         )
 
     def share_of_limit(self, steps: Sequence[Step], latency_ms: float) -> float:
-        """The least time the machine's limits allow, in the dtype the recipe computes in, over the time measured."""
+        """Return the least time that the machine's limits allow, in the recipe's dtype, over the time measured."""
         least = mean_least_time_s(self.facts.profiles, self.facts.limits, steps)
         return least * 1e3 / latency_ms

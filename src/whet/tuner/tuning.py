@@ -1,4 +1,4 @@
-"""Tuning from end to end: examine the target, search, compare the finalists, judge, and write what was found."""
+"""Tune from end to end: examine the target, search, compare the finalists, judge, and write what was found."""
 
 import contextlib
 import datetime
@@ -47,33 +47,33 @@ _EXAMINATION_LIMIT_S = 180.0
 
 
 class Listener:
-    """Told how tuning goes on. Each method does nothing here; a command line shows progress by overriding them."""
+    """Watch the progress of tuning. Each method does nothing here; the command line overrides them to show progress."""
 
     def looked(self, facts: TargetFacts) -> None:
-        """The target has been examined."""
+        """Note that the target has been examined."""
 
     def planned(self, outlook: Outlook) -> None:
-        """The rest of the budget has been divided: what fits, and about how long it takes."""
+        """Note how the rest of the budget was divided: what fits, and about how long it takes."""
 
     def tried(self, record: TrialRecord) -> None:
-        """A trial has ended, or was stopped."""
+        """Note that a trial has ended or was stopped."""
 
     def waiting(self, text: str) -> None:
-        """The machine is busy, and whet waits for quiet; "" once it goes on."""
+        """Note that the machine is busy and whet waits for quiet. The text is "" once it goes on."""
 
     def measured(self, rounds_done: int, rounds: int) -> None:
-        """A round of the finals has ended."""
+        """Note that a round of the finals has ended."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A target that child processes can open.
+    """Describe a target that child processes can open.
 
     Attributes:
         address: How child processes name it.
         name: How people name it.
         scratch: A directory for the files of its examination.
-        is_in_memory: Whether it was handed over as an object, and no command line names it.
+        is_in_memory: Whether it was handed over as an object, so that no command line names it.
     """
 
     address: str
@@ -84,7 +84,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a search is asked for; the attributes are tune's arguments."""
+    """Hold what a search is asked for. The attributes are tune's arguments."""
 
     goal: Goal
     budget_s: float
@@ -136,22 +136,27 @@ def tune(
     Args:
         target: A built-in workload's name, "hf:DIR", "FILE.py:FUNCTION", "package.module:FUNCTION", a Workload or a
             module.
-        inputs: Of a module: one batch (a tensor, a tuple, a dict) or a list of batches.
-        max_drop: How much of the quality may go, as a fraction of the original's. Without a quality: how far the
-            outputs may lie from the original's (result.Agreement.distance).
+        inputs: For a module, one batch (a tensor, a tuple, a dict) or a list of batches.
+        quality: How outputs are scored. Without one, their agreement with the original's outputs is judged.
+        calibration: Batches for quantisers, and for comparing outputs; `inputs` by default.
+        objective: What to improve: "latency", "throughput", "memory" or "size".
+        max_drop: The allowed drop in quality, as a fraction of the original's. Without a quality: the allowed
+            distance of the outputs from the original's (records.Agreement.distance).
         max_memory_bytes: Allowed peak resident memory of the whole process.
-        budget_s: For everything, from the examination of the model to the report. What fits is planned; after 1.25
-            times the budget and 10 s nothing runs any more. Where that is too little for a verdict, it is
-            "inconclusive", and `needed_s` says what would do. Waiting for a quiet machine comes on top.
+        budget_s: Seconds for everything, from the examination of the model to the report. After 1.25 times the budget
+            and 10 s nothing runs any more. If the budget is too small for a verdict, the verdict is "inconclusive",
+            and `needed_s` is a budget that is large enough. Waiting for a quiet machine comes on top.
         out: A new directory for recipe, report, result and model; for a model in memory a temporary one by default.
         storage: An Optuna URL, for several machines of one kind to share a search.
         resume: Go on with the search that `out` or `storage` holds.
         exclude: Techniques not to be tried.
-        trial_limit_s: Of each trial, where the budget leaves so much.
-        memory_limit_bytes: Of each trial; nearly all of the machine's memory by default.
-        on_busy: What to do where other processes disturb the measurements: "wait" for a quiet machine, and give no
-            verdict where it stays busy; "inconclusive" gives none without waiting; "go-on" takes what is measured.
-        busy_wait_s: Seconds to wait in all.
+        trial_limit_s: The time limit of each trial in seconds, unless the budget leaves less.
+        memory_limit_bytes: The memory limit of each trial; nearly all of the machine's memory by default.
+        on_busy: What to do where other processes disturb the measurements. "wait" waits for a quiet machine, and gives
+            no verdict if it stays busy. "inconclusive" gives no verdict, without waiting. "go-on" uses the measurements
+            as they are.
+        busy_wait_s: Seconds to wait for a quiet machine in all.
+        listener: Is told of the progress.
 
     Raises:
         WhetError: Anything the user can mend, before anything is written.
@@ -194,9 +199,9 @@ def _tuned(plan: Plan, preparing: AbstractContextManager[Prepared], patience: Pa
 
 
 def _examined(run: Runner, target: Prepared, plan: Plan, patience: Patience) -> TargetFacts:
-    """Wait for a quiet machine, and return the facts that a child found out about the target.
+    """Wait for a quiet machine, and return the facts that a child process found out about the target.
 
-    No verdict hangs on the times among them, so they are not measured again where they were disturbed.
+    Disturbed times among them are not measured again, since no verdict depends on them.
     """
     request = ExaminationRequest(target=target.address, directory=target.scratch, exclude=plan.exclude)
     patience.begin()
@@ -222,7 +227,7 @@ def _concluded(
 def _searched(
     context: TrialContext, study: Study, goal: Goal, budget: Budget, listener: Listener, patience: Patience
 ) -> tuple[list[TrialRecord], Outlook]:
-    """Divide what is left of the budget, and search. Returns every record, and how the budget was divided."""
+    """Divide what is left of the budget, and search. Return every record, and how the budget was divided."""
     earlier = study.records()
     outlook = Outlook.of(budget, context.facts, earlier)
     listener.planned(outlook)
@@ -233,7 +238,11 @@ def _searched(
 
 
 def _facts(outcome: Outcome, budget_s: float) -> TargetFacts:
-    """Return the facts that a child found out about the target. Raises the user error it met."""
+    """Return the facts that a child process found out about the target.
+
+    Raises:
+        WhetError: The error that the process met.
+    """
     if isinstance(outcome.failure, BudgetEnded):
         raise OptionError(
             f"to build, call and examine the model takes longer than a budget of {budget_s:g} s; give a larger --budget"
@@ -248,6 +257,7 @@ def _facts(outcome: Outcome, budget_s: float) -> TargetFacts:
 
 
 def _check_excluded(names: Sequence[str]) -> None:
+    """Check that all excluded techniques exist."""
     if unknown := [name for name in names if name not in TABLE]:
         raise OptionError(f"there is no technique {unknown[0]!r} to exclude; there are: {', '.join(TABLE)}")
 
@@ -277,7 +287,11 @@ def workload_of(
     quality: Quality | None = None,
     calibration: Sequence[Batch] = (),
 ) -> Workload:
-    """Return a model in memory as a workload. Raises TargetError where it is no module or has no inputs."""
+    """Return a model in memory as a workload.
+
+    Raises:
+        TargetError: It is no module, or has no inputs.
+    """
     if not isinstance(model, nn.Module):
         raise TargetError(f"tune takes a target's name, a Workload or a torch.nn.Module, not {type(model).__name__}")
     if inputs is None:
@@ -288,7 +302,7 @@ def workload_of(
 
 
 def _write(context: TrialContext, result: Result, directory: Path) -> None:
-    """Model, recipe, report and result; the result last."""
+    """Write the model, the recipe, the report and, last, the result."""
     save_model(context, result, directory)
     recipe_of(result).write(directory / RECIPE)
     write_report(result, directory / "report.html")
@@ -296,7 +310,7 @@ def _write(context: TrialContext, result: Result, directory: Path) -> None:
 
 
 def recipe_of(result: Result) -> Recipe:
-    """The winning recipe with its evidence."""
+    """Return the winning recipe with its evidence."""
     best, baseline = result.best, result.baseline
     return Recipe(
         target=result.target,

@@ -1,6 +1,6 @@
-"""What runs in a process of the final comparison: one variant alone, timed.
+"""Time one variant alone, in a process of the final comparison.
 
-It imports no technique, so that what it holds in memory is what serving the variant takes.
+This module imports no technique, so that the process holds in memory only what serving the variant takes.
 """
 
 import sys
@@ -24,18 +24,18 @@ from whet.workloads.handover import open_target
 
 
 class VariantRequest(BaseModel):
-    """What a process is asked to time.
+    """Tell a process what to time.
 
     Attributes:
-        inputs: The file of flat inputs, which an artefact is timed on.
+        inputs: The file of flat inputs, on which an artefact is timed.
         budget_s: Seconds of timing.
         target: The target's name or address; the original is built from it.
-        signature: The tensors that go into the original and come out.
+        signature: The original's input and output tensors.
         directory: The artefact; None times the original.
-        num_threads: What the target's code leaves PyTorch with. An artefact, which runs none of that code, starts from
-            as many; None leaves the number as it is.
+        num_threads: The number of PyTorch's threads that the target's code leaves set. A process with an artefact,
+            which runs none of that code, starts with this number; None leaves the number as it is.
         libraries: What registers an artefact's custom operators.
-        sys_path: Directories to be searched for modules after those of this process.
+        sys_path: Directories that are searched for modules after those of this process.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -51,7 +51,7 @@ class VariantRequest(BaseModel):
 
 
 def measure_variant(request: VariantRequest) -> Run:
-    """Time one variant alone in this process, and find the most memory that the process held."""
+    """Time one variant alone in this process, and measure the process's peak memory."""
     if request.directory is None:
         assert request.signature is not None
         workload = open_target(request.target)
@@ -69,7 +69,7 @@ def measure_variant(request: VariantRequest) -> Run:
 
 
 def time_alone(run: Callable[..., Any], batches: Sequence[Sequence[Tensor]], budget_s: float) -> Run:
-    """Time a variant on flat batches, with nothing else at work in this process."""
+    """Time a variant on flat batches, while nothing else runs in this process."""
     return run_alone(ModelCalls([partial(run, *batch) for batch in batches]), budget_s)
 
 

@@ -1,4 +1,4 @@
-"""From measured points to one verdict: gain or no gain, in a sentence, and what nothing else beats."""
+"""Derive the verdict from measured points: gain or no gain, in a sentence, and which trials are Pareto-optimal."""
 
 import statistics
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _SIZE_MARGIN = 0.99  # a variant that is smaller by less than a percent is not c
 
 
 def choose(goal: Goal, baseline: MeasuredVariant, points: Sequence[MeasuredVariant]) -> MeasuredVariant:
-    """The best point that is proved better than the original; the original itself where none is."""
+    """Return the best point that is proved better than the original, or the original where none is."""
     proved = [p for p in points if improves(goal, baseline, p)]
     if goal.asks_for_speed:
         return max(proved, key=lambda p: p.speedup, default=baseline)
@@ -34,11 +34,12 @@ def choose(goal: Goal, baseline: MeasuredVariant, points: Sequence[MeasuredVaria
 
 
 def improves(goal: Goal, baseline: MeasuredVariant, point: MeasuredVariant) -> bool:
-    """Whether a point is proved better than the original in what was asked for, and within the memory allowed."""
+    """Return whether a point is proved better than the original in the objective, within the memory allowed."""
     return not _is_too_large(goal, point) and _is_better(goal, baseline, point)
 
 
 def _is_better(goal: Goal, baseline: MeasuredVariant, point: MeasuredVariant) -> bool:
+    """Return whether a point is better than the original in the objective, whatever memory it takes."""
     if goal.asks_for_speed:
         return is_gain(point)
     if goal.objective == "memory":
@@ -47,25 +48,25 @@ def _is_better(goal: Goal, baseline: MeasuredVariant, point: MeasuredVariant) ->
 
 
 def noise_in_words(baseline: MeasuredVariant) -> str:
-    """What as many pairs of the original with itself could show by chance; too few runs of it do not tell."""
+    """Return the gain that as many pairs of the original with itself could show by chance, in words."""
     return f"{baseline.noise - 1:.1%}" if baseline.noise > 1 else "unknown: too few runs"
 
 
 def all_failed(records: Sequence[TrialRecord]) -> bool:
-    """Whether nothing that was tried could be built and run: there is nothing to judge."""
+    """Return whether nothing that was tried could be built and run, so that there is nothing to judge."""
     return bool(records) and all(r.status in ("failed", "refused") for r in records)
 
 
 def inconclusive(
     baseline: MeasuredVariant, points: Sequence[MeasuredVariant], patience: Patience, num_finalists: int = 0
 ) -> str:
-    """Return why there is no verdict, in one sentence; "" where nothing stands in the way of one.
+    """Return why there is no verdict, in one sentence; "" where a verdict can be given.
 
     Args:
         baseline: The original in the finals.
         points: The finalists in the finals.
-        patience: What was waited for.
-        num_finalists: How many were to be measured in the finals.
+        patience: How long whet waited for a quiet machine, and what disturbed it.
+        num_finalists: How many finalists were to be measured.
     """
     if patience.has_run_out:
         why = patience.sentence
@@ -81,7 +82,7 @@ def inconclusive(
 
 
 def _is_thin(point: MeasuredVariant) -> bool:
-    """Return whether a point was judged by fewer rounds than can show anything."""
+    """Return whether a point was judged by too few rounds to show anything."""
     return point.verdict == "inconclusive" and len(point.process_latencies_ms) < MIN_ROUNDS
 
 
@@ -93,8 +94,16 @@ def no_gain(
     beaten: TrialRecord | None = None,
     no_graph: str = "",
 ) -> str:
-    """Why the original stays, in one sentence. points: of the finals. beaten: the best trial, where even that was too
-    slow for them. no_graph: why no graph can stand for the model, if none can."""
+    """Return why the original stays, in one sentence.
+
+    Args:
+        goal: What the search was to reach.
+        baseline: The original in the finals.
+        records: Every trial.
+        points: The finalists in the finals.
+        beaten: The best trial, where it was too slow for the finals.
+        no_graph: Why the model cannot be exported as a graph; "" where it can.
+    """
     rejected = [r for r in records if r.status == "rejected"]
     too_large = [p for p in points if _is_too_large(goal, p) and _is_better(goal, baseline, p)]
     if not records and no_graph:
@@ -136,7 +145,16 @@ def gain(
     *,
     is_fair: bool = True,
 ) -> str:
-    """What was gained, in one sentence. is_fair: whether the original's memory is that of the model alone."""
+    """Return what was gained, in one sentence.
+
+    Args:
+        goal: What the search was to reach.
+        baseline: The original in the finals.
+        best: The winner in the finals.
+        compile_only: torch.compile alone; None where it was not measured.
+        quality_name: The quality's name, for people.
+        is_fair: Whether the original's memory is that of the model alone.
+    """
     low, high = best.speedup_ci95
     text = f"{best.label} is {best.speedup:.2f}x as fast as the original (95% interval {low:.2f} to {high:.2f})"
     if goal.objective == "memory":
@@ -163,7 +181,7 @@ def gain(
 def screened_original(facts: TargetFacts, records: Sequence[TrialRecord]) -> MeasuredVariant:
     """Return the original as a point where no process of the finals measured it.
 
-    Its latency is the median of those measured beside the variants; without any, the profile's.
+    Its latency is the median of those measured beside the variants, or else the profile's.
     """
     beside = [r.baseline_latency_ms for r in records if r.baseline_latency_ms]
     profiled = [profile.total_s * 1e3 for profile, count in facts.profiles for _ in range(count)]
@@ -185,9 +203,16 @@ def is_open(
     points: Sequence[MeasuredVariant],
     beaten: TrialRecord | None,
 ) -> bool:
-    """Whether no trial has ended although techniques apply, or the finals have not judged the best one.
+    """Return whether more time could change the verdict.
 
-    points: of the finals. beaten: the best trial, where it was too slow for them.
+    It could if no trial has ended although techniques apply, or if the finals have not judged the best trial.
+
+    Args:
+        goal: What the search was to reach.
+        space: The recipes that can be made.
+        records: Every trial.
+        points: The finalists in the finals.
+        beaten: The best trial, where it was too slow for the finals.
     """
     if not records or all(record.status == "stopped" for record in records):
         return bool(space.techniques)
@@ -202,7 +227,13 @@ def is_open(
 
 
 def out_of_time(records: Sequence[TrialRecord], best: TrialRecord | None, needed_s: float) -> str:
-    """Say that nothing was proved because the time was up. best: the best trial that the finals did not judge."""
+    """Say that nothing was proved because the time was up.
+
+    Args:
+        records: Every trial.
+        best: The best trial that the finals did not judge; None without one.
+        needed_s: About the budget in seconds that a verdict takes.
+    """
     if best is not None and best.speedup is not None:
         seen = f"in the screening, {best.label} was {best.speedup:.2f}x as fast as the original, which proves nothing"
     elif records:
@@ -216,11 +247,12 @@ def out_of_time(records: Sequence[TrialRecord], best: TrialRecord | None, needed
 
 
 def _is_too_large(goal: Goal, point: MeasuredVariant) -> bool:
+    """Return whether a point takes more memory than allowed."""
     return goal.max_memory_bytes is not None and point.peak_bytes > goal.max_memory_bytes
 
 
 def untried(goal: Goal, space: Space, records: Sequence[TrialRecord]) -> list[UntriedTechnique]:
-    """What applies here and came into no trial, the largest bound first, and why."""
+    """Return the techniques that apply here and were in no trial, with reasons, the largest bound first."""
     stopped = {step.technique for record in records if record.status == "stopped" for step in record.steps}
     tried = {step.technique for record in records if record.status != "stopped" for step in record.steps}
     reached = max((r.speedup for r in records if r.status == "done" and r.speedup), default=1.0)
@@ -247,7 +279,7 @@ def out_of_reach(entries: Sequence[UntriedTechnique]) -> int:
 
 
 def pareto(records: Sequence[TrialRecord]) -> list[int]:
-    """Numbers of the trials that no other one beats in all of speed, size and quality."""
+    """Return the numbers of the trials that no other one beats in all of speed, size and quality."""
     points = {
         r.number: (-r.speedup, float(r.size_bytes), r.drop)
         for r in records
@@ -261,7 +293,7 @@ def pareto(records: Sequence[TrialRecord]) -> list[int]:
 
 
 def point_of(record: TrialRecord, num_samples: float) -> MeasuredVariant | None:
-    """A trial as a point, where it did not come to the finals: its figures are screening figures."""
+    """Return a trial outside the finals as a point with its screening figures; None where it was not timed."""
     if record.latency_ms is None or record.speedup is None or record.speedup_ci95 is None:
         return None
     return MeasuredVariant(

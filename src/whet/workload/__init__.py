@@ -1,7 +1,7 @@
-"""What can be measured and made fast: calls of a model, steps of a training, answers of a decoder, frames of a stream.
+"""Describe what can be measured and made fast: model calls, training steps, a decoder's answers, a stream's frames.
 
 `InferenceWorkload` (also under its first name, `Workload`) and `TrainingWorkload` can be compared and tuned.
-`GenerationWorkload` and `StreamWorkload` say what a decoder and a stream are measured by.
+`GenerationWorkload` and `StreamWorkload` describe a decoder and a stream that are to be measured.
 """
 
 from whet.slo import Slo
@@ -13,7 +13,7 @@ from whet.workload.stream import StreamWorkload
 from whet.workload.training import TrainingWorkload
 
 Workload = InferenceWorkload
-"""The first name of `InferenceWorkload`, which goes on working."""
+"""`Workload` was the first name of `InferenceWorkload` and still works."""
 
 __all__ = [
     "ExaminedWorkload",

@@ -1,4 +1,4 @@
-"""The examination of a model: it runs, it is deterministic, its signature, outputs and score are known."""
+"""Examine a model: check that it runs and is deterministic, and find its signature, outputs and score."""
 
 import itertools
 import math
@@ -31,16 +31,16 @@ from whet.workload.quality import Predict, Score, measure_score
 
 @dataclass(frozen=True)
 class ExaminedWorkload:
-    """A workload whose model has been run and found sound: its signature, outputs and score are known.
+    """Hold a workload whose model was run and found sound, with its signature, outputs and score.
 
     Attributes:
         workload: The workload.
-        signature: The tensors that go in and come out, under the model's own calling convention.
+        signature: The model's input and output tensors, under its own calling convention.
         outputs: The original's outputs for each calibration batch, in order.
-        score: The original's quality, if there is one.
+        score: The original's quality; None without one.
         sample_scores: The score of each sample, where the quality gives them.
         effects: What forward does that a graph would leave out, in words.
-        shared: Places of the outputs that share memory with an input, a weight or another output.
+        shared: Positions of the outputs that share memory with an input, a weight or another output.
         depends_on_grad_mode: Whether the outputs differ while gradients are on.
     """
 
@@ -54,21 +54,23 @@ class ExaminedWorkload:
     depends_on_grad_mode: bool = False
 
     def flat(self, batch: Batch) -> tuple[Tensor, ...]:
-        """The tensors of a batch, in the signature's order."""
+        """Return the tensors of a batch, in the signature's order."""
         args, kwargs = split(batch)
         return self.signature.flatten(args, kwargs)
 
     @property
     def device_type(self) -> str:
-        """The kind of device that the inputs lie on: "cpu" or "cuda"."""
+        """Return the kind of device that the inputs are on: "cpu" or "cuda"."""
         return device_type_of(self.flat_inputs[0])
 
     @property
     def flat_inputs(self) -> list[tuple[Tensor, ...]]:
+        """Return the tensors of each input batch, in the signature's order."""
         return [self.flat(batch) for batch in self.workload.inputs]
 
     @property
     def flat_calibration(self) -> list[tuple[Tensor, ...]]:
+        """Return the tensors of each calibration batch, in the signature's order."""
         return [self.flat(batch) for batch in self.workload.calibration]
 
 
@@ -77,12 +79,18 @@ def examine(
 ) -> ExaminedWorkload:
     """Run the original: find its signature, and check that it works and can be compared with.
 
-    with_behaviour: also find how it behaves beyond its outputs; not needed where the original is only measured.
-    with_effects: as part of that, find what a graph would leave out; not needed where that was done before.
+    Args:
+        workload: The workload.
+        with_quality: Whether to score the model.
+        with_behaviour: Whether to find how it behaves beyond its outputs. That is not needed where it is only measured.
+        with_effects: Whether to find, as part of its behaviour, what a graph would leave out. That is not needed where
+            it is known from before.
 
-    Raises InputsError where the inputs don't fit, ModelError where the model raises, returns NaN or infinities,
-    answers the same question differently twice, writes into its inputs or remembers them, TargetError where the quality
-    function fails.
+    Raises:
+        InputsError: The inputs don't fit the model.
+        ModelError: The model raises an error, returns only NaN or infinity, gives different outputs for the same
+            inputs, or writes into its inputs or remembers them.
+        TargetError: The quality function fails, or the model's outputs are no tensors or differ in structure.
     """
     model = workload.model.eval()
     for tensor in itertools.islice(tensors_of(workload.inputs[0]), 1):
@@ -110,6 +118,7 @@ def examine(
 
 
 def _run(model: nn.Module, batch: Batch) -> Any:
+    """Call the model with a batch, and check that it does not write into the batch."""
     args, kwargs = split(batch)
     versions = list(map(version_of, tensors_of(batch)))
     try:
@@ -127,19 +136,23 @@ def _run(model: nn.Module, batch: Batch) -> Any:
 
 
 def _is_shape_error(message: str) -> bool:
+    """Return whether an error message is about the shapes or dtypes of inputs."""
     words = ("shape", "size", "dtype", "Expected", "channels", "dimension", "out of range")
     return any(word in message for word in words)
 
 
 def _check_output(output: Any, signature: Signature) -> None:
+    """Check that an output has the signature's structure and some finite values."""
     if read_output(output) != signature.output:
-        raise TargetError("the model returns different structures or constants for different inputs; whet needs one")
+        raise TargetError(
+            "the model returns different structures or constants for different inputs; whet needs the same for all"
+        )
     tensors = output_tensors(output)
     if not tensors:
         raise TargetError("the model returns no tensor")
     if any(tensor.numel() and not torch.isfinite(tensor).any() for tensor in tensors):
         raise ModelError(
-            "the model returns nothing but NaN or infinity on its own inputs; nothing can be compared with that"
+            "the model returns only NaN or infinity on its own inputs, so variants cannot be compared with it"
         )
 
 
@@ -152,15 +165,23 @@ def _check_same(first: Sequence[Tensor], second: Sequence[Tensor]) -> None:
 
 
 def _agree(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
+    """Return whether two calls gave the same outputs, rounding aside."""
     return len(first) == len(second) and all(is_near(a, b, least=1e-5) for a, b in zip(first, second, strict=True))
 
 
 def is_near(a: Tensor, b: Tensor, *, tolerance: float = 1e-3, least: float = 0.0) -> bool:
-    """Equal, or as near as another order of sums brings them: tolerance times the value, or times a usual one;
-    or within `least`.
+    """Return whether two tensors differ by no more than floating-point reordering explains.
 
-    Libraries may choose another path in a thread. docs-gpt on a 2-core Xeon with AMX gave logits in one of 20 processes
-    that differ by 1e-3 at most and by 3e-5 in all, relative to their norm. NaN and infinities are near themselves.
+    Libraries may choose other kernels in another thread. docs-gpt on a 2-core Xeon with AMX gave other logits in one of
+    20 processes: they differed by 1e-3 at most and by 3e-5 overall, relative to their norm. NaN and infinity are near
+    themselves.
+
+    Args:
+        a: The tensor to compare.
+        b: The tensor to compare with.
+        tolerance: The allowed difference, as a fraction of the value and of the root mean square of `b`'s finite
+            values.
+        least: A difference that is allowed in any case.
     """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
@@ -174,7 +195,7 @@ def is_near(a: Tensor, b: Tensor, *, tolerance: float = 1e-3, least: float = 0.0
 
 
 def _recording(model: nn.Module, seen: list[Batch]) -> Predict:
-    """The model, noting what it is called with: shapes and types only, which is what the meta device keeps."""
+    """Return a function that calls the model and records the shapes and dtypes of its arguments, as meta tensors."""
 
     def predict(*args: Any, **kwargs: Any) -> Any:
         if args and kwargs:

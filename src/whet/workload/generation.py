@@ -1,4 +1,4 @@
-"""A decoder that answers prompts, to be made fast."""
+"""Describe a decoder that answers prompts and is to be made fast."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,10 +10,10 @@ from whet.slo import Slo
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationWorkload:
-    """A decoder and the prompts it answers, at fixed lengths, so that two variants do the same work.
+    """Describe a decoder and the prompts that it answers, at fixed lengths, so that two variants do the same work.
 
-    One measured call is one request: a prompt goes in, `num_tokens` tokens come out. Its evidence are the tokens, drawn
-    greedily. Two variants agree as far as they draw the same tokens.
+    One measured call is one request: a prompt goes in, `num_tokens` tokens come out. The call's evidence is the tokens,
+    which are decoded greedily. Two variants agree as long as they generate the same tokens.
 
     Attributes:
         model: A directory as transformers writes it: config.json, safetensors, tokenizer files.
@@ -21,7 +21,7 @@ class GenerationWorkload:
         num_tokens: Tokens to be generated for each prompt; an end token does not end the answer.
         num_concurrent: Requests that run at once.
         slo: The limits that an answer has to meet.
-        name: What people read; the directory's name, if not given.
+        name: The name shown to people; the directory's name, if not given.
 
     Raises:
         TargetError: There is no such directory, there are no prompts, or a length is below 1.

@@ -1,4 +1,4 @@
-"""A model that is called with batches, to be made fast."""
+"""Describe a model that is called with batches and is to be made fast."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from whet.workload.quality import Quality
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceWorkload:
-    """A model whose calls are to be made fast.
+    """Describe a model whose calls are to be made fast.
 
     Attributes:
         model: The model, in eval mode.
@@ -22,7 +22,7 @@ class InferenceWorkload:
         quality: A held-out score. Without one, a variant is judged by how closely its outputs agree with the original's
             on the calibration batches.
         calibration: Batches that quantisers may look at; the inputs, if not given.
-        name: What people read.
+        name: The name shown to people.
         num_samples: Samples in a batch; the first dimension of the first input, if not given.
 
     Raises:
@@ -51,9 +51,12 @@ class InferenceWorkload:
 
     @property
     def samples_per_batch(self) -> float:
-        """The mean number of samples in a batch, as latency is a mean over batches. A last batch may be smaller."""
+        """Return the mean number of samples in a batch, since latency is a mean over batches too.
+
+        The last batch may be smaller than the others.
+        """
         sizes = [samples_of(batch) for batch in self.inputs]
-        is_counted = self.num_samples == sizes[0]  # else the user has said what a sample is
+        is_counted = self.num_samples == sizes[0]  # otherwise the user has given the number of samples
         return sum(sizes) / len(sizes) if is_counted else self.num_samples
 
 

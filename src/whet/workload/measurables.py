@@ -1,4 +1,4 @@
-"""Each kind of workload as something that can be timed."""
+"""Turn each kind of workload into something that can be timed."""
 
 import contextlib
 import itertools
@@ -26,7 +26,7 @@ _WARM_UP_STEPS = 3  # they fill caches, start workers and allocate the optimiser
 
 
 class ModelCalls:
-    """Calls of a model, or of any variant of it, in turn and without gradients.
+    """Call a model, or any variant of it, with one batch after another and without gradients.
 
     Args:
         calls: One call for each batch. Each returns what the model returns.
@@ -57,13 +57,13 @@ class ModelCalls:
     def evidence(self, folder: Path) -> Evidence | None:
         """Return the outputs for each batch."""
         with torch.no_grad():
-            # Copies: a model may give the same memory in each call.
+            # The outputs are copied, since a model may return the same memory in each call.
             outputs = [tuple(y.detach().cpu().clone() for y in output_tensors(call())) for call in self.calls]
         return Outputs.write(outputs, folder / "outputs.safetensors")
 
 
 class TrainingSteps:
-    """Optimiser steps of a training run, one after the other, from its seed on."""
+    """Make the optimiser steps of a training run, one after the other, beginning from its seed."""
 
     num_kinds = 1
     is_sequence = True
@@ -74,7 +74,7 @@ class TrainingSteps:
 
     @property
     def num_samples(self) -> float:
-        """Samples of an optimiser step; 0 before the first one, where the workload does not say."""
+        """Return the samples of an optimiser step; 0 before the first step, where the workload does not say."""
         return float(self._trainer.num_samples * self._workload.num_accumulated)
 
     def measuring(self) -> AbstractContextManager[object]:
@@ -96,12 +96,12 @@ class TrainingSteps:
 
 
 def measurable_of(workload: AnyWorkload) -> Measurable:
-    """Build what can be timed of a workload.
+    """Build something that can be timed from a workload.
 
     Raises:
         TargetError: The workload is of a kind that whet cannot time by itself, or its model cannot be called.
         InputsError: The inputs don't fit the model.
-        ModelError: The model raises, or answers the same question differently twice.
+        ModelError: The model raises an error, or gives different outputs for the same inputs.
     """
     match workload:
         case InferenceWorkload():

@@ -1,4 +1,4 @@
-"""How good a model's answers are: the user's own score, and measuring it."""
+"""Measure how good a model's answers are, by the user's own score."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -11,18 +11,18 @@ from torch import Tensor
 from whet.errors import ModelError, TargetError, foreign, named_reason, type_name
 
 Predict = Callable[..., Any]
-"""The model as its users call it: the original, or any variant of it."""
+"""Call the model as its users do. It is the original or any variant of it."""
 
 
 @dataclass(frozen=True)
 class Quality:
-    """How good a model's answers are.
+    """Describe how to score a model's answers.
 
     Attributes:
-        name: What people read.
+        name: The name shown to people.
         measure: Takes a callable with the model's own calling convention. It returns the score as one number, or one
             score per sample, whose mean is the score: a tensor [N] or a list, such as 1.0 for each right answer and 0.0
-            for each wrong one. From scores per sample, whet can say how large a drop the samples are able to show.
+            for each wrong one. From scores per sample, whet can compute how large a drop the samples can show.
         higher_is_better: Whether a higher score is a better one.
     """
 
@@ -38,7 +38,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class Score:
-    """A quality as measured.
+    """Hold a quality as measured.
 
     Attributes:
         value: The score.
@@ -50,7 +50,12 @@ class Score:
 
 
 def measure_quality(quality: Quality, predict: Predict) -> float:
-    """Return the score of a model or a variant as one number. Raises as measure_score does."""
+    """Return the score of a model or a variant as one number.
+
+    Raises:
+        TargetError: The user's function fails, or returns neither a number nor one score per sample.
+        ModelError: The score is NaN or infinite.
+    """
     return measure_score(quality, predict).value
 
 

@@ -1,4 +1,4 @@
-"""A model that turns a stream of frames into another, inside a time budget, to be made fast."""
+"""Describe a model that turns one stream of frames into another within a time budget, and is to be made fast."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ from torch import Tensor
 from whet.errors import TargetError
 
 Step = Callable[[Tensor], Tensor]
-"""Takes one frame and returns one frame. It may keep state from frame to frame."""
+"""Take one frame and return one frame. State may be kept from frame to frame."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamWorkload:
-    """A stream: what makes a frame from a frame, the frames that come in, and the time that each may take.
+    """Describe a stream: what computes a frame from a frame, the frames that come in, and the time that each may take.
 
-    One measured call is one frame. Its evidence are the frames that come out. A stream has state, so a variant is
-    built anew, and sees all frames in order. Two variants agree as far as their frames do; where small differences add
-    up over the stream, that shows as drift.
+    One measured call is one frame. Its evidence is the frames that come out. A stream has state, so each variant is
+    built anew and sees all frames in order. Two variants agree as long as their frames do. Small differences that add
+    up over the stream show as drift.
 
     Attributes:
         open: Builds the stream's model, with fresh state; called once in each process.
-        frames: The frames that come in, the same ones in the same order each time they are iterated: tensors [C, H, W].
+        frames: The frames that come in: tensors [C, H, W]. Each iteration yields the same ones in the same order.
         frame_budget_s: Seconds that a frame may take; None for no limit.
-        name: What people read.
+        name: The name shown to people.
 
     Raises:
         TargetError: `open` cannot be called, or the budget is not positive.

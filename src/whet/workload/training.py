@@ -1,4 +1,4 @@
-"""A training run whose optimiser step is to be made fast, and the one loop that runs it."""
+"""Describe a training run whose optimiser step is to be made fast, and run its loop."""
 
 import itertools
 import random
@@ -16,19 +16,19 @@ from whet.errors import TargetError, type_name
 from whet.workload.quality import Quality
 
 Loss = Callable[[nn.Module, Any], Tensor]
-"""Takes the model and a batch, and returns the loss as a tensor of one element."""
+"""Take the model and a batch, and return the loss as a tensor of one element."""
 
 
 @dataclass(frozen=True)
 class OutputLoss:
-    """The loss as most loops compute it: from the model's output and the last element of the batch.
+    """Compute the loss as most loops do: from the model's output and the last element of the batch.
 
-    A batch that is a dict is passed to the model by name, one that is a tuple or list by position, without its last
-    element where there is a loss function.
+    A batch that is a dict is passed to the model by name. A tuple or list is passed by position, without its last
+    element if there is a loss function.
 
     Attributes:
         loss: Called as loss(output, target); the target is the whole batch where that is a tensor or a dict. None where
-            the output is the loss or holds it, as the models of transformers do.
+            the output is the loss or holds it, as with the models of transformers.
     """
 
     loss: Callable[[Any, Any], Tensor] | None = None
@@ -59,10 +59,10 @@ class OutputLoss:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingWorkload:
-    """A model and everything that an optimiser step of its training takes.
+    """Describe a model and everything that an optimiser step of its training needs.
 
     Two variants of a training run start from the same seed and see the same batches in the same order, so that their
-    losses can be held against each other step by step.
+    losses can be compared step by step.
 
     Attributes:
         model: The model. It is trained in place, from the weights it has.
@@ -70,13 +70,13 @@ class TrainingWorkload:
         optimizer: Called as optimizer(parameters); returns the optimiser.
         batches: One pass over the data, in the same order each time it is iterated from the same seed. A DataLoader
             that shuffles is fine: it draws its order from PyTorch's generator, which is seeded before.
-        evaluation: How good the trained model is, on held-out data.
+        evaluation: Scores the trained model, on held-out data.
         num_accumulated: Batches that one optimiser step sums its gradients over.
         clip_norm: The norm that gradients are clipped to; None leaves them as they are.
         schedule: Called as schedule(optimizer); returns a learning-rate scheduler that steps with the optimiser.
-        seed: What the generators of Python, NumPy and PyTorch start from.
+        seed: The seed of the generators of Python, NumPy and PyTorch.
         num_samples: Samples in one batch; the first dimension of its first tensor, if not given.
-        name: What people read.
+        name: The name shown to people.
 
     Raises:
         TargetError: A field has the wrong type.
@@ -107,7 +107,7 @@ class TrainingWorkload:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the generators of Python, NumPy and PyTorch."""
+    """Set the seeds of the generators of Python, NumPy and PyTorch."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
@@ -122,12 +122,12 @@ def num_samples_of(batch: Any) -> int:
 
 
 class Trainer:
-    """The training loop: optimiser steps on the batches of a TrainingWorkload, pass after pass.
+    """Run the training loop: optimiser steps on the batches of a TrainingWorkload, pass after pass.
 
-    Making one seeds all generators, puts the model into training mode and builds the optimiser.
+    Creating a Trainer seeds all generators, puts the model into training mode and builds the optimiser.
 
     Attributes:
-        losses: The loss of each optimiser step so far: the mean over the batches it sums gradients over. They stay
+        losses: The loss of each optimiser step so far: the mean over the batches whose gradients it sums. They stay
             tensors on the model's device, so that reading them makes no step wait.
     """
 
@@ -135,7 +135,7 @@ class Trainer:
         seed_everything(workload.seed)
         self.losses: list[Tensor] = []
         self._keeps_losses = keeps_losses
-        self.num_samples = workload.num_samples  # of a batch; known from the first one, if not given
+        self.num_samples = workload.num_samples  # in a batch; if not given, the first batch tells
         self._workload = workload
         self._parameters = list(workload.model.parameters())
         self.optimizer = workload.optimizer(workload.model.parameters())
@@ -146,7 +146,7 @@ class Trainer:
         workload.model.train()
 
     def step(self) -> Tensor:
-        """Make one optimiser step on the next batches, and return its loss, a tensor of one element."""
+        """Run one optimiser step on the next batches, and return its loss, a tensor of one element."""
         batches = list(itertools.islice(self._batches, self._workload.num_accumulated))
         self.num_samples = self.num_samples or float(num_samples_of(batches[0]))
         loss = self.step_on(batches)
@@ -155,7 +155,7 @@ class Trainer:
         return loss
 
     def step_on(self, batches: list[Any]) -> Tensor:
-        """Make one optimiser step on these batches, and return its loss without recording it."""
+        """Run one optimiser step on these batches, and return its loss without recording it."""
         workload = self._workload
         self.optimizer.zero_grad()
         total: Tensor | None = None
@@ -164,7 +164,7 @@ class Trainer:
             if len(batches) > 1:
                 loss = loss / len(batches)
             loss.backward()
-            # A copy: the loss may lie in memory that the next step writes to, as that of a CUDA graph.
+            # The loss is copied, since the next step may write into its memory, as a CUDA graph does.
             total = loss.detach().clone() if total is None else total + loss.detach()
         if workload.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters, workload.clip_norm)
@@ -190,5 +190,5 @@ class Trainer:
             if is_empty:
                 raise TargetError(
                     "batches gives no batch"
-                    + (" in its second pass: an iterator can be gone through only once" if number > 1 else "")
+                    + (" in its second pass; an iterator works only once, so give a list" if number > 1 else "")
                 )

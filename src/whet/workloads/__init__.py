@@ -1,6 +1,6 @@
-"""What to make fast: the built-in examples, and how a name on the command line becomes a Workload.
+"""Name the built-in workloads, and turn a name on the command line into a Workload.
 
-Importing this loads neither torch nor any data: `resolve` does when first used.
+Importing this loads neither torch nor any data; `resolve` loads them when it is first used.
 """
 
 from importlib import import_module
@@ -17,10 +17,10 @@ BUILTIN: dict[str, str] = {
     "docs-encoder": "BERT-shaped encoder names the topic of 128 tokens of documentation; batch 8; accuracy",
     "docs-gpt": "Llama-shaped decoder predicts 128 tokens of documentation; batch 1; bits per byte",
 }
-"""Each built-in workload, with a line for people. Its module is named as it is, and has `build() -> Workload`."""
+"""Name each built-in workload with a description. Its module has the same name and defines `build() -> Workload`."""
 
 WEIGHTS = Path(__file__).parent / "weights"
-"""Where their weights lie, each in a directory named as it is."""
+"""This directory holds their weights, each in a subdirectory with the workload's name."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""Example sound for Hugging Face models: waveforms, or the spectrograms that their feature extractors make.
+"""Make example sound for Hugging Face models: waveforms, or the spectrograms that their feature extractors make.
 
-The shape comes from config.json and the sampling rate from preprocessor_config.json. Values are normal noise, as
-feature extractors scale what they give to a mean of 0 and a variance of 1.
+The shape comes from config.json and the sampling rate from preprocessor_config.json. Values are normal noise, since
+feature extractors scale their outputs to a mean of 0 and a variance of 1.
 """
 
 import json
@@ -15,26 +15,28 @@ from torch import Tensor
 from whet.errors import TargetError, reason
 
 DEFAULT_SECONDS = 2.0
-DEFAULT_RATE = 16_000  # samples a second, where preprocessor_config.json says nothing
+DEFAULT_RATE = 16_000  # samples per second, where preprocessor_config.json gives no rate
 
-_FRAMES_A_SECOND = 100  # of a spectrogram: one every 10 ms
+_FRAMES_A_SECOND = 100  # a spectrogram has one frame every 10 ms
 
 
 class Wanted(Protocol):
-    """The options that concern sound."""
+    """Declare the options that concern sound."""
 
     @property
-    def batch(self) -> int: ...
+    def batch(self) -> int:
+        """Return the number of samples in a batch."""
 
     @property
-    def seconds(self) -> float | None: ...
+    def seconds(self) -> float | None:
+        """Return the length of each sound in seconds; None for the default."""
 
 
 def sound(config: Any, options: Wanted, generator: torch.Generator, directory: Path) -> dict[str, Tensor]:
     """Return one batch of sound for a model of one of KINDS, float32.
 
     Raises:
-        TargetError: where preprocessor_config.json is damaged, or `seconds` does not apply.
+        TargetError: preprocessor_config.json is damaged, or `seconds` does not apply.
     """
     name, shape_of = KINDS[config.model_type]
     preprocessor = _preprocessor(directory)
@@ -43,37 +45,41 @@ def sound(config: Any, options: Wanted, generator: torch.Generator, directory: P
 
 
 def _waveform(config: Any, preprocessor: dict[str, Any], seconds: float | None) -> tuple[int, ...]:
-    """[samples]"""
+    """Return the shape [samples] of a waveform."""
     rate = preprocessor.get("sampling_rate") or DEFAULT_RATE
     return (max(1, round(rate * (seconds or DEFAULT_SECONDS))),)
 
 
 def _whisper(config: Any, preprocessor: dict[str, Any], seconds: float | None) -> tuple[int, ...]:
-    """[mel bins, frames]: always of one length, to which Whisper pads every sound."""
+    """Return the shape [mel bins, frames] of Whisper's spectrograms.
+
+    All have the length to which Whisper pads every sound.
+    """
     _check_fixed(config, seconds)
     return config.num_mel_bins, 2 * config.max_source_positions
 
 
 def _spectrogram_transformer(config: Any, preprocessor: dict[str, Any], seconds: float | None) -> tuple[int, ...]:
-    """[frames, mel bins]: always of one length, for which the model has positions."""
+    """Return the shape [frames, mel bins] of a spectrogram of the one length for which the model has positions."""
     _check_fixed(config, seconds)
     return config.max_length, config.num_mel_bins
 
 
 def _speech_to_text(config: Any, preprocessor: dict[str, Any], seconds: float | None) -> tuple[int, ...]:
-    """[frames, features]"""
+    """Return the shape [frames, features] of a spectrogram."""
     frames = round(_FRAMES_A_SECOND * (seconds or DEFAULT_SECONDS))
     return min(max(1, frames), config.max_source_positions), config.input_feat_per_channel * config.input_channels
 
 
 def _wav2vec2_bert(config: Any, preprocessor: dict[str, Any], seconds: float | None) -> tuple[int, ...]:
-    """[frames, features]: `stride` frames of the spectrogram lie side by side in one."""
+    """Return the shape [frames, features], where each frame holds `stride` frames of the spectrogram side by side."""
     stride = preprocessor.get("stride") or 2
     frames = round(_FRAMES_A_SECOND / stride * (seconds or DEFAULT_SECONDS))
     return max(1, frames), config.feature_projection_input_dim
 
 
 def _check_fixed(config: Any, seconds: float | None) -> None:
+    """Raise TargetError where the user asks for a length of sound that the model cannot take."""
     if seconds is not None:
         raise TargetError(f"{config.model_type} takes sound of one length: seconds does not apply, leave it out")
 
@@ -85,7 +91,7 @@ _WAVEFORMS = (
     "data2vec-audio",
 )
 
-# model_type in config.json -> the name of the input, and its shape without the batch
+# By model_type in config.json: the name of the input, and its shape without the batch dimension.
 KINDS: dict[str, tuple[str, _Shape]] = {
     **dict.fromkeys(_WAVEFORMS, ("input_values", _waveform)),
     "audio-spectrogram-transformer": ("input_values", _spectrogram_transformer),
@@ -96,6 +102,7 @@ KINDS: dict[str, tuple[str, _Shape]] = {
 
 
 def _preprocessor(directory: Path) -> dict[str, Any]:
+    """Return the content of preprocessor_config.json, or {} without one."""
     path = directory / "preprocessor_config.json"
     if not path.is_file():
         return {}

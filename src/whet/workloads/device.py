@@ -1,4 +1,4 @@
-"""A workload on another device: `TARGET?device=cuda`."""
+"""Put a workload on another device: `TARGET?device=cuda`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,9 +15,13 @@ DEVICES = ("cpu", "cuda")
 
 
 def split_device(target: str) -> tuple[str, str]:
-    """Split `ADDRESS?device=cuda` into the address, with its other options, and the device; "" where none is named.
+    """Split `ADDRESS?device=cuda` into the address, with its other options, and the device.
 
-    Raises TargetError for a device that whet does not measure on, or that this machine does not have.
+    Returns:
+        The address, and the device or "" where none is named.
+
+    Raises:
+        TargetError: whet does not measure on this device, or this machine does not have it.
     """
     address, _, query = target.partition("?")
     options = query.split("&") if query else []
@@ -29,9 +33,10 @@ def split_device(target: str) -> tuple[str, str]:
 
 
 def _checked(device: str) -> str:
+    """Return the device if whet measures on it and this machine has it."""
     if device not in DEVICES:
         hint = "; choose a GPU with CUDA_VISIBLE_DEVICES=N" if device.startswith("cuda:") else ""
-        raise TargetError(f"device={device} is none of {', '.join(DEVICES)}{hint}")
+        raise TargetError(f"device must be one of {', '.join(DEVICES)}, not {device!r}{hint}")
     if device == "cuda" and not torch.cuda.is_available():
         built = "this torch is built without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
         raise TargetError(f"device=cuda needs a GPU that torch can use: {built}")
@@ -41,8 +46,8 @@ def _checked(device: str) -> str:
 def on_device(workload: Workload, device: str) -> Workload:
     """Return the workload with its model, which is moved in place, and all its batches on a device.
 
-    The quality function still sees tensors where it made them: what it gives the model is moved to the device, and
-    what the model answers is moved to the CPU. A workload that lies on the device already is returned as it is.
+    The quality function still sees tensors where it made them: its arguments to the model are moved to the device, and
+    the model's outputs to the CPU. A workload that is on the device already is returned as it is.
     """
     tensors = [*workload.model.parameters(), *workload.model.buffers()]
     for batch in (*workload.inputs, *workload.calibration):
@@ -59,6 +64,8 @@ def on_device(workload: Workload, device: str) -> Workload:
 
 
 def _quality_on(quality: Quality, device: str) -> Quality:
+    """Return a quality whose model runs on a device."""
+
     def measure(predict: Predict) -> float | Tensor | Sequence[float]:
         def moved(*args: Any, **kwargs: Any) -> Any:
             return _moved(predict(*_moved(args, device), **_moved(kwargs, device)), "cpu")
@@ -73,7 +80,10 @@ def _moved(value: Any, device: str) -> Any:
 
 
 def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """Apply a function to each tensor in nested tuples, lists and mappings; mappings of outputs keep attributes."""
+    """Apply a function to each tensor in nested tuples, lists and mappings.
+
+    Mappings that are outputs keep attribute access.
+    """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):

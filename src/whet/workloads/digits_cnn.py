@@ -1,4 +1,4 @@
-"""digits-cnn: a residual network names handwritten digits, scikit-learn's own, enlarged to 64 x 64.
+"""Define digits-cnn: a residual network names handwritten digits, those of scikit-learn, enlarged to 64 x 64.
 
 Shape suffixes: B batch, C channels, H height, W width.
 """
@@ -23,14 +23,17 @@ Array = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
 NAME = "digits-cnn"
 BATCH = 8
 SIZE = 64  # pixels, each way
-NUM_HELD_OUT = 400  # scored: whole batches, in a second or two
+NUM_HELD_OUT = 400  # images that are scored: whole batches, in a second or two
 NUM_CALIBRATION = 16  # batches
 
-_HELD_OUT = 64  # of 256: a quarter of the images
+_HELD_OUT = 64  # of 256 values of a hash byte: a quarter of the images
 
 
 def build(weights: Path = WEIGHTS) -> Workload:
-    """The workload: batches of 8 images; quality is the share of held-out digits named rightly."""
+    """Return the workload: batches of 8 images.
+
+    Quality is the share of held-out digits that are classified correctly.
+    """
     train_BCHW, _ = read_digits(held_out=False)
     test_BCHW, labels_B = read_digits(held_out=True)
     batches = list(zip(test_BCHW[:NUM_HELD_OUT].split(BATCH), labels_B[:NUM_HELD_OUT].split(BATCH), strict=True))
@@ -50,16 +53,16 @@ def build(weights: Path = WEIGHTS) -> Workload:
 
 
 def baseline() -> float:
-    """The accuracy of always naming the digit that is most frequent in training."""
+    """Return the accuracy of always naming the digit that is most frequent in training."""
     _, train_B = read_digits(held_out=False)
     _, test_B = read_digits(held_out=True)
     return float((test_B[:NUM_HELD_OUT] == train_B.mode().values).float().mean())
 
 
 def read_digits(*, held_out: bool) -> tuple[Tensor, Tensor]:
-    """One side of the split: images in [-1, 1], fp32 [B, 1, 64, 64], and their digits, int64 [B].
+    """Return one side of the split: images in [-1, 1], fp32 [B, 1, 64, 64], and their digits, int64 [B].
 
-    The side is decided by a hash of an image's own pixels, so it does not hang on the order they come in.
+    A hash of the image's own pixels decides on the side, so the split does not depend on the order of the images.
     """
     digits_NHW, labels_N = _load_digits()
     side = [(hashlib.sha256(image.tobytes()).digest()[0] < _HELD_OUT) == held_out for image in digits_NHW]
@@ -69,9 +72,10 @@ def read_digits(*, held_out: bool) -> tuple[Tensor, Tensor]:
 
 
 def _load_digits() -> tuple[Array, Array]:
-    """What sklearn.datasets.load_digits gives: images, float64 [N, 8, 8], and their digits [N].
+    """Return what sklearn.datasets.load_digits returns: images, float64 [N, 8, 8], and their digits [N].
 
-    Read from the library's own file: to import the library takes a second, in every process that builds the workload.
+    The library's own file is read, since importing the library takes a second in every process that builds the
+    workload.
     """
     spec = find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:

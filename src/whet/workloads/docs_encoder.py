@@ -1,4 +1,4 @@
-"""docs-encoder: a BERT-shaped encoder names the topic of Python's language reference that a passage comes from.
+"""Define docs-encoder: a BERT-shaped encoder names the topic of Python's language reference that a passage comes from.
 
 Passages are 128 tokens. Paragraphs that several topics share are left out, so that each passage has one answer.
 """
@@ -20,14 +20,17 @@ from whet.workloads.weights import load_weights
 NAME = "docs-encoder"
 BATCH = 8
 NUM_TOKENS = 128
-STRIDE = 32  # tokens from one held-out passage to the next: they overlap, as there is little text
-NUM_HELD_OUT = 400  # passages scored: whole batches, in a second or two
+STRIDE = 32  # tokens from one held-out passage to the next; they overlap, since there is little text
+NUM_HELD_OUT = 400  # passages that are scored: whole batches, in a second or two
 NUM_CALIBRATION = 16  # batches
 LABELS = "labels.json"
 
 
 def build(weights: Path = WEIGHTS) -> Workload:
-    """The workload: batches of 8 passages; quality is the share of held-out ones whose topic is named rightly."""
+    """Return the workload: batches of 8 passages.
+
+    Quality is the share of held-out passages whose topic is named correctly.
+    """
     directory = weights / NAME
     tokenizer = load_tokenizer(directory)
     labels = load_labels(directory)
@@ -50,7 +53,7 @@ def build(weights: Path = WEIGHTS) -> Workload:
 
 
 def baseline(weights: Path = WEIGHTS) -> float:
-    """The accuracy of always naming the topic with the most training text."""
+    """Return the accuracy of always naming the topic with the most training text."""
     labels = load_labels(weights / NAME)
     train = text_by_topic(held_out=False)
     largest = max(range(len(labels)), key=lambda i: len(train.get(labels[i], "")))
@@ -59,17 +62,21 @@ def baseline(weights: Path = WEIGHTS) -> float:
 
 
 def config(num_classes: int) -> EncoderConfig:
+    """Return the encoder's configuration for so many topics."""
     return EncoderConfig(vocab_size=2048, num_classes=num_classes, max_tokens=NUM_TOKENS)
 
 
 def load_labels(directory: Path) -> list[str]:
-    """The topics a model was trained to name; they ship with it, as another Python version may have others."""
+    """Return the topics that a model was trained to name.
+
+    They ship with the model, since another Python version may have other topics.
+    """
     labels: list[str] = json.loads((directory / LABELS).read_text())
     return labels
 
 
 def read_passages(tokenizer: Any, labels: list[str], *, held_out: bool, stride: int) -> tuple[Tensor, Tensor]:
-    """One side's passages, int64 [B, 128], and the index of each one's topic among the labels, int64 [B]."""
+    """Return one side's passages, int64 [B, 128], and the index of each one's topic among the labels, int64 [B]."""
     texts = text_by_topic(held_out=held_out)
     found = [windows(token_ids(tokenizer, texts.get(label, "")), NUM_TOKENS, stride) for label in labels]
     topics_B = torch.repeat_interleave(torch.arange(len(labels)), torch.tensor([len(x_BT) for x_BT in found]))
@@ -77,7 +84,7 @@ def read_passages(tokenizer: Any, labels: list[str], *, held_out: bool, stride: 
 
 
 def spread(passages_BT: Tensor, topics_B: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`count` of the passages, evenly spread over all topics and shuffled by a fixed seed."""
+    """Return `count` of the passages, evenly spread over all topics and shuffled by a fixed seed."""
     if len(passages_BT) < count:
         raise TargetError(f"{NAME}: this Python's documentation has {len(passages_BT)} passages of the {count} needed")
     chosen = torch.linspace(0, len(passages_BT) - 1, count).long()
@@ -86,4 +93,5 @@ def spread(passages_BT: Tensor, topics_B: Tensor, count: int) -> tuple[Tensor, T
 
 
 def _held_out(tokenizer: Any, labels: list[str]) -> tuple[Tensor, Tensor]:
+    """Return the held-out passages that are scored, and their topics."""
     return spread(*read_passages(tokenizer, labels, held_out=True, stride=STRIDE), NUM_HELD_OUT)

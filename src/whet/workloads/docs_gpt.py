@@ -1,6 +1,6 @@
-"""docs-gpt: a Llama-shaped decoder predicts the text of Python's language reference, token by token.
+"""Define docs-gpt: a Llama-shaped decoder predicts the text of Python's language reference, token by token.
 
-Its directory is a Hugging Face one, which transformers' AutoModelForCausalLM and AutoTokenizer load too.
+Its directory is in the Hugging Face format, so transformers' AutoModelForCausalLM and AutoTokenizer load it too.
 """
 
 import math
@@ -18,12 +18,14 @@ from whet.workloads.docs_text import START, load_tokenizer, num_bytes, running_t
 
 NAME = "docs-gpt"
 NUM_TOKENS = 128
-NUM_HELD_OUT = 80  # windows scored: some 35 KB of text, in a second or two
+NUM_HELD_OUT = 80  # windows that are scored: about 35 KB of text, in a second or two
 NUM_CALIBRATION = 16  # batches
 
 
 def build(weights: Path = WEIGHTS) -> Workload:
-    """The workload: one window of 128 tokens at a time; quality is bits per byte of held-out text, lower is better.
+    """Return the workload: one window of 128 tokens at a time.
+
+    Quality is bits per byte of held-out text; lower is better.
 
     Each window is read on its own: a start token and its first 127 tokens go in, and all its 128 are predicted.
     """
@@ -52,13 +54,13 @@ def build(weights: Path = WEIGHTS) -> Workload:
 
 
 def baseline() -> float:
-    """Bits per byte of the held-out text under the frequencies of single bytes in the training text."""
+    """Return the bits per byte of the held-out text under the frequencies of single bytes in the training text."""
     counts = Counter(running_text(held_out=False).encode())
-    total = counts.total() + 256  # one is added to each byte's count: one that training never saw has no zero chance
+    total = counts.total() + 256  # each count is raised by 1, so that unseen bytes don't have a probability of zero
     held_out = running_text(held_out=True).encode()
     return -sum(math.log2((counts[byte] + 1) / total) for byte in held_out) / len(held_out)
 
 
 def shift(windows_BT: Tensor, start: int) -> Tensor:
-    """What goes in to predict windows: a start token, then all but the last token, [B, T] -> [B, T]."""
+    """Return the inputs that predict windows: a start token, then all but the last token, [B, T] -> [B, T]."""
     return torch.cat((torch.full_like(windows_BT[:, :1], start), windows_BT[:, :-1]), dim=1)

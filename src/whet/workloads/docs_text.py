@@ -1,7 +1,7 @@
-"""Text that comes with Python: the language reference that `help()` shows, and a split of it that never moves.
+"""Provide text that comes with Python: the language reference that `help()` shows, with a fixed split.
 
-The text differs a little between Python versions. A paragraph is held out by a hash of its first words, so that
-it lies on the same side in every version, whatever was added, removed or edited around it or further down in it.
+The text differs a little between Python versions. A hash of a paragraph's first words decides whether it is held out.
+So it is on the same side in every version, whatever was added, removed or edited around it or further down in it.
 """
 
 import hashlib
@@ -19,18 +19,18 @@ from whet.errors import MissingExtra
 TOKENIZER = "tokenizer.json"
 START = "<|start|>"  # the tokenizer's one special token, id 0
 
-_HELD_OUT = 64  # of 256: a quarter of the text
+_HELD_OUT = 64  # of 256 values of a hash byte: a quarter of the text
 _NUM_WORDS = 6
 
 
 def is_held_out(paragraph: str) -> bool:
-    """Whether a paragraph is kept from training. Depends on its first words alone."""
+    """Return whether a paragraph is kept from training. That depends on its first words alone."""
     words = re.findall(r"\w+", paragraph.lower())[:_NUM_WORDS]
     return hashlib.sha256(" ".join(words).encode()).digest()[0] < _HELD_OUT
 
 
 def paragraphs(topics: Mapping[str, str] = TOPICS) -> dict[str, frozenset[str]]:
-    """Each different paragraph, in order, and the topics it occurs in: topics quote one another at length."""
+    """Return each different paragraph, in order, with the topics it occurs in: topics quote one another at length."""
     found: dict[str, set[str]] = {}
     for topic in sorted(topics):
         for paragraph in re.split(r"\n(?:[ \t]*\n)+", topics[topic]):
@@ -40,12 +40,12 @@ def paragraphs(topics: Mapping[str, str] = TOPICS) -> dict[str, frozenset[str]]:
 
 
 def running_text(*, held_out: bool, topics: Mapping[str, str] = TOPICS) -> str:
-    """The paragraphs of one side, each once, a blank line between them."""
+    """Return the paragraphs of one side, each once, with a blank line between them."""
     return "\n\n".join(p for p in paragraphs(topics) if is_held_out(p) == held_out)
 
 
 def text_by_topic(*, held_out: bool, topics: Mapping[str, str] = TOPICS) -> dict[str, str]:
-    """The paragraphs of one side that occur in one topic only, by topic."""
+    """Return, by topic, the paragraphs of one side that occur in that topic only."""
     found: dict[str, list[str]] = {}
     for paragraph, names in paragraphs(topics).items():
         if len(names) == 1 and is_held_out(paragraph) == held_out:
@@ -54,7 +54,11 @@ def text_by_topic(*, held_out: bool, topics: Mapping[str, str] = TOPICS) -> dict
 
 
 def tokenizers() -> Any:
-    """The tokenizers package. Raises MissingExtra where it is not installed."""
+    """Return the tokenizers package.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
     try:
         import tokenizers
     except ImportError as error:
@@ -63,22 +67,25 @@ def tokenizers() -> Any:
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """A workload's byte-pair tokenizer, a tokenizers.Tokenizer."""
+    """Return a workload's byte-pair tokenizer, a tokenizers.Tokenizer."""
     return tokenizers().Tokenizer.from_file(str(directory / TOKENIZER))
 
 
 def token_ids(tokenizer: Any, text: str) -> Tensor:
-    """Text -> int64 token ids [T]."""
+    """Return the token ids of a text, int64 [T]."""
     return torch.tensor(tokenizer.encode(text).ids, dtype=torch.int64)
 
 
 def windows(ids_T: Tensor, width: int, stride: int) -> Tensor:
-    """Each run of `width` tokens that starts at a multiple of `stride`: [T] -> [windows, width]."""
+    """Return each run of `width` tokens that starts at a multiple of `stride`: [T] -> [windows, width]."""
     if len(ids_T) < width:
         return ids_T.new_empty(0, width)
     return ids_T.unfold(0, width, stride)
 
 
 def num_bytes(tokenizer: Any, ids: Tensor) -> int:
-    """The bytes of text that tokens stand for: a byte-level token is written with one character for each byte."""
+    """Return how many bytes of text tokens stand for.
+
+    A byte-level token is written with one character for each byte.
+    """
     return sum(len(tokenizer.id_to_token(i)) for i in ids.flatten().tolist())

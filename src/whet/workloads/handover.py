@@ -1,4 +1,4 @@
-"""Workloads that are handed over to another process: by name, or from memory in a file that this process wrote."""
+"""Hand workloads over to another process: by name, or from memory in a file that this process wrote."""
 
 import json
 import sys
@@ -15,23 +15,26 @@ from whet.workload import InferenceWorkload
 from whet.workload.measurables import AnyWorkload
 from whet.workloads.target import inference_only, resolve_any
 
-PICKLED = "pickled:"  # begins the address of a workload that was handed over from memory
-_SURROUNDINGS = "surroundings.json"  # beside it: where its code is imported from, and the threads it is run by
+PICKLED = "pickled:"  # the address of a workload that was handed over from memory begins with this
+_SURROUNDINGS = "surroundings.json"  # the file beside the workload that says how to import and run its code
 
 
 def hand_over(workload: AnyWorkload, path: Path) -> str:
     """Write a workload with its code for another process of this user, and return the address that opens it.
 
-    Batches that were split from one tensor share its memory, which cloudpickle by itself would write once for each of
-    them; torch.save writes it once. Beside the workload lies where Python finds modules here, since what the script was
-    started beside is pickled by name alone; how many threads PyTorch uses; and the libraries of custom operators that
-    were loaded here.
+    torch.save writes memory that several batches share once. cloudpickle alone would write it once per batch. A file
+    beside the workload holds where Python finds modules here, since cloudpickle refers to modules by name; how many
+    threads PyTorch uses; and the libraries of custom operators that were loaded here.
+
+    Args:
+        workload: The workload.
+        path: The file to write.
 
     Raises:
         TargetError: Something in the workload cannot be pickled.
     """
     surroundings = {
-        "sys_path": [str(Path(place).absolute()) for place in sys.path],  # "" is the working directory
+        "sys_path": [str(Path(place).absolute()) for place in sys.path],  # "" becomes the working directory
         "num_threads": torch.get_num_threads(),
         "libraries": loaded_libraries(),
     }
@@ -42,15 +45,16 @@ def hand_over(workload: AnyWorkload, path: Path) -> str:
 
 
 def _with_remedy(error: Exception) -> str:
+    """Return what an error says, with what the user can do."""
     return f"{named_reason(error)}; write a function that builds it, and name it as FILE.py:FUNCTION"
 
 
 def open_any(address: str, sizes: Mapping[str, int] = MappingProxyType({})) -> AnyWorkload:
-    """Return the workload of a target's name, or of an address that `hand_over` returned.
+    """Return the workload with a target's name, or at an address that `hand_over` returned.
 
     Args:
-        address: What names the workload.
-        sizes: For a target's name, its sizes, as for `resolve`.
+        address: The name or address.
+        sizes: The sizes for a target's name, as for `resolve`.
 
     Raises:
         TargetError: There is no such workload.

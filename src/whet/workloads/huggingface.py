@@ -1,6 +1,6 @@
-"""A workload from a Hugging Face directory: `hf:DIR` or `hf:DIR?batch=8&seq=256`.
+"""Build a workload from a Hugging Face directory: `hf:DIR` or `hf:DIR?batch=8&seq=256`.
 
-The model is built by the class its config.json names and run in fp32. Nothing is downloaded and no code from the
+The model is built by the class that its config.json names, and runs in fp32. Nothing is downloaded and no code from the
 directory is run. There is no quality: a variant is judged by how closely it agrees with the original.
 """
 
@@ -24,11 +24,17 @@ from whet.workloads import audio
 DEFAULT_TOKENS = 128
 DEFAULT_IMAGE_SIZE = 224  # pixels
 NUM_BATCHES = 4
-_LIMITS = ("max_position_embeddings", "n_positions", "max_target_positions")  # names of the most tokens of a text
+_LIMITS = ("max_position_embeddings", "n_positions", "max_target_positions")  # names of the largest number of tokens
 
 
 class Options(BaseModel):
-    """What may follow the question mark. seq: tokens in each text. seconds: the length of each sound."""
+    """Hold the options that may follow the question mark.
+
+    Attributes:
+        batch: Samples in each batch.
+        seq: Tokens in each text; None for the default.
+        seconds: The length of each sound in seconds; None for the default.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,9 +44,15 @@ class Options(BaseModel):
 
 
 def build(directory_and_options: str, sizes: Mapping[str, int] = MappingProxyType({})) -> Workload:
-    """Return the workload of `DIR?batch=B&seq=T&seconds=S`, its inputs random from a fixed seed.
+    """Return the workload of `DIR?batch=B&seq=T&seconds=S`, with random inputs from a fixed seed.
 
-    Raises TargetError where the directory or an option is wrong, MissingExtra where transformers is not installed.
+    Args:
+        directory_and_options: The directory, with options after a question mark.
+        sizes: Values for `batch` and `seq` that replace these options.
+
+    Raises:
+        TargetError: The directory or an option is wrong.
+        MissingExtra: transformers is not installed.
     """
     name, _, query = directory_and_options.partition("?")
     if not name:
@@ -62,8 +74,14 @@ def example_inputs(
 ) -> dict[str, Tensor]:
     """Return one batch of what the model's forward takes: text, images, both, or sound.
 
+    Args:
+        model: The model.
+        options: The sizes of the batch.
+        generator: Draws the values.
+        directory: The model's directory.
+
     Raises:
-        TargetError: where the model takes something else, or an option does not apply to it.
+        TargetError: The model takes something else, or an option does not apply to it.
     """
     parameters = inspect.signature(model.forward).parameters
     config: Any = model.config
@@ -77,7 +95,7 @@ def example_inputs(
     if options.seconds is not None:
         raise TargetError(f"{type(model).__name__} takes no sound: seconds does not apply, leave it out")
     wanted = {"pixel_values", "input_ids"} & set(parameters)
-    if getattr(config, "vision_config", None) is None:  # a model of one kind of data says which
+    if getattr(config, "vision_config", None) is None:  # then the model takes one kind of data and names it
         wanted &= {model.main_input_name}
     if not wanted:
         raise TargetError(
@@ -94,7 +112,7 @@ def example_inputs(
         if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in parameters:
             inputs["decoder_input_ids"] = _text(text_config, options, generator)
         if "attention_mask" in parameters and not _is_decoder_only(config):
-            # Encoders are served with a mask; in a causal decoder it only keeps the fast kernels away.
+            # Encoders are served with a mask. In a causal decoder a mask only prevents the fast kernels.
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     elif options.seq is not None:
         raise TargetError(f"{type(model).__name__} takes images: seq does not apply, leave it out")
@@ -102,7 +120,7 @@ def example_inputs(
 
 
 def _image(config: Any, options: Options, generator: torch.Generator) -> Tensor:
-    """Noise, fp32 [batch, channels, height, width]."""
+    """Return noise, fp32 [batch, channels, height, width]."""
     size = getattr(config, "image_size", None) or DEFAULT_IMAGE_SIZE
     height, width = size if isinstance(size, list | tuple) else (size, size)
     channels = getattr(config, "num_channels", None) or 3
@@ -110,12 +128,13 @@ def _image(config: Any, options: Options, generator: torch.Generator) -> Tensor:
 
 
 def _text(config: Any, options: Options, generator: torch.Generator) -> Tensor:
-    """Random token ids, int64 [batch, seq]."""
+    """Return random token ids, int64 [batch, seq]."""
     limits = (getattr(config, name, None) for name in _LIMITS)
     limit = next((size for size in limits if size), None)
     if limit and options.seq and options.seq > limit:
         raise TargetError(
-            f"seq={options.seq} is more than the {limit} tokens this model takes (max_position_embeddings)"
+            f"seq={options.seq} is more than the {limit} tokens that this model takes (max_position_embeddings); "
+            "give a smaller seq"
         )
     num_tokens = options.seq or min(DEFAULT_TOKENS, limit or DEFAULT_TOKENS)
     padding = getattr(config, "pad_token_id", None)
@@ -125,7 +144,8 @@ def _text(config: Any, options: Options, generator: torch.Generator) -> Tensor:
 
 
 def _is_decoder_only(config: Any) -> bool:
-    from transformers.models.auto import modeling_auto  # loaded before, with the model
+    """Return whether the model is a causal decoder without an encoder."""
+    from transformers.models.auto import modeling_auto  # loading the model has imported it already
 
     causal = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     masked = modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -146,7 +166,7 @@ def _parse_options(query: str) -> Options:
 
 
 def check_directory(directory: Path) -> None:
-    """Raise TargetError where a directory holds no model that can be read."""
+    """Raise TargetError where a directory holds no Hugging Face model that whet can load."""
     if not directory.is_dir():
         raise TargetError(
             f"no directory {directory}; hf:DIR takes a directory that save_pretrained wrote or that was downloaded "
@@ -161,18 +181,19 @@ def check_directory(directory: Path) -> None:
         other = next((file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern)), None)
         raise TargetError(
             f"{directory} has no *.safetensors weights"
-            + (f", only {other}, and whet reads no pickles: save it again with save_pretrained" if other else "")
+            + (f", only {other}, and whet reads no pickles" if other else "")
+            + ": save the model with save_pretrained"
         )
 
 
 def _load(directory: Path) -> nn.Module:
-    """The model, in fp32 and eval mode, without a cache."""
+    """Return the model, in fp32 and eval mode, without a cache."""
     with _quiet():
         transformers = _transformers()
         with foreign(TargetError, f"transformers cannot load {directory}"):
             config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
             for part in {id(c): c for c in (config, config.get_text_config())}.values():
-                part.use_cache = False  # a cache is no tensor, and one call has no use for it
+                part.use_cache = False  # a cache is no tensor, and a single call needs none
             model, info = _class_of(transformers, config).from_pretrained(
                 directory,
                 config=config,
@@ -185,14 +206,14 @@ def _load(directory: Path) -> nn.Module:
         raise TargetError(
             f"the weights in {directory} lack {missing[0]}"
             + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
-            + f" of {type(model).__name__}: they would be random"
+            + f" of {type(model).__name__}, which would be random; save the whole model with save_pretrained"
         )
     loaded: nn.Module = model.eval()
     return loaded
 
 
 def _class_of(transformers: Any, config: Any) -> Any:
-    """The class named in config.json's architectures; the bare model where it names none that transformers has."""
+    """Return the class named in config.json's architectures, or AutoModel where transformers has no such class."""
     name = (config.architectures or [""])[0]
     return getattr(transformers, name, None) or transformers.AutoModel
 
@@ -207,7 +228,7 @@ def _transformers() -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """No progress bars or log lines from transformers and what it imports; as before afterwards."""
+    """Switch off progress bars and log lines of transformers and what it imports, and restore them afterwards."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""Which language model a command is to run: a directory, or the name of one that comes with whet."""
+"""Find the language model that a command is to run: a directory, or the name of a built-in model."""
 
 from pathlib import Path
 
@@ -11,7 +11,11 @@ HELP = f"a Hugging Face model directory, or a built-in model: {', '.join(BUILT_I
 
 
 def model_directory(named: str) -> Path:
-    """A directory goes before a name. Raises TargetError where there is neither."""
+    """Return the directory of a model. A directory of that name takes precedence over a built-in model.
+
+    Raises:
+        TargetError: There is neither.
+    """
     directory = Path(named)
     if directory.is_dir():
         return directory

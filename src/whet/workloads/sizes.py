@@ -1,4 +1,4 @@
-"""A workload at another batch size or sequence length: its first batch, cut or repeated."""
+"""Give a workload another batch size or sequence length: its first batch is cut or repeated."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +14,11 @@ _NAMES = ("batch", "seq")
 
 
 def checked_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Raises OptionError for a size that is no positive number, or has no meaning here."""
+    """Return the sizes if they are valid.
+
+    Raises:
+        OptionError: A size is not positive, or there is no size of that name.
+    """
     for name, size in sizes.items():
         if name not in _NAMES:
             raise OptionError(f"there is no size {name!r}; there are: {', '.join(_NAMES)}")
@@ -24,18 +28,20 @@ def checked_sizes(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def resized(workload: Workload, *, batch: int | None = None, seq: int | None = None) -> Workload:
-    """The workload with one batch of `batch` samples, each `seq` tokens long; what is None stays as it is.
+    """Return the workload with one batch of `batch` samples, each `seq` tokens long; None leaves a size as it is.
 
-    A sample lies along the first dimension of every tensor that has as many entries there as the batch has samples;
-    tokens lie along the second one of tensors of whole numbers or booleans [batch, tokens]: token ids, masks, labels.
-    Raises OptionError where there is no such dimension.
+    Samples are the first dimension of every tensor that has as many entries there as the batch has samples. Tokens are
+    the second dimension of integer or boolean tensors [batch, tokens]: token ids, masks, labels.
+
+    Raises:
+        OptionError: There is no such dimension.
     """
     first = workload.inputs[0]
     if seq is not None:
         first = map_tensors(first, lambda x: _indexed(x, 1, seq) if _has_tokens(x, workload.num_samples) else x)
         if not any(_has_tokens(x, workload.num_samples) for x in tensors_of(first)):
             raise OptionError(
-                f"seq does not apply to {workload.name}: none of its inputs is [batch, tokens] of whole numbers; "
+                f"seq does not apply to {workload.name}: none of its inputs is [batch, tokens] of integers; "
                 "give your function a parameter `seq`, or leave seq out"
             )
     if batch is not None:
@@ -52,13 +58,15 @@ def resized(workload: Workload, *, batch: int | None = None, seq: int | None = N
 
 
 def _has_samples(value: Tensor, num_samples: int) -> bool:
+    """Return whether a tensor's first dimension is the samples."""
     return value.dim() > 0 and value.shape[0] == num_samples
 
 
 def _has_tokens(value: Tensor, num_samples: int) -> bool:
+    """Return whether a tensor is [batch, tokens] of integers or booleans."""
     return _has_samples(value, num_samples) and value.dim() == 2 and not value.is_floating_point()
 
 
 def _indexed(x: Tensor, dim: int, size: int) -> Tensor:
-    """The first `size` entries along a dimension, from the start again where there are fewer."""
+    """Return the first `size` entries along a dimension, repeated from the start where there are fewer."""
     return x.index_select(dim, torch.arange(size, device=x.device) % x.shape[dim])

@@ -1,8 +1,8 @@
-"""How what is named on the command line becomes a Workload.
+"""Turn a target named on the command line into a Workload.
 
-A built-in name (digits-cnn), a Hugging Face directory (hf:DIR), or a function of the user's own
-(FILE.py:FUNCTION, package.module:FUNCTION) that takes no arguments and returns a Workload, (model, inputs) or
-(model, inputs, Quality). `?device=cuda` after any of them puts the model and its batches on the GPU.
+A target is a built-in name (digits-cnn), a Hugging Face directory (hf:DIR), or a function of the user's own
+(FILE.py:FUNCTION, package.module:FUNCTION) that takes no arguments and returns a Workload, (model, inputs) or (model,
+inputs, Quality). `?device=cuda` after any of them puts the model and its batches on the GPU.
 """
 
 import dataclasses
@@ -30,14 +30,17 @@ _RETURNS = "a whet.Workload, (model, inputs) or (model, inputs, Quality)"
 def resolve(target: str, sizes: Mapping[str, int] = MappingProxyType({})) -> InferenceWorkload:
     """Return the inference workload that `target` names.
 
+    A device may follow the name: `TARGET?device=cuda`. A function that has a parameter `device` places the model
+    itself; every other workload is moved.
+
     Args:
         target: A built-in name, "hf:DIR", "FILE.py:FUNCTION" or "package.module:FUNCTION".
-        sizes: Of `batch` (samples) and `seq` (tokens), where not the workload's own. A function that has parameters of
-            these names is called with them; else its first batch is cut or repeated. So is a device: a function that
-            has a parameter `device` places the model itself, every other workload is moved.
+        sizes: Values for `batch` (samples) and `seq` (tokens) that replace the workload's own. A function that has
+            parameters of these names is called with them; otherwise the workload's first batch is cut or repeated.
 
     Raises:
-        TargetError: There is none, or it is of another kind; the message says what was wrong and what to do.
+        TargetError: There is no such workload, or it is of another kind; the message says what was wrong and what to
+            do.
         MissingExtra: An optional package that it needs is not installed.
     """
     return inference_only(resolve_any(target, sizes), target)
@@ -79,7 +82,7 @@ def check_name(target: str) -> None:
 
 
 def inference_only(workload: AnyWorkload, target: str) -> InferenceWorkload:
-    """Return a workload as it is if it is one for inference.
+    """Return a workload as it is if it is for inference.
 
     Raises:
         TargetError: It is of another kind.
@@ -90,6 +93,7 @@ def inference_only(workload: AnyWorkload, target: str) -> InferenceWorkload:
 
 
 def _resolved(target: str, sizes: Mapping[str, int], device: str) -> AnyWorkload:
+    """Return the workload that `target` names, without moving it to a device."""
     if target in BUILTIN:
         return resized(import_module(f"whet.workloads.{target.replace('-', '_')}").build(), **sizes)
     if target.startswith("hf:"):
@@ -114,6 +118,7 @@ def _resolved(target: str, sizes: Mapping[str, int], device: str) -> AnyWorkload
 
 
 def _reject(target: str) -> NoReturn:
+    """Raise TargetError with a hint for a target that names nothing."""
     if target.endswith(".py"):
         hint = f"add the function that builds the workload: {target}:FUNCTION"
     elif target.partition("?")[0] in BUILTIN:
@@ -128,6 +133,7 @@ def _reject(target: str) -> NoReturn:
 
 
 def _call(function: Callable[..., Any], name: str, place: str, given: Mapping[str, Any]) -> AnyWorkload:
+    """Call the user's function and return its workload."""
     needed = [
         p.name
         for p in parameters_of(function).values()
@@ -164,15 +170,15 @@ def _as_workload(returned: Any, source: str, default_name: str) -> AnyWorkload:
 
 
 def _is_call(model: nn.Module, inputs: Any, source: str) -> bool:
-    """Return whether a tuple is one call's arguments; otherwise it is several batches.
+    """Return whether a tuple is the arguments of one call; otherwise it is several batches.
 
     Raises:
-        TargetError: where it may be either.
+        TargetError: It may be either.
     """
     if not isinstance(inputs, tuple) or len(inputs) < 2:
         return False
     if not all(isinstance(x, Tensor) for x in inputs):
-        # batches are all of one kind, and a constant is none
+        # Batches all have the same type; a tuple of several types is the arguments of one call.
         kinds = {Tensor if isinstance(x, Tensor) else Mapping if isinstance(x, Mapping) else type(x) for x in inputs}
         return len(kinds) > 1
     parameters = parameters_of(model.forward).values()
@@ -188,6 +194,7 @@ def _is_call(model: nn.Module, inputs: Any, source: str) -> bool:
 
 
 def _describe(value: Any) -> str:
+    """Return what a function returned, in a few words for an error message."""
     if isinstance(value, tuple):
         return "(" + ", ".join(type(item).__name__ for item in value) + ")"
     hint = " (is a return statement missing?)" if value is None else ""

@@ -1,4 +1,4 @@
-"""How what is named on the command line becomes a function that trains: FILE.py:FUNCTION or package.module:FUNCTION."""
+"""Turn a target named on the command line into a function that trains: FILE.py:FUNCTION or package.module:FUNCTION."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +11,10 @@ _FORMS = "FILE.py:FUNCTION or package.module:FUNCTION, a function that trains"
 
 
 def training_function(target: str) -> Callable[[], Any]:
-    """The function that `target` names; it is called without arguments.
+    """Return the function that `target` names. It is called without arguments.
 
-    Raises TargetError, with what was wrong and what to do, where there is none or it needs arguments.
+    Raises:
+        TargetError: There is no such function, or it needs arguments; the message says what to do.
     """
     place, colon, name = target.rpartition(":")
     if target.partition("?")[0] in BUILTIN or target.startswith("hf:"):

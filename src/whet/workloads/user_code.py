@@ -1,4 +1,4 @@
-"""Code of the user's own, named on the command line: FILE.py:FUNCTION or package.module:FUNCTION."""
+"""Load the user's own code that the command line names: FILE.py:FUNCTION or package.module:FUNCTION."""
 
 import difflib
 import inspect
@@ -21,16 +21,22 @@ _LIBRARIES = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "plat
 
 
 def load_function(place: str, name: str, wanted: str) -> Callable[..., Any]:
-    """The function `name` of a file (its name ends in .py) or a module. wanted: what it is to be, in words.
+    """Return the function `name` of a file or a module.
 
-    Raises TargetError, with what was wrong and what to do, where there is none or importing fails.
+    Args:
+        place: A path that ends in .py, or a module's dotted name.
+        name: The function's name.
+        wanted: What the function should be, in words for error messages.
+
+    Raises:
+        TargetError: There is no such function, or importing it fails; the message says what to do.
     """
     module = _load_file(place) if place.endswith(".py") else _load_module(place)
     return _function(module, name, place, wanted)
 
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """What a function takes, by name. A builtin need not say."""
+    """Return a function's parameters by name. It is empty for a builtin that does not declare them."""
     try:
         return inspect.signature(function).parameters
     except ValueError:
@@ -38,7 +44,7 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
 
 
 def what_and_where(error: BaseException) -> str:
-    """`ValueError: no such thing (line 3 of model.py)`: the deepest line that is the user's own, if there is one."""
+    """Return `ValueError: no such thing (line 3 of model.py)`, with the deepest line that is the user's own, if any."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} (line {error.lineno} of {Path(error.filename or '').name})"
     said = reason(error)
@@ -55,21 +61,23 @@ def check_file(name: str) -> None:
 
 
 def _load_file(name: str) -> ModuleType:
-    """Import a file under its own stem, its directory first on the path, as `python FILE.py` would have it, and the
-    current one last."""
+    """Import a file under its own stem.
+
+    Its directory comes first on the path, as with `python FILE.py`; the current directory comes last.
+    """
     check_file(name)
     path = Path(name).expanduser().resolve()
     taken = sys.modules.get(path.stem)
     if taken is not None and not _is_file_of_users(taken):
         raise TargetError(f"{name} has the name of a module in use, {path.stem!r}; rename the file")
     spec = spec_from_file_location(path.stem, path, loader=_SourceLoader(path.stem, str(path)))
-    assert spec is not None and spec.loader is not None  # it was given one
+    assert spec is not None and spec.loader is not None  # the loader was passed above
     module = module_from_spec(spec)
     module.__dict__["__whet_target__"] = True
     _prefer(path.parent)
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
-    sys.modules[path.stem] = module  # before it runs, as import does: dataclasses and pickle look there
+    sys.modules[path.stem] = module  # import also sets this before the module runs: dataclasses and pickle need it
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -79,7 +87,10 @@ def _load_file(name: str) -> ModuleType:
 
 
 class _SourceLoader(SourceFileLoader):
-    """Without bytecode, which would be taken for that of a file written again within a second at the same size."""
+    """Load source without bytecode.
+
+    Python would take old bytecode for current if the file is rewritten within a second at the same size.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -102,16 +113,18 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _prefer(directory: Path) -> None:
+    """Put a directory first on Python's path, if it is not there yet."""
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))
 
 
 def _is_file_of_users(module: ModuleType) -> bool:
-    """Whether whet loaded it from a file: such a one may be loaded again, or give way to another file of its name."""
+    """Return whether whet loaded a module from a file, so that it may be loaded again or replaced."""
     return hasattr(module, "__whet_target__")
 
 
 def _function(module: ModuleType, name: str, place: str, wanted: str) -> Callable[..., Any]:
+    """Return a module's function, or raise TargetError with the functions that it has."""
     found = getattr(module, name, None)
     if found is None:
         own = [key for key, value in vars(module).items() if _is_own_function(value, module)]
@@ -127,8 +140,10 @@ def _function(module: ModuleType, name: str, place: str, wanted: str) -> Callabl
 
 
 def _is_own_function(value: object, module: ModuleType) -> bool:
+    """Return whether a value is a public function that the module itself defines."""
     return inspect.isfunction(value) and value.__module__ == module.__name__ and not value.__name__.startswith("_")
 
 
 def _is_library(filename: str) -> bool:
+    """Return whether a file belongs to Python, to installed packages or to whet."""
     return filename.startswith(("<", *_LIBRARIES))

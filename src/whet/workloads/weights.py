@@ -1,6 +1,6 @@
-"""How the built-in workloads' weights are read and written: bf16 on disk, fp32 in memory.
+"""Read and write the built-in workloads' weights: bf16 on disk, fp32 in memory.
 
-bf16 halves what the package weighs. Scores are always taken on the weights as shipped, that is after rounding.
+bf16 halves the size of the package. Scores are always taken with the weights as shipped, which are rounded.
 """
 
 import os
@@ -19,7 +19,7 @@ FILE = "model.safetensors"
 
 
 def load_weights(model: nn.Module, directory: Path) -> None:
-    """Fill a model from a directory, in place. Every weight must be there, and no other."""
+    """Load a model's weights from a directory, in place. The names there must be exactly those of the model."""
     weights = load_file(directory / FILE)
     model.load_state_dict({name: _cast(tensor, torch.float32) for name, tensor in weights.items()})
 
@@ -31,7 +31,7 @@ def save_weights(weights: Mapping[str, Tensor], directory: Path) -> None:
 
 
 def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a directory beside the wanted one, then put it in its place: no half-written one shows."""
+    """Let `write` fill a temporary directory, then move it to its place, so that nobody sees a half-written one."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
@@ -39,7 +39,7 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
         for file in partial.iterdir():
             with file.open("rb") as written:
                 os.fsync(written.fileno())
-            file.chmod(0o644)  # safetensors and mkdtemp let nobody else read
+            file.chmod(0o644)  # files of safetensors and mkdtemp are readable by their owner only
         partial.chmod(0o755)
         replace_directory(partial, directory)
     finally:
@@ -47,5 +47,5 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Counters, such as those of batch normalisation, stay whole numbers."""
+    """Convert a floating-point tensor. Integers, such as the counters of batch norms, stay as they are."""
     return tensor.to(dtype) if tensor.is_floating_point() else tensor

@@ -109,7 +109,7 @@ def test_head_dim_that_qwen3_leaves_out(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "mamba"}, "'mamba'; whet's decoder is of the families llama"),
+        ({"model_type": "mamba"}, "'mamba'; whet's decoder runs the families llama"),
         ({"model_type": None}, "model_type is None"),
         ({"model_type": ["llama"]}, "model_type is"),
         ({"hidden_size": -1}, "hidden_size"),

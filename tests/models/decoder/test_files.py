@@ -96,7 +96,7 @@ def test_what_old_files_hold_besides(tmp_path):
     [
         (lambda w: w.pop("model.norm.weight"), "missing: norm.weight"),
         (lambda w: [w.pop(name) for name in list(w) if "mlp" in name], "(and 5 more)"),
-        (lambda w: w.update(extra=torch.ones(1)), "left over: extra"),
+        (lambda w: w.update(extra=torch.ones(1)), "unexpected: extra"),
         (lambda w: w.update({"model.norm.weight": torch.ones(17)}), "norm.weight is [17] where [16] is wanted"),
         (lambda w: w.update({"model.norm.weight": torch.ones(16, dtype=torch.int8)}), "stored as I8"),
         (lambda w: w.update({"norm.weight": torch.ones(16)}), "norm.weight twice"),
@@ -132,7 +132,7 @@ def test_a_pickle_is_not_read(tmp_path, name):
 def test_other_safetensors(tmp_path):
     config = write_config(tmp_path)
     save_file(random_weights(config), tmp_path / "weights.safetensors")
-    assert "weights.safetensors is not a name" in refused(tmp_path)
+    assert "rename weights.safetensors if" in refused(tmp_path)
 
 
 def test_shards_that_do_not_fit_their_index(tmp_path):
@@ -145,7 +145,7 @@ def test_shards_that_do_not_fit_their_index(tmp_path):
     shard.write_bytes(kept[:-10])
     assert "cannot be read" in refused(tmp_path)
     shard.write_bytes((tmp_path / "model-00001-of-00003.safetensors").read_bytes())
-    assert "unlike model.safetensors.index.json says" in refused(tmp_path)
+    assert "contrary to model.safetensors.index.json" in refused(tmp_path)
     shard.write_bytes(kept)
     load_decoder(tmp_path)
     fewer = {name: file for name, file in content["weight_map"].items() if name != "model.norm.weight"}
@@ -156,4 +156,4 @@ def test_shards_that_do_not_fit_their_index(tmp_path):
         assert repr(name) in refused(tmp_path)
     for damaged in ("", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}'):
         index.write_text(damaged)
-        assert "no index of weights" in refused(tmp_path)
+        assert "is damaged or lacks weight_map" in refused(tmp_path)

@@ -219,7 +219,7 @@ def test_bad_options() -> None:
         with pytest.raises(OptionError, match="max_model_len"):
             NativeDecoder(config, random_weights(config), library(), kind=Kind.F32, kv=Kv.F32, max_model_len=length)
     assert refusal(config) is None
-    assert "heads of 24" in str(refusal(config.model_copy(update={"head_dim": 24})))
+    assert "head_dim is 24" in str(refusal(config.model_copy(update={"head_dim": 24})))
 
 
 def test_cross_entropy_is_finite_on_equal_inputs() -> None:

@@ -195,5 +195,5 @@ def test_limits():
             PagedDecoder(decoder, max_model_len=length)
     with pytest.raises(OptionError, match="float64"):
         PagedDecoder(decoder, kv_dtype=torch.float64)
-    with pytest.raises(OptionError, match="no memory"):
+    with pytest.raises(OptionError, match="not enough memory"):
         PagedDecoder(decoder).allocate(2**40, 0)

@@ -48,11 +48,11 @@ def refused(server: HttpServer, path: str, body: object, status: int = 400) -> d
         ({"prompt": [1, 2.5]}, "prompt", "a prompt is text, a list of texts"),
         ({"prompt": {"a": "b"}}, "prompt", "a prompt is text, a list of texts"),
         ({"prompt": []}, "prompt", "no prompt in the list"),
-        ({"prompt": [1, 2048]}, "prompt", "token 2048 is none of the model's, which are 0 to 2047"),
-        ({"prompt": [[1], [10**9]]}, "prompt", "which are 0 to 2047"),
+        ({"prompt": [1, 2048]}, "prompt", "the model has no token 2048: give tokens from 0 to 2047"),
+        ({"prompt": [[1], [10**9]]}, "prompt", "tokens from 0 to 2047"),
         ({"prompt": [1] * 512}, "prompt", "the model takes 512 tokens"),
         ({"prompt": "word " * 600}, "prompt", "the model takes 512 tokens"),
-        ({"max_tokens": 600}, "prompt", "and 600 to be made"),
+        ({"max_tokens": 600}, "prompt", "and 600 to be generated"),
         ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
         ({"max_tokens": "5"}, "max_tokens", "valid integer"),
         ({"max_tokens": 10**40}, "max_tokens", "less than or equal"),
@@ -246,15 +246,20 @@ def test_another_model(server: HttpServer, path: str) -> None:
     body = {"model": "gpt-4", "prompt": "a", "tokens": [1]} | ({"messages": CHAT} if "chat" in path else {})
     error = refused(server, path, body, 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found")
-    assert "there is no model 'gpt-4' here, but: fake" in error["message"]
+    assert "there is no model 'gpt-4' here; use one of: fake" in error["message"]
 
 
 def test_paths_and_methods_that_are_not_there(server: HttpServer) -> None:
     answer = ask(server, "/v1/edits", {})
-    assert (answer.status, answer.error["message"]) == (404, "there is no /v1/edits here")
+    assert (answer.status, answer.error["message"]) == (
+        404,
+        "there is no path /v1/edits; GET /openapi.json lists all paths",
+    )
     answer = ask(server, "/v1/completions")
     assert (answer.status, answer.headers["allow"]) == (405, "POST")
-    assert answer.error["message"] == "/v1/completions does not take GET"
+    assert (
+        answer.error["message"] == "/v1/completions does not take GET; GET /openapi.json lists the methods of each path"
+    )
     assert ask(server, "/v1/models/other").status == 404
     assert ask(server, "/docs").status == 404
 

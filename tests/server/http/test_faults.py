@@ -180,10 +180,10 @@ def test_the_end_cuts_what_takes_too_long(others: ThreadPoolExecutor) -> None:
         engine.wait_running(2)
         engine.step()
     whole, streamed = (one.result() for one in running)
-    assert (whole.status, "the server is ending" in whole.error["message"]) == (503, True)
+    assert (whole.status, "the server is shutting down" in whole.error["message"]) == (503, True)
     first, last = streamed.events
     assert first["choices"][0]["finish_reason"] is None
-    assert "the server is ending" in last["error"]["message"]
+    assert "the server is shutting down" in last["error"]["message"]
     assert sorted(engine.aborted) == ["request-0", "request-1"]
 
 

@@ -49,7 +49,8 @@ def test_requests_before_the_server_is_ready() -> None:
         base_url="http://localhost",
     ) as client:
         for answer in (client.get("/health"), client.post("/v1/completions", json={"prompt": "Once"})):
-            assert (answer.status_code, answer.json()["error"]["message"]) == (503, "the model is being loaded")
+            assert answer.status_code == 503
+            assert answer.json()["error"]["message"].startswith("the model is being loaded")
         lifecycle.ready()
         assert client.get("/health").status_code == 200
 

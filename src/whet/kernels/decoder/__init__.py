@@ -1,1 +1,1 @@
-"""A whole decoder step in one call."""
+"""Run a whole decoder step in one call."""

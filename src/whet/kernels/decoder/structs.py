@@ -11,7 +11,7 @@ Float = ctypes.c_float
 
 
 class Kv(IntEnum):
-    """How keys and values are kept; the numbers are those of paged_attention/cache.h."""
+    """Name how keys and values are stored. The numbers are those of paged_attention/cache.h."""
 
     F32 = 0
     BF16 = 1
@@ -19,10 +19,14 @@ class Kv(IntEnum):
 
 
 class HeadsStruct(ctypes.Structure):
+    """Mirror the C structure of a decoder's heads."""
+
     _fields_ = (("num_heads", Int), ("num_kv_heads", Int), ("head_dim", Int))
 
 
 class CacheStruct(ctypes.Structure):
+    """Mirror the C structure of one layer's key-value cache."""
+
     _fields_ = (
         ("kind", Int),
         ("keys", Pointer),
@@ -33,6 +37,8 @@ class CacheStruct(ctypes.Structure):
 
 
 class RaggedStruct(ctypes.Structure):
+    """Mirror the C structure of a ragged batch."""
+
     _fields_ = (
         ("num_tokens", Int),
         ("num_seqs", Int),
@@ -45,10 +51,14 @@ class RaggedStruct(ctypes.Structure):
 
 
 class RopeStruct(ctypes.Structure):
+    """Mirror the C structure of the rotary tables."""
+
     _fields_ = (("cos", Pointer), ("sin", Pointer))
 
 
 class LayerStruct(ctypes.Structure):
+    """Mirror the C structure of one decoder layer."""
+
     _fields_ = (
         ("qkv", WeightsStruct),
         ("o", WeightsStruct),
@@ -64,6 +74,8 @@ class LayerStruct(ctypes.Structure):
 
 
 class DecoderStruct(ctypes.Structure):
+    """Mirror the C structure of a whole decoder."""
+
     _fields_ = (
         ("heads", HeadsStruct),
         ("hidden", Int),

@@ -1,7 +1,7 @@
-"""The gated MLP of the Llama family, down(silu(gate(x)) * up(x)), as the torch operator whet::gated_mlp.
+"""Compute the gated MLP of the Llama family, down(silu(gate(x)) * up(x)), as the torch operator whet::gated_mlp.
 
-Gate and up are one packed matrix, sixteen outputs of the one and the same sixteen of the other in turn, so that the
-product is taken while both are in registers. Shape suffixes: M rows, K inputs, I intermediate, N outputs, B bytes.
+Gate and up are one packed matrix, in which sixteen outputs of gate and the same sixteen of up alternate, so that their
+product is computed while both are in registers. Shape suffixes: M rows, K inputs, I intermediate, N outputs, B bytes.
 """
 
 import ctypes
@@ -21,13 +21,14 @@ from whet.kernels.linear.packed import PackedWeights, weights_struct
 
 @dataclass(frozen=True)
 class PackedMlp:
-    """Packed weights of a gated MLP, both matrices of one kind."""
+    """Hold the packed weights of a gated MLP. Both matrices are of one kind."""
 
     gate_up: PackedWeights
     down: PackedWeights
 
     @property
     def intermediate(self) -> int:
+        """Return the number of intermediate values, I."""
         return self.down.num_inputs
 
 
@@ -40,7 +41,20 @@ def pack_mlp(
     up_bias_I: Tensor | None = None,
     down_bias_N: Tensor | None = None,
 ) -> PackedMlp:
-    """Weights as the operator takes them. Raises InputsError where the matrices do not fit each other."""
+    """Pack the weights of a gated MLP for the operator.
+
+    Args:
+        gate_IK: The gate's weights.
+        up_IK: The up projection's weights.
+        down_NI: The down projection's weights.
+        kind: How to store them.
+        gate_bias_I: The gate's bias, if there is one.
+        up_bias_I: The up projection's bias, if the gate has one.
+        down_bias_N: The down projection's bias, if there is one.
+
+    Raises:
+        InputsError: The matrices do not fit each other.
+    """
     if gate_IK.shape != up_IK.shape or down_NI.shape[1] != len(gate_IK) or (gate_bias_I is None) != (up_bias_I is None):
         raise InputsError(
             f"gate {list(gate_IK.shape)}, up {list(up_IK.shape)} and down {list(down_NI.shape)} are no gated MLP: gate "
@@ -54,9 +68,17 @@ def pack_mlp(
 
 
 def gated_mlp(x: Tensor, weights: PackedMlp) -> Tensor:
-    """x: [..., K] of a floating type -> [..., N] of the same. Raises InputsError where x does not fit the weights.
+    """Compute the gated MLP. Activations are rounded before each matrix as in whet.kernels.linear.
 
-    Activations are rounded before each matrix as whet.kernels.linear says.
+    Args:
+        x: The input, [..., K] of a floating type.
+        weights: The packed weights.
+
+    Returns:
+        The output, [..., N] of the same type.
+
+    Raises:
+        InputsError: x does not fit the weights.
     """
     gate_up, down = weights.gate_up, weights.down
     y: Tensor = gated_mlp_operator(
@@ -79,7 +101,7 @@ def gated_mlp_operator(
     intermediate: int,
     num_outputs: int,
 ) -> Tensor:
-    """The operator itself, on the tensors of a PackedMlp."""
+    """Implement the operator on the tensors of a PackedMlp."""
     weights_kind = Kind(kind)
     both = 2 * (-(-intermediate // LANES) * LANES)
     check_floats(x)

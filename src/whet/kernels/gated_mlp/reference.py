@@ -1,4 +1,4 @@
-"""What the gated MLP computes, in torch. Source: Shazeer, 2020, arXiv:2002.05202 (SwiGLU).
+"""Compute the gated MLP in torch, as the reference. Source: Shazeer, 2020, arXiv:2002.05202 (SwiGLU).
 
 Suffixes: M rows, K inputs, I intermediate, N outputs.
 """
@@ -20,7 +20,7 @@ def gated_mlp_reference(
     up_bias_I: Tensor | None = None,
     down_bias_N: Tensor | None = None,
 ) -> Tensor:
-    """[M, N] in the type of the weights, which are those that the kernel sees; activations are rounded as it does."""
+    """Return [M, N] in the type of the weights. The weights are the kernel's, and activations are rounded as there."""
     gate_MI = linear_as_packed(x_MK, gate_IK, gate_bias_I, kind)
     up_MI = linear_as_packed(x_MK, up_IK, up_bias_I, kind)
     return linear_as_packed(silu(gate_MI) * up_MI, down_NI, down_bias_N, kind)

@@ -1,4 +1,4 @@
-"""Linear layers over packed weights: y = x W^T + b, as torch operators.
+"""Compute linear layers over packed weights, y = x W^T + b, as torch operators.
 
     whet::linear_int8   int8 weights with a scale an output
     whet::linear_int4   int4 weights with a scale an output and a whole number 1..15 for every 32 inputs
@@ -26,28 +26,48 @@ _Operator = Callable[[Tensor, Tensor, Tensor, Tensor | None, int], Tensor]
 
 
 def pack_weights(weight_NK: Tensor, kind: Kind, bias_N: Tensor | None = None) -> PackedWeights:
-    """Weights as the operators take them. kind: how to keep them; S8 and S4 are quantised to the nearest."""
+    """Pack weights for the operators.
+
+    Args:
+        weight_NK: The weights.
+        kind: How to store them. S8 and S4 round to the nearest level.
+        bias_N: The bias, if there is one.
+    """
     return PackedWeights(kernels(), kind, weight_NK, bias_N)
 
 
 def linear(x: Tensor, weights: PackedWeights) -> Tensor:
-    """x: [..., K] of a floating type -> [..., N] of the same. The weights' kind says which of the operators it is.
+    """Compute a linear layer with the operator for the kind of its weights.
 
-    Activations become int8 with a scale a row for S8 and S4, and bf16 for BF16. A row's result is the same, bit for
-    bit, whatever rows share the call. Raises InputsError where x does not fit the weights.
+    Activations become int8 with one scale per row for S8 and S4, and bf16 for BF16. A row's result is the same, bit for
+    bit, whatever other rows the call has.
+
+    Args:
+        x: The input, [..., K] of a floating type.
+        weights: The packed weights.
+
+    Returns:
+        The output, [..., N] of the same type.
+
+    Raises:
+        InputsError: x does not fit the weights.
     """
     return _OPERATORS[weights.kind](x, weights.data, weights.scale, weights.bias, weights.num_outputs)
 
 
 def dequantise(kind: Kind, packed_B: Tensor, scale_N: Tensor, num_outputs: int, num_inputs: int) -> Tensor:
-    """float32 [N, K]: the weights that the kernels multiply with."""
+    """Return the weights that the kernels multiply with, float32 [N, K]."""
     return layout.unpack(kind, packed_B, num_outputs, num_inputs) * scale_N[:num_outputs, None]
 
 
 def check_weights(
     kind: Kind, num_inputs: int, packed_B: Tensor, scale_N: Tensor, bias_N: Tensor | None, num_outputs: int
 ) -> None:
-    """Raises InputsError where the tensors are no packed matrix of this kind and size: a kernel would read beyond."""
+    """Check that tensors are a packed matrix of this kind and size. A kernel would read beyond wrong ones.
+
+    Raises:
+        InputsError: They are not.
+    """
     wanted = layout.packed_bytes(kind, num_outputs, num_inputs)
     if packed_B.dtype != torch.uint8 or packed_B.numel() != wanted or not packed_B.is_contiguous():
         raise InputsError(

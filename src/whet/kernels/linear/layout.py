@@ -1,4 +1,4 @@
-"""The order in which the kernels read a weight matrix (weights.h says why), written and read by torch.
+"""Write and read, in torch, the order in which the kernels read a weight matrix (weights.h says why).
 
 Shape suffixes: N outputs, K inputs, G groups of 32 inputs, P panels, S strips of a panel, L lanes, B bytes.
 """
@@ -15,7 +15,7 @@ _STRIPS = 4
 
 
 class Kind(IntEnum):
-    """How weights are kept; the numbers are those of weights.h."""
+    """Name how weights are stored. The numbers are those of weights.h."""
 
     F32 = 0
     BF16 = 1
@@ -30,28 +30,37 @@ _INPUTS_BYTES = 4 * LANES  # of a strip's step
 
 
 def num_strips(num_outputs: int) -> int:
-    """Strips of 16 outputs."""
+    """Return the number of strips of 16 outputs."""
     return -(-num_outputs // LANES)
 
 
 def padded_inputs(kind: Kind, num_inputs: int) -> int:
-    """Inputs as the kernels count them."""
+    """Return the number of inputs, padded as the kernels need it."""
     return -(-num_inputs // _STEP[kind]) * _STEP[kind]
 
 
 def packed_bytes(kind: Kind, num_outputs: int, num_inputs: int) -> int:
-    """Bytes of the packed matrix."""
+    """Return the bytes of the packed matrix."""
     return num_strips(num_outputs) * _strip_bytes(kind, padded_inputs(kind, num_inputs))
 
 
 def row_bytes(kind: Kind, num_inputs: int) -> int:
-    """Bytes of one row of activations, made ready for the matrix."""
+    """Return the bytes of one row of activations, prepared for the matrix."""
     element_bytes = {Kind.F32: 4, Kind.BF16: 2}.get(kind, 1)
     return -(-padded_inputs(kind, num_inputs) * element_bytes // 64) * 64
 
 
 def pack(kind: Kind, values_NK: Tensor, ratio_NG: Tensor | None = None) -> Tensor:
-    """uint8 [packed_bytes]. values: float32, bf16 or int8 by kind; ratios: uint8, of S4."""
+    """Pack a matrix.
+
+    Args:
+        kind: How the weights are stored.
+        values_NK: The weights: float32, bf16 or int8, as the kind says.
+        ratio_NG: The groups' factors, uint8, for S4.
+
+    Returns:
+        The packed matrix, uint8 [packed_bytes].
+    """
     N, K = values_NK.shape
     strips, padded = num_strips(N), padded_inputs(kind, K)
     if kind in (Kind.S8, Kind.S4):
@@ -68,7 +77,7 @@ def pack(kind: Kind, values_NK: Tensor, ratio_NG: Tensor | None = None) -> Tenso
 
 
 def unpack(kind: Kind, packed_B: Tensor, num_outputs: int, num_inputs: int) -> Tensor:
-    """float32 [N, K]: the weights as they were packed, without the outputs' scales; of S4 with the groups' ratios."""
+    """Return packed weights as float32 [N, K], without the outputs' scales, and for S4 with the groups' factors."""
     strips, padded = num_strips(num_outputs), padded_inputs(kind, num_inputs)
     strip_bytes = _strip_bytes(kind, padded)
     parts = []
@@ -80,7 +89,7 @@ def unpack(kind: Kind, packed_B: Tensor, num_outputs: int, num_inputs: int) -> T
 
 
 def interleave(gate: Tensor, up: Tensor) -> Tensor:
-    """One matrix, or bias, for a gated MLP: 16 outputs of the gate, the same 16 of up, and so on.
+    """Join gate and up to one matrix, or bias: 16 outputs of the gate, the same 16 of up, and so on.
 
     Args:
         gate: [N] or [N, K].
@@ -102,7 +111,7 @@ def _strip_bytes(kind: Kind, padded: int) -> int:
 
 
 def _same_width(strips: int) -> list[tuple[int, slice]]:
-    """Strips of a panel, and the outputs of all panels that have so many: the whole ones, and the last."""
+    """Return a panel's number of strips with the outputs of all such panels: the whole panels, then the last one."""
     whole = strips // _STRIPS * _STRIPS
     widths = [(_STRIPS, slice(0, whole * LANES)), (strips - whole, slice(whole * LANES, strips * LANES))]
     return [(width, rows) for width, rows in widths if width and rows.stop > rows.start]

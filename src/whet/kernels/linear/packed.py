@@ -1,4 +1,4 @@
-"""A weight matrix in the order in which the kernels read it (weights.h says which)."""
+"""Hold a weight matrix in the order in which the kernels read it (weights.h defines it)."""
 
 import contextlib
 import ctypes
@@ -22,7 +22,7 @@ _DTYPE = {Kind.F32: torch.float32, Kind.BF16: torch.bfloat16}
 
 
 class WeightsStruct(ctypes.Structure):
-    """whet::Weights."""
+    """Mirror the C structure whet::Weights."""
 
     _fields_ = (
         ("kind", ctypes.c_int32),
@@ -35,11 +35,18 @@ class WeightsStruct(ctypes.Structure):
 
 
 class PackedWeights:
-    """[N outputs, K inputs], packed; without a library, by torch. `struct` goes to the kernels.
+    """Pack a matrix [N outputs, K inputs]. Without a library, torch packs it.
 
-    data: uint8 [bytes]. scale: float32 [N padded to 16], ones but for S8 and S4. bias: the same, or None. They are what
-    the torch operators take, and `struct` is good as long as this object lives.
-    Raises MachineError where there is no memory for them.
+    The torch operators take `data`, `scale` and `bias`. The kernels take `struct`, which is valid as long as this
+    object lives.
+
+    Attributes:
+        data: The packed weights, uint8 [bytes].
+        scale: The outputs' scales, float32 [N padded to 16]; ones unless the kind is S8 or S4.
+        bias: The outputs' bias, float32 [N padded to 16], or None.
+
+    Raises:
+        MachineError: There is not enough memory.
     """
 
     def __init__(self, library: Library | None, kind: Kind, weight_NK: Tensor, bias_N: Tensor | None = None) -> None:
@@ -84,12 +91,12 @@ class PackedWeights:
         )
 
     def row_bytes(self) -> int:
-        """Bytes that one row of activations takes, made ready."""
+        """Return the bytes of one row of activations, prepared for the matrix."""
         return layout.row_bytes(self.kind, self.num_inputs)
 
 
 def weights_struct(kind: Kind, num_inputs: int, data: Tensor, scale: Tensor, bias: Tensor | None) -> WeightsStruct:
-    """What the kernels take; it points into the tensors."""
+    """Return the structure that the kernels take. It points into the tensors."""
     return WeightsStruct(
         kind,
         len(scale) // LANES,
@@ -101,9 +108,12 @@ def weights_struct(kind: Kind, num_inputs: int, data: Tensor, scale: Tensor, bia
 
 
 def large_pages(num_bytes: int) -> Tensor:
-    """uint8 [num_bytes], aligned to 2 MiB and in pages as large, where the system has them: worth 10 % of bandwidth.
+    """Allocate uint8 [num_bytes], aligned to 2 MiB and in pages of that size where the system has them.
 
-    Raises MachineError where there is no memory.
+    Large pages are worth 10 % of bandwidth.
+
+    Raises:
+        MachineError: There is not enough memory.
     """
     size = -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE
     try:

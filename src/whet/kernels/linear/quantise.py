@@ -1,7 +1,8 @@
-"""Weights in few bits: int8 with a scale an output, int4 with a scale an output and a whole number 1..15 a group.
+"""Quantise weights: to int8 with a scale per output, or to int4 with a scale per output and a factor per group.
 
-Two-level scales as in QServe (Lin et al., 2024, arXiv:2405.04532): the product of an int4 and its group's number is an
-int8 of the output's scale, so a matrix product stays in whole numbers over all inputs.
+The factors are whole numbers from 1 to 15, two-level scales as in QServe (Lin et al., 2024, arXiv:2405.04532). The
+product of an int4 and its group's factor is an int8 in units of the output's scale, so a matrix product uses whole
+numbers over all inputs.
 
 Shape suffixes: N outputs, K inputs, G groups of 32 inputs.
 """
@@ -19,37 +20,50 @@ _SHRINKS = (0.92, 0.85)  # of an output's scale: a few clipped weights may cost 
 
 @dataclass(frozen=True)
 class Int8Weights:
-    """w = scale * values. values: int8 [N, K], scale: float32 [N]."""
+    """Hold int8 weights, w = scale * values.
+
+    Attributes:
+        values_NK: The values, int8.
+        scale_N: The scales, float32.
+    """
 
     values_NK: Tensor
     scale_N: Tensor
 
     def dequantise(self) -> Tensor:
+        """Return the weights as float32 [N, K]."""
         return self.values_NK.float() * self.scale_N[:, None]
 
 
 @dataclass(frozen=True)
 class Int4Weights:
-    """w = scale * ratio * values. values: -8..7 as int8 [N, K], ratio: 1..15 as uint8 [N, G], scale: float32 [N]."""
+    """Hold int4 weights, w = scale * ratio * values.
+
+    Attributes:
+        values_NK: The values -8..7, as int8.
+        ratio_NG: The groups' factors 1..15, as uint8.
+        scale_N: The scales, float32.
+    """
 
     values_NK: Tensor
     ratio_NG: Tensor
     scale_N: Tensor
 
     def dequantise(self) -> Tensor:
+        """Return the weights as float32 [N, K]."""
         ratio_NK = self.ratio_NG.repeat_interleave(GROUP_SIZE, dim=1)[:, : self.values_NK.shape[1]]
         return self.values_NK.float() * ratio_NK * self.scale_N[:, None]
 
 
 def quantise_int8(weight_NK: Tensor) -> Int8Weights:
-    """Symmetric, to the nearest, the largest weight of an output at 127."""
+    """Quantise to int8: symmetric, to the nearest level, with the largest weight of each output at 127."""
     weight_NK = weight_NK.float()
     scale_N = (weight_NK.abs().amax(dim=1) / 127).clamp_min(torch.finfo(torch.float32).tiny)
     return Int8Weights((weight_NK / scale_N[:, None]).round_().to(torch.int8), scale_N)
 
 
 def quantise_int4(weight_NK: Tensor) -> Int4Weights:
-    """The scales of least squared error among a few: of an output, and, given that, of each group."""
+    """Quantise to int4. Of several scales for an output and its groups, those of the least squared error are taken."""
     N, K = weight_NK.shape
     num_groups = -(-K // GROUP_SIZE)
     padded_NK = torch.nn.functional.pad(weight_NK.float(), (0, num_groups * GROUP_SIZE - K))
@@ -75,7 +89,7 @@ class _Scaled(NamedTuple):
 
 
 def _with_scale(weight_NGI: Tensor, scale_N: Tensor) -> tuple[_Scaled, Tensor]:
-    """The best for this scale, and the squared error of each output [N]."""
+    """Return the best weights for this scale, and the squared error of each output [N]."""
     units_NGI = weight_NGI / scale_N[:, None, None]
     largest_NG = units_NGI.abs().amax(dim=2)
     widest_NG = (largest_NG / 7).ceil().clamp(1, _LARGEST_RATIO)

@@ -1,4 +1,7 @@
-"""What the packed linear layer computes, in torch. Shape suffixes: M rows (any dimensions), N outputs, K inputs."""
+"""Compute the packed linear layer in torch, as the reference.
+
+Shape suffixes: M rows (any dimensions), N outputs, K inputs.
+"""
 
 import torch
 from torch import Tensor
@@ -8,7 +11,7 @@ from whet.kernels.linear.quantise import quantise_int4, quantise_int8
 
 
 def linear_reference(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, kind: Kind) -> Tensor:
-    """float64 [M, N]: weights and activations rounded as the kernel rounds them, products and sums exact."""
+    """Return float64 [M, N], with weights and activations rounded as in the kernel, and exact products and sums."""
     weight_NK = weight_NK.float()
     if kind is Kind.BF16:
         weight_NK = weight_NK.bfloat16()
@@ -18,7 +21,7 @@ def linear_reference(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, kin
 
 
 def linear_as_packed(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, kind: Kind) -> Tensor:
-    """[M, N] in the type of the weights, which are those that the kernel sees; activations are rounded as it does."""
+    """Return [M, N] in the type of the weights. The weights are the kernel's, and activations are rounded as there."""
     x_MK = x_MK.float()
     if kind is Kind.BF16:
         x_MK = x_MK.bfloat16()
@@ -29,7 +32,7 @@ def linear_as_packed(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None, kin
 
 
 def quantise_rows(x_MK: Tensor) -> Tensor:
-    """Each row to 8 bits, symmetric, the largest magnitude at 127; as numbers again."""
+    """Round each row to 8 bits, symmetric, with the largest magnitude at 127. Return the rounded numbers."""
     most_M1 = x_MK.abs().amax(dim=-1, keepdim=True)
     inverse_M1 = torch.where(most_M1 > 0, 127 / most_M1, 0.0)
     return (x_MK * inverse_M1).round() * (most_M1 / 127)

@@ -1,8 +1,8 @@
-"""Attention of a flat, ragged batch over keys and values in blocks, as a torch operator.
+"""Compute attention of a flat, ragged batch over keys and values in blocks, as a torch operator.
 
     whet::paged_attention   decode, chunked prefill and prefix hits alike; grouped heads; float32, bf16 or int8 cache
 
-Shape suffixes: T tokens, S sequences, C a row's numbers: (query heads + 2 key-value heads) x H, H head width.
+Shape suffixes: T tokens, S sequences, C numbers of a row, (query heads + 2 key-value heads) x H, H head width.
 """
 
 import torch
@@ -18,11 +18,23 @@ __all__ = ["Batch", "KvCache", "attend", "check_row", "paged_attention"]
 
 
 def attend(qkv_TC: Tensor, cache: KvCache, batch: Batch, softmax_scale: float, window: int = 0) -> Tensor:
-    """Rows of q, k, v -> [T, query heads x H] of the same type; the cache holds the batch's keys and values already.
+    """Compute attention. The cache holds the batch's keys and values already.
 
-    window: 0, or a token sees itself and the window - 1 before it. In bf16 and int8 the queries and the softmax's
-    weights are rounded to bf16; sums are float32. A row's result is the same, bit for bit, whatever shares the batch
-    and however its sequence is spread over calls. Raises InputsError where the sizes do not fit.
+    With a cache in bf16 or int8 the queries and the softmax's weights are rounded to bf16; sums are float32. A row's
+    result is the same, bit for bit, whatever else is in the batch and however its sequence is split over calls.
+
+    Args:
+        qkv_TC: Rows of q, k and v.
+        cache: The layer's keys and values.
+        batch: The batch's sequences.
+        softmax_scale: The factor of the scores.
+        window: 0, or the number of tokens that a token sees, including itself.
+
+    Returns:
+        [T, query heads x H] of the same type as `qkv_TC`.
+
+    Raises:
+        InputsError: The sizes do not fit.
     """
     out_TC: Tensor = paged_attention(
         qkv_TC, cache.keys, cache.values, cache.key_scales, cache.value_scales, *batch, softmax_scale, window
@@ -31,7 +43,11 @@ def attend(qkv_TC: Tensor, cache: KvCache, batch: Batch, softmax_scale: float, w
 
 
 def check_row(qkv_TC: Tensor, cache: KvCache) -> None:
-    """Raises InputsError where rows of q, k and v do not have the cache's heads."""
+    """Check that rows of q, k and v have the cache's heads.
+
+    Raises:
+        InputsError: They have not.
+    """
     K, H = cache.num_kv_heads, cache.head_dim
     num_heads, rest = divmod(qkv_TC.shape[-1], H)
     num_heads -= 2 * K
@@ -56,7 +72,7 @@ def paged_attention(
     softmax_scale: float,
     window: int,
 ) -> Tensor:
-    """`attend`, as torch calls it."""
+    """Implement `attend` as torch calls it."""
     cache, batch = (
         KvCache(keys, values, key_scales, value_scales),
         Batch(positions_T, query_start, context_len_S, block_tables),

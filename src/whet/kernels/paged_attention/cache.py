@@ -1,4 +1,6 @@
-"""Keys and values of one layer in blocks of 16 tokens, in the order in which the kernels read them (cache.h says why).
+"""Store keys and values of one layer in blocks of 16 tokens, in the order in which the kernels read them.
+
+cache.h explains the order.
 
 Shape suffixes: B blocks, K key-value heads, H head width, L places of a block, P numbers of a pack, T tokens.
 """
@@ -29,17 +31,22 @@ class Batch(NamedTuple):
     block_tables: Tensor
 
     def sequences(self) -> Tensor:
-        """Of each token, int64 [T]."""
+        """Return the sequence of each token, int64 [T]."""
         counts = self.query_start.diff().long()
         return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
 
 
 @dataclass(frozen=True)
 class KvCache:
-    """keys [B, K, H / pack, L, pack] and values [B, K, L / pack, H, pack]: pack is 1 in float32, 2 in bf16 and int8.
+    """Hold the keys and values of one layer.
 
-    In int8 each head of each token has a scale; key_scales and value_scales are then float32 [B, K, L]. Places after
-    the last token of a sequence's last block hold zero values.
+    Places after the last token of a sequence's last block hold zero values.
+
+    Attributes:
+        keys: [B, K, H / pack, L, pack], where pack is 1 in float32, 2 in bf16 and int8.
+        values: [B, K, L / pack, H, pack].
+        key_scales: float32 [B, K, L] in int8, a scale for each head of each token; None otherwise.
+        value_scales: The same for the values.
     """
 
     keys: Tensor
@@ -49,7 +56,11 @@ class KvCache:
 
     @classmethod
     def empty(cls, num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> "KvCache":
-        """Room for so many blocks, of zeros. Raises InputsError for a type or a width that the kernels do not take."""
+        """Make a cache of `num_blocks` blocks, filled with zeros.
+
+        Raises:
+            InputsError: The kernels do not take this type or width.
+        """
         if dtype not in DTYPES:
             raise InputsError(f"keys and values are kept as {', '.join(map(str, DTYPES))}, not as {dtype}")
         if head_dim % BLOCK_SIZE or not 0 < head_dim <= _WIDEST:
@@ -64,14 +75,20 @@ class KvCache:
 
     @property
     def num_kv_heads(self) -> int:
+        """Return the number of key-value heads."""
         return self.keys.shape[1]
 
     @property
     def head_dim(self) -> int:
+        """Return the width of a head."""
         return self.values.shape[3]
 
     def check(self) -> None:
-        """Raises InputsError where the tensors do not fit each other: a kernel would read beyond."""
+        """Check that the tensors fit each other. A kernel would read beyond wrong ones.
+
+        Raises:
+            InputsError: They do not.
+        """
         if self.keys.dtype not in DTYPES or self.values.dim() != 5:
             raise InputsError("a cache's keys and values come from KvCache.empty")
         wanted = KvCache.empty(0, self.num_kv_heads, self.head_dim, self.keys.dtype)
@@ -114,7 +131,7 @@ class KvCache:
             self.value_scales[block, :, place + 1 :] = 0
 
     def read(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and values of some blocks, in order: two of float32 [len(blocks) * 16, K, H]."""
+        """Return the keys and the values of some blocks, in order, each float32 [len(blocks) * 16, K, H]."""
         k_BLKH = _keys_by_place(self.keys)[blocks].flatten(3).float()
         v_BLKH = _values_by_place(self.values)[blocks].flatten(1, 2).float()
         if self.key_scales is not None and self.value_scales is not None:
@@ -124,7 +141,11 @@ class KvCache:
 
 
 def check_batch(cache: KvCache, batch: Batch, num_tokens: int) -> None:
-    """Raises InputsError where a kernel would read or write outside the cache or the batch."""
+    """Check that a kernel would read and write only inside the cache and the batch.
+
+    Raises:
+        InputsError: It would not.
+    """
     for name, tensor in batch._asdict().items():
         if tensor.dtype != torch.int32 or not tensor.is_contiguous():
             raise InputsError(f"{name} are int32, contiguous; not {tensor.dtype}")
@@ -156,12 +177,12 @@ def _pack(dtype: torch.dtype) -> int:
 
 
 def _keys_by_place(keys: Tensor) -> Tensor:
-    """A view [B, L, K, H / pack, pack]."""
+    """Return a view [B, L, K, H / pack, pack]."""
     return keys.permute(0, 3, 1, 2, 4)
 
 
 def _values_by_place(values: Tensor) -> Tensor:
-    """A view [B, L / pack, pack, K, H]."""
+    """Return a view [B, L / pack, pack, K, H]."""
     return values.permute(0, 2, 4, 1, 3)
 
 

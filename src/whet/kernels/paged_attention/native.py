@@ -1,4 +1,4 @@
-"""Attention by the kernels, and the structures that their functions take."""
+"""Compute attention with the kernels, and make the structures that their functions take."""
 
 import ctypes
 from collections.abc import Sequence
@@ -16,9 +16,23 @@ _KINDS = {torch.float32: Kv.F32, torch.bfloat16: Kv.BF16, torch.int8: Kv.S8}
 def paged_attention_native(
     library: Library, qkv_TC: Tensor, caches: Sequence[KvCache], batch: Batch, softmax_scale: float, window: int
 ) -> Tensor:
-    """float32 [T, N * H] of the last cache: each is attended to in turn, as a decoder's layers are, in one region.
+    """Compute attention over several caches in turn, as a decoder's layers do, in one parallel region.
 
-    qkv: float32, contiguous. Nothing is checked. Raises MemoryError where there is none for the work.
+    Nothing is checked.
+
+    Args:
+        library: The kernels.
+        qkv_TC: Rows of q, k and v, float32 and contiguous.
+        caches: The caches.
+        batch: The batch's sequences.
+        softmax_scale: The factor of the scores.
+        window: 0, or the number of tokens that a token sees, including itself.
+
+    Returns:
+        float32 [T, N * H] of the last cache.
+
+    Raises:
+        MemoryError: There is not enough memory for the work.
     """
     heads = heads_struct(qkv_TC, caches[0])
     out_TC = qkv_TC.new_empty(len(qkv_TC), heads.num_heads * heads.head_dim)
@@ -46,13 +60,13 @@ def heads_struct(qkv_TC: Tensor, cache: KvCache) -> HeadsStruct:
 
 
 def cache_struct(cache: KvCache) -> CacheStruct:
-    """Good as long as the cache's tensors live."""
+    """Return the C structure of a cache. It is valid as long as the cache's tensors live."""
     tensors = (cache.keys, cache.values, cache.key_scales, cache.value_scales)
     return CacheStruct(_KINDS[cache.keys.dtype], *(None if tensor is None else tensor.data_ptr() for tensor in tensors))
 
 
 def ragged_struct(batch: Batch) -> RaggedStruct:
-    """Good as long as the batch's tensors live."""
+    """Return the C structure of a batch. It is valid as long as the batch's tensors live."""
     return RaggedStruct(
         len(batch.positions),
         len(batch.context_len),

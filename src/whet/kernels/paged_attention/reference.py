@@ -1,6 +1,6 @@
-"""What attention over a cache in blocks computes, in torch. Source: Kwon et al., 2023, arXiv:2309.06180.
+"""Compute attention over a cache in blocks in torch, as the reference. Source: Kwon et al., 2023, arXiv:2309.06180.
 
-Shape suffixes: T tokens, Q those of one sequence, C its context, N query heads, K key-value heads, H head width.
+Shape suffixes: T tokens, Q tokens of one sequence, C its context, N query heads, K key-value heads, H head width.
 """
 
 import torch
@@ -10,7 +10,7 @@ from whet.kernels.paged_attention.cache import BLOCK_SIZE, Batch, KvCache
 
 
 def paged_attention_reference(q_TNH: Tensor, cache: KvCache, batch: Batch, softmax_scale: float, window: int) -> Tensor:
-    """[T, N, H] in the type of q, in which everything is computed; keys and values are as the cache holds them."""
+    """Return [T, N, H] in the type of q, which is also the type to compute in. Keys and values come from the cache."""
     out_TNH = torch.empty_like(q_TNH)
     starts, lengths = batch.query_start.tolist(), batch.context_len.tolist()
     for sequence, length in enumerate(lengths):

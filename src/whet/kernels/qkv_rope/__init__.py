@@ -1,4 +1,4 @@
-"""Norms of heads, rotary positions and the cache's new entries, for the decoder.
+"""Compute the norms of heads, rotary positions and the cache's new entries, for the decoder.
 
-Alone this is slower than torch's own operators, so it is no torch operator.
+Outside a decoder's step this is slower than torch's own operators, so it is not a torch operator.
 """

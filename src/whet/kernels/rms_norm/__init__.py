@@ -1,1 +1,4 @@
-"""Root-mean-square normalisation, for the decoder. Alone it is slower than torch's own, so it is no torch operator."""
+"""Compute root-mean-square normalisation, for the decoder.
+
+Outside a decoder's step it is slower than torch's own operator, so it is not a torch operator.
+"""

@@ -1,6 +1,6 @@
-"""From logits to tokens: temperature, min-p, top-k, top-p and one uniform number a row, as the operator whet::sample.
+"""Sample tokens from logits with temperature, min-p, top-k, top-p and one uniform number per row: whet::sample.
 
-reference.py has the rule. Shape suffixes: R rows, V vocabulary.
+reference.py defines the rule. Shape suffixes: R rows, V vocabulary.
 """
 
 import torch
@@ -17,11 +17,21 @@ _COLUMNS = ("temperature", "top_k", "top_p", "min_p", "uniform")
 def choose_tokens(
     logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor, uniform_R: Tensor
 ) -> Tensor:
-    """A token for each row: int64 [R], or UNUSABLE.
+    """Sample a token for each row. The same numbers give the same token whatever other rows the call has.
 
-    logits: of a floating type. temperature, at least 0; top_p and min_p of 0..1; uniform of [0, 1): float32. top_k:
-    int32, 0 for all. The same numbers give the same token whatever rows share the call.
-    Raises InputsError where shapes or types do not fit.
+    Args:
+        logits_RV: The logits, of a floating type.
+        temperature_R: float32, at least 0.
+        top_k_R: int32; 0 keeps all tokens.
+        top_p_R: float32 from 0 to 1.
+        min_p_R: float32 from 0 to 1.
+        uniform_R: Random numbers, float32 of [0, 1).
+
+    Returns:
+        The tokens, int64 [R]. A row without a usable token has UNUSABLE.
+
+    Raises:
+        InputsError: Shapes or types do not fit.
     """
     columns = (temperature_R, top_k_R, top_p_R, min_p_R, uniform_R)
     _check(logits_RV, columns)

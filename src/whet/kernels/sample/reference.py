@@ -1,12 +1,13 @@
-"""What the sampling operator computes, in float64 with a sorted row.
+"""Compute the sampling operator in float64 with a sorted row, as the reference.
 
-The rule. Weights are e^((logit - largest) / temperature). Tokens stand in order of their logits, the largest first, of
-equal ones the lower id. Of these remain: those whose weight is at least min_p; of them the first top_k; of them the
-first whose weights reach top_p of the sum so far remaining, that one included. The token drawn is the first at which
-the weights of what remains add up to more than uniform x their sum. Temperature 0 takes the first of all.
+The rule: weights are e^((logit - largest) / temperature). Tokens are sorted by their logits, the largest first, and
+equal ones by id. Three filters apply in turn. min-p keeps the tokens whose weight is at least min_p. top-k keeps the
+first top_k of them. top-p keeps the first tokens until their weights reach top_p of the sum of the weights that are
+left, including the token that reaches it. The token drawn is the first at which the cumulative weight of the tokens
+that are left exceeds uniform x their sum. Temperature 0 takes the first token.
 
-The order (temperature, min-p, top-k, top-p) is vLLM's (v1/sample/sampler.py). transformers takes min-p last, which
-differs only where top-p is taken of fewer tokens. A row with NaN or +inf, or with nothing above -inf, has no token: -1.
+The order (temperature, min-p, top-k, top-p) is vLLM's (v1/sample/sampler.py). transformers applies min-p last, which
+differs only where top-p then sees fewer tokens. A row with NaN or +inf, or with no logit above -inf, has no token: -1.
 """
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 def sample_reference(
     logits_RV: Tensor, temperature_R: Tensor, top_k_R: Tensor, top_p_R: Tensor, min_p_R: Tensor, uniform_R: Tensor
 ) -> Tensor:
-    """int64 [R]."""
+    """Return the token of each row, int64 [R]."""
     columns = (temperature_R, top_k_R, top_p_R, min_p_R, uniform_R)
     rows = zip(logits_RV, *(column.tolist() for column in columns), strict=True)
     return torch.tensor([_row(*row) for row in rows], dtype=torch.int64, device=logits_RV.device)

@@ -1,4 +1,4 @@
-"""Decoders of the Llama family: their config and files, a reference in PyTorch, and the same by whet's kernels."""
+"""Load and run decoders of the Llama family, with a reference in PyTorch and with whet's own kernels."""
 
 from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.reference import Decoder, load_decoder

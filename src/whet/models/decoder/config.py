@@ -1,8 +1,8 @@
-"""What a config.json of the Llama family says: sizes, biases, rotary angles, sliding windows.
+"""Read a config.json of the Llama family: sizes, biases, rotary angles and sliding windows.
 
-The fields are transformers' own, after its rules for what a file leaves out; a field that a family's model does not
-read there (a Llama's sliding_window) counts as absent here too. What would change the computation in a way that the
-decoder does not know is refused.
+The fields and their defaults are those of transformers. A field that transformers ignores for a family, such as a
+Llama's sliding_window, is ignored here too. Settings that would change the computation in a way that the decoder does
+not support are refused.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ FAMILIES: Mapping[str, str] = MappingProxyType(
     {"llama": "Llama 2 and 3, SmolLM", "mistral": "Mistral", "qwen2": "Qwen2, Qwen2.5", "qwen3": "Qwen3"}
 )
 
-# What a family's config.json may leave out, where it isn't what DecoderConfig takes for granted.
+# Each family's defaults for fields that config.json leaves out, where they differ from those of DecoderConfig.
 _LEFT_OUT: Mapping[str, Mapping[str, object]] = {
     "llama": {"max_position_embeddings": 2048},
     "mistral": {"max_position_embeddings": 131_072, "sliding_window": 4096},
@@ -30,7 +30,7 @@ _LEFT_OUT: Mapping[str, Mapping[str, object]] = {
     "qwen3": {"max_position_embeddings": 32_768, "sliding_window": 4096, "max_window_layers": 28, "head_dim": 128},
 }
 
-# Which of the fields that not every family has are read in which.
+# The families in which a field is read, for fields that not all families have.
 _READ_IN: Mapping[str, tuple[str, ...]] = {
     "attention_bias": ("llama", "qwen3"),
     "mlp_bias": ("llama",),
@@ -47,10 +47,10 @@ _ROPE_NEEDS = {
 
 
 class Rope(BaseModel):
-    """How positions turn into angles. The types but default stretch a model to longer texts than it was trained on.
+    """Say how positions become angles. All types except default extend a model to texts longer than in its training.
 
-    linear: all angles slower by `factor`. llama3: the slow ones (Llama 3.1). yarn: the slow ones, and larger cosines
-    and sines (Peng et al., 2023, arXiv:2309.00071).
+    The type linear divides all frequencies by `factor`. The type llama3 divides the low ones (Llama 3.1). The type yarn
+    does so too, and scales cosines and sines (Peng et al., 2023, arXiv:2309.00071).
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -77,7 +77,7 @@ class Rope(BaseModel):
         if any(isinstance(value, dict) for value in rope.values()):
             raise ValueError("rotary angles that differ from layer to layer are not supported")
         if rope.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ValueError("partial_rotary_factor: heads that are turned in part are not supported")
+            raise ValueError("partial_rotary_factor: only heads that are rotated as a whole are supported")
         rope.setdefault("rope_type", rope.get("type", "default"))
         return rope
 
@@ -91,7 +91,7 @@ class Rope(BaseModel):
 
 
 class DecoderConfig(BaseModel):
-    """The part of a config.json that decides what is computed; other keys are ignored."""
+    """Hold the part of a config.json that decides what is computed. Other keys are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -115,35 +115,35 @@ class DecoderConfig(BaseModel):
 
     @property
     def qkv_bias(self) -> bool:
-        """Whether the query, key and value projections add a bias."""
+        """Return whether the query, key and value projections add a bias."""
         return self.attention_bias or self.model_type == "qwen2"
 
     @property
     def o_bias(self) -> bool:
-        """Whether the projection out of attention adds a bias."""
+        """Return whether the output projection of attention adds a bias."""
         return self.attention_bias
 
     @property
     def qk_norm(self) -> bool:
-        """Whether each head's query and key are normalised (RMSNorm, one weight for all heads) before they turn."""
+        """Return whether each head's queries and keys are normalised before rotation (RMSNorm, shared by all heads)."""
         return self.model_type == "qwen3"
 
     def window_of(self, layer: int) -> int | None:
-        """Tokens that a token of this layer attends to at most, itself included; None: all that came before."""
+        """Return the most tokens, itself included, that a token of this layer attends to; None for all before it."""
         slides = self.layer_types is None or self.layer_types[layer] == "sliding_attention"
         return self.sliding_window if slides else None
 
     @model_validator(mode="before")
     @classmethod
     def _fill_in(cls, config: object) -> object:
-        """Files leave sizes out, and older ones write the rotary parameters as rope_theta and rope_scaling."""
+        """Fill in sizes that a file leaves out, and rotary parameters that older files name otherwise."""
         if not isinstance(config, dict):
             return config
         family = str(config.get("model_type", "llama"))
         config = {**_LEFT_OUT.get(family, {}), **config}
         config = {key: value for key, value in config.items() if value is not None}
         if "quantization_config" in config:
-            raise ValueError("quantization_config: only unquantised weights are read; whet quantises them itself")
+            raise ValueError("quantization_config: whet reads only unquantised weights, and quantises them itself")
         for key, families in _READ_IN.items():
             if family not in families:
                 config.pop(key, None)
@@ -159,24 +159,26 @@ class DecoderConfig(BaseModel):
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError("num_attention_heads is not a multiple of num_key_value_heads")
         if self.head_dim % 2:
-            raise ValueError("head_dim is odd: rotary positions turn pairs")
+            raise ValueError("head_dim is odd: rotary positions need an even number")
         if self.layer_types is not None and len(self.layer_types) != self.num_hidden_layers:
             raise ValueError(f"layer_types names {len(self.layer_types)} layers of {self.num_hidden_layers}")
         if self.sliding_window is None and "sliding_attention" in (self.layer_types or ()):
-            raise ValueError("layer_types has sliding_attention, and there is no sliding_window")
+            raise ValueError("layer_types has sliding_attention, but there is no sliding_window")
         return self
 
 
 def read_config(directory: Path | str) -> DecoderConfig:
-    """The config.json of a Hugging Face directory.
+    """Read the config.json of a Hugging Face directory.
 
-    Raises TargetError where it is missing or damaged, is of another family, or asks for what the decoder does not do.
+    Raises:
+        TargetError: It is missing or damaged, is of another family, or asks for something that the decoder does not
+            support.
     """
     path = Path(directory) / FILE
     raw = read_json(directory)
     if str(raw.get("model_type")) not in FAMILIES:
         known = ", ".join(f"{name} ({models})" for name, models in FAMILIES.items())
-        raise TargetError(f"{path}: model_type is {raw.get('model_type')!r}; whet's decoder is of the families {known}")
+        raise TargetError(f"{path}: model_type is {raw.get('model_type')!r}; whet's decoder runs the families {known}")
     try:
         return DecoderConfig.model_validate(raw)
     except ValidationError as error:
@@ -187,7 +189,7 @@ def read_config(directory: Path | str) -> DecoderConfig:
 
 
 def _rope_parameters(config: Mapping[str, Any]) -> object:
-    """The rotary parameters in one place, as newer files write them."""
+    """Return the rotary parameters as one dict, the form of newer files."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         return rope
@@ -195,7 +197,7 @@ def _rope_parameters(config: Mapping[str, Any]) -> object:
     for key in ("rope_theta", "partial_rotary_factor"):
         if key in config:
             rope.setdefault(key, config[key])
-    if "original_max_position_embeddings" in config:  # it wins where both places name it
+    if "original_max_position_embeddings" in config:  # it takes precedence over the one in the dict
         rope["original_max_position_embeddings"] = config["original_max_position_embeddings"]
     elif "max_position_embeddings" in config:
         rope.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
@@ -203,7 +205,7 @@ def _rope_parameters(config: Mapping[str, Any]) -> object:
 
 
 def _with_layer_types(config: dict[str, Any]) -> dict[str, Any]:
-    """Qwen's rule: with use_sliding_window, the layers from max_window_layers on have a window."""
+    """Apply Qwen's rule: with use_sliding_window, the layers from max_window_layers on have a window."""
     config = dict(config)
     if not config.get("use_sliding_window"):
         config.pop("sliding_window", None)

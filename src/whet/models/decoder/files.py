@@ -1,6 +1,6 @@
-"""A decoder's weights as a Hugging Face directory holds them: model.safetensors, or shards and their index.
+"""Read a decoder's weights from a Hugging Face directory: model.safetensors, or shards with an index.
 
-Only safetensors: a pickle runs whatever code its writer put in.
+Only safetensors are read, since a pickle can run any code.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,10 @@ class _Index(BaseModel):
 
 
 def weight_shapes(config: DecoderConfig) -> dict[str, Shape]:
-    """The tensors of a decoder and their shapes. Tied heads have no lm_head.weight: embed_tokens.weight is both."""
+    """Return the shape of each tensor of a decoder, by name.
+
+    With tied embeddings there is no lm_head.weight: embed_tokens.weight is used for both.
+    """
     D = config.hidden_size
     shapes: dict[str, Shape] = {"embed_tokens.weight": (config.vocab_size, D), "norm.weight": (D,)}
     if not config.tie_word_embeddings:
@@ -61,11 +64,13 @@ def _shapes_of_a_layer(config: DecoderConfig) -> Iterator[tuple[str, Shape]]:
 
 
 def read_weights(directory: Path | str, config: DecoderConfig) -> dict[str, Tensor]:
-    """The tensors that `weight_shapes` names, in the dtype stored; their names are without transformers' `model.`.
+    """Return the tensors that `weight_shapes` names, in their stored dtype. Names lack transformers' prefix `model.`.
 
-    They are views of the mapped files: nothing is read before it is used, and the files must stay as they are for as
-    long as the tensors live. Raises TargetError where a file is missing or damaged, a tensor is missing, left over, of
-    another shape or quantised.
+    They are views of memory-mapped files. A tensor is read from the disk when it is used, and the files must not change
+    while the tensors exist.
+
+    Raises:
+        TargetError: A file is missing or damaged, or a tensor is missing, unexpected, quantised, or of another shape.
     """
     directory = Path(directory)
     weights: dict[str, Tensor] = {}
@@ -81,7 +86,7 @@ def read_weights(directory: Path | str, config: DecoderConfig) -> dict[str, Tens
 
 
 def _files(directory: Path) -> dict[Path, set[str] | None]:
-    """Files to read, each with the names of the tensors that the index says it has; None: no index, all are wanted."""
+    """Return the files to read, with the names of their tensors by the index; None for all, if there is no index."""
     if (directory / WEIGHTS).is_file():
         return {directory / WEIGHTS: None}
     index = directory / INDEX
@@ -90,11 +95,11 @@ def _files(directory: Path) -> dict[Path, set[str] | None]:
     try:
         weight_map = _Index.model_validate_json(index.read_bytes()).weight_map
     except (OSError, ValidationError) as error:
-        raise TargetError(f"{index} is no index of weights: it is damaged or lacks weight_map") from error
+        raise TargetError(f"{index} is damaged or lacks weight_map: download or copy it again") from error
     files: dict[Path, set[str] | None] = {}
     for file_name in sorted(set(weight_map.values())):
         if Path(file_name).name != file_name or not file_name.endswith(".safetensors"):
-            raise TargetError(f"{index} names {file_name!r}, which is no safetensors file beside it")
+            raise TargetError(f"{index} names {file_name!r}, which is not a safetensors file in the same directory")
         files[directory / file_name] = {name for name, where in weight_map.items() if where == file_name}
     missing = [file.name for file in files if not file.is_file()]
     if missing:
@@ -111,17 +116,17 @@ def _no_weights(directory: Path) -> str:
             "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW_DIR)"
         )
     other = next((p.name for p in sorted(directory.glob("*.safetensors"))), None)
-    return f"{message}; {other} is not a name that whet knows" if other else message
+    return f"{message}; rename {other} if it holds all the weights" if other else message
 
 
 def _tensors(file: Path, indexed: set[str] | None) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of one file, mapped into memory."""
+    """Yield the names and tensors of one file, which is mapped into memory."""
     try:
         with safe_open(file, framework="pt") as opened:
             names = set(opened.keys())
             if indexed is not None and (wrong := sorted(indexed ^ names)):
                 where = "has no" if wrong[0] in indexed else "also has"
-                raise TargetError(f"{file} {where} {_first_of(wrong)}, unlike {INDEX} says: download both again")
+                raise TargetError(f"{file} {where} {_first_of(wrong)}, contrary to {INDEX}: download both again")
             for name in sorted(names):
                 stored_as = opened.get_slice(name).get_dtype()
                 if stored_as not in STORED_AS:
@@ -132,7 +137,7 @@ def _tensors(file: Path, indexed: set[str] | None) -> Iterator[tuple[str, Tensor
 
 
 def _drop_what_is_not_needed(weights: dict[str, Tensor], directory: Path, config: DecoderConfig) -> None:
-    """Angles that old files hold (they are computed), and the second copy of a tied head."""
+    """Remove rotary angles, which old files hold but which are computed, and the second copy of a tied head."""
     for name in [name for name in weights if name.endswith(".rotary_emb.inv_freq")]:
         del weights[name]
     if not config.tie_word_embeddings:
@@ -146,10 +151,10 @@ def _drop_what_is_not_needed(weights: dict[str, Tensor], directory: Path, config
 
 
 def _compare(weights: dict[str, Tensor], directory: Path, shapes: dict[str, Shape]) -> None:
-    """Raises TargetError where the tensors are not exactly those that the config asks for."""
+    """Raise TargetError unless the tensors are exactly those that the config implies."""
     wrong = {
         "missing": [name for name in shapes if name not in weights],
-        "left over": [name for name in weights if name not in shapes],
+        "unexpected": [name for name in weights if name not in shapes],
         "of another shape": [
             f"{name} is {list(weights[name].shape)} where {list(shape)} is wanted"
             for name, shape in shapes.items()

@@ -1,7 +1,7 @@
-"""A decoder as an engine runs it, by whet's own kernels: weights packed once, one call a step.
+"""Run a decoder for an engine with whet's own kernels: weights are packed once, and a step is one call.
 
-Matrices have float32, bf16, int8 or int4 weights; what stands between them is float32. A sequence's logits are
-the same, bit for bit, whatever shares the step and however its tokens are spread over steps.
+Matrices have float32, bf16, int8 or int4 weights; activations are float32. A sequence's logits are the same, bit for
+bit, whatever other sequences are in the step and however its tokens are divided into steps.
 
 Shape suffixes: D model width, H head width, L positions, N outputs, K inputs, V vocabulary, R rows of logits.
 """
@@ -23,23 +23,31 @@ from whet.models.decoder.config import DecoderConfig
 from whet.models.decoder.rope import inverse_frequencies, rotary_scale
 from whet.models.step import Ints, StepBatch
 
-BLOCK_SIZE = 16  # tokens; that of paged_attention/cache.h
+BLOCK_SIZE = 16  # tokens; the same number as in paged_attention/cache.h
 _KV_BYTES = {Kv.F32: 4, Kv.BF16: 2, Kv.S8: 1}
 _ALIGNMENT = 64
 
 
 def refusal(config: DecoderConfig) -> str | None:
-    """Why the kernels cannot run this decoder, or None where they can."""
+    """Return why the kernels cannot run this decoder, or None if they can."""
     if config.head_dim % LANES or config.head_dim > 256:
-        return f"heads of {config.head_dim} are not a multiple of {LANES} up to 256"
+        return f"head_dim is {config.head_dim}, not a multiple of {LANES} up to 256"
     return None
 
 
 class NativeDecoder:
-    """A ServedModel. `weights`: as models.decoder_files.read_weights gives them; they may go once this is made.
+    """Run a decoder as a ServedModel.
 
-    kind: of the matrices, the head among them.
-    Raises OptionError where max_model_len is out of range or the memory cannot be had.
+    Args:
+        config: The config of the decoder.
+        weights: The tensors by name, from whet.models.decoder.files.read_weights. They are copied.
+        library: The compiled kernels.
+        kind: The format of all matrices, including the head.
+        kv: The format of keys and values.
+        max_model_len: The most tokens of a sequence. By default, the model's own limit.
+
+    Raises:
+        OptionError: max_model_len is out of range.
     """
 
     can_rewind = True
@@ -67,7 +75,7 @@ class NativeDecoder:
         self.kind, self.kv = kind, kv
         self.bytes_per_block = config.num_hidden_layers * (2 * _tile_bytes(config, kv) + 2 * _scale_bytes(config, kv))
         self._library = library
-        self._kept: list[object] = []  # what the structures below point into
+        self._kept: list[object] = []  # the memory that the structures below point to
         self._layers = (LayerStruct * config.num_hidden_layers)()
         for index in range(config.num_hidden_layers):
             self._fill_layer(index, weights)
@@ -77,14 +85,14 @@ class NativeDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of packed matrices: what a step for one sequence reads."""
+        """Return the bytes of the packed matrices. A step for one sequence reads all of them."""
         return sum(kept.num_bytes for kept in self._kept if isinstance(kept, PackedWeights))
 
     def allocate(self, num_blocks: int, num_states: int) -> None:
-        """Make room for the blocks; there are no states of fixed size."""
+        """Allocate the blocks. There are no states of fixed size."""
         config, kv = self.config, self.kv
         tile, scales = num_blocks * _tile_bytes(config, kv), num_blocks * _scale_bytes(config, kv)
-        self._cache = large_pages(num_blocks * self.bytes_per_block)  # zeros, and real memory only once it is used
+        self._cache = large_pages(num_blocks * self.bytes_per_block)  # zeros; pages take memory only once they are used
         memory = self._cache.data_ptr()
         for index, layer in enumerate(self._layers):
             start = memory + index * 2 * (tile + scales)
@@ -98,7 +106,7 @@ class NativeDecoder:
         self._handle = ctypes.c_void_p(handle)
 
     def step(self, batch: StepBatch) -> Tensor:
-        """Take in the tokens; logits, float32 [R, V]."""
+        """Read the tokens of a step, and return the logits, float32 [R, V]. They are valid until the next step."""
         assert self._handle is not None, "allocate comes first"
         num_logits = len(batch.logit_rows)
         if len(self._logits_RV) < num_logits:

@@ -1,7 +1,7 @@
-"""A decoder as an engine runs it, in plain torch: the reference that the native one is tested against.
+"""Run a decoder for an engine in plain torch. The native decoder is tested against this one.
 
-Shape suffixes: T tokens of a step, Q those of one sequence, C tokens it attends to, D model width, N query heads,
-K key-value heads, H head width, R rows whose logits are wanted, V vocabulary. A leading 1 is the batch of a layer.
+Shape suffixes: T tokens of a step, Q tokens of one sequence in the step, C tokens it attends to, D model width, N query
+heads, K key-value heads, H head width, R rows whose logits are wanted, V vocabulary. A leading 1 is a batch of one.
 """
 
 from collections.abc import Iterator
@@ -23,23 +23,37 @@ KV_DTYPES = (torch.float32, torch.bfloat16, torch.int8)
 
 @dataclass(frozen=True)
 class _Span:
-    """One sequence of a step: its rows, the blocks that its tokens attend to, and what of them they see."""
+    """Describe one sequence of a step.
+
+    Attributes:
+        rows: Its rows in the step.
+        blocks: The blocks that its tokens attend to.
+        keys: The keys to attend to, as a slice of the blocks' tokens.
+        mask: Which keys each token attends to, bool [Q, C]. None for a single token, which attends to all of them.
+    """
 
     rows: slice
     blocks: Tensor
-    keys: slice  # within the blocks
-    mask: Tensor | None  # [Q, C]; None: a single token, which sees all of them
+    keys: slice
+    mask: Tensor | None
 
 
 class PagedDecoder:
-    """A ServedModel: a decoder in the dtype of its weights, its keys and values in blocks in `kv_dtype`.
+    """Run a decoder as a ServedModel, in the dtype of its weights.
 
-    kv_dtype None: that of the weights; torch.int8 has a scale for each head of each token. max_model_len None: what
-    the model was trained for. Raises OptionError where one of them cannot be.
+    Attention is computed for one sequence after another, and linear layers for all tokens of a step together. So other
+    sequences in a step change only the order of additions. This changes logits by a few millionths of their spread in
+    fp32, and by a few hundredths in bf16.
 
-    Attention goes sequence by sequence. The linear layers take all tokens of a step together, so that which others
-    share it changes the order in which a row's sums are taken, and no more: a few millionths of the logits' spread in
-    fp32, a few hundredths in bf16.
+    Args:
+        decoder: The decoder.
+        kv_dtype: The dtype of keys and values. By default, that of the weights. torch.int8 has a scale for each head of
+            each token.
+        max_model_len: The most tokens of a sequence. By default, the model's own limit.
+        block_size: The tokens in a block.
+
+    Raises:
+        OptionError: kv_dtype is not supported, or max_model_len is out of range.
     """
 
     can_rewind = True
@@ -73,12 +87,12 @@ class PagedDecoder:
         self._cache: PagedCache | None = None
 
     def allocate(self, num_blocks: int, num_states: int) -> None:
-        """Make room for the blocks; there are no states of fixed size."""
+        """Allocate the blocks. There are no states of fixed size."""
         self._cache = PagedCache(self.decoder.config, num_blocks, self.block_size, self.kv_dtype)
 
     @torch.no_grad()
     def step(self, batch: StepBatch) -> Tensor:
-        """Take in the tokens; logits, fp32 [R, V]."""
+        """Read the tokens of a step, and return the logits, float32 [R, V]."""
         assert self._cache is not None, "allocate comes first"
         x_1TD = self.decoder.embed_tokens(_tensor(batch.token_ids))[None]
         cos_TH, sin_TH = self.decoder.rotary(_tensor(batch.positions), x_1TD.dtype)
@@ -95,14 +109,14 @@ class PagedDecoder:
         return logits_RV.float()
 
     def _slots(self, batch: StepBatch) -> Ints:
-        """Where each token's keys and values go, [T]."""
+        """Return the cache slot of each token [T]."""
         sequence_T = np.repeat(np.arange(len(batch.context_len)), np.diff(batch.query_start))
         blocks_T = batch.block_tables[sequence_T, batch.positions // self.block_size]
         slots_T: Ints = blocks_T * self.block_size + batch.positions % self.block_size
         return slots_T
 
     def _spans(self, batch: StepBatch, window: int | None) -> Iterator[_Span]:
-        """What the tokens of each sequence attend to in the layers with this window."""
+        """Yield for each sequence what its tokens attend to in the layers with this window."""
         starts, ends = batch.query_start.tolist(), batch.context_len.tolist()
         for sequence, (row, next_row, end) in enumerate(zip(starts[:-1], starts[1:], ends, strict=True)):
             first_query = end - (next_row - row)
@@ -118,7 +132,7 @@ class PagedDecoder:
             )
 
     def _attend(self, layer: int, q_1NTH: Tensor, span: _Span) -> Tensor:
-        """One sequence's queries over its keys and values, [1, N, Q, H]."""
+        """Return the attention output of one sequence, [1, N, Q, H]."""
         assert self._cache is not None
         k_CKH, v_CKH = (x[span.keys] for x in self._cache.read(layer, span.blocks, q_1NTH.dtype))
         return F.scaled_dot_product_attention(
@@ -131,5 +145,5 @@ class PagedDecoder:
 
 
 def _tensor(ints: Ints) -> Tensor:
-    """A copy, int64: what indexes in torch."""
+    """Return a copy as int64, the dtype of indices in torch."""
     return torch.tensor(ints, dtype=torch.int64)

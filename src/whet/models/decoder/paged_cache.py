@@ -1,4 +1,4 @@
-"""Keys and values of a decoder's layers in blocks, which sequences hold in any order and may share.
+"""Keep the keys and values of a decoder's layers in blocks. Sequences hold blocks in any order, and may share them.
 
 Shape suffixes: T tokens, K key-value heads, H head width.
 """
@@ -9,14 +9,17 @@ from torch import Tensor
 from whet.errors import OptionError
 from whet.models.decoder.config import DecoderConfig
 
-LARGEST = 127  # of int8, on both sides of zero
-TINY = torch.finfo(torch.float32).tiny  # a head of zeros stays zeros
+LARGEST = 127  # int8 values are used from -127 to 127
+TINY = torch.finfo(torch.float32).tiny  # the least divisor, so that a head of zeros stays zero
 
 
 class PagedCache:
-    """Memory for `num_blocks` blocks of `block_size` tokens in each layer. A token's slot: block x block_size + place.
+    """Hold `num_blocks` blocks of `block_size` tokens for each layer.
 
-    Raises OptionError where the memory cannot be had.
+    The slot of a token is block * block_size + its place in the block.
+
+    Raises:
+        OptionError: There is not enough memory.
     """
 
     def __init__(self, config: DecoderConfig, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
@@ -25,20 +28,25 @@ class PagedCache:
             self.keys, self.values = _Store(shape, dtype), _Store(shape, dtype)
         except RuntimeError as error:
             size = num_blocks * bytes_per_block(config, block_size, dtype)
-            raise OptionError(f"no memory for {num_blocks:,} blocks of keys and values, {size:,} bytes") from error
+            raise OptionError(
+                f"not enough memory for {num_blocks:,} blocks of keys and values, {size:,} bytes: lower `memory`"
+            ) from error
 
     def write(self, layer: int, slots_T: Tensor, k_TKH: Tensor, v_TKH: Tensor) -> None:
-        """Keep a layer's keys and values of some tokens."""
+        """Store a layer's keys and values of some tokens."""
         self.keys.write(layer, slots_T, k_TKH)
         self.values.write(layer, slots_T, v_TKH)
 
     def read(self, layer: int, blocks: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values in some blocks, in order: two of [len(blocks) x block_size, K, H]."""
+        """Return a layer's keys and values in some blocks, in order. Both are [len(blocks) * block_size, K, H]."""
         return self.keys.read(layer, blocks, dtype), self.values.read(layer, blocks, dtype)
 
 
 class _Store:
-    """Numbers [layers, blocks, block_size, K, H]. In int8 each head of each token has a scale, that of its largest."""
+    """Hold numbers [layers, blocks, block_size, K, H]. For int8, each head of each token has a scale of its own.
+
+    The scale maps the head's largest absolute value to 127.
+    """
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.numbers = torch.zeros(shape, dtype=dtype)
@@ -59,6 +67,6 @@ class _Store:
 
 
 def bytes_per_block(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
-    """What a block takes in all layers together."""
+    """Return the bytes of a block in all layers together."""
     per_head = config.head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
     return 2 * config.num_hidden_layers * block_size * config.num_key_value_heads * per_head

@@ -1,8 +1,8 @@
-"""A decoder of the Llama family (Touvron et al., 2023, arXiv:2302.13971), read from a Hugging Face directory.
+"""Define a decoder of the Llama family (Touvron et al., 2023, arXiv:2302.13971), read from a Hugging Face directory.
 
-RMSNorm, rotary positions, grouped-query attention (Ainslie et al., 2023, arXiv:2305.13245) in a sliding window where
-the config has one (Jiang et al., 2023, arXiv:2310.06825), and a SwiGLU MLP. Modules carry the names that transformers
-gives them, so that its weights load without a table of names.
+It has RMSNorm, rotary positions, grouped-query attention (Ainslie et al., 2023, arXiv:2305.13245), a sliding window if
+the config has one (Jiang et al., 2023, arXiv:2310.06825), and a SwiGLU MLP. Modules have the names that transformers
+gives them, so that its weights can be loaded without renaming.
 
 Shape suffixes: B batch, T tokens, D model width, N query heads, K key-value heads, H head width, V vocabulary.
 """
@@ -21,7 +21,7 @@ __all__ = ["Decoder", "DecoderConfig", "Rope", "inverse_frequencies", "load_deco
 
 
 class Attention(nn.Module):
-    """Causal self-attention in which groups of query heads share a key-value head: [B, T, D] -> [B, T, D]."""
+    """Compute causal self-attention, where groups of query heads share a key-value head: [B, T, D] -> [B, T, D]."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(self.head_dim, eps=config.rms_norm_eps) if config.qk_norm else None
 
     def project(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, with the positions in: [B, T, D] -> [B, N, T, H], [B, K, T, H], [B, K, T, H]."""
+        """Return rotated queries [B, N, T, H], rotated keys [B, K, T, H] and values [B, K, T, H] of [B, T, D]."""
         B, T, _ = x_BTD.shape
         q_BTNH = self.q_proj(x_BTD).view(B, T, self.num_heads, self.head_dim)
         k_BTKH = self.k_proj(x_BTD).view(B, T, self.num_kv_heads, self.head_dim)
@@ -49,7 +49,14 @@ class Attention(nn.Module):
         return q_BNTH, k_BKTH, v_BTKH.transpose(1, 2)
 
     def forward(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, mask_TT: Tensor | None = None) -> Tensor:
-        """mask_TT: true where a token (row) attends to another; None: to itself and all before."""
+        """Map [B, T, D] to [B, T, D].
+
+        Args:
+            x_BTD: The input.
+            cos_TH: The cosines of the rotary angles.
+            sin_TH: The sines of the rotary angles.
+            mask_TT: True where a token (row) attends to another one. None: it attends to itself and all before it.
+        """
         B, T, _ = x_BTD.shape
         q_BNTH, k_BKTH, v_BKTH = self.project(x_BTD, cos_TH, sin_TH)
         group = self.num_heads // self.num_kv_heads
@@ -62,7 +69,7 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """SwiGLU (Shazeer, 2020, arXiv:2002.05202): [B, T, D] -> [B, T, D]."""
+    """Apply SwiGLU (Shazeer, 2020, arXiv:2002.05202): [B, T, D] -> [B, T, D]."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -72,12 +79,13 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(wide, D, bias=bias)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
+        """Map [B, T, D] to [B, T, D]."""
         output_BTD: Tensor = self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
         return output_BTD
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then the MLP; each takes the normalised stream and adds to it: [B, T, D] -> [B, T, D]."""
+    """Apply attention, then the MLP. Each reads the normalised input, and is added to it: [B, T, D] -> [B, T, D]."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -87,20 +95,21 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(config)
 
     def forward(self, x_BTD: Tensor, cos_TH: Tensor, sin_TH: Tensor, mask_TT: Tensor | None = None) -> Tensor:
+        """Map [B, T, D] to [B, T, D]. See Attention.forward."""
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TH, sin_TH, mask_TT)
         mlp_BTD: Tensor = self.mlp(self.post_attention_layernorm(x_BTD))
         return x_BTD + mlp_BTD
 
 
 class Decoder(nn.Module):
-    """Token ids, int64 [B, T] without padding -> logits of the token after each [B, T, V]."""
+    """Predict the next token after each token."""
 
     inv_freq: Tensor
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        # Filled only where there is memory: for the meta device, torch's normal_ imports its compiler, for a second.
+        # Not filled on the meta device: there, torch's normal_ would import torch's compiler, which takes a second.
         empty = torch.empty(config.vocab_size, config.hidden_size)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, _weight=empty)
         if not empty.is_meta:
@@ -114,7 +123,7 @@ class Decoder(nn.Module):
         self.rotary_scale = rotary_scale(config)
 
     def rotary(self, positions_T: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the angles at some positions: two of [T, H]."""
+        """Return the cosines [T, H] and sines [T, H] of the rotary angles at some positions."""
         angles_TH = torch.outer(positions_T.float(), self.inv_freq).repeat(1, 2)
         cos_TH, sin_TH = angles_TH.cos(), angles_TH.sin()
         if self.rotary_scale != 1.0:
@@ -122,6 +131,7 @@ class Decoder(nn.Module):
         return cos_TH.to(dtype), sin_TH.to(dtype)
 
     def forward(self, input_ids_BT: Tensor) -> Tensor:
+        """Map token ids, int64 [B, T] without padding, to the logits of the token after each [B, T, V]."""
         positions_T = torch.arange(input_ids_BT.shape[1], device=input_ids_BT.device)
         x_BTD = self.embed_tokens(input_ids_BT)
         cos_TH, sin_TH = self.rotary(positions_T, x_BTD.dtype)
@@ -134,21 +144,24 @@ class Decoder(nn.Module):
 
 
 def visible(query_positions_T: Tensor, key_positions_S: Tensor, window: int | None) -> Tensor:
-    """True where a token attends to another: itself and what came before, within the window; bool [T, S]."""
+    """Return which tokens a token attends to, bool [T, S]: itself and those before it, within the window."""
     ago_TS = query_positions_T[:, None] - key_positions_S
     return ago_TS >= 0 if window is None else (ago_TS >= 0) & (ago_TS < window)
 
 
 def load_decoder(directory: Path | str, dtype: torch.dtype = torch.float32) -> Decoder:
-    """The decoder in a Hugging Face directory (config.json and safetensors), in eval mode, its memory its own.
+    """Load the decoder in a Hugging Face directory (config.json and safetensors), in eval mode.
 
-    Raises TargetError where a file is missing or damaged, the weights don't fit, or the model is of another family.
+    Its weights are copies: they do not depend on the files.
+
+    Raises:
+        TargetError: A file is missing or damaged, the weights do not fit, or the model is of another family.
     """
     config = read_config(directory)
     weights = {name: tensor.to(dtype, copy=True) for name, tensor in read_weights(directory, config).items()}
     if config.tie_word_embeddings:
         weights["lm_head.weight"] = weights["embed_tokens.weight"]
-    with torch.device("meta"):  # no memory for weights that are replaced at once
+    with torch.device("meta"):  # allocate no memory for weights that are replaced below
         model = Decoder(config)
     model.load_state_dict(weights, assign=True)
     if config.tie_word_embeddings:

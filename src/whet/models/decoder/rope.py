@@ -1,4 +1,4 @@
-"""Rotary positions (Su et al., 2021, arXiv:2104.09864): a pair of a head's numbers turns with the token's position.
+"""Compute rotary positions (Su et al., 2021, arXiv:2104.09864): pairs of a head's numbers rotate with the position.
 
 Shape suffixes: T tokens, N heads, H head width.
 """
@@ -12,15 +12,15 @@ from whet.models.decoder.config import DecoderConfig, Rope
 
 
 def rotate(x_NTH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
-    """Turn each pair (i, i + H/2) of a head by its position's angle: [..., N, T, H] -> [..., N, T, H]."""
+    """Rotate each pair (i, i + H/2) of a head by the angle of its position: [..., N, T, H] -> [..., N, T, H]."""
     first, second = x_NTH.chunk(2, dim=-1)
     return x_NTH * cos_TH + torch.cat((-second, first), dim=-1) * sin_TH
 
 
 def inverse_frequencies(config: DecoderConfig) -> Tensor:
-    """Radians per position of each rotary pair, fp32 [H/2] on the CPU, by transformers' rules for each type."""
+    """Return the radians per position of each rotary pair, float32 [H/2] on the CPU, by transformers' rules."""
     rope = config.rope_parameters
-    # The device is named, so that a model built without memory (torch.device("meta")) has its angles all the same.
+    # The device is explicit, so that a model built under torch.device("meta") still gets real angles.
     pairs = torch.arange(0, config.head_dim, 2, device="cpu").float()
     inv_freq = 1.0 / rope.rope_theta ** (pairs / config.head_dim)
     match rope.rope_type:
@@ -36,7 +36,7 @@ def inverse_frequencies(config: DecoderConfig) -> Tensor:
 
 
 def rotary_scale(config: DecoderConfig) -> float:
-    """What cosines and sines are multiplied by: 1 for all types but yarn (its equation 22, or what the file says)."""
+    """Return the factor of cosines and sines: 1, or for yarn that of the file or of equation 22 in its paper."""
     rope = config.rope_parameters
     if rope.rope_type != "yarn":
         return 1.0
@@ -49,14 +49,20 @@ def rotary_scale(config: DecoderConfig) -> float:
 
 
 def _kept_by_llama3(rope: Rope, inv_freq: Tensor) -> Tensor:
-    """The share of each pair's speed that stays, [H/2]: all for pairs that turn often within the original context."""
+    """Return the share of each pair's frequency that is kept, [H/2], 0 to 1.
+
+    It is 1 for pairs that rotate often within the original context.
+    """
     turns = rope.original_max_position_embeddings * inv_freq / (2 * math.pi)
     keep = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     return keep.clamp(0, 1)
 
 
 def _kept_by_yarn(rope: Rope, head_dim: int) -> Tensor:
-    """The same for yarn: a ramp over the pairs' numbers, from beta_fast turns in the original context to beta_slow."""
+    """Return the share of each pair's frequency that yarn keeps, [H/2], 0 to 1.
+
+    It falls linearly from the pair with beta_fast rotations in the original context to the pair with beta_slow.
+    """
     low, high = (_pair_with_turns(turns, rope, head_dim) for turns in (rope.beta_fast, rope.beta_slow))
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
@@ -68,6 +74,6 @@ def _kept_by_yarn(rope: Rope, head_dim: int) -> Tensor:
 
 
 def _pair_with_turns(turns: float, rope: Rope, head_dim: int) -> float:
-    """The number of the pair, as a fraction, that turns so often within the original context."""
+    """Return the fractional index of the pair that rotates `turns` times within the original context."""
     radians_per_position = turns * 2 * math.pi / rope.original_max_position_embeddings
     return -head_dim * math.log(radians_per_position) / (2 * math.log(rope.rope_theta))

@@ -1,4 +1,4 @@
-"""A decoder for an engine: by whet's kernels, or in PyTorch where they cannot run it."""
+"""Open a decoder for an engine: with whet's kernels, or in PyTorch if they cannot run it."""
 
 import logging
 from pathlib import Path
@@ -29,7 +29,7 @@ def open_decoder(directory: Path | str, options: ServingOptions) -> ServedModel:
 
     Raises:
         TargetError: The directory holds no decoder that can be run.
-        OptionError: Quantised weights are asked for where whet's kernels cannot run the decoder.
+        OptionError: Quantised weights are asked for, but whet's kernels cannot run the decoder.
     """
     config = read_config(directory)
     try:

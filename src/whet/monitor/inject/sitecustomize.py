@@ -1,7 +1,8 @@
-"""Put first on PYTHONPATH by `whet monitor`, so that every Python it starts watches its own steps.
+"""Watch the steps of every Python process that a command under `whet monitor` starts.
 
-Standard library only, and nothing that could disturb the program: it takes itself off the path, lets the
-sitecustomize run that would have, and waits for torch to be loaded, if ever it is.
+`whet monitor` puts this file first on PYTHONPATH. It uses the standard library only, and does nothing that could
+disturb the program: it removes itself from the path, runs the sitecustomize that it hides, and waits until torch is
+loaded.
 """
 
 import importlib
@@ -19,11 +20,15 @@ _SOCKET = os.environ.get("WHET_MONITOR_SOCKET", "")
 
 
 class _TorchFinder(MetaPathFinder):
-    """Once torch is loaded, the watching begins. It stays until then: a program may look for torch and not load it."""
+    """Begin to watch once torch is loaded.
+
+    The finder stays until then, because a program may find torch and not load it.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        """Find torch with the other finders, and make its loader begin the watching."""
         if fullname != "torch":
             return None
         others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
@@ -51,7 +56,7 @@ def _begin() -> None:
         from whet.monitor.attach import begin
 
         begin(_SOCKET)
-    except Exception as error:  # noqa: BLE001 - the program must go on, whatever is wrong with the watching
+    except Exception as error:  # noqa: BLE001 - the program must go on even if it cannot be watched
         _report(f"{type(error).__name__}: {error} (in {sys.executable})")
 
 
@@ -67,7 +72,7 @@ def _report(problem: str) -> None:
 
 
 def _run_the_other() -> None:
-    """The sitecustomize that this file hides."""
+    """Run the sitecustomize that this file hides."""
     here = Path(__file__).parent
     sys.path[:] = [entry for entry in sys.path if not entry or Path(entry) != here]
     mine = sys.modules.pop("sitecustomize", None)
@@ -82,6 +87,6 @@ def _run_the_other() -> None:
 
 try:
     _run_the_other()
-finally:  # what it raises, the site module reports as it would have without us
+finally:  # if it raises, the site module reports the error as usual
     if _SOCKET:
         sys.meta_path.insert(0, _TorchFinder())

@@ -1,8 +1,8 @@
-"""A server that OpenAI's clients can talk to."""
+"""Serve an engine over HTTP, with OpenAI's API."""
 
 from whet.errors import MissingExtra
 
-# Here, once: every module below needs them, and this one is imported before any of them.
+# Python imports this file before any module below it, and all of those need these packages. So one check is enough.
 try:
     import fastapi
     import prometheus_client

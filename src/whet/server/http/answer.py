@@ -1,4 +1,4 @@
-"""From the engine's deltas to one answer, or to a stream of events: what both kinds of completion share.
+"""Turn the engine's deltas into one answer or a stream of events, for both kinds of completion.
 
 Source: html.spec.whatwg.org, "Server-sent events"; platform.openai.com/docs/api-reference/chat-streaming.
 """
@@ -20,29 +20,31 @@ from whet.server.http.generation import Generation
 T = TypeVar("T")
 
 _DONE = b"data: [DONE]\n\n"
-_GONE = 499  # nobody reads it
-_TURN_S = 0.002  # of writing JSON before others on the event loop have their turn
-_GROUP = 16  # entries of a list that are written at once: of log-probabilities, with 20 alternatives each, half a ms
+_GONE = 499  # the status where the client has left; nobody reads it
+_TURN_S = 0.002  # how long JSON is written before other tasks on the event loop may run
+_GROUP = 16  # list entries written at once; log-probabilities with 20 alternatives each take half a millisecond
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class Usage:
-    """Tokens read and made. A prompt with several choices counts once."""
+    """Count the tokens that one request read and generated. A prompt with several choices counts once."""
 
     def __init__(self, num_choices: int) -> None:
-        self._num_choices = num_choices  # of each prompt
+        self._num_choices = num_choices  # for each prompt
         self._prompts: dict[int, int] = {}
         self._cached: dict[int, int] = {}
         self._num_generated = 0
 
     def add(self, choice: int, delta: Delta, num_tokens: int) -> None:
+        """Count `num_tokens` generated tokens, and note the prompt tokens that the delta reports."""
         prompt = choice // self._num_choices
         self._prompts[prompt] = delta.num_prompt_tokens
         self._cached[prompt] = max(self._cached.get(prompt, 0), delta.num_cached_tokens)
         self._num_generated += num_tokens
 
     def as_json(self) -> dict[str, Any]:
+        """Return the counts in the form of OpenAI's `usage` field."""
         num_prompt = sum(self._prompts.values())
         return {
             "prompt_tokens": num_prompt,
@@ -53,20 +55,23 @@ class Usage:
 
 
 class Writer(Protocol):
-    """One kind of answer, to one request. `add` every delta; then ask for the whole, or for chunks as they come."""
+    """Write one kind of answer to one request.
+
+    Call `add` for every delta. It returns the chunks of a stream. For an answer in one piece, call `whole` at the end.
+    """
 
     def add(self, choice: int, delta: Delta) -> list[dict[str, Any]]:
-        """The chunks of a stream that this gives; may be none."""
+        """Take in a delta of a choice, and return the chunks of the stream that follow from it. There may be none."""
 
     def last_chunk(self) -> dict[str, Any] | None:
-        """After the choices: the usage, where the request wants it."""
+        """Return the chunk with the token usage that ends a stream, or None if the request did not ask for it."""
 
     def whole(self) -> dict[str, Any]:
-        """The answer, once every choice has ended."""
+        """Return the whole answer. Call it once every choice has ended."""
 
 
 async def whole(generation: Generation, writer: Writer, receive: Receive) -> Response:
-    """Wait for all of it. A client that leaves ends the work."""
+    """Wait until every choice has ended, and return the answer. If the client leaves first, abort the generation."""
 
     async def collect() -> Response:
         has_logprobs = False
@@ -86,7 +91,7 @@ async def whole(generation: Generation, writer: Writer, receive: Receive) -> Res
 
 
 class EventStream(Response):
-    """Sends events as they come. What goes wrong before the first one is still an HTTP status."""
+    """Send events as they are generated. An error before the first event is answered with an HTTP error status."""
 
     def __init__(self, generation: Generation, writer: Writer) -> None:
         super().__init__(media_type="text/event-stream", headers=_STREAM_HEADERS)
@@ -95,6 +100,7 @@ class EventStream(Response):
         self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream, as an ASGI application. If the client leaves, abort the generation."""
         try:
             await _unless_gone(receive, self._send(send))
         finally:
@@ -113,7 +119,7 @@ class EventStream(Response):
 
 
 def json_response(content: object) -> Response:
-    """Faster than the framework's own, which looks at every value first."""
+    """Return a value as a JSON response. FastAPI's own is slower, since it inspects every value first."""
     return Response(_json(content), media_type="application/json")
 
 
@@ -131,7 +137,7 @@ async def _events(generation: Generation, writer: Writer) -> AsyncGenerator[byte
 
 
 async def _chunks(generation: Generation, writer: Writer) -> AsyncIterator[bytes]:
-    """As many events in one piece as there are by then: a slow client costs fewer, larger ones."""
+    """Yield all events that are waiting, in one piece. A slow client so gets fewer and larger pieces."""
     async for news in generation.deltas():
         events: list[bytes] = []
         for choice, delta in news:
@@ -144,7 +150,7 @@ async def _chunks(generation: Generation, writer: Writer) -> AsyncIterator[bytes
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """Its result; None where the client left first, and the work was cancelled."""
+    """Return the result of `work`. If the client leaves first, cancel the work and return None."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_gone(receive))
     try:
@@ -163,13 +169,13 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _let_others(delta: Delta) -> None:
-    """Log-probabilities of a whole prompt take milliseconds to write."""
+    """Let other tasks on the event loop run: the log-probabilities of a whole prompt take milliseconds to write."""
     if delta.prompt_logprobs is not None:
         await asyncio.sleep(0)
 
 
 async def json_in_turns(content: object) -> bytes:
-    """Return the same as `_json`, with turns for others on the event loop: an answer may have a million values."""
+    """Return the same bytes as `_json`, but let other tasks run in between: an answer may have a million values."""
     pieces: list[bytes] = []
     turn_ends = time.monotonic() + _TURN_S
     for piece in _pieces(content):
@@ -181,7 +187,7 @@ async def json_in_turns(content: object) -> bytes:
 
 
 def _pieces(content: object) -> Iterator[bytes]:
-    """Yield the JSON of a value piece by piece. The C encoder writes each, which is ten times as fast as Python's."""
+    """Yield the JSON of a value in pieces. The C encoder writes each; it is ten times as fast as Python's."""
     if isinstance(content, dict) and content:
         for number, (key, value) in enumerate(content.items()):
             yield (b"," if number else b"{") + _json(key) + b":"

@@ -1,4 +1,4 @@
-"""The ASGI application: one engine behind OpenAI's API."""
+"""Build the ASGI application, which offers one engine through OpenAI's API."""
 
 from fastapi import FastAPI
 
@@ -17,7 +17,10 @@ from whet.server.http.settings import Settings
 
 
 def make_app(engine: Engine, settings: Settings, lifecycle: Lifecycle) -> FastAPI:
-    """It takes requests once the lifecycle is ready. No interactive documentation: that would load from elsewhere."""
+    """Build the application. It takes requests once the lifecycle is ready.
+
+    FastAPI's interactive documentation pages are off, since they load scripts from other servers.
+    """
     app = FastAPI(title="whet serve", version=__version__, docs_url=None, redoc_url=None)
     service = Service(engine, settings, lifecycle)
     app.state.intake = service.intake

@@ -1,4 +1,4 @@
-"""A request's body: no more of it is read than is allowed, and an answer reaches a client that is still sending."""
+"""Read the body of a request up to a size limit, and answer also clients that are still sending."""
 
 import asyncio
 from contextlib import suppress
@@ -8,18 +8,18 @@ from starlette.types import Message, Receive, Send
 
 from whet.server.http.errors import ApiError, invalid, unavailable
 
-DISCARDED = 16  # times what is read: so much of what nobody wants is thrown away before a connection is closed
+DISCARDED = 16  # an unwanted body is read and dropped up to this multiple of the size limit; then the connection closes
 PATIENCE_S = 30.0
-BODY = "whet.body"  # where in a request's scope its body is
+BODY = "whet.body"  # the key of the body in a request's ASGI scope
 
 _CLOSE = (b"connection", b"close")
 
 
 class Bodies:
-    """The bodies that are being received, and the bytes of them that are held, all together.
+    """Count the bytes of all bodies that are being received, and limit their sum.
 
-    Where there are too many, the unfinished body that holds most is refused: many large bodies that never end cannot
-    keep out a small one.
+    Above the limit, the largest unfinished body is refused. So many large bodies that never end cannot keep out a
+    small one.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -28,10 +28,15 @@ class Bodies:
 
     @property
     def num_bytes(self) -> int:
+        """Return the sum of the bytes of all bodies in memory."""
         return sum(self._held.values())
 
     def add(self, body: "Body", num_bytes: int) -> None:
-        """Count bytes of a body. Raises ApiError (503) where it must give way itself."""
+        """Count bytes that have arrived for a body, and refuse the largest unfinished bodies above the limit.
+
+        Raises:
+            ApiError: 503 if `body` itself is the one to refuse.
+        """
         self._held[body] = self._held.get(body, 0) + num_bytes
         while self.num_bytes > self._most:
             unfinished = [one for one in self._held if one.is_left or one is body]
@@ -44,17 +49,25 @@ class Bodies:
             largest.cut(error)
 
     def release(self, body: "Body") -> None:
-        """A body's bytes are held no longer."""
+        """Stop counting a body, whose bytes are no longer in memory."""
         self._held.pop(body, None)
 
 
 class Body:
-    """Stands between a connection and the application, which takes its `receive` and `send` for the connection's.
+    """Stand between a connection and the application, which calls `receive` and `send` of this object.
 
-    An answer may be ready before the body has come: it is too large, or the key is wrong. A connection that is closed
-    while its client sends is reset, and many clients then never read the answer. So the answer goes out first; what is
-    left of the body is read, dropped, and bounded; and only then does the answer end. A body that is not whole after
-    timeout_s is refused.
+    An answer may be ready before the body has arrived: the body is too large, or the key is wrong. If the server closed
+    the connection while the client still sends, TCP would reset it, and many clients would never read the answer. So
+    the answer is sent first. Then the rest of the body is read and dropped, up to a limit. Only then does the answer
+    end.
+
+    Args:
+        headers: The headers of the request.
+        receive: The connection's ASGI `receive`.
+        send: The connection's ASGI `send`.
+        most_bytes: The size limit of the body.
+        timeout_s: A body that has not arrived completely after so many seconds is refused.
+        bodies: The count of all bodies that are being received.
     """
 
     def __init__(
@@ -73,30 +86,36 @@ class Body:
         self._timeout_s = timeout_s
         self._deadline = asyncio.get_running_loop().time() + timeout_s
         self._bodies = bodies or Bodies(most_bytes)
-        self._is_kept = True  # what comes is kept, not dropped
+        self._is_kept = True  # False once the rest of the body is dropped
         self._num_bytes = 0
         self._stated = headers.get("content-length")
         self._is_framed_twice = self._stated is not None and "transfer-encoding" in headers
         self.is_left = self._stated is not None or "transfer-encoding" in headers
-        self._is_sent = "expect" not in headers  # who expects to be told has sent none yet
+        self._is_sent = "expect" not in headers  # a client that sent Expect waits for a "100 Continue" first
         self._waiting: asyncio.Timeout | None = None
-        self.is_cut: ApiError | None = None  # why no more of it is waited for
+        self.is_cut: ApiError | None = None  # the error for which the rest of the body is not read
 
     def check_length(self) -> None:
-        """Raises ApiError where it is said to be too large (413), or says nonsense (400)."""
-        if self._is_framed_twice:  # two servers in a row may see two different requests in it (RFC 9112, 6.3)
+        """Check the length that the headers state.
+
+        Raises:
+            ApiError: 413 if it is above the limit, 400 if it is not a number or contradicts another header.
+        """
+        if self._is_framed_twice:  # two servers in a row could read two different requests from it (RFC 9112, 6.3)
             raise invalid("a request has Content-Length or Transfer-Encoding, not both", code="invalid_http")
         if self._stated is None:
             return
         if not (self._stated.isascii() and self._stated.isdigit()):
-            raise invalid("Content-Length is no number")
+            raise invalid("Content-Length is not a number of bytes; send one, or leave the header out")
         if int(self._stated) > self._most:
             raise self._too_large()
 
     async def receive(self) -> Message:
-        """The next part; after the last one, that the client has left.
+        """Wait for the next part of the body; after the last part, wait until the client disconnects.
 
-        Raises ApiError where there are too many bytes (413; not every body says how long it is), or the server ends.
+        Raises:
+            ApiError: 413 if the body is above the limit (not every request states its length), 408 if it is late,
+                503 if the server shuts down or has too many bodies in memory.
         """
         if not self.is_left:
             return await self._receive()
@@ -106,7 +125,7 @@ class Body:
         return message
 
     async def send(self, message: Message) -> None:
-        """The next part of the answer. The last one comes once the body has."""
+        """Send the next part of the answer. The last part is held back until the body has been read and dropped."""
         if not self.is_left:
             await self._send(message)
         elif message["type"] == "http.response.start":
@@ -121,17 +140,17 @@ class Body:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def release(self) -> None:
-        """What came of it is held no longer."""
+        """Report that the bytes of this body are no longer in memory."""
         self._bodies.release(self)
 
     def cut(self, error: ApiError | None = None) -> None:
-        """Wait for no more of it; without an error, because the server ends."""
+        """Stop waiting for the rest of the body. Without an error, the reason is that the server shuts down."""
         self.is_cut = error or _ending()
         if self._waiting is not None:
             self._waiting.reschedule(0)
 
     def _closing(self) -> list[tuple[bytes, bytes]]:
-        """A connection with no known end of what is to be dropped is of no more use."""
+        """Return the header that closes the connection, unless the end of the body is known and can be reached."""
         is_bounded = self._stated is not None and self._stated.isdigit() and int(self._stated) <= self._most
         is_reusable = is_bounded and self._is_sent and not self._is_framed_twice and self.is_cut is None
         return [] if is_reusable else [_CLOSE]
@@ -164,7 +183,7 @@ class Body:
         return message
 
     def _late(self) -> ApiError:
-        message = f"the body has not come whole within {self._timeout_s:g} s"
+        message = f"the body did not arrive completely within {self._timeout_s:g} s; send it again, faster"
         return ApiError(408, message, code="body_timeout")
 
     def _too_large(self) -> ApiError:
@@ -173,4 +192,4 @@ class Body:
 
 
 def _ending() -> ApiError:
-    return unavailable("the server is ending, and this request has not come whole")
+    return unavailable("the server is shutting down, and this request did not arrive in time; send it again later")

@@ -1,4 +1,4 @@
-"""Answers of POST /v1/chat/completions: the next message of a conversation."""
+"""Write the answers of POST /v1/chat/completions: the next message of a conversation."""
 
 import time
 import uuid
@@ -16,7 +16,7 @@ from whet.server.text import Tokenizer
 
 @dataclass
 class _Choice:
-    """What there is so far."""
+    """Hold what has been generated so far for one choice."""
 
     has_started: bool = False
     text: list[str] = field(default_factory=list)
@@ -25,7 +25,7 @@ class _Choice:
 
 
 class ChatWriter:
-    """Writes the answer to one request."""
+    """Write the answer to one chat request."""
 
     def __init__(self, body: ChatRequest, tokenizer: Tokenizer, model: str) -> None:
         self._body = body
@@ -71,9 +71,10 @@ class ChatWriter:
     def _chunks(
         self, index: int, state: _Choice, delta: Delta, logprobs: dict[str, Any] | None
     ) -> list[dict[str, Any]]:
-        """The role comes first, then text, and at the very end why it ended.
+        """Return the chunks for one delta. The role comes first, then text, and at the very end the finish reason.
 
-        A token without text (half a character, what may begin a stop string) is sent too: its time can be seen.
+        A token without text is sent too, so that clients see when it was generated. It may be half a character, or its
+        text may be held back because it could begin a stop string.
         """
         contents: list[tuple[dict[str, Any], dict[str, Any] | None, FinishReason | None]] = []
         if not state.has_started:
@@ -96,6 +97,6 @@ class ChatWriter:
 
 
 def chat_params(body: ChatRequest, choice: int) -> SamplingParams:
-    """How one of the choices is made; without a number of tokens, to the end of the context."""
+    """Return the sampling parameters of a choice. Without a number of tokens, it may fill the model's context."""
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return body.sampling_params(max_tokens=max_tokens, logprobs=body.num_logprobs, choice=choice)

@@ -1,4 +1,4 @@
-"""Answers of POST /v1/completions: text that goes on from a prompt."""
+"""Write the answers of POST /v1/completions: text that continues a prompt."""
 
 import time
 import uuid
@@ -19,7 +19,16 @@ DEFAULT_MAX_TOKENS = 16
 
 @dataclass
 class _Choice:
-    """What there is so far. `echoed`: the prompt's text, until it is sent."""
+    """Hold what has been generated so far for one choice.
+
+    Attributes:
+        prompt_ids: The tokens of the prompt.
+        echoed: The prompt's text, if it is to be echoed and has not been sent yet; else empty.
+        logprobs: The writer of log-probabilities, or None if the request did not ask for them.
+        text: The pieces of text; unused in a stream.
+        lists: The log-probabilities; unused in a stream.
+        finish_reason: Why the choice ended, or None while it runs.
+    """
 
     prompt_ids: Sequence[int]
     echoed: str
@@ -30,7 +39,15 @@ class _Choice:
 
 
 class CompletionWriter:
-    """Writes the answer to one request. texts: of the prompts, to be echoed."""
+    """Write the answer to one completion request.
+
+    Args:
+        body: The request.
+        prompt_ids: The tokens of each prompt.
+        texts: The text of each prompt, to be echoed and to count text offsets from.
+        tokenizer: The model's tokenizer.
+        model: The name of the model in the answer.
+    """
 
     def __init__(
         self,
@@ -62,7 +79,7 @@ class CompletionWriter:
         logprobs = self._of_tokens(state, delta)
         state.finish_reason = delta.finish_reason
         if self._body.stream:
-            # A token without text (half a character, what may begin a stop string) is sent too: its time can be seen.
+            # A token without text (half a character, or text held back) is sent too: clients see when it was generated.
             if not (text or logprobs or delta.token_ids or delta.finish_reason):
                 return []
             return [self._chunk(choice, text, logprobs, delta.finish_reason)]
@@ -105,7 +122,7 @@ class CompletionWriter:
 
 
 def completion_params(body: CompletionRequest, choice: int) -> SamplingParams:
-    """How one of the choices is made."""
+    """Return the sampling parameters of a choice."""
     max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     prompt_logprobs = body.logprobs if body.echo else None
     return body.sampling_params(
@@ -118,7 +135,7 @@ def _logprobs(body: CompletionRequest, tokenizer: Tokenizer, text: str) -> Compl
         return None
     found = CompletionLogprobs(tokenizer)
     if not body.echo:
-        found.skip(text)  # offsets count from the beginning of the prompt, whether or not it is echoed
+        found.skip(text)  # text offsets count from the beginning of the prompt, even if it is not echoed
     return found
 
 

@@ -1,9 +1,9 @@
-"""One connection: bytes that are no HTTP, or more of it than a head may have, are answered like any other mistake.
+"""Handle one connection, with time limits and with JSON answers to bytes that are not valid HTTP.
 
-A client that sends half a head, or reads none of its answer, is disconnected after a time. Where there are more
-connections than there may be, the one that has asked nothing for longest gives way.
+A client that sends half a request head, or does not read its answer, is disconnected after a timeout. Above the limit
+of connections, the listener closes the one that has been idle for longest.
 
-Source: uvicorn's H11Protocol, whose own answer is plain text, and lost where the client is still sending.
+Source: uvicorn's H11Protocol. Its own answer to invalid HTTP is plain text, and is lost if the client is still sending.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from whet.server.http.errors import ApiError
 from whet.server.http.settings import MAX_BODY_BYTES, Settings
 
 _STATUSES = {400, 413, 431, 501}
-_MOST_READ = 8 * 2**10  # bytes read at once: a body in chunks of a byte each takes a tenth of a second for 32 KiB
+_MOST_READ = 8 * 2**10  # bytes read at once: 32 KiB of a body in chunks of one byte take 0.1 s to parse
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, but for what it cannot read, and for clients that are slow."""
+    """Extend uvicorn's connection by answers to invalid HTTP and by timeouts for slow clients."""
 
     def __init__(self, *args: Any, settings: Settings, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -32,25 +32,26 @@ class Connection(H11Protocol):
         self._num_discarded = 0
         self._head: asyncio.TimerHandle | None = None
         self._write: asyncio.TimerHandle | None = None
-        self.since_s = self.loop.time()  # it was last answered, or made
+        self.since_s = self.loop.time()  # when the last answer ended; before the first one, when the client connected
 
     @property
     def standing(self) -> int:
-        """How much the server does for it: 0 where it has asked nothing, 1 where its body is not whole, else 2."""
+        """Return 0 if the connection is idle, 1 if a request's body is still arriving, 2 if a request is worked on."""
         if self.cycle is None or self.cycle.response_complete:
             return 0
         return 1 if self.cycle.more_body and not self.cycle.response_started else 2
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See asyncio.Protocol. Start the keep-alive timer as soon as a client connects, so that one that never sends a
-        request is disconnected too.
+        """Start the keep-alive timer as soon as a client connects. See asyncio.Protocol.
+
+        So a client that never sends a request is disconnected too.
         """
         super().connection_made(transport)
         transport.max_size = _MOST_READ  # type: ignore[attr-defined]  # asyncio's own name for it
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol. What comes after a refusal is dropped, up to a bound."""
+        """See asyncio.Protocol. Drop what arrives after an error was answered; close the connection above a limit."""
         if not self._is_refused:
             super().data_received(data)
             self._watch_head()
@@ -60,18 +61,21 @@ class Connection(H11Protocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Called while h11's error is handled: answer, and read on for a while, so that the answer is not lost."""
+        """Answer invalid HTTP with a JSON error. uvicorn calls this while it handles h11's exception.
+
+        The connection is read for a while longer, so that the answer is not lost.
+        """
         self._is_refused = True
-        if self.cycle is not None and not self.cycle.response_complete:  # it waits for a body that cannot come
+        if self.cycle is not None and not self.cycle.response_complete:  # it waits for a body that cannot arrive
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer is out, or on its way
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # an answer has been sent, or is being sent
             self.transport.close()
             return
         self._refuse(_refusal(sys.exception()))
 
     def pause_writing(self) -> None:
-        """See asyncio.Protocol. The client does not read; it may come to its senses."""
+        """See asyncio.Protocol. The client does not read: start the timer after which the connection is aborted."""
         super().pause_writing()
         if self._write is None:
             self._write = self.loop.call_later(self._settings.write_timeout_s, self.transport.abort)
@@ -89,12 +93,12 @@ class Connection(H11Protocol):
         _cancel(self._write)
 
     def on_response_complete(self) -> None:
-        """Called by uvicorn's cycle."""
+        """Note the time at which the answer ended. uvicorn calls this."""
         self.since_s = self.loop.time()
         super().on_response_complete()
 
     def _watch_head(self) -> None:
-        """The rest of a head that has begun must come in time."""
+        """Start a timer when a request's head has begun, and stop it when the head is complete."""
         if self.conn.their_state is not h11.IDLE:
             _cancel(self._head)
             self._head = None
@@ -106,12 +110,12 @@ class Connection(H11Protocol):
         if self.conn.their_state is not h11.IDLE or self._is_refused or self.transport.is_closing():
             return
         self._is_refused = True
-        message = f"the head of the request has not come whole within {self._settings.head_timeout_s:g} s"
+        message = f"the head of the request did not arrive completely within {self._settings.head_timeout_s:g} s"
         self._refuse(ApiError(408, message, code="head_timeout"))
         self.transport.close()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer with an error, and read on for a while."""
+        """Answer with an error, and close the connection a while later, so that the client can read the answer."""
         answer = error.response()
         headers = [*answer.raw_headers, (b"connection", b"close")]
         events = [
@@ -127,12 +131,12 @@ class Connection(H11Protocol):
         self.loop.call_later(PATIENCE_S, self.transport.close)
 
     def _should_upgrade(self) -> bool:
-        """Never: the offer is passed over, as HTTP allows, without a word about web sockets."""
+        """Return False: a request to switch to web sockets is answered as plain HTTP, which HTTP allows."""
         return False
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
-    """Stop a timer, if it runs."""
+    """Stop a timer, if there is one."""
     if timer is not None:
         timer.cancel()
 
@@ -141,5 +145,7 @@ def _refusal(error: BaseException | None) -> ApiError:
     hint = getattr(error, "error_status_hint", 400)
     status = hint if hint in _STATUSES else 400
     if status == 431:
-        return ApiError(431, "the head of the request is too long", code="head_too_large")
-    return ApiError(status, f"this is no HTTP request: {error}", code="invalid_http")
+        return ApiError(
+            431, "the head of the request is too long; send fewer or shorter headers", code="head_too_large"
+        )
+    return ApiError(status, f"this is not a valid HTTP request: {error}", code="invalid_http")

@@ -1,4 +1,7 @@
-"""Answers as the OpenAPI page describes them. They are written elsewhere, as JSON; tests hold the two together."""
+"""Describe the answers for /openapi.json. Other modules write the JSON; tests check that both agree.
+
+The docstrings of these classes are published as descriptions of the schemas.
+"""
 
 from typing import Any
 
@@ -11,11 +14,13 @@ class _Answer(BaseModel):
 
 
 class CachedTokens(_Answer):
+    """Count the tokens of the prompts that were found in the prefix cache."""
+
     cached_tokens: int
 
 
 class Usage(_Answer):
-    """Tokens read and made."""
+    """Count the tokens of the prompts and the generated tokens. A prompt with several choices counts once."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -24,7 +29,10 @@ class Usage(_Answer):
 
 
 class Logprobs(_Answer):
-    """Four lists side by side; a first token has no probability."""
+    """Hold four lists with one entry for each token. The first token of a prompt has no probability: its entry is null.
+
+    `text_offset` counts characters from the beginning of the prompt.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -33,6 +41,8 @@ class Logprobs(_Answer):
 
 
 class CompletionChoice(_Answer):
+    """Hold one generated text, and why it ended."""
+
     index: int
     text: str
     logprobs: Logprobs | None
@@ -40,7 +50,7 @@ class CompletionChoice(_Answer):
 
 
 class Completion(_Answer):
-    """Of POST /v1/completions."""
+    """This is the answer to POST /v1/completions."""
 
     id: str
     object: str
@@ -51,27 +61,37 @@ class Completion(_Answer):
 
 
 class TopLogprob(_Answer):
+    """Hold a token, its log-probability and its bytes in UTF-8."""
+
     token: str
     logprob: float
     bytes: list[int]
 
 
 class ChatLogprob(TopLogprob):
+    """Hold a generated token, its log-probability, and the most probable tokens in its place."""
+
     top_logprobs: list[TopLogprob]
 
 
 class ChatLogprobs(_Answer):
+    """Hold the log-probabilities of a choice, one entry for each token. `refusal` is always null."""
+
     content: list[ChatLogprob]
     refusal: None
 
 
 class AnswerMessage(_Answer):
+    """Hold the generated message. `refusal` is always null."""
+
     role: str
     content: str
     refusal: None
 
 
 class ChatChoice(_Answer):
+    """Hold one generated message, and why it ended."""
+
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
@@ -79,7 +99,7 @@ class ChatChoice(_Answer):
 
 
 class ChatCompletion(_Answer):
-    """Of POST /v1/chat/completions."""
+    """This is the answer to POST /v1/chat/completions."""
 
     id: str
     object: str
@@ -90,6 +110,11 @@ class ChatCompletion(_Answer):
 
 
 class Tokens(_Answer):
+    """This is the answer to POST /tokenize.
+
+    `max_model_len` is how many tokens the model takes, prompt and answer together.
+    """
+
     count: int
     max_model_len: int
     tokens: list[int]
@@ -97,10 +122,14 @@ class Tokens(_Answer):
 
 
 class Text(_Answer):
+    """This is the answer to POST /detokenize."""
+
     prompt: str
 
 
 class Model(_Answer):
+    """Describe a served model. `max_model_len` is how many tokens it takes, prompt and answer together."""
+
     id: str
     object: str
     created: int
@@ -110,20 +139,26 @@ class Model(_Answer):
 
 
 class Models(_Answer):
+    """List the names of the served model."""
+
     object: str
     data: list[Model]
 
 
 class Health(_Answer):
+    """Say that the server takes requests."""
+
     status: str
 
 
 class Version(_Answer):
+    """Hold the version of whet."""
+
     version: str
 
 
 class Live(BaseModel):
-    """The engine's figures, and what is served."""
+    """Describe the served model and the engine's current state. There are more fields than these."""
 
     model: str
     uptime_s: float
@@ -132,6 +167,8 @@ class Live(BaseModel):
 
 
 class Error(_Answer):
+    """Say what went wrong. `param` names the field at fault; `code` is a fixed word that programs can test for."""
+
     message: str
     type: str
     param: str | None
@@ -139,7 +176,7 @@ class Error(_Answer):
 
 
 class Failed(_Answer):
-    """Every answer but 200."""
+    """This is the answer to a request that failed. Every status except 200 has this body."""
 
     error: Error
 
@@ -149,12 +186,12 @@ Responses = dict[int | str, dict[str, Any]]
 ERRORS: Responses = {status: {"model": Failed} for status in (400, 401, 404, 408, 413, 421, 429, 500, 503)}
 
 
-# of OpenAPI 3.2; before, `schema` is of the whole stream, and says nothing
+# `itemSchema` is of OpenAPI 3.2. Older versions can only describe the whole stream, as a text.
 _EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 
 
 def answers(model: type[BaseModel], *, streams: bool = False) -> Responses:
-    """A 200 of that shape, or as events where it streams."""
+    """Describe the answer with status 200: JSON as `model` describes it, and also a stream of events if `streams`."""
     success: dict[str, Any] = {"model": model}
     if streams:
         success["content"] = {"text/event-stream": {"itemSchema": _EVENT}}
@@ -165,7 +202,7 @@ _REFERENCE = "#/components/schemas/{model}"
 
 
 def body(model: type[BaseModel]) -> dict[str, Any]:
-    """Describe a request's body, which the route reads itself. `schemas` has what it refers to."""
+    """Describe a request's body, which the route reads itself. `schemas` returns the schema that this refers to."""
     content = {"application/json": {"schema": {"$ref": _REFERENCE.format(model=model.__name__)}}}
     return {"requestBody": {"required": True, "content": content}}
 

@@ -1,4 +1,4 @@
-"""What goes wrong in a request, as OpenAI's clients read it: {"error": {"message", "type", "param", "code"}}.
+"""Answer failed requests in the form that OpenAI's clients read: {"error": {"message", "type", "param", "code"}}.
 
 Source: platform.openai.com/docs/guides/error-codes; openai-python maps statuses to its exception classes.
 """
@@ -27,7 +27,15 @@ _RETRY_S = 1
 
 
 class ApiError(HTTPException):
-    """An answer other than 200, in OpenAI's shape. param: the field that is wrong; code: a word for programs."""
+    """Signal a request that failed, to be answered in OpenAI's form.
+
+    Args:
+        status: The HTTP status.
+        message: What is wrong, and what to do.
+        param: The field of the request that is wrong.
+        code: A fixed word that programs can test for.
+        headers: Further headers of the answer.
+    """
 
     def __init__(
         self,
@@ -43,7 +51,7 @@ class ApiError(HTTPException):
         self.code = code
 
     def content(self) -> dict[str, object]:
-        """The body."""
+        """Return the body of the answer."""
         error = {
             "message": self.detail,
             "type": _TYPES.get(self.status_code, "invalid_request_error"),
@@ -53,33 +61,33 @@ class ApiError(HTTPException):
         return {"error": error}
 
     def response(self) -> Response:
-        """Escaped ASCII: a message may quote half a surrogate pair, which UTF-8 cannot carry."""
+        """Return the answer. Its JSON is escaped to ASCII: a message may quote a lone surrogate, which UTF-8 lacks."""
         content = json.dumps(self.content()).encode()
         return Response(content, self.status_code, self.headers, media_type="application/json")
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """400: the request cannot be served as it is."""
+    """Return the error for a request that is wrong (400)."""
     return ApiError(400, message, param=param, code=code)
 
 
 def queue_full(message: str) -> ApiError:
-    """429: too much is waiting already."""
+    """Return the error for a request that finds the queue full (429)."""
     return ApiError(429, message, code="queue_full", headers={"Retry-After": str(_RETRY_S)})
 
 
 def unavailable(message: str) -> ApiError:
-    """503: the server is loading, or about to end."""
+    """Return the error for a server that is loading, overloaded or shutting down (503)."""
     return ApiError(503, message, code="unavailable", headers={"Retry-After": str(_RETRY_S)})
 
 
 def failed(message: str) -> ApiError:
-    """500: the engine failed."""
+    """Return the error for an engine that failed (500)."""
     return ApiError(500, message, code="engine_error")
 
 
 def refused(error: RequestError) -> ApiError:
-    """Return what HTTP says where the engine does not take a request."""
+    """Return the HTTP error for a request that the engine refused."""
     if isinstance(error, QueueFull):
         return queue_full(str(error))
     if isinstance(error, EngineClosed):
@@ -89,7 +97,7 @@ def refused(error: RequestError) -> ApiError:
 
 @contextmanager
 def as_api_errors() -> Iterator[None]:
-    """Raise what the engine refuses as an ApiError."""
+    """Turn every RequestError raised in the block into an ApiError."""
     try:
         yield
     except RequestError as error:
@@ -97,7 +105,7 @@ def as_api_errors() -> Iterator[None]:
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Every error that a route raises, and those of unknown paths and methods, in the one shape."""
+    """Answer all errors in OpenAI's form: those of routes, unknown paths and methods, and unexpected exceptions."""
 
     @app.exception_handler(HTTPException)
     async def of_http(request: Request, error: HTTPException) -> Response:
@@ -117,24 +125,24 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def _named(request: Request, error: HTTPException) -> ApiError:
-    """What the framework raises itself."""
+    """Return an error that FastAPI itself raised, with a message of our own."""
     path = request.url.path
     message = str(error.detail)
     if error.status_code == 404:
-        message = f"there is no {path} here"
+        message = f"there is no path {path}; GET /openapi.json lists all paths"
     elif error.status_code == 405:
-        message = f"{path} does not take {request.method}"
+        message = f"{path} does not take {request.method}; GET /openapi.json lists the methods of each path"
     elif error.status_code == 400:
         message = "the body cannot be read as JSON"
     return ApiError(error.status_code, message, headers=error.headers)
 
 
 def of_field(errors: Sequence[Mapping[str, object]]) -> ApiError:
-    """Return the error for the first field that is wrong. errors: as pydantic lists them."""
+    """Return the error for the first wrong field in pydantic's list of errors."""
     first = errors[0]
     where = first.get("loc")
     path = [str(part) for part in where if part != "body"] if isinstance(where, (tuple, list)) else []
     message = str(first.get("msg"))
     if not path:
-        return invalid(message, param=str(first.get("type")))  # of the whole, and named after the field at fault
+        return invalid(message, param=str(first.get("type")))  # an error of the whole body is named after the field
     return invalid(f"{'.'.join(path)}: {message}", param=path[0])

@@ -1,4 +1,4 @@
-"""What the engine makes for one HTTP request, as it comes: one choice or several, brought to the event loop."""
+"""Bring what the engine generates for one HTTP request, in one choice or several, to the event loop."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -12,30 +12,39 @@ from whet.server.http.lifecycle import Lifecycle
 from whet.server.loop import Reservation
 from whet.server.sampling_params import SamplingParams
 
-_LONG = 2048  # tokens of a prompt after which others on the event loop have their turn
+_LONG = 2048  # after a prompt of more tokens, other tasks on the event loop may run
 
 
 @dataclass(frozen=True)
 class Order:
-    """One choice."""
+    """Describe one choice to generate."""
 
     prompt_ids: Sequence[int]
     params: SamplingParams
 
 
 class Generation:
-    """The choices of one request. `close` it, whatever happened: what still runs in the engine is aborted."""
+    """Follow the choices of one request in the engine. Always `close` it: this aborts the choices that still run."""
 
     def __init__(self, engine: Engine, lifecycle: Lifecycle) -> None:
         self._engine = engine
         self._lifecycle = lifecycle
-        self._open: dict[int, str] = {}  # choice -> the engine's id of it
+        self._open: dict[int, str] = {}  # from the number of a choice to the engine's id for it
         self._news: list[tuple[int, Delta]] = []
         self._awake = asyncio.Event()
         self._is_cut = False
 
     async def start(self, orders: Sequence[Order], slots: list[Reservation], cache_salt: str) -> None:
-        """Hand all to the engine, or none. Raises what the engine does. slots: one for each; taken from the list."""
+        """Submit all choices to the engine, or none.
+
+        Args:
+            orders: The choices.
+            slots: At least one reservation for each choice. Used ones are removed from the list.
+            cache_salt: Only requests with the same salt share cached prompts.
+
+        Raises:
+            RequestError: The engine refused one of the choices.
+        """
         self._lifecycle.started(self)
         loop = asyncio.get_running_loop()
         try:
@@ -56,15 +65,18 @@ class Generation:
             raise
 
     async def deltas(self) -> AsyncIterator[list[tuple[int, Delta]]]:
-        """All that is new, with the number of its choice, until every choice has ended.
+        """Yield the new deltas, each with the number of its choice, until every choice has ended.
 
-        Raises ApiError where the engine fails (500) or the server ends (503).
+        Raises:
+            ApiError: 500 if the engine fails, 503 if the server shuts down.
         """
         while self._open:
             await self._awake.wait()
             self._awake.clear()
             if self._is_cut:
-                raise unavailable("the server is ending; this request took longer than the time it had left")
+                raise unavailable(
+                    "the server is shutting down, and this request was not done in time; send it again later"
+                )
             news, self._news = self._news, []
             errors = [self._ended(choice, delta) for choice, delta in news]
             good = [one for one, error in zip(news, errors, strict=True) if error is None]
@@ -75,14 +87,14 @@ class Generation:
                     raise error
 
     def close(self) -> None:
-        """Abort what has not ended."""
+        """Abort the choices that have not ended."""
         self._lifecycle.ended(self)
         for request_id in self._open.values():
             self._engine.abort(request_id)
         self._open.clear()
 
     def cut(self) -> None:
-        """Have whoever reads the deltas end with an error."""
+        """Make `deltas` raise an error: the server shuts down."""
         self._is_cut = True
         self._awake.set()
 
@@ -91,7 +103,7 @@ class Generation:
         self._awake.set()
 
     def _ended(self, choice: int, delta: Delta) -> ApiError | None:
-        """Take note of a choice's end; what to say where that is none of its own."""
+        """Note the end of a choice, if this delta is its last. Return an error if it failed or was aborted."""
         if delta.finish_reason is None:
             return None
         self._open.pop(choice, None)

@@ -1,4 +1,4 @@
-"""Reads the bodies of requests without holding up what else the server does, however large they are."""
+"""Read the bodies of requests, however large they are, without delaying other requests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -17,32 +17,37 @@ from whet.server.http.reading import SMALL, Prompts, Reader, Served
 from whet.server.http.reading_process import ReadingProcess
 from whet.server.text import Tokenizer
 
-_AT_ONCE = 2**11  # bytes of a body whose texts are tokenised on the event loop; others in a thread
-_MOST_THREADS = 2  # that tokenise
+_AT_ONCE = 2**11  # up to so many bytes, a body is tokenised on the event loop; a larger one in a thread
+_MOST_THREADS = 2  # threads that tokenise at the same time
 
 
 class Read(Protocol):
-    """A body that has been parsed. Every method raises ApiError where the request cannot be served."""
+    """Stand for a parsed body. Every method raises ApiError if the request cannot be served."""
 
     @property
     def body(self) -> Any:
-        """The body, of the kind that was asked for; a large body has something short in place of its prompts."""
+        """Return the body, an instance of the requested kind. A large one has a short placeholder for its prompts."""
 
     @property
     def num_prompts(self) -> int:
-        """How many prompts there are."""
+        """Return the number of prompts."""
 
     async def prompts(self) -> Prompts:
         """Tokenise the prompts."""
 
     async def answer(self) -> bytes:
-        """The answer to a request about tokens, as JSON."""
+        """Return the answer to POST /tokenize or /detokenize, as JSON."""
 
 
 class Intake:
-    """Reads bodies, small ones here and large ones in a process of their own. On the event loop only.
+    """Read small bodies in this process and large ones in the reading process. Use it on the event loop only.
 
-    check_room raises ApiError where the queue is full: nobody waits for the other process only to be told so.
+    Args:
+        tokenizer: The model's tokenizer.
+        served: The model's names and limits.
+        lifecycle: The server's lifecycle. It cuts the reading of large bodies when the server shuts down.
+        check_room: Raises ApiError if the engine's queue is full. It is called before a large body is read, so that no
+            client waits for the reading process only to be refused.
     """
 
     def __init__(
@@ -56,7 +61,7 @@ class Intake:
 
     @asynccontextmanager
     async def reading(self, request: Request, kind: type[BaseModel]) -> AsyncIterator[Read]:
-        """Read a request's body as a `kind`. Leave the block when its prompts are no longer asked for."""
+        """Read a request's body as an instance of `kind`. Leave the block once its prompts or answer have been read."""
         content = await _content(request)
         content_type = request.headers.get("content-type", "")
         if len(content) <= SMALL:
@@ -76,7 +81,7 @@ class Intake:
                 self._lifecycle.ended(process)
 
     async def close(self) -> None:
-        """End the other process."""
+        """End the reading process."""
         await self._process.close()
 
 
@@ -121,10 +126,10 @@ async def _content(request: Request) -> bytes:
     try:
         return b"".join([part async for part in request.stream()])
     except ClientDisconnect:
-        raise invalid("the client left before its request was whole") from None
+        raise invalid("the client left before its request had arrived completely") from None
 
 
 def _release(request: Request) -> None:
-    """The bytes of this body are held no longer."""
+    """Report that the bytes of the request's body are no longer in memory."""
     if BODY in request.scope:
         request.scope[BODY].release()

@@ -1,4 +1,7 @@
-"""When a server takes requests, and how it ends: those that run may finish, for a while; then they are cut."""
+"""Track whether a server takes requests, and shut it down.
+
+On shutdown, running requests get some time to finish. Then they are ended with an error.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,14 +14,14 @@ Phase = Literal["loading", "ready", "draining"]
 
 
 class Running(Protocol):
-    """Something that runs for a request."""
+    """Stand for work on a request that can be ended early."""
 
     def cut(self) -> None:
-        """End it with an error."""
+        """End the work with an error."""
 
 
 class Lifecycle:
-    """One for each server. On the event loop only."""
+    """Hold the phase of one server and its running work. Use it on the event loop only."""
 
     def __init__(self) -> None:
         self.phase: Phase = "loading"
@@ -29,20 +32,24 @@ class Lifecycle:
         self._idle.set()
 
     def check_ready(self) -> None:
-        """Raises ApiError (503) where no new work is taken."""
+        """Check that the server takes new requests.
+
+        Raises:
+            ApiError: 503 if the model is being loaded, or if the server shuts down.
+        """
         if self.phase == "loading":
-            raise unavailable("the model is being loaded")
+            raise unavailable("the model is being loaded; send this request again in a while")
         if self.phase == "draining":
-            raise unavailable("the server is about to end and takes no new requests")
+            raise unavailable("the server is shutting down and takes no new requests; send this one again later")
 
     def ready(self) -> None:
-        """Take requests."""
+        """Take requests from now on."""
         if self.phase == "loading":
             self.phase = "ready"
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """For as long as a request is worked on: the end waits for it."""
+        """Count a request as being worked on while the block runs. `drain` waits for it."""
         self._num_open += 1
         self._idle.clear()
         try:
@@ -53,20 +60,20 @@ class Lifecycle:
                 self._idle.set()
 
     def started(self, running: Running) -> None:
-        """To be cut if it is not done in time."""
+        """Add work that `drain` cuts if it has not ended in time."""
         self._running.add(running)
         if self._is_over:
             running.cut()
 
     def ended(self, running: Running) -> None:
-        """Whether or not it had started."""
+        """Remove work that has ended. It need not have been added."""
         self._running.discard(running)
 
     async def drain(self, timeout_s: float) -> None:
-        """Take no new work, and return once the last request is answered: at the end of its own, or cut."""
+        """Take no new requests, and wait until the running ones are answered. Cut those that run after `timeout_s`."""
         self.phase = "draining"
         with suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         self._is_over = True
-        for running in list(self._running):  # those too that nobody waits for: bodies that come to nothing
+        for running in list(self._running):  # also bodies that still arrive for requests without any work
             running.cut()

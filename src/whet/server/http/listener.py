@@ -1,4 +1,4 @@
-"""Accepts connections: no more than there may be, and without a word too much where files run out."""
+"""Accept connections up to a limit, also when the process runs out of file descriptors."""
 
 import asyncio
 import errno
@@ -14,18 +14,24 @@ from whet.server.http.errors import unavailable
 
 _log = logging.getLogger("whet.server")
 
-_AT_ONCE = 64  # accepted before others on the event loop have their turn
-_RESERVED = 48  # files that the process needs beside its connections
+_AT_ONCE = 64  # connections accepted before other tasks on the event loop may run
+_RESERVED = 48  # open files that the process needs beside its connections
 _PAUSE_S = 0.1
-_SELDOM_S = 60.0  # between two lines in the log about the same
+_SELDOM_S = 60.0  # at least so long between two log lines about the same problem
 _SCARCE = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Listener:
-    """Makes a Connection of each that comes to a listening socket. On the event loop only.
+    """Accept the connections to a listening socket. Use it on the event loop only.
 
-    connections: those that are open, as uvicorn keeps them. most: so many at once. Beyond them, the one that has asked
-    nothing for longest is closed; where all are being served, the new one is told 503.
+    Above the limit, the connection that has been idle for longest is closed. If all are being served, the new one is
+    answered with 503.
+
+    Args:
+        listening: The socket, bound and listening.
+        make: Returns a new Connection.
+        connections: The open connections. uvicorn keeps this set up to date.
+        most: How many connections may be open at once.
     """
 
     def __init__(
@@ -40,12 +46,12 @@ class Listener:
         self._resume()
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting connections."""
         self._is_closed = True
         self._loop.remove_reader(self._socket.fileno())
 
     async def wait_closed(self) -> None:
-        """Wait for those that were being accepted."""
+        """Wait until the connections that are being accepted are set up."""
         if self._pending:
             await asyncio.wait(self._pending)
 
@@ -55,7 +61,7 @@ class Listener:
 
     def _accept(self) -> None:
         for _ in range(_AT_ONCE):
-            if self._pending and self._is_full():  # those that are being accepted may give way once they are there
+            if self._pending and self._is_full():  # pending connections may be closed to make room once they are set up
                 return
             try:
                 client, _address = self._socket.accept()
@@ -89,7 +95,11 @@ class Listener:
         return len(self._connections) - over + len(self._pending) >= self._most
 
     def _make_room(self) -> bool:
-        """Close the connection that is least served, for longest; those that are being answered stay."""
+        """Close the connection that has been idle for longest, or else one whose request is still arriving.
+
+        Returns:
+            False if there is none: all connections are being answered.
+        """
         idle = [one for one in self._connections if one.standing < 2 and not one.transport.is_closing()]
         if not idle:
             return False
@@ -99,23 +109,23 @@ class Listener:
         return True
 
     def _wait_for_room(self, error: OSError) -> None:
-        """Files have run out all the same: close one, and go on shortly."""
+        """Close one connection because no file descriptors are left, and go on accepting after a pause."""
         self._make_room()
         self._loop.remove_reader(self._socket.fileno())
         self._loop.call_later(_PAUSE_S, self._resume)
         if self._loop.time() - self._last_said_s >= _SELDOM_S:
             self._last_said_s = self._loop.time()
-            _log.warning("no more connections can be accepted for now: %s", error.strerror)
+            _log.warning("no new connections for now: %s; raise the limit of open files (ulimit -n)", error.strerror)
 
 
 def most_connections(wanted: int) -> int:
-    """Return how many connections there may be at once: `wanted`, or fewer where fewer files may be open."""
+    """Return how many connections may be open at once: `wanted`, or fewer if the limit of open files is lower."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if soft == resource.RLIM_INFINITY else max(1, min(wanted, soft - _RESERVED))
 
 
 def _turn_away(client: socket.socket) -> None:
-    answer = unavailable("the server has as many connections as it may have").response()
+    answer = unavailable("the server has reached its limit of connections; send this request again").response()
     head = f"HTTP/1.1 {answer.status_code} {HTTPStatus(answer.status_code).phrase}".encode()
     lines = [b": ".join(pair) for pair in [*answer.raw_headers, (b"connection", b"close")]]
     with suppress(OSError):

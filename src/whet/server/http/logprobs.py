@@ -1,4 +1,4 @@
-"""Log-probabilities as OpenAI's two kinds of answer write them."""
+"""Write log-probabilities in the forms of OpenAI's two kinds of answer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ _LEAST = -9999.0  # JSON has no minus infinity
 
 
 class CompletionLogprobs:
-    """For /v1/completions: four lists side by side. One for each choice; it knows where the text stands."""
+    """Write the log-probabilities of one choice of /v1/completions, as four lists. It keeps the current text offset."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -18,11 +18,11 @@ class CompletionLogprobs:
         self._num_characters = 0
 
     def skip(self, text: str) -> None:
-        """Text that stands before the first token."""
+        """Advance the text offset over a text that precedes the first token."""
         self._num_characters += len(text)
 
     def of(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
-        """The next tokens. None: there is no probability, as for the first token of a prompt."""
+        """Return the four lists for the next tokens. None stands for a token without probability: a prompt's first."""
         tokens, offsets = [], []
         for token_id in token_ids:
             tokens.append(self._tokenizer.token_text(token_id))
@@ -36,7 +36,10 @@ class CompletionLogprobs:
         }
 
     def _top(self, one: TokenLogprobs) -> dict[str, float]:
-        """The most probable first. Two tokens may read the same (parts of characters): the more probable one stands."""
+        """Return the alternatives, the most probable first. Of two with the same text, the more probable one is kept.
+
+        Tokens that are parts of a character can have the same text.
+        """
         found: dict[str, float] = {}
         for token_id, logprob in (*one.top, (one.token_id, one.logprob)):
             found.setdefault(self._tokenizer.token_text(token_id), _finite(logprob))
@@ -44,7 +47,7 @@ class CompletionLogprobs:
 
 
 def chat_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """For /v1/chat/completions: an object for each token."""
+    """Return the log-probabilities in the form of /v1/chat/completions, with an object for each token."""
     content = []
     for one in logprobs:
         top = [_entry(tokenizer, token_id, logprob) for token_id, logprob in one.top]

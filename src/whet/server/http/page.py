@@ -1,4 +1,4 @@
-"""The page: a fixed list of files, and the figures that it asks for every second."""
+"""Serve the page in a browser: its files, and the figures that it fetches every second."""
 
 import time
 from importlib.resources import files
@@ -22,7 +22,10 @@ _FIRST = "index.html"
 
 
 def page_routes() -> APIRouter:
-    """What lies in the folder when the server starts, the scripts of charts, and nothing else."""
+    """Return the routes of the page. They serve the files of its folder and the chart scripts, read once at the start.
+
+    No path outside these files can be reached.
+    """
     router = APIRouter(include_in_schema=False)
     content = {name: charts.read(name).encode() for name in charts.FILES} | {
         entry.name: entry.read_bytes()
@@ -47,7 +50,7 @@ def page_routes() -> APIRouter:
 
 
 def facts(service: Service) -> dict[str, Any]:
-    """What is served, beside the engine's figures."""
+    """Return the facts about the server that the page shows beside the engine's figures."""
     engine = service.engine
     return {
         "model": service.model_name,

@@ -1,4 +1,6 @@
-"""Requests as clients of OpenAI's API send them. whet.server.http.unsupported has the fields that are refused.
+"""Describe the requests that clients of OpenAI's API send. Refused fields are in whet.server.http.unsupported.
+
+The docstrings of the public classes are published as descriptions in /openapi.json.
 
 Source: platform.openai.com/docs/api-reference (completions, chat), and the fields that vLLM added to them.
 """
@@ -44,20 +46,20 @@ _TAKEN_VARIABLES = frozenset(
 
 
 def _whole(value: object) -> object:
-    """JSON has one kind of number: 16.0 is 16."""
+    """Return a float without fraction as an int: JSON has one kind of number, so 16.0 is 16."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _few(value: object) -> object:
-    """pydantic counts a dict's entries only after it has looked at each."""
+    """Refuse a dict with too many entries at once; pydantic would first validate each entry."""
     if isinstance(value, dict) and len(value) > _MAX_BIASES:
         raise PydanticCustomError("too_long", f"at most {_MAX_BIASES} entries")
     return value
 
 
-# The first wrong item is enough: an error for each of some millions takes gigabytes, and seconds that others wait.
+# Stop at the first wrong item: errors for millions of items would take gigabytes, and would delay other requests.
 Each = Field(fail_fast=True)
-Whole = BeforeValidator(_whole)  # after the bounds: the JSON schema leaves out those that come later
+Whole = BeforeValidator(_whole)  # put it after the bounds: the JSON schema leaves out bounds that come later
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Stop = Annotated[str, Field(min_length=1, max_length=_MAX_STOP)]
 TokenId = Annotated[int, Field(ge=0, le=_MAX_INT)]
@@ -70,20 +72,20 @@ Count = Annotated[int, Field(ge=0, le=_MAX_INT), Whole]
 
 
 class _Request(BaseModel):
-    # strict: "5" is no number, and 1 no boolean
+    # strict means that "5" is not accepted as a number, nor 1 as a boolean
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
     refused: ClassVar[unsupported.Neutral] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _check_known(cls, fields: object) -> object:
-        """Refuse what is known and not done, before anything else."""
+        """Refuse parameters that are known and not supported, before other checks."""
         unsupported.check_supported(fields, cls.refused)
         return fields
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        """Show the refused fields too."""
+        """Add the refused fields to the schema."""
         schema = handler.resolve_ref_schema(handler(core_schema))
         schema["properties"] = {**schema.get("properties", {}), **unsupported.as_schema(cls.refused)}
         return schema
@@ -93,7 +95,7 @@ _BIASES = {"maxProperties": _MAX_BIASES, "propertyNames": {"pattern": "^[0-9]{1,
 
 
 class StreamOptions(_Request):
-    """include_usage: a last chunk with the number of tokens."""
+    """Hold the options of a stream. With `include_usage`, a last chunk states the number of tokens."""
 
     refused = {"continuous_usage_stats": (False,)}
 
@@ -101,7 +103,7 @@ class StreamOptions(_Request):
 
 
 class Sampling(_Request):
-    """What both kinds of completion take."""
+    """Hold the fields that chat and text completions share."""
 
     model: Name | None = None
     stream: bool | None = None
@@ -138,21 +140,30 @@ class Sampling(_Request):
 
     @property
     def num_choices(self) -> int:
+        """Return the number of choices for each prompt."""
         return self.n or 1
 
     @property
     def has_usage_chunk(self) -> bool:
+        """Return whether the stream ends with a chunk that states the number of tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def sampling_params(
         self, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None = None, choice: int = 0
     ) -> SamplingParams:
-        """For one choice: with a seed, each has its own."""
+        """Return the sampling parameters of one choice.
+
+        Args:
+            max_tokens: The limit of generated tokens; None for the rest of the model's context.
+            logprobs: The number of alternatives for each generated token; None for no log-probabilities.
+            prompt_logprobs: The same for the tokens of the prompt.
+            choice: The number of the choice within its prompt. It is added to the request's seed.
+        """
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return SamplingParams(
             temperature=_or(self.temperature, 1.0),
             top_k=max(_or(self.top_k, 0), 0),
-            top_p=max(_or(self.top_p, 1.0), 1e-6),  # 0 is allowed, and means the best token alone
+            top_p=max(_or(self.top_p, 1.0), 1e-6),  # 0 is allowed: only the most probable token can be drawn
             min_p=_or(self.min_p, 0.0),
             presence_penalty=_or(self.presence_penalty, 0.0),
             frequency_penalty=_or(self.frequency_penalty, 0.0),
@@ -170,7 +181,7 @@ class Sampling(_Request):
 
 
 class CompletionRequest(Sampling):
-    """POST /v1/completions."""
+    """Ask for the text that follows one prompt or several (POST /v1/completions)."""
 
     refused = unsupported.COMPLETION
 
@@ -184,7 +195,7 @@ class CompletionRequest(Sampling):
     @field_validator("prompt", mode="wrap")
     @classmethod
     def _say_once(cls, value: object, check: Any) -> Prompt:
-        """One sentence, not what was expected of each of the four kinds."""
+        """Replace pydantic's errors, one for each of the four kinds of prompt, by one message."""
         try:
             prompt: Prompt = check(value)
         except ValueError:
@@ -200,12 +211,12 @@ class CompletionRequest(Sampling):
 
     @property
     def needs_text(self) -> bool:
-        """Whether the answer has the prompt's text in it, or counts from its beginning."""
+        """Return whether the answer needs the prompt's text, to echo it or to count text offsets from its beginning."""
         return bool(self.echo) or self.logprobs is not None
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
-        """One or several. A list of numbers is one prompt."""
+        """Return the prompts. A list of token ids is one prompt."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         is_one = bool(self.prompt) and isinstance(self.prompt[0], int)
@@ -213,14 +224,14 @@ class CompletionRequest(Sampling):
 
 
 class TextPart(_Request):
-    """One part of a message."""
+    """Hold a part of a message's content. Only text is supported."""
 
     type: Literal["text"]
     text: str
 
 
 class Message(BaseModel):
-    """One message. Further fields (name, tool_calls) go to the chat template as they are."""
+    """Hold one message of a conversation. Further fields (name, tool_calls) are passed on to the chat template."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -228,7 +239,7 @@ class Message(BaseModel):
     content: str | Annotated[list[TextPart], Field(max_length=_MAX_PARTS), Each] | None = None
 
     def as_template_reads(self) -> dict[str, Any]:
-        """With the parts of its content put together, one a line."""
+        """Return the message for the chat template. The parts of its content are joined, one a line."""
         content = self.content
         if isinstance(content, list):
             content = "\n".join(part.text for part in content)
@@ -237,7 +248,7 @@ class Message(BaseModel):
     @field_validator("content", mode="wrap")
     @classmethod
     def _say_once(cls, value: object, check: Any) -> Any:
-        """One sentence, where a part is no text."""
+        """Replace pydantic's errors about a part that is not text by one message."""
         try:
             return check(value)
         except ValueError:
@@ -263,13 +274,13 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=_MAX_MESSAGES
 
 
 class TextFormat(_Request):
-    """The only format of answers that there is."""
+    """Ask for plain text, the only supported format of answers."""
 
     type: Literal["text"]
 
 
 class ChatRequest(Sampling):
-    """POST /v1/chat/completions."""
+    """Ask for the next message of a conversation (POST /v1/chat/completions)."""
 
     refused = unsupported.CHAT
 
@@ -295,11 +306,12 @@ class ChatRequest(Sampling):
 
     @property
     def num_logprobs(self) -> int | None:
+        """Return the number of alternatives for each token, or None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class TokenizeRequest(_Request):
-    """POST /tokenize: a prompt, or messages as the chat template puts them."""
+    """Ask for the tokens of a prompt, or of messages in the form of the chat template (POST /tokenize)."""
 
     refused = unsupported.TOKENIZE
 
@@ -319,7 +331,7 @@ class TokenizeRequest(_Request):
 
 
 class DetokenizeRequest(_Request):
-    """POST /detokenize."""
+    """Ask for the text of a list of tokens (POST /detokenize)."""
 
     model: Name | None = None
     tokens: TokenIds

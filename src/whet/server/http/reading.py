@@ -1,7 +1,7 @@
-"""From the bytes of a request's body to its fields, its prompts' tokens, or the whole answer where there is no model's.
+"""Parse and validate the bodies of requests, tokenise their prompts, and answer requests about tokens.
 
-All of it holds the interpreter's lock for a time that grows with the body. So bodies over SMALL bytes are read by a
-process of their own (whet.server.http.reading_process), with the code of this module; others are read in the server.
+This work holds the interpreter's lock for a time that grows with the body. So a separate process reads bodies of more
+than SMALL bytes, with the code of this module (whet.server.http.reading_process). The server reads smaller ones itself.
 """
 
 import json
@@ -23,8 +23,8 @@ from whet.server.http.protocol import (
 from whet.server.request_limits import RequestLimits
 from whet.server.text import Tokenizer
 
-SMALL = 16 * 2**10  # bytes of a body
-_LEAST_READ = 64 * 2**10  # bytes of a text, or tokens, that /tokenize and /detokenize take of any model
+SMALL = 16 * 2**10  # up to so many bytes, a body is read in the server
+_LEAST_READ = 64 * 2**10  # bytes of text, or tokens, that /tokenize and /detokenize take even if the model takes fewer
 _NOT_JSON = "the body must be a JSON object, sent with Content-Type: application/json"
 
 KINDS: dict[str, type[BaseModel]] = {
@@ -34,33 +34,37 @@ KINDS: dict[str, type[BaseModel]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Served(RequestLimits):
-    """What is served: the names of the model, and what it can take."""
+    """Hold the names of the served model, and its limits."""
 
     names: tuple[str, ...]
 
     def check_model(self, name: str | None) -> None:
-        """Raise ApiError (404) unless this is what is served. None: whatever is."""
+        """Check that a request's model is the served one. None stands for any model.
+
+        Raises:
+            ApiError: 404 if it is another model.
+        """
         if name is not None and name not in self.names:
-            said = f"there is no model {name!r} here, but: {', '.join(self.names)}"
+            said = f"there is no model {name!r} here; use one of: {', '.join(self.names)}"
             raise ApiError(404, said, param="model", code="model_not_found")
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Token ids of each prompt; and the prompts' texts, where the answer needs them (else empty texts)."""
+    """Hold the token ids of each prompt, and its text if the answer needs it (else an empty text)."""
 
     token_ids: Sequence[Sequence[int]]
     texts: Sequence[str]
 
 
 class Reader:
-    """Reads bodies. Every method raises ApiError where the request cannot be served."""
+    """Read the bodies of requests. Every method raises ApiError if the request cannot be served."""
 
     def __init__(self, tokenizer: Tokenizer, served: Served) -> None:
         self._tokenizer, self._served = tokenizer, served
 
     def parse(self, kind: type[BaseModel], content: bytes, content_type: str) -> Any:
-        """Return the body as a `kind`. Its model is one that is served."""
+        """Return the body as an instance of `kind`, with all its fields and its model's name checked."""
         media_type = content_type.partition(";")[0].strip().lower()
         if not (media_type == "application/json" or (media_type.startswith("application/") and "+json" in media_type)):
             raise invalid(_NOT_JSON)
@@ -70,7 +74,7 @@ class Reader:
             raise invalid(
                 f"the body is not JSON: {error.msg}, at character {error.pos}", code="invalid_json"
             ) from error
-        except (ValueError, RecursionError) as error:  # no Unicode, a number of thousands of digits, deep nesting
+        except (ValueError, RecursionError) as error:  # invalid UTF-8, a number of thousands of digits, deep nesting
             raise invalid("the body cannot be read as JSON", code="invalid_json") from error
         if not isinstance(fields, dict):
             raise invalid(_NOT_JSON)
@@ -83,7 +87,7 @@ class Reader:
 
     @as_api_errors()
     def prompts(self, body: Sampling) -> Prompts:
-        """Return the tokens of a request's prompts, each short enough for the model and its answer."""
+        """Return the tokens of a request's prompts. Each fits into the model's context, with room for the answer."""
         if isinstance(body, ChatRequest):
             text = self._conversation(body)
             given: Sequence[str | list[int]] = [text]
@@ -100,7 +104,7 @@ class Reader:
 
     @as_api_errors()
     def answer(self, body: TokenizeRequest | DetokenizeRequest) -> bytes:
-        """Return the answer to a request about tokens, as JSON."""
+        """Return the answer to POST /tokenize or /detokenize, as JSON."""
         if isinstance(body, DetokenizeRequest):
             return _json({"prompt": self._detokenized(body)})
         if body.messages is not None:
@@ -114,7 +118,7 @@ class Reader:
         return _json({"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": pieces})
 
     def _conversation(self, body: ChatRequest | TokenizeRequest) -> str:
-        """Return messages as the model's template puts them."""
+        """Return the text that the model's chat template makes of a request's messages."""
         messages: Sequence[Message] = body.messages or ()
         read = [message.as_template_reads() for message in messages]
         return self._tokenizer.chat(read, body.add_generation_prompt is not False, body.chat_template_kwargs)
@@ -128,7 +132,7 @@ class Reader:
         return self._served.prompt_ids(prompt)
 
     def _text(self, prompt: str | Sequence[int]) -> str:
-        """A prompt as it reads, special tokens included."""
+        """Return the text of a prompt, special tokens included."""
         return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt, skip_special=False)
 
     def _detokenized(self, body: DetokenizeRequest) -> str:
@@ -139,7 +143,7 @@ class Reader:
         return self._tokenizer.decode(body.tokens, skip_special=False)
 
     def _check_bytes(self, text: str, least: int = 0) -> None:
-        """Refuse a text that is too long for the model. least: bytes that are taken however few the model takes."""
+        """Refuse a text that is too long for the model, unless it has at most `least` bytes."""
         most = self._tokenizer.most_bytes(self._served.max_model_len)
         self._served.check_bytes(text, None if most is None else max(most, least))
 

@@ -1,7 +1,8 @@
-"""The process that reads large bodies, both ends of it.
+"""Read large bodies in a separate process. This module holds both its ends.
 
-It runs `python -m whet.server.http.reading_process`, at a lower priority than the server, and reads one body at a time.
-Messages in both directions are a head of JSON and content in bytes, each preceded by its length. Nothing is unpickled.
+The process runs `python -m whet.server.http.reading_process` at a lower priority than the server, and reads one body at
+a time. A message in either direction consists of the lengths of its two parts, a head of JSON, and content in bytes.
+Nothing is unpickled.
 """
 
 import array
@@ -24,26 +25,26 @@ from whet.server.http.protocol import Sampling
 from whet.server.http.reading import KINDS, Prompts, Reader, Served
 from whet.server.text import Tokenizer
 
-_LENGTHS = struct.Struct("!QQ")  # of the head and of the content, in bytes
-_LONGEST_S = 60.0  # for one message's answer
-_IDLE_S = 300.0  # after which the process is ended; the next large body starts another
-_MOST_KEPT = 384 * 2**20  # bytes of memory above which it is ended once it is done
+_LENGTHS = struct.Struct("!QQ")  # the bytes of the head and of the content
+_LONGEST_S = 60.0  # time limit of the answer to one message
+_IDLE_S = 300.0  # an idle process ends after so long; the next large body starts another
+_MOST_KEPT = 384 * 2**20  # a process that uses more bytes of memory than this ends after its body
 _NICENESS = 10
-_IDS: Literal["i"] = "i"  # array's code for the ids: 32 bits
+_IDS: Literal["i"] = "i"  # the type code of token ids in an `array.array`: 32 bits
 
 
 class ReadingProcess:
-    """Reads large bodies, one at a time. On the event loop only; the process starts with the first body."""
+    """Read large bodies, one at a time. Use it on the event loop only. The process starts with the first body."""
 
     def __init__(self, tokenizer: Tokenizer, served: Served) -> None:
         self._setup = {"directory": str(tokenizer.directory), **asdict(served)}
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._idle: asyncio.TimerHandle | None = None
-        self._num_bytes = 0  # of its memory
+        self._num_bytes = 0  # the memory of the process
 
     async def __aenter__(self) -> "ReadingProcess":
-        """Wait for the turn of this body. Leave the block once all of it is read."""
+        """Wait until the bodies before this one are read. Leave the block once this one is."""
         await self._turn.acquire()
         if self._idle is not None:
             self._idle.cancel()
@@ -58,7 +59,7 @@ class ReadingProcess:
         self._turn.release()
 
     def cut(self) -> None:
-        """The server ends: so does the body that is being read, with an error."""
+        """Kill the process, so that the body that is being read ends with an error: the server shuts down."""
         self.end()
 
     def end(self) -> None:
@@ -69,7 +70,7 @@ class ReadingProcess:
             self._process = None
 
     async def close(self) -> None:
-        """Kill the process, and wait until nothing of it is left."""
+        """Kill the process, and wait until it and its pipes are gone."""
         process = self._process
         self.end()
         if self._idle is not None:
@@ -81,9 +82,13 @@ class ReadingProcess:
             await asyncio.sleep(0)  # asyncio closes its ends of the pipes
 
     async def parse(self, kind: type[BaseModel], content: bytes, content_type: str) -> tuple[Any, int]:
-        """Return the body as a `kind`, with something short in place of its prompts; and how many prompts there are.
+        """Parse a body.
 
-        Raises ApiError, as the other methods do.
+        Returns:
+            The body as an instance of `kind`, with a short placeholder for its prompts, and the number of prompts.
+
+        Raises:
+            ApiError: The body is wrong, or the process failed. The other methods raise it too.
         """
         head, _ = await self._ask({"do": "parse", "kind": kind.__name__, "content_type": content_type}, content)
         return kind.model_validate(head["fields"]), head["num_prompts"]
@@ -100,7 +105,7 @@ class ReadingProcess:
         return Prompts(token_ids, head["texts"])
 
     async def answer(self) -> bytes:
-        """Return the answer to the body that was parsed, which is about tokens."""
+        """Return the answer to the parsed body of POST /tokenize or /detokenize, as JSON."""
         _, content = await self._ask({"do": "answer"})
         return content
 
@@ -117,7 +122,7 @@ class ReadingProcess:
                 answer_content = await process.stdout.readexactly(content_size)
         except TimeoutError:
             self.end()
-            raise unavailable(f"reading this request took longer than {_LONGEST_S:g} s") from None
+            raise unavailable(f"reading this request took longer than {_LONGEST_S:g} s; send a smaller one") from None
         except (OSError, asyncio.IncompleteReadError) as error:
             self.end()
             raise unavailable("the process that reads large requests has ended; send this one again") from error
@@ -133,7 +138,7 @@ class ReadingProcess:
         paths = os.pathsep.join(path for path in sys.path if path)
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-P",  # no module of the working directory takes the place of one of ours
+            "-P",  # modules in the working directory must not replace ours
             "-m",
             __name__,
             stdin=pipe,
@@ -146,14 +151,14 @@ class ReadingProcess:
 
 
 class _Answers:
-    """The other end: keeps the body that was parsed last."""
+    """Answer the server's messages inside the reading process. It keeps the body that was parsed last."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._body: Any = None
 
     def of(self, head: Mapping[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
-        """Return head and content of the answer. Raises ApiError."""
+        """Return the head and the content of the answer to a message, or raise ApiError."""
         if head["do"] == "parse":
             self._body = None
             self._body = self._reader.parse(KINDS[head["kind"]], content, head["content_type"])
@@ -169,7 +174,7 @@ class _Answers:
 
 
 def _short(body: BaseModel) -> dict[str, Any]:
-    """The fields of a body that the server needs, with what is long replaced by what is short and valid."""
+    """Return the fields of a body that the server needs. Long ones are replaced by short, valid placeholders."""
     if not isinstance(body, Sampling):
         return {"tokens": [], "prompt": ""}
     long = {"prompt", "messages", "tools", "chat_template_kwargs"}
@@ -186,7 +191,7 @@ def _packed(head: Mapping[str, object], content: bytes = b"") -> bytes:
 
 
 def _received(stream: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
-    """The next message; None where the other end is gone."""
+    """Return the next message, or None if the server has closed the pipe."""
     lengths = stream.read(_LENGTHS.size)
     if len(lengths) < _LENGTHS.size:
         return None

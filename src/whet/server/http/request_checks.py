@@ -1,4 +1,4 @@
-"""What stands in front of every route: whose request it is, how large it is, and whether it is time for it."""
+"""Check each request before its route: the host, the API key, the size, and whether the server takes requests."""
 
 from collections.abc import MutableMapping
 from typing import Any
@@ -12,12 +12,12 @@ from whet.server.http.errors import ApiError
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.settings import Settings
 
-_KEPT = ("/v1", "/tokenize", "/detokenize", "/live")  # what a key opens
-KEY = "whet.key"  # where in a request's scope the key is
+_KEPT = ("/v1", "/tokenize", "/detokenize", "/live")  # paths that need a key, if the server has keys
+KEY = "whet.key"  # the name of the key in a request's ASGI scope
 
 
 class RequestChecks:
-    """ASGI middleware. It decides before any of the body is read."""
+    """Check requests, as ASGI middleware, before any of their body is read."""
 
     def __init__(self, app: ASGIApp, settings: Settings, lifecycle: Lifecycle) -> None:
         self._app = app
@@ -26,6 +26,7 @@ class RequestChecks:
         self._bodies = Bodies(settings.max_pending_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request with an error, or pass it on to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -63,7 +64,7 @@ class RequestChecks:
             await self._app(scope, body.receive, body.send)
 
     def _check_host(self, headers: Headers) -> None:
-        if not self._settings.is_local or self._settings.api_keys:  # a foreign site has no key
+        if not self._settings.is_local or self._settings.api_keys:  # a foreign web site does not know the key
             return
         if names_loopback(headers.get("host", "")):
             return

@@ -1,4 +1,4 @@
-"""The paths of the API and of the figures, and what answers them."""
+"""Answer the paths of the API. The docstrings of the routes are published in /openapi.json."""
 
 from dataclasses import asdict
 from functools import partial
@@ -21,7 +21,7 @@ from whet.server.http.service import Service
 
 
 def completion_routes(service: Service) -> APIRouter:
-    """Return the routes that make text."""
+    """Return the routes that generate text."""
     router = APIRouter(responses=documented.ERRORS)
 
     @router.post(
@@ -30,7 +30,7 @@ def completion_routes(service: Service) -> APIRouter:
         openapi_extra=documented.body(CompletionRequest),
     )
     async def completions(request: Request) -> Response:
-        """Generate the text that follows one prompt or several."""
+        """Generate the text that follows one prompt or several. With `stream: true`, send it in server-sent events."""
         async with service.intake.reading(request, CompletionRequest) as read:
             body: CompletionRequest = read.body
             if not read.num_prompts:
@@ -48,7 +48,7 @@ def completion_routes(service: Service) -> APIRouter:
         openapi_extra=documented.body(ChatRequest),
     )
     async def chat_completions(request: Request) -> Response:
-        """Generate the next message of a conversation."""
+        """Generate the next message of a conversation. With `stream: true`, send it in server-sent events."""
         async with service.intake.reading(request, ChatRequest) as read:
             body: ChatRequest = read.body
             with service.slots(body.num_choices) as slots:
@@ -75,7 +75,7 @@ def token_routes(service: Service) -> APIRouter:
         openapi_extra=documented.body(TokenizeRequest),
     )
     async def tokenize(request: Request) -> Response:
-        """Return the tokens of a prompt, or of messages as the chat template puts them."""
+        """Return the tokens of a prompt, or of messages in the form of the model's chat template."""
         return await answer(request, TokenizeRequest)
 
     @router.post(
@@ -84,14 +84,14 @@ def token_routes(service: Service) -> APIRouter:
         openapi_extra=documented.body(DetokenizeRequest),
     )
     async def detokenize(request: Request) -> Response:
-        """Return the text of tokens, special ones included."""
+        """Return the text of a list of tokens, including special tokens."""
         return await answer(request, DetokenizeRequest)
 
     return router
 
 
 def state_routes(service: Service, metrics: Metrics) -> APIRouter:
-    """Return the routes that say what is served and how the server is."""
+    """Return the routes that describe the served model and the state of the server."""
     router = APIRouter(responses=documented.ERRORS)
 
     def model(name: str) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def state_routes(service: Service, metrics: Metrics) -> APIRouter:
 
     @router.get("/health", responses=documented.answers(documented.Health))
     async def health() -> Response:
-        """Return 200 if requests are taken, and 503 if not."""
+        """Return status 200 if the server takes requests, and 503 while it loads the model or shuts down."""
         service.lifecycle.check_ready()
         return json_response({"status": "ok"})
 
@@ -128,13 +128,13 @@ def state_routes(service: Service, metrics: Metrics) -> APIRouter:
 
     @router.get("/metrics", responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
     async def scrape(request: Request) -> Response:
-        """Return the metrics in the format of Prometheus."""
+        """Return the engine's metrics in the text format of Prometheus."""
         content, content_type = metrics.scrape(request.headers.get("accept", ""))
         return Response(content, headers={"Content-Type": content_type})
 
     @router.get("/live", responses=documented.answers(documented.Live))
     async def state() -> Response:
-        """Return the figures that the page shows."""
+        """Return the current figures of the engine, which the server's page shows."""
         return json_response({**asdict(service.engine.stats()), **facts(service)})
 
     return router

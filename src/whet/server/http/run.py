@@ -1,4 +1,4 @@
-"""The server process: a socket, uvicorn, and how it ends."""
+"""Run the server: uvicorn on a socket, with an orderly shutdown."""
 
 import asyncio
 import signal
@@ -21,15 +21,16 @@ from whet.server.http.settings import Settings
 
 _BACKLOG = 1024
 _START_S = 10.0
-_CLOSE_S = 5  # for the last bytes of answers to slow clients
+_CLOSE_S = 5  # how long slow clients may take to read the end of their answers
 _KEEP_ALIVE_S = 75
-_SWITCH_S = 0.0002  # a thread's turn while another one wants Python's lock; 5 ms by default
+_SWITCH_S = 0.0002  # how long a thread may keep Python's lock while another one wants it; Python's default is 5 ms
 
 
 class HttpServer:
-    """Serves one engine on a bound socket: in this thread (`run`), or in one of its own (`start`, `stop`).
+    """Serve one engine on a bound socket: in this thread (`run`), or in one of its own (`start`, `stop`).
 
-    Raises OptionError where another process has begun to listen there meanwhile.
+    Raises:
+        OptionError: Another process has begun to listen on the port in the meantime.
     """
 
     def __init__(self, engine: Engine, settings: Settings, bound: socket.socket) -> None:
@@ -58,19 +59,24 @@ class HttpServer:
 
     @property
     def url(self) -> str:
+        """Return the URL of the server."""
         return http_url(self.host, self.port)
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Serve until SIGTERM or Ctrl-C, then drain. A second one ends it at once. In the main thread only.
+        """Serve until SIGTERM or Ctrl-C, then drain. A second signal ends the server at once.
 
-        The process is the server's own, so its threads take shorter turns: a step of the engine gives Python's lock
-        away dozens of times, and waited up to 5 ms each time while a large answer was written.
+        Call it in the main thread only. It shortens the time for which a thread of this process may keep Python's lock.
+        A step of the engine releases the lock dozens of times; with Python's default, it could wait 5 ms each time
+        while a large answer is written.
+
+        Args:
+            on_ready: Called once the server takes requests.
         """
         sys.setswitchinterval(_SWITCH_S)
         asyncio.run(self._serve(on_ready, has_signals=True))
 
     def start(self) -> None:
-        """Serve in a thread; returns once requests are taken."""
+        """Serve in a thread, and return once the server takes requests."""
         is_ready = threading.Event()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve(is_ready.set, has_signals=False)), name="whet-serve", daemon=True
@@ -79,12 +85,12 @@ class HttpServer:
         is_ready.wait(_START_S)
 
     def begin_end(self) -> None:
-        """Drain, then end. From any thread."""
+        """Begin to drain; the server then ends. Any thread may call this."""
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._end)
 
     def stop(self) -> None:
-        """Drain, and wait for the thread."""
+        """Drain, wait for the thread to end, and close the socket."""
         self.begin_end()
         if self._thread is not None:
             self._thread.join()
@@ -117,10 +123,10 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """Accepts connections itself, and leaves signals alone.
+    """Run uvicorn with our own Listener and without uvicorn's signal handlers.
 
-    asyncio's own listener writes a thousand tracebacks where files run out. uvicorn's handlers of signals would close
-    the port at once, and end by the signal rather than with 0.
+    asyncio's own listener logs a thousand tracebacks when file descriptors run out. uvicorn's signal handlers would
+    close the port at once, and the process would end by the signal instead of with exit code 0.
     """
 
     def __init__(self, config: uvicorn.Config, settings: Settings) -> None:
@@ -128,7 +134,7 @@ class _Server(uvicorn.Server):
         self._settings = settings
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does, with listeners of our own."""
+        """Do what uvicorn's `startup` does, with our own listeners."""
         await self.lifespan.startup()
         most = most_connections(self._settings.max_connections)
         connections = cast("set[Connection]", self.server_state.connections)

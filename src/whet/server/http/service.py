@@ -1,4 +1,4 @@
-"""What the routes work with: admission, tokens, and the engine's work for a request."""
+"""Provide what the routes need: places in the engine's queue, prompts, and generation."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,11 @@ from whet.server.text import Tokenizer
 
 
 class Service:
-    """One engine behind one server. On the event loop only. Raises TargetError where it has no tokenizer."""
+    """Connect one engine with the routes of one server. Use it on the event loop only.
+
+    Raises:
+        TargetError: The engine has no tokenizer.
+    """
 
     def __init__(self, engine: Engine, settings: Settings, lifecycle: Lifecycle) -> None:
         if engine.tokenizer is None:
@@ -41,18 +45,25 @@ class Service:
 
     @property
     def model_name(self) -> str:
+        """Return the name of the model in answers."""
         return self.settings.served_names[0]
 
     def check_room(self) -> None:
-        """Raises ApiError where the engine's queue has no room for one more request (429), or the engine ends (503)."""
+        """Check that the engine's queue has room for one more request.
+
+        Raises:
+            ApiError: 429 if the queue is full, 503 if the engine shuts down.
+        """
         with self.slots(1):
             pass
 
     @contextmanager
     def slots(self, count: int) -> Iterator[list[Reservation]]:
-        """Places in the engine's queue, before any work is done. Those left in the list at the end are given back.
+        """Reserve places in the engine's queue before any work is done. Those left in the list at the end are released.
 
-        Raises ApiError: 429 where the queue has no room, 503 where the engine ends, 400 where it never has as many.
+        Raises:
+            ApiError: 429 if the queue has no room now, 503 if the engine shuts down, 400 if the queue is shorter than
+                `count`.
         """
         if count > self._most_choices:
             raise invalid(f"{count} choices in one request; this server takes {self._most_choices} at most", "n")
@@ -73,7 +84,18 @@ class Service:
         params: Callable[[int], SamplingParams],
         slots: list[Reservation],
     ) -> Generation:
-        """Hand every choice of every prompt to the engine. params: of a choice, by its number within a prompt."""
+        """Submit every choice of every prompt to the engine.
+
+        Args:
+            request: The HTTP request. Its API key and its cache salt decide which cached prompts it can use.
+            body: The body of the request.
+            prompts: The token ids of each prompt.
+            params: Returns the sampling parameters of a choice, given its number within a prompt.
+            slots: The reservations, at least one for each choice of each prompt. Used ones are removed from the list.
+
+        Raises:
+            ApiError: The engine refused the request.
+        """
         by_choice = [params(choice) for choice in range(body.num_choices)]
         generation = Generation(self.engine, self.lifecycle)
         salt = self.settings.cache_salt(request.scope.get(KEY, ""), body.cache_salt)

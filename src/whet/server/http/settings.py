@@ -1,4 +1,4 @@
-"""How a server answers, whatever it serves."""
+"""Hold the settings of the HTTP server: names, keys, timeouts and limits."""
 
 import hashlib
 import hmac
@@ -7,20 +7,27 @@ from dataclasses import dataclass, field
 
 from whet.errors import OptionError
 
-MAX_BODY_BYTES = 8 * 2**20  # a million token ids, written out
+MAX_BODY_BYTES = 8 * 2**20  # enough for a million token ids in JSON
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """served_names: what requests may call the model; the first is what answers call it.
+    """Hold the settings of a server.
 
-    api_keys: one of them must come with each request; none: everyone may ask. is_local: only this machine can connect.
-    shutdown_timeout_s: how long requests that run may go on after the end was asked for.
+    Attributes:
+        served_names: Names by which requests may call the model. Answers use the first.
+        api_keys: Each request must carry one of these. Without keys, every request is served.
+        is_local: Whether only this machine can connect.
+        shutdown_timeout_s: How long running requests may continue after the shutdown has begun.
+        max_body_bytes: The size limit of one body.
+        max_pending_bytes: The limit of all bodies together that are being received.
+        max_connections: How many connections may be open at once; fewer if the limit of open files is lower.
+        head_timeout_s: How long a request's head may take, from its first byte to its last.
+        body_timeout_s: How long a request's body may take.
+        write_timeout_s: A client that reads nothing of its answer for so long is disconnected.
 
-    What a client may take of the server without asking anything: head_timeout_s from the first byte of a request's head
-    to the last, body_timeout_s for its body, write_timeout_s in which it reads none of an answer; max_connections at
-    once, at most as many as files may be open; max_body_bytes of one body, and max_pending_bytes of all bodies that
-    are being received. Raises OptionError.
+    Raises:
+        OptionError: A value is out of range.
     """
 
     served_names: tuple[str, ...]
@@ -53,16 +60,16 @@ class Settings:
             raise OptionError(f"--shutdown-timeout {self.shutdown_timeout_s:g}: at least 0 seconds")
 
     def is_key(self, given: str) -> bool:
-        """In the same time whichever key it is, and however much of it is right."""
+        """Return whether a key is valid. The time that this takes does not tell how much of the key matches."""
         digest = hashlib.sha256(given.encode()).digest()
         same = [hmac.compare_digest(digest, hashlib.sha256(key.encode()).digest()) for key in self.api_keys]
         return any(same)
 
     def cache_salt(self, key: str, asked: str | None) -> str:
-        """What separates cached prompts: those of one key, and of one salt that its owner asks for.
+        """Return the salt of cached prompts for an API key and a salt that the request asks for.
 
-        How long an answer takes tells whether its prompt was cached. So a key finds only what came with it, and cannot
-        be found out from the salt (CVE-2025-46570).
+        Only requests with the same key and salt share cached prompts. Otherwise, the time of an answer would tell a
+        client which prompts of other clients were cached (CVE-2025-46570). The key cannot be computed from the result.
         """
         if not key and not asked:
             return ""

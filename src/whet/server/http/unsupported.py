@@ -1,8 +1,7 @@
-"""Parameters of OpenAI's API, vLLM, llama.cpp and SGLang that this server knows and does not follow.
+"""List the parameters of OpenAI's API, vLLM, llama.cpp and SGLang that this server knows and does not support.
 
-Each parameter that a client may send is one of these: it is followed (the fields of whet.server.http.protocol), it may
-be left out of account (IGNORED), or it is refused by name, unless its value asks for nothing (the others here). A
-parameter that no such server knows is ignored.
+Parameters in whet.server.http.protocol are supported. Those in IGNORED are ignored. All others here are refused by
+name, unless their value changes nothing (their neutral values). A parameter that is in none of these lists is ignored.
 
 Sources: platform.openai.com/docs/api-reference (completions, chat); docs.vllm.ai, "OpenAI-Compatible Server" and
 "Sampling Parameters"; llama.cpp's tools/server/README.md; docs.sglang.ai, "Sampling Parameters".
@@ -13,9 +12,9 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-Neutral = Mapping[str, tuple[object, ...]]  # a parameter, and the values of it that ask for nothing, beside null
+Neutral = Mapping[str, tuple[object, ...]]  # from a parameter to the values, besides null, that change nothing
 
-# Accounting, hints about speed, and choices between forms of one answer. The tokens are the same with and without them.
+# These concern accounting, speed, or the form of an answer. The generated tokens are the same with and without them.
 IGNORED = frozenset(
     {
         "cache_prompt",
@@ -142,7 +141,15 @@ _INSTEAD = {
 
 
 def check_supported(fields: object, refused: Neutral) -> None:
-    """Raise PydanticCustomError, named after the field, for the first field that asks for what is not done here."""
+    """Check that no field asks for something that this server does not support.
+
+    Args:
+        fields: The JSON body, or a part of it.
+        refused: The refused parameters, with their neutral values.
+
+    Raises:
+        PydanticCustomError: A field does. The error's type is the name of the field.
+    """
     if not isinstance(fields, dict):
         return
     for name in refused.keys() & fields.keys():
@@ -154,7 +161,7 @@ def check_supported(fields: object, refused: Neutral) -> None:
 
 
 def as_schema(refused: Neutral) -> dict[str, Any]:
-    """Return the JSON schema's properties for refused parameters: nothing but the values that ask for nothing."""
+    """Return the JSON schema's properties for refused parameters. Only null and the neutral values are allowed."""
     return {
         name: {"enum": [None, *neutral], "description": "not supported by this server"}
         for name, neutral in sorted(refused.items())
@@ -162,5 +169,5 @@ def as_schema(refused: Neutral) -> dict[str, Any]:
 
 
 def _is_same(value: object, neutral: object) -> bool:
-    """Whether both are the same JSON: 1 is 1.0, and not true."""
+    """Return whether two values are equal as JSON: 1 equals 1.0, but not true."""
     return isinstance(value, bool) is isinstance(neutral, bool) and value == neutral

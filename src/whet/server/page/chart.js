@@ -1,15 +1,15 @@
-/* One small chart: lines over the last seconds, the newest at the right. */
+/* Draw one small chart: lines over the last seconds, the newest at the right. */
 
 import { element } from "./format.js";
 
 const HEIGHT = 118;
 const LEFT = 40; // pixels for the labels of values
-const GAP_S = 3.5; // samples further apart than this have nothing between them that could be drawn
+const GAP_S = 3.5; // no line is drawn between samples that are further apart
 
 const ago = (seconds) => (seconds === 0 ? "now" : `${seconds / 60} min ago`);
 
 export class Chart {
-  /* spec: {title, lines: [[key, label]], show(value), top or null, isWhole}; span_s: how far back it reaches. */
+  /* spec is {title, lines: [[key, label]], show(value), top or null, isWhole}. The chart shows the last span_s seconds. */
   constructor(host, spec, span_s) {
     Object.assign(this, { spec, span_s, rows: [], now_s: 0 });
     this.legend = element("div", { class: "legend" });
@@ -19,7 +19,7 @@ export class Chart {
     this.plot = new whetPlot.Plot(drawing, { height: HEIGHT, left: LEFT }, (place) => this.point(place));
   }
 
-  /* rows: [{at_s, KEY: value or null}], in order; now_s: what the right edge stands for. */
+  /* rows are [{at_s, KEY: value or null}], in order. now_s is the time at the right edge. */
   draw(rows, now_s) {
     Object.assign(this, { rows, now_s });
     const { lines, top, isWhole } = this.spec;
@@ -36,7 +36,7 @@ export class Chart {
     });
   }
 
-  /* Read the values of a row, by its number, or the newest for null: in the legend, where nothing is hidden. */
+  /* Show the values of a row in the legend. The row is given by its number, or null for the newest. */
   point(place) {
     const row = this.rows[place ?? this.rows.length - 1] || {};
     const { title, lines, show } = this.spec;

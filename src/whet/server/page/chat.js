@@ -1,4 +1,4 @@
-/* The conversation: asks, shows the answer as it comes, stops it, and says in words what went wrong. */
+/* Hold the conversation: ask, show the answer as it is generated, stop it, and explain errors in words. */
 
 import { get, pause } from "./format.js";
 import { model } from "./live.js";
@@ -13,8 +13,8 @@ const EMPTY = {
 };
 const LABELS = { chat: "Message", complete: "Text to go on with" };
 
-let messages = []; // what was said and answered, as the model will see it again
-let running = null; // stops the answer that is being made
+let messages = []; // questions and answers, in the form in which the model gets them again
+let running = null; // stops the answer that is being generated
 
 const mode = () => document.querySelector("input[name=mode]:checked").value;
 
@@ -26,7 +26,7 @@ function requestFor(turn) {
   return ["/v1/chat/completions", { ...named, messages: [...first, ...messages, asked], ...sampling() }];
 }
 
-/* Ask; where the server is full or not ready and says for how long, wait and ask again. */
+/* Ask. If the server is full or not ready, and says for how long, wait and ask again. */
 async function answer(turn, signal) {
   for (let numTries = 1; ; numTries++) {
     turn.begin();
@@ -43,7 +43,7 @@ async function answer(turn, signal) {
   }
 }
 
-/* What was stopped stays a part of the conversation; what failed does not, until it is asked again. */
+/* A stopped answer stays a part of the conversation. A failed one does not, until it is asked for again. */
 async function run(turn) {
   if (running || !areValid()) return;
   running = new AbortController();
@@ -95,7 +95,7 @@ function show() {
   const hadFocus = [get("send"), get("stop")].includes(document.activeElement);
   get("send").hidden = running !== null;
   get("stop").hidden = running === null;
-  if (hadFocus) get("prompt").focus(); // a button that is gone must not take the keyboard with it
+  if (hadFocus) get("prompt").focus(); // keep the keyboard focus when the focused button disappears
   get("empty").textContent = EMPTY[mode()];
   get("prompt-label").textContent = LABELS[mode()];
   get("prompt").placeholder = LABELS[mode()];

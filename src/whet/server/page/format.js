@@ -1,4 +1,4 @@
-/* Numbers as people read them: three digits with their unit. What is not known is a dash, never a zero. */
+/* Format numbers for people: three digits with their unit. An unknown number is a dash, never a zero. */
 
 export const DASH = "—";
 
@@ -13,7 +13,7 @@ export function digits(value) {
 
 export const count = (value) => (known(value) ? value.toLocaleString("en") : DASH);
 
-/* value: from 0 to 100. */
+/* Format a value from 0 to 100 as a percentage. */
 export function percent(value) {
   if (!known(value)) return DASH;
   return `${value >= 9.95 || value === 0 ? Math.round(value) : value.toFixed(1)} %`;
@@ -31,7 +31,7 @@ export function duration(seconds) {
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
 }
 
-/* An element with attributes and children; text is text, never markup. */
+/* Make an element with attributes and children. Text is never read as markup. */
 export function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -41,7 +41,7 @@ export function element(name, attributes = {}, ...children) {
 
 export const get = (id) => document.getElementById(id);
 
-/* Ends early, with an AbortError, where the signal says so. */
+/* Wait, and end early with an AbortError if the signal is given. */
 export function pause(milliseconds, signal) {
   return new Promise((resolve, reject) => {
     const stopped = () => {

@@ -1,4 +1,4 @@
-/* The live figures: asks for them every second, shows them, and goes on asking when nobody answers. */
+/* Show the live figures. They are fetched every second, also while the server does not answer. */
 
 import { Chart } from "./chart.js";
 import { DASH, count, digits, duration, element, get, percent } from "./format.js";
@@ -8,7 +8,7 @@ import { authorised, failureOf } from "./stream.js";
 const PERIOD_MS = 1000;
 const TIMEOUT_MS = 5000;
 const SPAN_S = 120;
-const SHARE_S = 10; // what a share of the tokens lately is taken over
+const SHARE_S = 10; // the seconds over which shares of tokens are computed
 
 const SHARES = `Shares, last ${SHARE_S} s`;
 const SHARED = [["hits", "prefix hits"], ["drafts", "drafts accepted"]];
@@ -25,12 +25,12 @@ const PHASES = { loading: ["loading", "quiet"], draining: ["about to end", "bad"
 const now_s = () => performance.now() / 1e3;
 const share = (part, whole) => (whole > 0 ? (100 * part) / whole : null);
 
-let rows = []; // one for each answer of the last two minutes: {at_s, stats, and what the charts draw}
+let rows = []; // one for each answer of the last two minutes: {at_s, stats, and the values of the charts}
 let stats = null;
-let failure = null; // why there is no news, {since, message, status}
+let failure = null; // why there are no new figures: {since, message, status}
 let charts = null;
 
-/* The served model's name, as requests give it, or null before the server has said. */
+/* Return the name of the served model for requests, or null before the server has answered. */
 export const model = () => (stats ? stats.model || null : null);
 
 async function ask() {
@@ -45,7 +45,7 @@ async function ask() {
   return response.json();
 }
 
-/* The share that a counter had of another one over the last seconds; null where nothing was counted. */
+/* Return the share of one counter in another over the last seconds, or null if nothing was counted. */
 function lately(at_s, latest, part, whole) {
   const first = rows.find((row) => row.at_s >= at_s - SHARE_S) || { stats: latest };
   return share(latest[part] - first.stats[part], latest[whole] - first.stats[whole]);
@@ -53,7 +53,7 @@ function lately(at_s, latest, part, whole) {
 
 function keep(latest) {
   const at_s = now_s();
-  // Counters that begin anew are another server's: nothing can be subtracted across that.
+  // If counters have fallen, another server has started: differences to older rows have no meaning.
   if (stats && latest.uptime_s < stats.uptime_s) rows = rows.map((row) => ({ ...row, stats: latest }));
   stats = latest;
   rows = rows.filter((row) => row.at_s > at_s - SPAN_S);
@@ -69,7 +69,7 @@ function keep(latest) {
   });
 }
 
-/* [label, value, what stands below it] */
+/* Return [label, value, text below it] for each tile. */
 function tiles() {
   const hits = share(stats.prefix_cache_hits, stats.prefix_cache_queries);
   const drafts = share(stats.num_accepted_tokens, stats.num_draft_tokens);
@@ -115,7 +115,7 @@ function showNames() {
   get("facts").textContent = [...limits, `up for ${duration(stats.uptime_s)}`].join(" · ");
 }
 
-/* Set only what is new: a status that is written again is read aloud again. */
+/* Set the status only if it has changed: screen readers read a status aloud whenever it is written. */
 function showStatus() {
   const lost = failure && [failure.status === 401 ? "key wanted" : "no answer", "bad"];
   const [word, kind] = lost || PHASES[stats.phase] || ["serving", "good"];
@@ -149,7 +149,7 @@ async function run() {
     try {
       await news();
     } catch (error) {
-      console.error(error); // figures of another shape: the chat goes on all the same
+      console.error(error); // figures in an unexpected form: the chat still works
     }
     await new Promise((resolve) => setTimeout(resolve, Math.max(200, PERIOD_MS - (performance.now() - began))));
   }

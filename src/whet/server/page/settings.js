@@ -1,4 +1,4 @@
-/* The fields of a request. The API key lives in sessionStorage only: it goes with the tab. */
+/* Hold the settings of a request. The API key is kept only in sessionStorage: it is deleted with the tab. */
 
 import { get } from "./format.js";
 
@@ -8,7 +8,7 @@ let isTokensChosen = false;
 
 export const key = () => get("key").value.trim();
 
-/* What the fields say, as a request's fields; an empty one is left out, so that the server's own default holds. */
+/* Return the settings as fields of a request. Empty ones are left out, so that the server's default applies. */
 export function sampling() {
   const fields = { temperature: "temperature", max_tokens: "max-tokens", seed: "seed" };
   const given = {};
@@ -21,14 +21,14 @@ export function sampling() {
 
 export const system = () => get("system").value.trim();
 
-/* A short context has no room for the usual number of tokens, again and again as a conversation grows. */
+/* Lower the default number of tokens for models with a short context, which a conversation soon fills. */
 export function fitTokens(maxModelLen) {
   if (isTokensChosen || !maxModelLen) return;
   get("max-tokens").value = Math.max(1, Math.min(TOKENS, Math.floor(maxModelLen / 4)));
   tell();
 }
 
-/* Whether the fields hold what can be asked; shows the first that does not. */
+/* Return whether all fields are valid, and show the first that is not. */
 export function areValid() {
   const wrong = [...get("settings").querySelectorAll("input")].find((field) => !field.validity.valid);
   if (wrong) get("settings").open = true;
@@ -40,7 +40,7 @@ export function askForKey() {
   get("key").focus();
 }
 
-/* The choices in a few words, to be read while the fields are closed. */
+/* Summarise the settings in a few words, to be shown while they are closed. */
 function tell() {
   const { temperature, max_tokens: tokens, seed } = sampling();
   const parts = [`temperature ${temperature ?? "unset"}`, tokens ? `${tokens} tokens` : "as many tokens as fit"];
@@ -54,14 +54,14 @@ function remember() {
     if (key()) sessionStorage.setItem(KEY, key());
     else sessionStorage.removeItem(KEY);
   } catch {
-    // the browser keeps nothing for this page: the key holds until it is loaded again
+    // the browser stores nothing for this page: the key is kept until the page is loaded again
   }
 }
 
 try {
   get("key").value = sessionStorage.getItem(KEY) || "";
 } catch {
-  // as above
+  // the browser stores nothing for this page: begin without a key
 }
 get("max-tokens").addEventListener("input", () => (isTokensChosen = true));
 get("key").addEventListener("input", remember);

@@ -1,5 +1,4 @@
-/* An answer from the server, piece by piece as it is made: server-sent events over fetch, which can POST and be
- * stopped. */
+/* Read an answer piece by piece while it is generated: server-sent events over fetch, which can POST and be stopped. */
 
 const MAX_RETRY_S = 60;
 const WORDS = {
@@ -10,7 +9,7 @@ const WORDS = {
 };
 const ADVICE = { context_length_exceeded: "Begin anew, or ask for fewer tokens under Settings." };
 
-/* What went wrong, in words for the page. retry_s: seconds until it is worth asking again by itself, or null. */
+/* Hold an error in words for the page. retry_s is the number of seconds after which the page asks again, or null. */
 export class Failure extends Error {
   constructor(message, status = 0, retry_s = null) {
     super(message);
@@ -21,7 +20,7 @@ export class Failure extends Error {
 
 export const authorised = (key) => (key ? { Authorization: `Bearer ${key}` } : {});
 
-/* Retry-After is a number of seconds or a date; null where there is none. */
+/* Return the seconds of a Retry-After header, which holds a number or a date, or null if there is none. */
 function retryAfter(response) {
   const given = response.headers.get("Retry-After");
   if (given === null) return null;
@@ -29,13 +28,13 @@ function retryAfter(response) {
   return Number.isNaN(seconds) ? null : Math.min(MAX_RETRY_S, Math.max(1, Math.ceil(seconds)));
 }
 
-/* As a sentence of its own, and what to do after it. */
+/* Return a message as a sentence, followed by advice. */
 function sentences(said, advice) {
   const first = said.charAt(0).toUpperCase() + said.slice(1);
   return advice ? `${first.replace(/\.?$/, ".")} ${advice}` : first;
 }
 
-/* What a response that is no answer says: our words for what is known, and the server's own. */
+/* Explain an error response, in our words if its status is known, and with the server's own message. */
 export async function failureOf(response) {
   let said = "";
   let advice = "";
@@ -44,7 +43,7 @@ export async function failureOf(response) {
     said = String(error.message);
     advice = ADVICE[error.code] || "";
   } catch {
-    // no JSON, or of another shape: the status has to do
+    // not JSON, or in another form: only the status is known
   }
   const words = WORDS[response.status];
   const known = said && words ? `${words} It says: ${said}` : words || said;
@@ -53,9 +52,9 @@ export async function failureOf(response) {
   return new Failure(message, response.status, retry_s);
 }
 
-/* The data of each server-sent event. A character may lie across two chunks, and a line too. */
+/* Yield the data of each server-sent event. Two chunks may split a line, and even a character. */
 export async function* events(body) {
-  const reader = body.getReader(); // no pipe: it would drop what it holds when the connection breaks
+  const reader = body.getReader(); // not a pipe, which would drop buffered data when the connection breaks
   const decoder = new TextDecoder();
   let rest = "";
   let data = [];
@@ -73,7 +72,7 @@ export async function* events(body) {
       }
     }
   } finally {
-    reader.cancel().catch(() => {}); // broken already, or stopped
+    reader.cancel().catch(() => {}); // the stream is already broken or stopped
   }
 }
 
@@ -85,7 +84,7 @@ function read(data) {
   return { text, finish: choice.finish_reason || null, usage: chunk.usage || null };
 }
 
-/* Yields {text, finish, usage}. Throws a Failure, or an AbortError once the signal has been given. */
+/* Yield {text, finish, usage}. Throw a Failure, or an AbortError once the signal is given. */
 export async function* ask(path, request, key, signal) {
   const body = JSON.stringify({ ...request, stream: true, stream_options: { include_usage: true } });
   const headers = { "Content-Type": "application/json", ...authorised(key) };

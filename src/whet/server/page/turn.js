@@ -1,11 +1,11 @@
-/* What was asked and what came back, as entries of the log. */
+/* Show questions and answers as entries of the log. */
 
 import { count, digits, element, get, latency } from "./format.js";
 
 const NAMES = { chat: ["You", "Model"], complete: ["Prompt", "Continuation"] };
 const ENDS = { length: "cut off at the limit of tokens", abort: "ended by the server", error: "ended by an error" };
 
-let isFollowing = true; // until the reader scrolls back from the end
+let isFollowing = true; // false once the reader scrolls back from the end
 let lastTop = 0;
 
 function keepEnd() {
@@ -22,9 +22,9 @@ get("log").addEventListener("scroll", ({ target: log }) => {
   else if (log.scrollTop < lastTop) isFollowing = false;
   lastTop = log.scrollTop;
 });
-new ResizeObserver(keepEnd).observe(get("log")); // as when the settings open below it
+new ResizeObserver(keepEnd).observe(get("log")); // such as when the settings below it are opened
 
-/* One question with its answer. */
+/* Show one question with its answer. */
 export class Turn {
   constructor(mode, prompt) {
     const [asker, answerer] = NAMES[mode];
@@ -38,14 +38,14 @@ export class Turn {
     this.begin();
   }
 
-  /* A new try: what the last one left is gone, and it is the latest that was said. */
+  /* Begin a new attempt: remove the results of the last one, and move the entry to the end. */
   begin() {
     if (this.failure) this.failure.remove();
     this.failure = null;
     this.text.data = "";
     this.figures.textContent = "";
     this.answer.hidden = false;
-    this.answer.setAttribute("aria-busy", "true"); // read aloud once whole, not word by word
+    this.answer.setAttribute("aria-busy", "true"); // screen readers read it aloud once it is complete, not word by word
     Object.assign(this, { beganAt: performance.now(), firstAt: null, lastAt: null });
     Object.assign(this, { numPieces: 0, usage: null, finish: null });
     get("log").append(this.box);
@@ -53,7 +53,7 @@ export class Turn {
     keepEnd();
   }
 
-  /* Whether it is still a part of the conversation. */
+  /* Return whether this entry is still a part of the conversation. */
   isShown() {
     return this.box.isConnected;
   }
@@ -77,7 +77,7 @@ export class Turn {
     follow(() => (this.figures.textContent = this.summary(isStopped)));
   }
 
-  /* words: what went wrong. again: called where the reader asks for another try. */
+  /* Show an error in words. again is called if the reader asks for another attempt. */
   fail(words, again) {
     this.answer.setAttribute("aria-busy", "false");
     this.answer.hidden = this.numPieces === 0;
@@ -90,8 +90,8 @@ export class Turn {
     });
   }
 
-  /* Tokens, tokens per second after the first, and the time until then. A piece holds at least one token, so where the
-   * answer was stopped before the server could count, the pieces are a lower bound. */
+  /* Return the tokens, the tokens per second after the first, and the time to the first. If the answer was stopped
+   * before the server sent a count, the number of pieces is a lower bound: each holds at least one token. */
   summary(isStopped) {
     if (isStopped && !this.numPieces) return "stopped before the first token";
     const tokens = this.usage ? this.usage.completion_tokens : this.numPieces;

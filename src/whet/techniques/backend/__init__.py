@@ -1,1 +1,1 @@
-"""Techniques that hand the graph to a compiler or to another runtime."""
+"""Hold the techniques that hand the graph to a compiler or to another runtime."""

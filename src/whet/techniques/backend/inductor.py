@@ -1,16 +1,17 @@
 """Compile the model with torch's inductor: fused loops and prepacked weights instead of one operator after another.
 
 What            engine=package: AOTInductor compiles once, into a package that loads in milliseconds and needs no
-                compiler. engine=jit: torch.compile as most people call it, again in every process. engine=cudagraphs:
-                the same on a GPU, which replays each call as one CUDA graph. freezing: weights become constants,
-                prepacked for the chip's matrix units. max_autotune: matrix products are chosen by timing templates
-                against the library.
-When it helps   Many small operators; bfloat16 and int8 products, whose weights freezing prepacks; it alone makes int8
-                graphs fast. A package has less overhead per call than torch.compile.
-When it hurts   Compiling takes from seconds to minutes. Large float32 products are the library's either way.
-                max_autotune compiles for many minutes. Freezing needs the weights in memory twice while it compiles.
+                compiler. engine=jit: torch.compile as it is usually called; every process compiles again.
+                engine=cudagraphs: as jit on a GPU, where each call is replayed as one CUDA graph. freezing: weights
+                become constants that are prepacked for the chip's matrix units. max_autotune: inductor times templates
+                of matrix products against the library's and takes the fastest.
+When it helps   Many small operators. Products in bfloat16 and int8, whose weights freezing prepacks. int8 graphs are
+                fast only when compiled. A package has less overhead per call than torch.compile.
+When it hurts   Compiling takes seconds to minutes, with max_autotune many minutes. Large float32 products gain nothing:
+                the library computes them before and after. Freezing holds the weights in memory twice while it
+                compiles.
 Numerics        The same arithmetic in another order: within 1e-5 relative in float32.
-Composes        After every structure, precision and layout; alone in its group (backend).
+Composes        After every structure, precision and layout technique; alone in its group (backend).
 Source          Ansel et al., "PyTorch 2", ASPLOS 2024; torch._inductor.aoti_compile_and_package, torch.compile.
 """
 
@@ -35,7 +36,13 @@ _SPACE: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """engine: package, jit or cudagraphs. freezing: weights become constants. max_autotune: time templates."""
+    """Hold the options of inductor.
+
+    Attributes:
+        engine: "package", "jit" or "cudagraphs".
+        freezing: Whether weights become constants of the compiled code.
+        max_autotune: Whether inductor times templates of matrix products to choose the fastest.
+    """
 
     engine: str = "package"
     freezing: bool = True
@@ -43,7 +50,7 @@ class Options:
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies where there is a C++ compiler."""
+    """Check that the compiler's tools are installed, and that the inputs are on a GPU if CUDA graphs are asked for."""
     if options.engine not in _SPACE["engine"]:
         raise OptionError(f"engine must be one of {', '.join(_SPACE['engine'])}, not {options.engine!r}")
     device = examined.device_type
@@ -55,12 +62,12 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, every layer reaches the machine's limit in its own dtype and operators cost nothing to call."""
+    """Return the highest possible speedup: layers reach the machine's limit, and operators cost nothing to call."""
     return speedup_bound(profile, limits, dtype=profile.dtype, removes_overhead=True)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate, compiled."""
+    """Return the candidate compiled by inductor."""
     examined = candidate.examined
     if options.engine == "package":
         compiled = inductor.InductorRuntime.compile(

@@ -1,12 +1,15 @@
 """Run the whole model in ONNX Runtime, in int8 or float32.
 
-What            The module's graph becomes an ONNX model, which ONNX Runtime fuses and runs. int8 comes from its own
-                quantiser: `static` with ranges from the calibration batches, `dynamic` with ranges found at each call,
-                for linear layers alone. Weights are signed, with a scale per channel; activations are unsigned.
+What            The module's graph becomes an ONNX model, which ONNX Runtime fuses and runs. ONNX Runtime's own
+                quantiser makes int8: `static` takes the ranges from the calibration batches; `dynamic` finds them at
+                each call, for linear layers only. Weights are signed, with a scale per channel; activations are
+                unsigned.
 When it helps   Small batches on CPUs with VNNI or dot-product instructions; machines without OpenVINO.
-When it hurts   Large float32 products, where torch is as fast; graphs full of operators that stay in float32.
-Numerics        f32: within 1e-4 relative. int8: 256 levels a tensor; static rounds residual sums too.
-Composes        After every structure technique; it owns precision and backend.
+When it hurts   Large float32 products, which torch computes just as fast; graphs full of operators that stay in
+                float32.
+Numerics        f32: within 1e-4 relative. int8: 256 levels per tensor; static also rounds the sums of residual
+                connections.
+Composes        After every structure technique; alone in its groups (precision, backend).
 Source          torch.onnx.export; onnxruntime.quantization (ONNX Runtime's documentation).
 """
 
@@ -34,10 +37,12 @@ _PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """precision: what most layers compute in.
+    """Hold the options of onnxruntime.
 
-    mode, of int8 alone: activations' ranges are fixed from the calibration batches ("static") or found at each call
-    ("dynamic").
+    Attributes:
+        precision: What most layers compute in: "int8" or "f32".
+        mode: How int8 finds the ranges of activations: "static" takes them from the calibration batches, "dynamic"
+            finds them at each call.
     """
 
     precision: str = "int8"
@@ -51,12 +56,12 @@ class Options:
 
 
 def dtype_of(options: Options) -> str:
-    """The dtype that most arithmetic runs in."""
+    """Return the dtype that most of the arithmetic runs in."""
     return _DTYPES[options.precision]
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies where the packages are installed and the model is on the CPU, in dtypes that NumPy knows."""
+    """Check that the packages are installed, and that the model is on the CPU and takes no 16-bit floats."""
     if examined.device_type != "cpu":
         return NotApplicable("the model is not on the CPU, where this backend runs")
     missing = [name for name in _PACKAGES if find_spec(name) is None]
@@ -67,7 +72,7 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
         return NotApplicable("the model takes 16-bit floats; ONNX Runtime's CPU kernels are for float32 and int8")
     if options.precision != "int8":
         if options.mode != _SPACE["mode"][0]:
-            return NotApplicable("mode belongs to int8")
+            return NotApplicable("mode belongs to int8; leave it out with precision=f32")
         return Applies("the whole graph, in f32")
     if why := branch_refusal(examined):
         return NotApplicable(why)
@@ -75,16 +80,14 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
         kinds = [type(module).__name__ for module in examined.workload.model.modules()]
         num_linear = sum(kind in ("Linear", "Conv1D", "MultiheadAttention") for kind in kinds)
         if num_linear < 2:
-            return NotApplicable(
-                "dynamic int8 is for linear layers in the midst of a model, and this one has a last at most"
-            )
+            return NotApplicable("dynamic int8 pays only with two or more linear layers, and the model has one at most")
         return Applies(f"{num_linear} linear layers, in int8 with ranges found at each call")
     num_batches = len(examined.workload.calibration)
     return Applies(f"the whole graph, in int8 calibrated on {num_batches} batch{'es' * (num_batches > 1)}")
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, every layer reaches the machine's limit in the precision, and nothing is spent between layers.
+    """Return the highest possible speedup: layers reach the precision's limit, and operators cost nothing.
 
     Dynamic int8 reads and writes activations in float32.
     """
@@ -100,7 +103,11 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate as an ONNX model. Raises TargetError where it cannot be exported or quantised."""
+    """Return the candidate as an ONNX model that ONNX Runtime runs.
+
+    Raises:
+        TargetError: The model cannot be exported or quantised.
+    """
     folder = onnx_graph.export(candidate)
     if options.precision == "int8":
         folder = onnx_int8.quantize(folder, candidate.examined.flat_calibration, options.mode)

@@ -1,13 +1,15 @@
 """Run the whole model in OpenVINO's CPU runtime, in int8, bfloat16 or float32.
 
-What            The module's graph goes to OpenVINO, which fuses it, picks a memory layout per layer and compiles it for
-                the chip. int8 is quantised by NNCF on the calibration batches: weights per channel, activations per
-                tensor. Shapes that never vary are fixed before compiling.
-When it helps   Nearly always on x86 at small batches: no dispatch between layers, and int8 or bf16 matrix units.
-When it hurts   Graphs with operators it must emulate; models whose shapes change at every call.
-Numerics        f32: within 1e-4 relative. bf16: 8 bits of mantissa. int8: 256 levels a tensor; `smooth_quant` moves
-                outliers from activations into weights, `keep` leaves that many of the most sensitive layers out.
-Composes        After every structure technique; it owns precision and backend.
+What            The module's graph goes to OpenVINO, which fuses it, chooses a memory layout per layer and compiles it
+                for the chip. NNCF quantises to int8 on the calibration batches: weights per channel, activations per
+                tensor. Sizes that never vary are fixed before compiling.
+When it helps   Nearly always on x86 with small batches: nothing is dispatched between layers, and int8 and bf16 run on
+                matrix units.
+When it hurts   Graphs with operators that OpenVINO must emulate; models whose input shapes change at every call.
+Numerics        f32: within 1e-4 relative. bf16: 8 bits of mantissa. int8: 256 levels per tensor. `smooth_quant` moves
+                outliers from activations into weights. `keep` leaves that many of the most sensitive layers in floating
+                point.
+Composes        After every structure technique; alone in its groups (precision, backend).
 Source          openvino.convert_model, nncf.quantize (OpenVINO and NNCF documentation).
 """
 
@@ -45,13 +47,17 @@ _BYTES = {"int8": 1, "bf16": 2, "f32": 4}
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """precision: what most layers compute in.
+    """Hold the options of openvino. All but `precision` apply to int8 only.
 
-    Of int8 alone: preset: "mixed" gives activations a zero point, which costs time, "performance" does not. ranges: how
-    an activation's range is read from the batches: "mean" or "extreme" of their minima and maxima, "quantile" (0.01 %
-    cut off at each end) or "histogram" (least rounding error). smooth_quant: move outliers of activations into the
-    weights. keep: so many of the layers that int8 hurts most stay in floating point. rest: what all that is not int8
-    computes in, "bf16" or "f32"; "" is bf16 where the chip has it. With bf16, attention's own products are left to it.
+    Attributes:
+        precision: What most layers compute in: "int8", "bf16" or "f32".
+        preset: "mixed" gives activations a zero point, which costs time. "performance" does not.
+        ranges: How the range of an activation is found from the batches: "mean" or "extreme" of their minima and
+            maxima, "quantile" (0.01 % cut off at each end) or "histogram" (least rounding error).
+        smooth_quant: Whether outliers of activations are moved into the weights.
+        keep: How many of the layers that int8 hurts most stay in floating point.
+        rest: What all other operators compute in: "bf16" or "f32". "" is bf16 where the chip has it. With bf16, the
+            matrix products inside attention are not quantised either.
     """
 
     precision: str = "int8"
@@ -77,12 +83,12 @@ class Options:
 
 
 def dtype_of(options: Options) -> str:
-    """The dtype that most arithmetic runs in."""
+    """Return the dtype that most of the arithmetic runs in."""
     return _DTYPES[options.precision]
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies where the packages are installed, the model is on the CPU, and the chip computes in the precision."""
+    """Check that the packages are installed, the model is on the CPU, and the chip computes in the precision."""
     if examined.device_type != "cpu":
         return NotApplicable("the model is not on the CPU, where this backend runs")
     if find_spec("openvino") is None:
@@ -98,15 +104,13 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     if find_spec("nncf") is None:
         return NotApplicable("nncf, which int8 needs, is not installed: pip install 'whet[openvino]'")
     if options.smooth_quant and not _has_inner_linear(examined.workload.model):
-        return NotApplicable(
-            "smooth_quant is for linear layers in the midst of a model, and this one has a last one at most"
-        )
+        return NotApplicable("smooth_quant pays only with two or more linear layers, and the model has one at most")
     num_batches = len(examined.workload.calibration)
     return Applies(f"the whole graph, in int8 calibrated on {num_batches} batch{'es' * (num_batches > 1)}")
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, every layer reaches the machine's limit in the precision, and nothing is spent between layers."""
+    """Return the highest possible speedup: layers reach the precision's limit, and operators cost nothing."""
     scale = _BYTES[options.precision] / 4
     return speedup_bound(
         profile,
@@ -119,7 +123,11 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate compiled by OpenVINO. Raises TargetError where OpenVINO cannot take the model."""
+    """Return the candidate compiled by OpenVINO.
+
+    Raises:
+        TargetError: OpenVINO cannot convert or quantise the model.
+    """
     model = convert(candidate)
     notes: list[str] = []
     precision = _float_precision(options, candidate.examined)
@@ -140,13 +148,13 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
 
 
 def _tuned_shapes(examined: ExaminedWorkload) -> tuple[tuple[int, ...], ...] | None:
-    """Return the shapes of the inputs of a model with free dimensions; None where the batches differ in them."""
+    """Return the input shapes of a model with free dimensions, or None where the batches have different shapes."""
     found = {tuple(tuple(x.shape) for x in batch) for batch in examined.flat_inputs}
     return found.pop() if examined.signature.is_dynamic and len(found) == 1 else None
 
 
 def _float_precision(options: Options, examined: ExaminedWorkload) -> Literal["f32", "bf16"]:
-    """What all that is not int8 computes in."""
+    """Return what the operators that are not in int8 compute in."""
     asked = options.rest if options.precision == "int8" else options.precision
     if not asked:
         return "f32" if bfloat16_refusal(examined, describe()) else "bf16"
@@ -154,10 +162,13 @@ def _float_precision(options: Options, examined: ExaminedWorkload) -> Literal["f
 
 
 def convert(candidate: Candidate) -> Any:
-    """The candidate's module as an OpenVINO model, from torch.export's graph.
+    """Return the candidate's module as an OpenVINO model, made from torch.export's graph.
 
-    Raises TargetError where there is no such graph or OpenVINO cannot take it. OpenVINO can also trace a model by
-    itself, but that records one path through the code and drops every branch: it is never used.
+    OpenVINO can also trace a model by itself. That is never used: it records one path through the code and drops every
+    branch.
+
+    Raises:
+        TargetError: torch.export cannot export the model, or OpenVINO cannot convert the graph.
     """
     openvino = import_openvino()
     with warnings.catch_warnings(), torch.no_grad():
@@ -170,7 +181,7 @@ def convert(candidate: Candidate) -> Any:
 
 
 def _has_inner_linear(model: nn.Module) -> bool:
-    """More than one linear layer; Hugging Face's Conv1D is one too."""
+    """Return whether the model has more than one linear layer. Hugging Face's Conv1D counts as one."""
     return (
         sum(isinstance(m, nn.Linear | nn.MultiheadAttention) or type(m).__name__ == "Conv1D" for m in model.modules())
         > 1
@@ -178,15 +189,19 @@ def _has_inner_linear(model: nn.Module) -> bool:
 
 
 def halve_weights(model: Any) -> None:
-    """Keep floating-point weights as float16, in place: half the size on disk, and 3 bits finer than bfloat16.
+    """Store floating-point weights as float16, in place. That halves the file, and is 3 bits finer than bfloat16.
 
-    The compiler turns them into what it computes in. int8 weights stay as they are.
+    OpenVINO converts them when it compiles, to the dtype that it computes in. int8 weights stay as they are.
     """
     import_openvino()._offline_transformations.compress_model_transformation(model)  # as openvino.save_model does
 
 
 def _fix_shapes(model: Any, examined: ExaminedWorkload) -> None:
-    """Set every dimension that never varies. Raises TargetError where the graph lost or gained an input or output."""
+    """Fix every dimension of the inputs that never varies.
+
+    Raises:
+        TargetError: The graph and the model differ in their numbers of inputs or outputs.
+    """
     arguments, num_outputs = examined.signature.inputs, len(examined.outputs[0])
     if (len(model.inputs), len(model.outputs)) != (len(arguments), num_outputs):
         raise TargetError(

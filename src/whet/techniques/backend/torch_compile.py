@@ -1,14 +1,14 @@
 """Compile what can be compiled of a model that torch.export refuses, with graph breaks where Python decides.
 
-What            torch.compile on the model's own code. Where Python asks for a tensor's value, the graph breaks and that
-                line runs in Python. Every way through the code that a call takes is compiled and guarded.
-When it helps   Models with data-dependent branches or loops, whose graph no backend can have as a whole.
+What            torch.compile compiles the model's own code. Where Python asks for a tensor's value, the graph breaks
+                and that line runs in Python. Every path through the code that a call takes is compiled and guarded.
+When it helps   Models with data-dependent branches or loops, which no backend can take as one graph.
 When it hurts   Each graph break costs a return to Python. Compiling takes seconds in every process. Nothing can be
-                saved: the model's own code is needed wherever it runs. A model that torch.export takes is served better
-                by a backend that compiles all of it, and is refused here.
+                saved: every process needs the model's own code. A model that torch.export can export is refused here,
+                since a backend that compiles all of it serves it better.
 Numerics        The same arithmetic in another order: within 1e-5 relative in float32, on every branch.
 Composes        After every precision and layout that keeps the model's code; alone in its group (backend). Weights are
-                not frozen into the graphs, since a graph must see what the Python between two graphs has changed.
+                not frozen into the graphs, since a graph must see what Python code between two graphs has changed.
 Source          Ansel et al., "PyTorch 2", ASPLOS 2024; torch.compile.
 """
 
@@ -26,11 +26,11 @@ from whet.workload import ExaminedWorkload
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Nothing to choose."""
+    """Hold the options of torch_compile. There are none."""
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies to models that torch.export refuses, where there is a C++ compiler."""
+    """Check that torch.export refuses the model, and that there is a C++ compiler."""
     if missing := inductor.missing_tools(at_load=True):
         return NotApplicable(missing)
     if examined.effects:
@@ -40,18 +40,22 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     why = program.refusal(examined)
     if not why:
         return NotApplicable(
-            "torch.export takes the whole model, and other backends compile that into what can be saved"
+            "torch.export takes the whole model, so use a backend such as inductor, whose result can be saved"
         )
-    return Applies(f"compiled in each process, with graph breaks, as {why}")
+    return Applies(f"compiled in each process, with graph breaks, because {why}")
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, every layer reaches the machine's limit in its own dtype and operators cost nothing to call."""
+    """Return the highest possible speedup: layers reach the machine's limit, and operators cost nothing to call."""
     return speedup_bound(profile, limits, dtype=profile.dtype, removes_overhead=True)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate, compiled for its inputs. Raises TargetError where the compiler fails or makes a wrong model."""
+    """Return the candidate compiled for the inputs of its workload.
+
+    Raises:
+        TargetError: The compiler fails, or the compiled model gives other outputs.
+    """
     examined = candidate.examined
     runtime = InProcessRuntime(candidate.module, is_dynamic=examined.signature.is_dynamic)
     with foreign(TargetError, "torch.compile cannot compile the model"), inductor.quiet():
@@ -64,6 +68,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
 
 
 def _count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 

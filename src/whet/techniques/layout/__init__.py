@@ -1,1 +1,1 @@
-"""Techniques that change how tensors lie in memory."""
+"""Hold the techniques that change the order of values in memory."""

@@ -3,7 +3,7 @@
 What            4-d parameters and inputs move to `torch.channels_last`; shapes stay (N, C, H, W).
 When it helps   Convolutions on CPUs through oneDNN; tensor cores in half precision.
 When it hurts   Few channels (< 16), or many operators without an NHWC kernel: each adds a copy.
-Numerics        Same arithmetic in another order: within 1e-5 relative in float32.
+Numerics        The same arithmetic in another order: within 1e-5 relative in float32.
 Composes        With every precision; before any backend.
 Source          PyTorch tutorial "Channels Last Memory Format in PyTorch".
 """
@@ -24,11 +24,11 @@ _CONVOLUTIONS = frozenset({"Conv2d", "ConvTranspose2d"})
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Nothing to choose."""
+    """Hold the options of channels_last. There are none."""
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies to models with at least one 2-d convolution."""
+    """Check that the model has at least one 2-d convolution."""
     num_convolutions = sum(isinstance(m, nn.Conv2d | nn.ConvTranspose2d) for m in examined.workload.model.modules())
     if num_convolutions == 0:
         return NotApplicable("the model has no 2-d convolution")
@@ -36,18 +36,18 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, the convolutions reach the machine's float32 limit."""
+    """Return the highest possible speedup: the convolutions reach the machine's limit in the model's dtype."""
     return speedup_bound(profile, limits, dtype=profile.dtype, kinds=_CONVOLUTIONS)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate with channels-last parameters and inputs."""
+    """Return the candidate with its 4-d parameters and inputs in channels-last order."""
     module = candidate.copy_module().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     return candidate.with_module(_ChannelsLast(module))
 
 
 class _ChannelsLast(nn.Module):
-    """Turns 4-d inputs, then calls the module."""
+    """Convert 4-d inputs to channels-last order, then call the module."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

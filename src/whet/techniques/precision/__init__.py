@@ -1,1 +1,1 @@
-"""Techniques that compute or keep numbers in fewer bits."""
+"""Hold the techniques that compute or store in fewer bits."""

@@ -1,8 +1,9 @@
 """Let PyTorch choose bfloat16 operator by operator, with the weights left in float32.
 
-What            The model runs inside torch.autocast: products cast their inputs to bfloat16, sensitive operators stay
-                in float32.
-When it helps   Where no graph can stand for the model, so that it cannot be converted. Elsewhere bf16 is tried instead.
+What            The model runs inside torch.autocast: products cast their inputs to bfloat16, and sensitive operators
+                stay in float32.
+When it helps   Models that torch.export refuses, so that they cannot be converted. For all others bf16 is tried
+                instead.
 When it hurts   Every call casts every weight again, and activations back and forth: usually slower than bf16.
 Numerics        About 3 significant digits in products, float32 elsewhere: 1e-2 relative is usual at the output.
 Composes        Alone in its group (precision); with structure, layout and compilers, which drop some of the casts.
@@ -22,28 +23,28 @@ from whet.workload import ExaminedWorkload
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Nothing to choose."""
+    """Hold the options of autocast. There are none."""
 
 
 def dtype_of(options: Options) -> str:
-    """What the arithmetic is done in, for the share of the machine's limit."""
+    """Return the dtype that most of the arithmetic runs in."""
     return "bfloat16"
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies where the chip computes bfloat16 natively."""
+    """Check that the chip computes bfloat16 natively and that the weights are float32."""
     if reason := bfloat16_refusal(examined, machine):
         return NotApplicable(reason)
     return Applies(f"{machine.gpu if examined.device_type == 'cuda' else machine.chip} computes bfloat16 natively")
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, every layer reaches the machine's bfloat16 limit; weights are still read as float32."""
+    """Return the highest possible speedup: layers reach the bfloat16 limit, and weights are still read as float32."""
     return speedup_bound(profile, limits, dtype="bfloat16", activation_scale=0.5)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate inside torch.autocast; it shares its weights with the one given."""
+    """Return the candidate inside torch.autocast. It shares its weights with the candidate given."""
     examined = candidate.examined
     wrapper = PrecisionWrapper(candidate.module, examined.outputs[0], autocast=examined.device_type)
     return candidate.with_module(wrapper)

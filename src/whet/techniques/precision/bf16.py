@@ -1,10 +1,11 @@
 """Compute in bfloat16: half the bytes of float32, the same range, 8 bits of precision.
 
 What            Parameters and activations become bfloat16; inputs and outputs stay float32. Batch-norm statistics and
-                rotary frequencies keep float32, and so does every integer.
+                rotary frequencies stay float32, and integers are not converted.
 When it helps   Chips with bfloat16 in hardware (AVX-512 BF16, AMX, Arm BF16, CUDA from sm_80), on large products.
-When it hurts   Chips without: refused there. Tiny models, where the casts at the borders weigh as much as the gain.
-Numerics        About 3 significant digits: 1e-2 relative is usual at the output; the range is float32's.
+When it hurts   Chips without it: refused there. Tiny models, where casting the inputs and outputs costs as much as is
+                gained.
+Numerics        About 3 significant digits: 1e-2 relative is usual at the output; the range is that of float32.
 Composes        Alone in its group (precision); with every structure, layout, compiler and thread count.
 Source          Kalamkar et al., "A Study of BFLOAT16", 2019 (arXiv:1905.12322); torch.nn.Module.to.
 """
@@ -23,28 +24,32 @@ from whet.workload import ExaminedWorkload
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Nothing to choose."""
+    """Hold the options of bf16. There are none."""
 
 
 def dtype_of(options: Options) -> str:
-    """What the arithmetic is done in, for the share of the machine's limit."""
+    """Return the dtype that most of the arithmetic runs in."""
     return "bfloat16"
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies where the chip computes bfloat16 natively."""
+    """Check that the chip computes bfloat16 natively and that the weights are float32."""
     if reason := bfloat16_refusal(examined, machine):
         return NotApplicable(reason)
     return Applies(f"{machine.gpu if examined.device_type == 'cuda' else machine.chip} computes bfloat16 natively")
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, every layer reaches the machine's bfloat16 limit with half the bytes."""
+    """Return the highest possible speedup: layers reach the bfloat16 limit and read half the bytes."""
     return speedup_bound(profile, limits, dtype="bfloat16", weight_scale=0.5, activation_scale=0.5)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate in bfloat16."""
+    """Return the candidate in bfloat16.
+
+    Raises:
+        TargetError: The outputs overflow.
+    """
     return to_half(candidate, torch.bfloat16, "bf16")
 
 

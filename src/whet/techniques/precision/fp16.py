@@ -1,9 +1,10 @@
 """Compute in float16: half the bytes of float32, 11 bits of precision, numbers up to 65504.
 
-What            As bf16, in float16. Offered only where a product of two matrices is measured to be faster in it.
+What            As bf16, in float16. It is offered only where a matrix product measures faster in float16 than in
+                float32.
 When it helps   CUDA chips; CPUs with float16 products in hardware (AMX FP16, Arm FP16).
-When it hurts   CPUs that emulate it, by a factor of hundreds: refused there, with the measured ratio as the reason.
-Numerics        About 3 to 4 significant digits; activations beyond 65504 overflow, which is found and refused.
+When it hurts   CPUs that emulate it are hundreds of times slower: refused there, with the measured ratio as the reason.
+Numerics        About 3 to 4 significant digits. Activations beyond 65504 overflow; whet finds that and refuses.
 Composes        Alone in its group (precision); with every structure, layout, compiler and thread count.
 Source          Micikevicius et al., "Mixed Precision Training", 2017 (arXiv:1710.03740); torch.nn.Module.to.
 """
@@ -21,44 +22,48 @@ from whet.rewriting.low_precision import to_half
 from whet.technique import PRECISION, Applicability, Applies, Candidate, NotApplicable, Stage, Technique
 from whet.workload import ExaminedWorkload
 
-_WORTH = 1.5  # times as fast as float32; below, the casts and the lost precision buy nothing
-# Rows and columns of the products that are compared: large enough to reach the product's kernel, small enough for 20 ms
-# where it is native. On a GPU a product of 256 takes as long as its launch, whatever the dtype.
+_WORTH = 1.5  # float16 must be this many times as fast as float32; below, it does not make up for casts and precision
+# Rows and columns of the matrices that are multiplied. They are large enough for the product's fast kernel, and small
+# enough to take 20 ms where float16 is native. On a GPU a product of size 256 takes as long as its launch in any dtype.
 _CPU_SIZE, _GPU_SIZE = 256, 4096
 _REPEATS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Nothing to choose."""
+    """Hold the options of fp16. There are none."""
 
 
 def dtype_of(options: Options) -> str:
-    """What the arithmetic is done in, for the share of the machine's limit."""
+    """Return the dtype that most of the arithmetic runs in."""
     return "float16"
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies where a small product is at least 1.5 times as fast in float16 as in float32."""
+    """Check by measuring that a matrix product is at least 1.5 times as fast in float16 as in float32."""
     device = examined.device_type
     ratio, size = float16_speedup(device), _size(device)
     measured = f"a {size}x{size} product in float16 runs at {ratio:.2g} times float32's speed here"
-    return Applies(measured) if ratio >= _WORTH else NotApplicable(f"{measured}; {_WORTH} times is the least that pays")
+    return Applies(measured) if ratio >= _WORTH else NotApplicable(f"{measured}; it pays from {_WORTH} times on")
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, every layer reaches the machine's float16 limit with half the bytes."""
+    """Return the highest possible speedup: layers reach the float16 limit and read half the bytes."""
     return speedup_bound(profile, limits, dtype="float16", weight_scale=0.5, activation_scale=0.5)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate in float16. Raises TargetError where its outputs overflow."""
+    """Return the candidate in float16.
+
+    Raises:
+        TargetError: The outputs overflow.
+    """
     return to_half(candidate, torch.float16, "fp16")
 
 
 @cache
 def float16_speedup(device: str) -> float:
-    """How many times as fast a product is in float16 as in float32 on a device; 0 where it can't be computed."""
+    """Return how many times as fast a product is in float16 as in float32; 0 where the device cannot compute it."""
     try:
         return _product_s(torch.float32, device) / _product_s(torch.float16, device)
     except RuntimeError:
@@ -66,11 +71,12 @@ def float16_speedup(device: str) -> float:
 
 
 def _size(device: str) -> int:
+    """Return the number of rows and columns of the matrices that are multiplied on a device."""
     return _CPU_SIZE if device == "cpu" else _GPU_SIZE
 
 
 def _product_s(dtype: torch.dtype, device: str) -> float:
-    """The shortest of a few runs, after one to warm up."""
+    """Return the shortest time of a few products in seconds, measured after one warm-up."""
     a = torch.ones(_size(device), _size(device), device=device, dtype=dtype)
     best = float("inf")
     for i in range(1 + _REPEATS):

@@ -1,15 +1,17 @@
 """Store the weights of linear layers in 4 bits.
 
-What            Weights become 4-bit, with a scale for each output and a whole number for each group of 32 inputs,
-                chosen for the least squared error, as in an engine with int4 weights. Layers that see few rows multiply
-                from 4 bits directly, large ones by whet's own kernels on a chip with AVX-512, which round a row's
-                activations to int8; others unpack at each call. `rest`: what all other operators compute in.
-When it helps   Batch 1 and a token at a time with weights far larger than the caches; an eighth of the size everywhere.
-When it hurts   Many rows: unpacking comes on top. Small models lose more quality than large ones. Weights that fit in
-                the cache: int8_weight is as fast.
+What            Weights become 4-bit numbers, with a scale for each output and an integer factor for each group of 32
+                inputs. Both are chosen for the least squared error, as in whet's engine with int4 weights. Layers that
+                see few rows multiply from 4 bits directly. On a chip with AVX-512 the large ones use whet's own
+                kernels, which round each row of activations to int8. Layers that see many rows unpack their weights at
+                each call. `rest`: what all other operators compute in.
+When it helps   Batch 1, one token at a time, with weights far larger than the caches. The file is an eighth of the size
+                in every case.
+When it hurts   Many rows: unpacking comes on top. Small models lose more quality than large ones. With weights that fit
+                in the cache, int8_weight is as fast.
 Numerics        16 levels per group: several percent relative at the output is usual.
-Composes        Alone in its group (precision); with every backend that takes a traced module. Layers that the
-                candidate keeps, and those whose width does not divide by the group, stay in float.
+Composes        Alone in its group (precision); with every backend that takes a traced module. Layers that the candidate
+                keeps, and those whose width is no multiple of 32, stay in floating point.
 Source          Lin et al., 2024 (arXiv:2405.04532), for scales of two levels; torch's aten._weight_int4pack_mm_for_cpu.
 """
 
@@ -31,28 +33,35 @@ from whet.technique import PRECISION, Applicability, Applies, Candidate, NotAppl
 from whet.workload import ExaminedWorkload
 
 _SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
-_GROUP_SIZES = (GROUP_SIZE, 64, 128)  # the others stand in recipes that were written before there was one format
+_GROUP_SIZES = (GROUP_SIZE, 64, 128)  # recipes of earlier versions may have 64 or 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """rest: float32 or bfloat16, for what is not quantised. group_size: is always 32; 64 and 128 are taken for it."""
+    """Hold the options of int4_weight.
+
+    Attributes:
+        group_size: The number of inputs that share a scale. It is always 32; 64 and 128, which old recipes name, are
+            read as 32.
+        rest: What all other operators compute in: "float32" or "bfloat16".
+    """
 
     group_size: int = GROUP_SIZE
     rest: str = "bfloat16"
 
 
 def dtype_of(options: Options) -> str:
-    return "bfloat16"  # of the products; 4 bits are what is stored
+    """Return the dtype that the products are computed in. The weights are stored in 4 bits."""
+    return "bfloat16"
 
 
 def weight_scale_of(options: Options) -> float:
-    """Bytes of the weights, as a fraction of float32's: 4 bits, and a byte for each group."""
+    """Return the bytes of the weights as a fraction of float32's: 4 bits each, and one byte for each group."""
     return 0.125 + 0.25 / GROUP_SIZE
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies to models with linear layers in float32 whose widths divide by the group size."""
+    """Check that the model has linear layers in float32 whose widths are multiples of the group size."""
     if options.group_size not in _GROUP_SIZES:
         raise OptionError(f"group_size must be one of {', '.join(map(str, _GROUP_SIZES))}")
     if reason := quantisable.refusal(examined, machine, rest=options.rest):
@@ -65,14 +74,20 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, every layer reads an eighth of its weights' bytes, scales added, and computes at the bfloat16 limit, or
-    at float32's."""
+    """Return the highest possible speedup: layers read about an eighth of the bytes of their weights.
+
+    They compute at the machine's bfloat16 limit, or at its float32 limit where that is higher.
+    """
     dtype, scale = limits.faster(dtype_of(options)), weight_scale_of(options)
     return speedup_bound(profile, limits, dtype=dtype, weight_scale=scale, activation_scale=0.5)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate with 4-bit weights."""
+    """Return the candidate with 4-bit weights.
+
+    Raises:
+        TargetError: No linear layer of the module has a fitting width.
+    """
 
     def make(layer: nn.Linear, num_rows: int) -> nn.Module | None:
         return int4_linear(layer, num_rows) if _fits(layer) else None
@@ -84,11 +99,12 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
     if left:
         notes.append(f"int4_weight: {len(left)} of the layers stay in float, as their sizes don't fit ({left[0]}, ...)")
     if options.group_size != GROUP_SIZE:
-        notes.append(f"int4_weight: groups are of {GROUP_SIZE} inputs; group_size={options.group_size} is not kept to")
+        notes.append(f"int4_weight: group_size={options.group_size} is ignored, groups have {GROUP_SIZE} inputs")
     return candidate.with_module(with_rest(module, options.rest, candidate), *notes)
 
 
 def _fits(layer: nn.Linear) -> bool:
+    """Return whether the layer's inputs fill whole groups."""
     return layer.in_features % GROUP_SIZE == 0
 
 

@@ -1,15 +1,16 @@
 """Quantise linear layers to int8, with ranges of activations found anew at each call.
 
-What            Weights become int8, one scale per output channel; each activation is quantised to uint8 by its own
-                smallest and largest value, one scale per tensor. `rest`: what all other operators compute in.
-When it helps   Chips with int8 products (VNNI, AMX), large linear layers, no calibration batches that can be trusted.
+What            Weights become int8, one scale per output channel. Each activation is quantised to uint8 with one scale
+                per tensor, from its own smallest and largest value. `rest`: what all other operators compute in.
+When it helps   Chips with int8 products (VNNI, AMX), large linear layers, no representative calibration batches.
 When it hurts   Finding the range reads each activation once more: int8_static is faster where its quality holds.
-                Convolutions stay in float. Without a compiler that fuses, it is slower than before.
+                Convolutions stay in floating point. Without a compiler that fuses, it is slower than the original.
 Numerics        8 bits per value: 1e-2 relative at the output is usual.
 Composes        Alone in its group (precision); needs a backend that fuses. After structure; layers that the candidate
-                keeps stay in float.
-Source          torchao, "PyTorch 2 Export Quantization with X86 Backend". One scale per token instead of per tensor
-                (torchao's Int8DynamicActivationInt8WeightConfig) is nearer to float, but inductor runs it slower.
+                keeps stay in floating point.
+Source          torchao, "PyTorch 2 Export Quantization with X86 Backend". One scale per token (torchao's
+                Int8DynamicActivationInt8WeightConfig) is closer to floating point than one per tensor, but inductor
+                runs it slower.
 """
 
 from collections.abc import Mapping
@@ -29,17 +30,22 @@ _SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """rest: float32 or bfloat16, for what is not quantised."""
+    """Hold the options of int8_dynamic.
+
+    Attributes:
+        rest: What all other operators compute in: "float32" or "bfloat16".
+    """
 
     rest: str = "bfloat16"
 
 
 def dtype_of(options: Options) -> str:
+    """Return the dtype that most of the arithmetic runs in."""
     return "int8"
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies to models with linear layers, on chips with int8 products."""
+    """Check that the model has linear layers and the chip has int8 products."""
     if reason := quantisable.refusal(examined, machine, rest=options.rest):
         return NotApplicable(reason)
     if not quantisable.has_int8_products(machine):
@@ -51,12 +57,12 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, every layer reaches the machine's int8 limit with a quarter of the bytes."""
+    """Return the highest possible speedup: layers reach the int8 limit and read a quarter of the bytes."""
     return speedup_bound(profile, limits, dtype="int8", weight_scale=0.25, activation_scale=0.25)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate as a graph that quantises its activations at each call."""
+    """Return the candidate as a graph that quantises its activations at each call."""
     return candidate.with_module(with_rest(pt2e.quantise(candidate, None), options.rest, candidate))
 
 

@@ -1,14 +1,15 @@
 """Quantise linear layers and convolutions to int8, with the ranges of activations fixed beforehand.
 
-What            Weights become int8, one scale per output channel; activations uint8, one scale per tensor, chosen from
-                the calibration batches by `calibration` (minmax, percentile, entropy). Batch norms are folded first.
-                `rest`: what all other operators compute in.
+What            Weights become int8, one scale per output channel. Activations become uint8, one scale per tensor, which
+                `calibration` (minmax, percentile, entropy) chooses from the calibration batches. Batch norms are folded
+                first. `rest`: what all other operators compute in.
 When it helps   Chips with int8 products (VNNI, AMX), on large linear layers and convolutions, compiled.
-When it hurts   Without a compiler that fuses: the graph then dequantises and multiplies in float, slower than before.
-                Activations with outliers lose precision; calibration batches unlike real inputs do too.
+When it hurts   Without a compiler that fuses, the graph dequantises and multiplies in floating point, and is slower
+                than the original. Activations with outliers lose precision, and so does a model whose calibration
+                batches differ from real inputs.
 Numerics        8 bits per value: a few percent relative at the output is usual. keep_precision gives some back.
 Composes        Alone in its group (precision); needs a backend that fuses. After structure; layers that the candidate
-                keeps stay in float.
+                keeps stay in floating point.
 Source          Jacob et al., 2017 (arXiv:1712.05877); torchao, "PyTorch 2 Export Quantization with X86 Backend".
 """
 
@@ -31,18 +32,24 @@ _SPACE: Mapping[str, tuple[Any, ...]] = {"calibration": ("minmax", "percentile",
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """calibration: how ranges are chosen. rest: float32 or bfloat16, for what is not quantised."""
+    """Hold the options of int8_static.
+
+    Attributes:
+        calibration: How the ranges are chosen from the batches: "minmax", "percentile" or "entropy".
+        rest: What all other operators compute in: "float32" or "bfloat16".
+    """
 
     calibration: str = "minmax"
     rest: str = "bfloat16"
 
 
 def dtype_of(options: Options) -> str:
+    """Return the dtype that most of the arithmetic runs in."""
     return "int8"
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies to models with linear layers or convolutions, on chips with int8 products."""
+    """Check that the model has linear layers or convolutions and the chip has int8 products."""
     if reason := quantisable.refusal(examined, machine, rest=options.rest):
         return NotApplicable(reason)
     if not quantisable.has_int8_products(machine):
@@ -52,12 +59,16 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, every layer reaches the machine's int8 limit with a quarter of the bytes."""
+    """Return the highest possible speedup: layers reach the int8 limit and read a quarter of the bytes."""
     return speedup_bound(profile, limits, dtype="int8", weight_scale=0.25, activation_scale=0.25)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate as a graph that quantises, with the ranges found on the calibration batches."""
+    """Return the candidate as a quantised graph, with the ranges found on the calibration batches.
+
+    Raises:
+        OptionError: `calibration` has an unknown value.
+    """
     if options.calibration not in OBSERVERS:
         raise OptionError(f"calibration must be one of {', '.join(OBSERVERS)}, not {options.calibration!r}")
     quantised = pt2e.quantise(candidate, OBSERVERS[options.calibration])

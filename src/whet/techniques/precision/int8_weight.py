@@ -1,15 +1,16 @@
 """Store the weights of linear layers and embeddings in int8.
 
-What            Weights become int8, one scale per output channel or embedding row, as in an engine with int8 weights.
-                Layers that see few rows multiply from int8 directly, by whet's own kernels on a chip with AVX-512,
-                which round a row's activations to int8 as well; others unpack at each call and leave activations as
-                they are. `rest`: what all other operators compute in.
-When it helps   Batch 1 and a token at a time, where reading weights is the time; a quarter of the size everywhere.
-When it hurts   Many rows: unpacking comes on top of a product that was bound by arithmetic.
-Numerics        Weights to 8 bits, products in bfloat16 where it is fast, or of 8-bit activations: 1e-2 relative at the
-                output is usual. Without whet's kernels an artefact that uses them gives the same, in torch, slowly.
-Composes        Alone in its group (precision); with every backend that takes a traced module. Layers that the
-                candidate keeps stay in float.
+What            Weights become int8, one scale per output channel or embedding row, as in whet's engine with int8
+                weights. Layers that see few rows multiply from int8 directly; on a chip with AVX-512 they use whet's
+                own kernels, which round each row of activations to int8. Layers that see many rows unpack their weights
+                at each call and leave activations as they are. `rest`: what all other operators compute in.
+When it helps   Batch 1, one token at a time, where reading the weights takes the time. The file is a quarter of the
+                size in every case.
+When it hurts   Many rows: unpacking comes on top of a product whose time is arithmetic.
+Numerics        Weights in 8 bits; products in bfloat16 where it is fast, or of 8-bit activations: 1e-2 relative at the
+                output is usual. Where whet's kernels are missing, torch computes the same outputs, slowly.
+Composes        Alone in its group (precision); with every backend that takes a traced module. Layers that the candidate
+                keeps stay in floating point.
 Source          Dettmers et al., 2022 (arXiv:2208.07339), section 2; torch's aten._weight_int8pack_mm.
 """
 
@@ -35,22 +36,27 @@ _SPACE: Mapping[str, tuple[Any, ...]] = {"rest": REST}
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """rest: float32 or bfloat16, for what is not quantised."""
+    """Hold the options of int8_weight.
+
+    Attributes:
+        rest: What all other operators compute in: "float32" or "bfloat16".
+    """
 
     rest: str = "bfloat16"
 
 
 def dtype_of(options: Options) -> str:
-    return "bfloat16"  # of the products; int8 is what is stored
+    """Return the dtype that the products are computed in. The weights are stored in int8."""
+    return "bfloat16"
 
 
 def weight_scale_of(options: Options) -> float:
-    """Bytes of the weights, as a fraction of float32's."""
+    """Return the bytes of the weights as a fraction of float32's."""
     return 0.25
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies to models with linear layers in float32."""
+    """Check that the model has linear layers in float32."""
     if reason := quantisable.refusal(examined, machine, rest=options.rest):
         return NotApplicable(reason)
     num_layers = len(quantisable.linears_of(examined))
@@ -60,13 +66,20 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, every layer reads a quarter of its weights' bytes and computes at the bfloat16 limit, or float32's."""
+    """Return the highest possible speedup: layers read a quarter of the bytes of their weights.
+
+    They compute at the machine's bfloat16 limit, or at its float32 limit where that is higher.
+    """
     dtype, scale = limits.faster(dtype_of(options)), weight_scale_of(options)
     return speedup_bound(profile, limits, dtype=dtype, weight_scale=scale, activation_scale=0.5)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate with int8 weights."""
+    """Return the candidate with int8 weights.
+
+    Raises:
+        TargetError: The module has no linear layer to quantise.
+    """
     module, num_layers, _ = replace_linears(candidate, int8_linear)
     if not num_layers:
         raise TargetError("int8_weight finds no linear layer to quantise; leave it out of the recipe")
@@ -75,7 +88,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
 
 
 def _is_plain_embedding(module: nn.Module) -> bool:
-    """A table that is only read, and by nobody's hook: max_norm writes to it."""
+    """Return whether a module is a float32 embedding without hooks, and without max_norm, which writes to it."""
     if type(module) is not nn.Embedding or not quantisable.is_plain(module):
         return False
     return module.max_norm is None and module.weight.dtype == torch.float32

@@ -1,10 +1,10 @@
 """Leave the layers that int8 would hurt most in floating point.
 
-What            Each layer is quantised alone on calibration batches; the `layers` whose rounding moves the outputs most
-                are marked, and whoever lowers the precision after leaves them as they are.
-When it helps   int8 is fast enough but loses more quality than is allowed: often a few layers with outliers do most of
+What            Each layer is quantised alone on calibration batches. The `layers` whose rounding moves the outputs most
+                are marked, and techniques that lower the precision later leave them as they are.
+When it helps   int8 is fast enough but loses more quality than is allowed. Often a few layers with outliers do most of
                 the damage (the first, the last, the second of an MLP).
-When it hurts   A layer kept is a layer not faster. Alone it changes nothing.
+When it hurts   Each layer that is kept gains no speed. Alone it changes nothing.
 Numerics        None of its own.
 Composes        Before every int8 and 4-bit technique and backend that reads the candidate's `kept`.
 Source          Nagel et al., 2021 (arXiv:2106.08295), section 3.7; Wu et al., 2020 (arXiv:2004.09602), section 6.1.
@@ -27,13 +27,17 @@ _SPACE: Mapping[str, tuple[Any, ...]] = {"layers": (2, 4, 8, 16)}
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """layers: how many of the most sensitive ones stay in floating point."""
+    """Hold the options of keep_precision.
+
+    Attributes:
+        layers: How many of the most sensitive layers stay in floating point.
+    """
 
     layers: int = 2
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies to models with more layers than are to be kept."""
+    """Check that the model has more layers to quantise than are to be kept."""
     if options.layers < 1:
         raise OptionError(f"layers must be at least 1, not {options.layers}")
     if reason := quantisable.device_refusal(examined):
@@ -49,12 +53,16 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """Nothing: it gives quality back, not speed."""
+    """Return 1.0: the technique wins back quality and no speed."""
     return 1.0
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate with its most sensitive layers marked."""
+    """Return the candidate with its most sensitive layers marked.
+
+    Raises:
+        TargetError: The module has no layer to quantise.
+    """
     module = quantisable.with_linears(candidate.copy_module())
     ranked = rank_layers(module, candidate.examined.flat_calibration)
     if not ranked:

@@ -1,1 +1,1 @@
-"""Techniques that change how the process runs the model."""
+"""Hold the techniques that change how the process runs."""

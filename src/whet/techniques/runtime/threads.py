@@ -1,7 +1,7 @@
 """Run on another number of threads than PyTorch chose.
 
-What            The artefact sets torch's intra-op thread count (or its runtime's) when it is loaded.
-When it helps   Small models, where waking threads costs more than they compute; machines with two threads a core.
+What            The artefact sets torch's number of intra-op threads (or its runtime's) when it is loaded.
+When it helps   Small models, where waking threads costs more than they compute; machines with two threads per core.
 When it hurts   Large models on fewer cores. The setting holds for the whole process that loads the artefact.
 Numerics        Sums may be split in another order: within 1e-6 relative in float32.
 Composes        With everything; last.
@@ -25,7 +25,10 @@ from whet.workload import ExaminedWorkload
 
 
 def _choices() -> tuple[int, ...]:
-    """Physical cores, half of them, one: of those that this process may use, and of no more than its quota."""
+    """Return the thread counts to try: the physical cores, half of them, and one.
+
+    Cores that this process may not use, and those beyond its CPU quota, don't count.
+    """
     usable = len(allowed_cores())
     physical = min(psutil.cpu_count(logical=False) or usable, usable, cpu_quota() or usable)
     return tuple(dict.fromkeys((physical, max(1, physical // 2), 1)))
@@ -36,13 +39,17 @@ _SPACE: Mapping[str, tuple[Any, ...]] = {"num_threads": _choices()}
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """num_threads: intra-op threads of the process that runs the model."""
+    """Hold the options of threads.
+
+    Attributes:
+        num_threads: The number of intra-op threads of the process that runs the model.
+    """
 
     num_threads: int = _SPACE["num_threads"][0]
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies on CPUs with more cores or threads than one, and to another number than the one in force."""
+    """Check that the machine has several cores or threads, and that PyTorch uses another number than this already."""
     if examined.device_type != "cpu":
         return NotApplicable("the model runs on the GPU; PyTorch's threads compute on the CPU alone")
     if machine.cores == machine.torch_threads == 1:
@@ -55,12 +62,19 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, what keeps layers from the machine's limit is threads waiting for each other, and all of it goes."""
+    """Return the highest possible speedup: layers reach the machine's limit, and operators cost nothing to call.
+
+    Everything that keeps layers from that limit counts as time in which threads wait for each other.
+    """
     return speedup_bound(profile, limits, dtype=profile.dtype, removes_overhead=True)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate on that many threads, from when it is loaded."""
+    """Return the candidate, to be run on that many threads once it is loaded.
+
+    Raises:
+        OptionError: The number is below 1.
+    """
     if options.num_threads < 1:
         raise OptionError(f"num_threads must be at least 1, not {options.num_threads}")
     return replace(candidate, num_threads=options.num_threads)

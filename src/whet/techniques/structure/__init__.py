@@ -1,1 +1,1 @@
-"""Techniques that change the graph of a model without changing its numbers."""
+"""Hold the techniques that rewrite the model's graph."""

@@ -1,8 +1,8 @@
 """Fold batch norms into the convolutions and linear layers before them.
 
-What            In evaluation a batch norm is a fixed scale and shift for each channel; both go into the weight and bias
-                of the layer before, and the batch norm disappears.
-When it helps   Convolution networks run operator by operator: one pass over the activations less for each layer.
+What            In evaluation a batch norm is a fixed scale and shift for each channel. Both go into the weight and bias
+                of the layer before it, and the batch norm disappears.
+When it helps   Convolutional networks run operator by operator: each batch norm saves one pass over the activations.
 When it hurts   Never slower; the model can't be trained on from there.
 Numerics        Scales are multiplied into weights: within 1e-4 relative in float32, checked on a calibration batch.
 Composes        Before every precision, so that quantisers see the folded weights; compilers that freeze do the same.
@@ -36,11 +36,11 @@ _OPERATORS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Nothing to choose."""
+    """Hold the options of fuse_conv_bn. There are none."""
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies where a batch norm directly follows a convolution or a linear layer that nothing else reads."""
+    """Check that a batch norm directly follows a convolution or a linear layer whose output nothing else reads."""
     if not any(isinstance(m, _BATCH_NORMS) for m in examined.workload.model.modules()):
         return NotApplicable("the model has no batch norm")
     try:
@@ -53,13 +53,17 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, batch norms cost nothing."""
+    """Return the highest possible speedup: batch norms cost nothing."""
     gone_s = sum(cost.time_s for cost in profile.layers if cost.kind.startswith("BatchNorm"))
     return profile.total_s / max(profile.total_s - gone_s, profile.total_s * 0.01)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate with its batch norms folded away."""
+    """Return the candidate with its batch norms folded away.
+
+    Raises:
+        TargetError: There is no batch norm to fold, or the outputs would change.
+    """
     module = candidate.copy_module()
     num_folded = 0
     for layer_path, norm_path in list(_find_pairs(trace(candidate.module, candidate.examined))):
@@ -71,7 +75,10 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
 
 
 def _find_pairs(traced: fx.GraphModule) -> Iterator[tuple[str, str]]:
-    """Paths of a layer and of the batch norm that alone reads it; neither is called or read a second time."""
+    """Yield the path of each layer with the path of the batch norm that follows it.
+
+    The batch norm is the only reader of the layer's output. Neither of the two is called, or its tensors read, twice.
+    """
     num_reads: Counter[str] = Counter()
     for node in traced.graph.nodes:
         if node.op == "get_attr":
@@ -90,7 +97,10 @@ def _find_pairs(traced: fx.GraphModule) -> Iterator[tuple[str, str]]:
 
 
 def _weight_path(layer: fx.Node) -> str:
-    """The name of the weight of a convolution, or of a linear layer whose output's second dimension is its channels."""
+    """Return the name of the layer's weight, or "" where the layer cannot take up a batch norm.
+
+    It can be a convolution, or a linear layer with a 2-d output, whose second dimension is its channels.
+    """
     if layer.op == "call_module":
         found = value(layer)
         return f"{layer.target}.weight" if found is not None and found.dim() == 2 else ""
@@ -101,12 +111,12 @@ def _weight_path(layer: fx.Node) -> str:
 
 
 def _fold(module: nn.Module, layer_path: str, norm_path: str) -> bool:
-    """Fold one pair in place; False where the modules are not the plain ones that the graph made them seem."""
+    """Fold one pair in place. Return False where a module is not of the plain class that the graph suggests."""
     try:
         layer, norm = module.get_submodule(layer_path), module.get_submodule(norm_path)
     except AttributeError:
         return False
-    # a subclass may do more than normalise, as activate
+    # a subclass may do more than normalise: some apply the activation too
     if not isinstance(norm, _BATCH_NORMS) or type(norm) not in get_args(_BATCH_NORMS):
         return False
     if not (is_plain(layer) and is_plain(norm)):

@@ -1,11 +1,11 @@
 """Compute linear layers that read the same input as one.
 
-What            Sibling nn.Linear layers (query, key, value; gate and up of a gated MLP) become one layer on their
+What            Sibling nn.Linear layers (query, key, value; gate and up of a gated MLP) become one layer with their
                 concatenated weights, whose output is split.
-When it helps   Few rows (small batch, short sequence): the input is read once, one larger product replaces several.
-When it hurts   Where the consumers need contiguous tensors: each part is then copied out of the wide result.
+When it helps   Few rows (small batch, short sequence): the input is read once, and one larger product replaces several.
+When it hurts   Consumers that need contiguous tensors: each part is then copied out of the wide result.
 Numerics        The same dot products: within 1e-5 relative in float32; one int8 scale per row stays one per row.
-Composes        With every precision and backend; as the layers are larger, quantisers see fewer of them.
+Composes        With every precision and backend; quantisers see fewer, larger layers.
 Source          Megatron-LM and vLLM fuse these projections when they load a model; FasterTransformer before them.
 """
 
@@ -32,11 +32,11 @@ _LINEARS = frozenset({"Linear", "NonDynamicallyQuantizableLinear"})
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Nothing to choose."""
+    """Hold the options of fuse_qkv. There are none."""
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies where at least two linear layers read the same tensor."""
+    """Check that at least two linear layers read the same tensor."""
     try:
         groups = _find_groups(trace_original(examined))
     except TargetError as error:
@@ -47,12 +47,16 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, linear layers reach the machine's limit and what calling them costs is gone."""
+    """Return the highest possible speedup: linear layers reach the machine's limit, and calling them costs nothing."""
     return speedup_bound(profile, limits, dtype=profile.dtype, kinds=_LINEARS, removes_overhead=True)
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate with its sibling linear layers fused; the separate weights are gone."""
+    """Return the candidate with its sibling linear layers fused, without the separate weights.
+
+    Raises:
+        TargetError: There are no linear layers to fuse, or the outputs would change.
+    """
     traced = trace(candidate.module, candidate.examined)
     groups = _find_groups(traced)
     if not groups:
@@ -65,7 +69,10 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
 
 
 def _find_groups(traced: fx.GraphModule) -> list[list[fx.Node]]:
-    """Calls of linear layers, grouped by the tensor they read; each layer is called once, with its own weight."""
+    """Return the calls of linear layers that read the same tensor, two or more to a group.
+
+    Each layer is called once and shares its weight with no other.
+    """
     calls = [node for node in traced.graph.nodes if _linear(traced, node) is not None]
     num_readers = Counter(id(_weight(traced, node)) for node in calls)
     groups: dict[tuple[Any, ...], list[fx.Node]] = defaultdict(list)
@@ -81,6 +88,7 @@ def _find_groups(traced: fx.GraphModule) -> list[list[fx.Node]]:
 
 
 def _linear(traced: fx.GraphModule, node: fx.Node) -> nn.Linear | None:
+    """Return the linear layer that a node calls, or None where it calls something else."""
     module = traced.get_submodule(str(node.target)) if node.op == "call_module" else None
     return module if type(module) is nn.Linear and type(module.weight) is nn.Parameter else None
 
@@ -90,7 +98,7 @@ def _weight(traced: fx.GraphModule, node: fx.Node) -> Tensor:
 
 
 def _fuse(traced: fx.GraphModule, nodes: Sequence[fx.Node]) -> None:
-    """One linear layer and a split in place of several calls, where the first of them was."""
+    """Replace several calls by one linear layer and a split, at the place of the first call."""
     linears = [linear for node in nodes if (linear := _linear(traced, node)) is not None]
     path = _path([str(node.target) for node in nodes])
     traced.add_submodule(path, _concatenate(linears))
@@ -108,7 +116,7 @@ def _fuse(traced: fx.GraphModule, nodes: Sequence[fx.Node]) -> None:
 
 
 def _path(paths: Sequence[str]) -> str:
-    """ "layer.query" and "layer.key" -> "layer.query_key"."""
+    """Return the fused layer's path: "layer.query" and "layer.key" give "layer.query_key"."""
     owner = paths[0].rpartition(".")[0]
     name = "_".join(path.rpartition(".")[2] for path in paths)
     return f"{owner}.{name}" if owner else name
@@ -116,7 +124,7 @@ def _path(paths: Sequence[str]) -> str:
 
 @torch.no_grad()
 def _concatenate(linears: Sequence[nn.Linear]) -> nn.Linear:
-    """One layer with all outputs, in order; a missing bias is zero if another layer has one."""
+    """Return one layer with all outputs in order. A missing bias counts as zero if another layer has one."""
     has_bias = any(linear.bias is not None for linear in linears)
     out_features = sum(linear.out_features for linear in linears)
     wide = nn.Linear(linears[0].in_features, out_features, bias=has_bias, device="meta")

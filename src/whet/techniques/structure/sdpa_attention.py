@@ -1,12 +1,12 @@
 """Compute attention in one fused operator instead of three that write every score to memory.
 
-What            Hugging Face models are told to use their `sdpa` attention; attention written out by hand (product,
+What            Hugging Face models are told to use their `sdpa` attention. Attention written out by hand (product,
                 scale, mask, softmax, product) is found in the exported graph and replaced.
-When it helps   Long sequences and many heads: the scores, quadratic in the sequence, never reach memory.
+When it helps   Long sequences and many heads: the scores, quadratic in the sequence length, never reach memory.
 When it hurts   Sequences of a few dozen tokens, where the plain products are as fast; masks that must be expanded.
 Numerics        Exact attention, summed in another order: within 1e-4 relative in float32, checked on a calibration
                 batch. A query whose keys are all masked by filling gives zeros, where the original gave NaN or a mean.
-Composes        Before every precision and backend; masks stay as given, a causal one too.
+Composes        Before every precision and backend. Masks, causal ones included, stay as given.
 Source          Dao et al., "FlashAttention", 2022 (arXiv:2205.14135); torch.nn.functional.scaled_dot_product_attention.
 """
 
@@ -28,11 +28,11 @@ _TOLERANCE = 1e-4
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Nothing to choose."""
+    """Hold the options of sdpa_attention. There are none."""
 
 
 def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> Applicability:
-    """Applies to Hugging Face models set to eager attention, and where the graph shows attention by hand."""
+    """Check that a Hugging Face model is set to eager attention, or that the graph computes attention by hand."""
     eager = _eager_models(examined.workload.model)
     if eager:
         return Applies(f"{', '.join(type(m).__name__ for m in eager)} computes eager attention")
@@ -48,7 +48,10 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
 
 
 def predict(profile: Profile, limits: Limits, options: Options) -> float:
-    """At most, whatever runs beside a softmax, between attention's projections, costs nothing."""
+    """Return the highest possible speedup: attention between its projections costs nothing.
+
+    Attention is what runs in the layers that compute a softmax, and in the parents of softmax modules.
+    """
     found = {cost.name for cost in profile.layers if "_softmax" in cost.operators}
     found |= {cost.name.rpartition(".")[0] for cost in profile.layers if cost.name in found and cost.kind == "Softmax"}
     gone_s = sum(cost.time_s for cost in profile.layers if cost.name in found)
@@ -56,7 +59,11 @@ def predict(profile: Profile, limits: Limits, options: Options) -> float:
 
 
 def apply(candidate: Candidate, options: Options) -> Candidate:
-    """The candidate with fused attention. Raises TargetError where its outputs would change."""
+    """Return the candidate with fused attention.
+
+    Raises:
+        TargetError: There is no attention to fuse, or the outputs would change.
+    """
     module = candidate.copy_module()
     notes = []
     switched = False
@@ -64,7 +71,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
         try:
             model.set_attn_implementation("sdpa")
             switched = True
-        except (ValueError, ImportError) as error:  # an architecture whose code has no such path
+        except (ValueError, ImportError) as error:  # the architecture's code does not support sdpa
             notes.append(
                 f"sdpa_attention: {type(model).__name__} stays on eager attention: {str(error).splitlines()[0]}"
             )
@@ -79,7 +86,7 @@ def apply(candidate: Candidate, options: Options) -> Candidate:
 
 
 def _eager_models(module: nn.Module) -> list[Any]:
-    """The outermost Hugging Face models below a module that compute attention operator by operator."""
+    """Return the outermost Hugging Face models in a module that compute attention operator by operator."""
     found: list[Any] = []
     for child in module.modules():
         config = getattr(child, "config", None)

@@ -1,1 +1,1 @@
-"""How the weights of the built-in workloads were made: `python -m whet.workloads.train NAME`."""
+"""Reproduce the weights of the built-in workloads: `python -m whet.workloads.train NAME`."""

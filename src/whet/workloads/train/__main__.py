@@ -1,6 +1,6 @@
 """Train a built-in workload's model: `python -m whet.workloads.train digits-cnn|docs-encoder|docs-gpt`.
 
-Prints the held-out score of the weights as written, and the score to beat. Takes minutes on two cores.
+It prints the held-out score of the weights as written, and the score to beat. It takes minutes on two cores.
 """
 
 import argparse
@@ -15,6 +15,7 @@ TRAINERS = {"digits-cnn": digits_cnn.train, "docs-encoder": docs_encoder.train, 
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Train the workload that the command line names, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m whet.workloads.train", description="Train a built-in workload.")
     parser.add_argument("name", choices=TRAINERS)
     parser.add_argument("--out", type=Path, default=WEIGHTS, help="where NAME/ is written (default: the package)")

@@ -1,4 +1,4 @@
-"""Train digits-cnn: images shifted by up to four pixels, 20 passes over the training digits."""
+"""Train digits-cnn with images shifted by up to four pixels, in 20 passes over the training digits."""
 
 from pathlib import Path
 

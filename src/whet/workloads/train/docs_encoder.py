@@ -1,4 +1,4 @@
-"""Train docs-encoder. The text is small: paragraphs are shuffled and tokens masked, so that no passage comes twice."""
+"""Train docs-encoder. The text is small, so paragraphs are shuffled and tokens masked; no passage comes twice."""
 
 import json
 from pathlib import Path
@@ -17,8 +17,8 @@ from whet.workloads.train.tokenizer import train_tokenizer
 from whet.workloads.weights import save_weights, write_directory
 
 BATCH = 32
-MIN_CHARACTERS = 4_500  # of training text that a topic needs to be a label
-MASKED = 0.6  # the largest share of tokens masked in a passage; each has a random share up to it
+MIN_CHARACTERS = 4_500  # a topic needs this much training text to be a label
+MASKED = 0.6  # in each passage a random share of the tokens is masked, up to this one
 
 
 def train(out: Path = WEIGHTS, steps: int = 300) -> None:
@@ -45,14 +45,14 @@ def train(out: Path = WEIGHTS, steps: int = 300) -> None:
 
 
 class _Topic:
-    """The training paragraphs of one topic, as tokens."""
+    """Hold the training paragraphs of one topic, as tokens."""
 
     def __init__(self, tokenizer: Any, text: str) -> None:
         self.paragraphs = [token_ids(tokenizer, f"\n\n{paragraph}") for paragraph in text.split("\n\n")]
         self.num_tokens = sum(len(ids_T) for ids_T in self.paragraphs)
 
     def sample(self) -> Tensor:
-        """A passage from somewhere in the paragraphs in random order, int64 [128]."""
+        """Return a passage from somewhere in the paragraphs in random order, int64 [128]."""
         order = torch.randperm(len(self.paragraphs)).tolist()
         ids_T = torch.cat([self.paragraphs[i] for i in order])
         start = int(torch.randint(len(ids_T) - NUM_TOKENS, ()))

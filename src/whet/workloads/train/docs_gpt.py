@@ -1,4 +1,4 @@
-"""Train docs-gpt. The text is small, so dropout and varied tokenizations keep it from being learnt by heart."""
+"""Train docs-gpt. The text is small, so dropout and varied tokenisation keep the model from memorising it."""
 
 import json
 import math
@@ -56,7 +56,7 @@ def train(out: Path = WEIGHTS, steps: int = 450) -> None:
 
 
 class _VariedTokens:
-    """The training text, split into tokens anew every 20 steps."""
+    """Hold the training text, which is split into tokens anew every 20 steps."""
 
     def __init__(self, tokenizer: Any, text: str) -> None:
         self.tokenizer = tokenizer
@@ -64,7 +64,7 @@ class _VariedTokens:
         self.ids_T = token_ids(tokenizer, text)
 
     def sample(self, step: int) -> Tensor:
-        """Windows at random places, int64 [BATCH, 128]."""
+        """Return windows at random places, int64 [BATCH, 128]."""
         if step % 20 == 0:
             self.tokenizer.model.dropout = SPLIT_AGAIN
             self.ids_T = token_ids(self.tokenizer, self.text)
@@ -74,7 +74,10 @@ class _VariedTokens:
 
 
 def _initialise(model: Decoder) -> None:
-    """Normal weights of deviation 0.02; those added to the stream are smaller the more layers add to it (GPT-2)."""
+    """Draw normal weights with a standard deviation of 0.02.
+
+    Layers that add to the residual stream get less, as in GPT-2.
+    """
     for name, weight in model.named_parameters():
         if weight.dim() == 2:
             into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -82,6 +85,7 @@ def _initialise(model: Decoder) -> None:
 
 
 def _is_dropped(module: nn.Module) -> bool:
+    """Return whether dropout is applied to a module's output."""
     return isinstance(module, nn.Embedding) or type(module).__name__ in ("Attention", "GatedMLP")
 
 
@@ -90,7 +94,7 @@ def _drop(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
 
 
 def _write(model: Decoder, tokenizer: Any, directory: Path) -> None:
-    """A Hugging Face directory, with the names that transformers expects."""
+    """Write a Hugging Face directory, with the names that transformers expects."""
     weights = {f"model.{name}": tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}
     save_weights(weights, directory)
     tokenizer.save(str(directory / TOKENIZER))

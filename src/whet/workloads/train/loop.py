@@ -1,4 +1,4 @@
-"""One training loop for all built-in workloads: AdamW, a warm-up and a cosine, bf16 where it is safe."""
+"""Train all built-in workloads with one loop: AdamW, a warm-up and a cosine, bf16 where it is safe."""
 
 import math
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from whet.workload.training import Trainer
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """How long and how fast to learn.
+    """Hold how long and how fast to learn.
 
     Attributes:
         steps: Optimiser steps.
         learning_rate: The highest learning rate, after the warm-up.
-        weight_decay: Of matrices.
+        weight_decay: The weight decay of matrices; vectors have none.
         warmup: Steps of the warm-up.
         clip: The norm that gradients are clipped to.
     """
@@ -73,6 +73,6 @@ def report(workload: Workload, baseline: float) -> None:
 
 
 def _share(step: int, schedule: Schedule) -> float:
-    """The share of the highest learning rate at a step: a straight climb, then a cosine down to a twentieth."""
+    """Return a step's learning rate as a share of the highest: a linear rise, then a cosine down to a twentieth."""
     warm = (step + 1) / schedule.warmup
     return min(warm, 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / schedule.steps)))

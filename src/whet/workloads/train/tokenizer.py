@@ -8,7 +8,7 @@ VOCAB_SIZE = 2048
 
 
 def train_tokenizer() -> Any:
-    """A tokenizers.Tokenizer made from the training text; the same text gives the same tokenizer."""
+    """Train a tokenizers.Tokenizer on the training text and return it. The same text gives the same tokenizer."""
     package = tokenizers()
     tokenizer = package.Tokenizer(package.models.BPE())
     tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
