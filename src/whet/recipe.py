@@ -121,6 +121,8 @@ class Recipe(BaseModel):
             raise RecipeError(
                 f"{path} cannot be read as a recipe: {error}; give a recipe.toml that `whet tune` wrote"
             ) from error
+        if not data:
+            raise RecipeError(f"{path} is empty; give a recipe.toml that `whet tune` wrote")
         if data.get("format", 1) != 1:
             raise RecipeError(f"{path} has format {data['format']}; this whet reads format 1: install a newer whet")
         try:

@@ -115,7 +115,7 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, failure: Failure | None, *, note
 
 def call(**more: Any) -> None:
     profile_target.run_target(
-        "t",
+        "digits-cnn",
         **{
             "out": None,
             "depth": 3,
@@ -134,7 +134,7 @@ def test_a_child_that_ends_early_leaves_what_it_noted(
     noted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     outcome_of(monkeypatch, Failure(FailureKind.MEMORY, "used more memory than its limit of 3 MiB"), noted=noted)
-    with pytest.raises(ModelError, match="t could not be profiled to its end: used more memory"):
+    with pytest.raises(ModelError, match="digits-cnn could not be profiled to its end: used more memory"):
         call(as_json=True, out=tmp_path / "out")
     printed = capsys.readouterr().out
     assert bool(printed) == noted == (tmp_path / "out").exists()

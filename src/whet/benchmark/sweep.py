@@ -21,7 +21,6 @@ from whet.measure.isolate import QUIET, Outcome, run_isolated
 from whet.measure.load import Load, total
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.measure.stats import percentile
-from whet.workloads.target import check_name
 
 _MEDIANS = ("latency_ms", "p50_ms", "p90_ms", "p99_ms", "throughput_per_s", "share_of_limit", "watts", "energy_j")
 _LEAST_BYTES = 2**20  # what calls hold below that is the allocator's rounding
@@ -70,8 +69,6 @@ def bench(
             f"processes={processes}, budget_s={budget_s:g}: a point needs at least one process and some time; give more"
         )
     all_sizes = grid(batch, seq)
-    for target in targets:
-        check_name(target)
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
     machine = describe()
