@@ -32,6 +32,8 @@ def run(arguments: list[str]) -> None:
     Raises:
         SystemExit: Always, at the end.
     """
+    if VARIABLE in os.environ:
+        os.environ["COLUMNS"] = "1000"  # typer would break a long help into lines, and a shell takes each for a value
     if os.environ.get(VARIABLE) != "complete_bash":
         _app()(arguments, prog_name="whet")
         return
