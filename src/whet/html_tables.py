@@ -1,4 +1,4 @@
-"""Tables for notebooks: what `_repr_html_` of whet's results returns. Self-contained, and every text is escaped."""
+"""Make the tables that a notebook shows of whet's results. They load nothing, and every text is escaped."""
 
 from collections.abc import Iterable, Sequence
 from html import escape

@@ -1,4 +1,4 @@
-"""What a notebook shows of a sweep and of a gate."""
+"""Show a sweep and a gate in a notebook."""
 
 from whet import html_tables
 from whet.benchmark.formats import sentence

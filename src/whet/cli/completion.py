@@ -1,4 +1,4 @@
-"""Completion in bash, zsh, fish and PowerShell, by typer's protocol; it imports no command, and so no torch.
+"""Complete words in bash, zsh, fish and PowerShell by typer's protocol, without importing a command or torch.
 
 The options come from completion.json (see completion_table.py), the values from the file system and from names.
 """

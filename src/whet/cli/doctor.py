@@ -1,4 +1,4 @@
-"""whet doctor: one page for a bug report.
+"""Print one page for a bug report (whet doctor).
 
 This file imports the standard library alone, so that it can say which package is broken.
 """

@@ -1,4 +1,4 @@
-"""What a notebook shows of a claim."""
+"""Show a claim in a notebook."""
 
 import statistics
 

@@ -1,4 +1,4 @@
-"""What `whet doctor` found, as one value: a page of text, a table in a notebook, JSON."""
+"""Hold what `whet doctor` found, and show it as a page of text, as tables in a notebook, or as JSON."""
 
 from collections.abc import Iterator, Sequence
 
@@ -134,7 +134,7 @@ class Advice(BaseModel):
 
 
 class Checkup(BaseModel):
-    """Everything that `whet doctor` found.
+    """Hold everything that `whet doctor` found.
 
     Attributes:
         whet: Its version.
@@ -167,12 +167,12 @@ class Checkup(BaseModel):
 
     @property
     def can_tune(self) -> bool:
-        """Whether nothing essential is missing or broken."""
+        """Return whether nothing essential is missing or broken."""
         return not any(entry.is_essential for entry in self.advice)
 
     @property
     def sentence(self) -> str:
-        """The outcome in one sentence."""
+        """Return the outcome in one sentence."""
         broken = [entry.problem for entry in self.advice if entry.is_essential]
         if broken:
             return f"whet cannot tune here: {'; '.join(broken)}."

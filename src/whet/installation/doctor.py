@@ -1,4 +1,4 @@
-"""whet.doctor: what is installed here, what works, and what is missing for which command."""
+"""Find out what is installed here, what works, and what is missing for which command (whet.doctor)."""
 
 import importlib.metadata
 import os
@@ -133,7 +133,7 @@ def _on_packages(found: Checkup) -> Iterator[Advice]:
 
 
 def _remedy(packages: Sequence[Package]) -> str:
-    """Return the pip command that mends packages: broken ones are installed again."""
+    """Return the pip command that mends them. Broken packages are installed again."""
     names = " ".join(shlex.quote(package.requirement) for package in packages)
     is_broken = any(package.problem.startswith("does not import") for package in packages)
     return f"pip install {'--force-reinstall --no-deps ' if is_broken else ''}{names}"

@@ -1,4 +1,4 @@
-"""The packages that whet needs, and those of its extras: which are installed, and which import.
+"""Find out which of the packages that whet and its extras need are installed, and which of them import.
 
 Each package is imported in a child process, so that one that is broken, or that ends its process, is reported.
 """
@@ -67,7 +67,7 @@ class Package(BaseModel):
 
     @property
     def requirement(self) -> str:
-        """What pip is given to install it."""
+        """Return what pip is given to install it."""
         return f"{self.name}{self.wanted}"
 
 
@@ -86,7 +86,7 @@ class Extra(BaseModel):
 
     @property
     def unusable(self) -> tuple[Package, ...]:
-        """The packages that are missing or broken."""
+        """Return the packages that are missing or broken."""
         return tuple(package for package in self.packages if package.problem)
 
 

@@ -1,4 +1,4 @@
-"""What whet finds around itself: the machine, compilers, load, and the places where files go. It imports torch."""
+"""Describe the machine, the compilers, the load, and the places where files go. This file imports torch."""
 
 import getpass
 import os

@@ -1,4 +1,4 @@
-"""What a notebook shows of a load test."""
+"""Show a load test in a notebook."""
 
 from whet import html_tables
 from whet.load_test.report import Report

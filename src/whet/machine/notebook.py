@@ -1,4 +1,4 @@
-"""What a notebook shows of measured limits, and the rows that the terminal shows as well."""
+"""Show measured limits in a notebook, and format the rows that the terminal shows as well."""
 
 from whet import html_tables
 from whet.machine.limits import Limits

@@ -32,7 +32,7 @@ _SLOWED = {  # bits of NVML's clocks event reasons
 
 @dataclass(frozen=True)
 class PowerState:
-    """How fast the processor may run now.
+    """Describe how fast the processor may run now.
 
     Attributes:
         governor: What chooses the cores' frequency, as "performance"; several are separated by commas; "" for unknown.

@@ -1,4 +1,4 @@
-"""What a notebook shows of a profile."""
+"""Show a profile in a notebook."""
 
 from whet import html_tables
 from whet.figures import DASH, digits, duration, num_bytes, one_line, operations, percent

@@ -1,4 +1,4 @@
-"""What a notebook shows of where a training step goes."""
+"""Show in a notebook where the time of a training step goes."""
 
 from whet import html_tables
 from whet.figures import DASH, count, digits, percent

@@ -1,4 +1,4 @@
-"""What a notebook shows of a trace, and of what changed between two."""
+"""Show a trace, and what changed between two traces, in a notebook."""
 
 from whet import html_tables
 from whet.figures import DASH, nanoseconds, one_line, percent

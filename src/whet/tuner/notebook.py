@@ -1,4 +1,4 @@
-"""What a notebook shows of a tuning run, and of a recipe that was applied."""
+"""Show a tuning run, and a recipe that was applied, in a notebook."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a notebook shows of an audit: a row for each finding."""
+"""Show an audit in a notebook: a row for each finding."""
 
 from __future__ import annotations
 
