@@ -6,7 +6,7 @@ from whet.machine.notebook import limits_html
 
 
 class LimitsByDevice(tuple[Limits, ...]):
-    """A tuple of the limits of each device that a notebook shows as tables."""
+    """Hold the limits of each device, in a tuple that a notebook shows as tables."""
 
     def _repr_html_(self) -> str:
         return limits_html(*self)
