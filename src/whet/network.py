@@ -83,4 +83,6 @@ def _unusable(host: str, port: int, error: OSError) -> OptionError:
     """Return the error for an address that cannot be bound or listened on."""
     if error.errno == errno.EADDRINUSE:
         return OptionError(f"port {port} of {host} is in use; name another one, or 0 for any that is free")
-    return OptionError(f"cannot listen on {host} port {port}: {error.strerror or error}")
+    return OptionError(
+        f"cannot listen on {host} port {port}: {error.strerror or error}; give an address of this machine, as 127.0.0.1"
+    )

@@ -25,7 +25,7 @@ def check_plot(path: Path, sizes: Mapping[str, Sequence[int]]) -> None:
         MissingExtra: matplotlib is not installed.
     """
     if path.suffix not in _FORMATS:
-        raise OptionError(f"--plot writes {', '.join(_FORMATS)}; {path.name} has none of these endings")
+        raise OptionError(f"--plot writes {', '.join(_FORMATS)}; {path.name} has none of these endings; rename it")
     if max((len(set(values)) for values in sizes.values()), default=0) < 2:
         raise OptionError("--plot needs a size that varies, as --batch 1,8,32")
     if find_spec("matplotlib") is None:
@@ -39,7 +39,7 @@ def plot_sweep(sweep: Sweep, path: Path) -> None:
     the file cannot be written.
     """
     if path.suffix not in _FORMATS:
-        raise OptionError(f"--plot writes {', '.join(_FORMATS)}; {path.name} has none of these endings")
+        raise OptionError(f"--plot writes {', '.join(_FORMATS)}; {path.name} has none of these endings; rename it")
     axis, other = _axes(sweep)
     try:
         from matplotlib.figure import Figure
@@ -86,4 +86,4 @@ def _save(figure: Any, path: Path) -> None:
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+        raise OutputError(f"{path} cannot be written: {error.strerror}; choose another --plot") from error

@@ -1,7 +1,6 @@
 """Show on a terminal what `whet tune` found: the final comparison, the verdict, and a line for each trial."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -136,19 +135,13 @@ def _show_places(console: Console, result: Result) -> None:
     for name, file in (("report", "report.html"), ("recipe", RECIPE), ("model", MODEL)):
         if file == MODEL and not result.has_model:
             continue
-        path = figures.one_line(str(_shortened(result.directory / file)))
+        path = figures.one_line(str(figures.shortened(result.directory / file)))
         console.print(Text.assemble((f"{name:<8}", "dim"), path), overflow="fold")
     if result.has_model and result.libraries:
-        call = figures.load_call(str(_shortened(result.directory / MODEL)), result.libraries)
+        call = figures.load_call(str(figures.shortened(result.directory / MODEL)), result.libraries)
         console.print(Text.assemble(("load it ", "dim"), figures.one_line(call)), overflow="fold")
     elif result.unsaved:
         console.print(Text.assemble(("model   ", "dim"), figures.one_line(result.unsaved)), overflow="fold")
-
-
-def _shortened(path: Path) -> Path:
-    """Return a path relative to the working directory, if it lies below."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_absolute() and path.is_relative_to(here) else path
 
 
 def _names(steps: Sequence[Step]) -> str:
