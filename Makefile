@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 QUIETLY := --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 
-.PHONY: demo test test-all check format mutants gpu gpu-wheels clean
+.PHONY: demo test test-all check docs format mutants gpu gpu-wheels clean
 
 demo: $(STAMP)
 	$(BIN)/whet tune digits-cnn docs-encoder docs-gpt --budget 2m --out whet-out/demo-$$(date +%Y%m%d-%H%M%S)
@@ -21,6 +21,12 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) --no-print-directory docs
+
+# The documentation as a site, in site/. Nothing is fetched. A broken link ends it, in the site or in README and the like.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python tests/links.py site
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -53,4 +59,4 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .wheels .mutants.json .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) .wheels .mutants.json .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist site

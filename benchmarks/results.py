@@ -1,9 +1,9 @@
-"""Put the figures that the benchmark scripts measured into docs/results.md, into the README and into docs/gate.md.
+"""Put the figures that the benchmark scripts measured into docs/results.md, README, docs and the package.
 
     python benchmarks/results.py
 
-Reads docs/results/*.json, each written by a script of this directory, and writes docs/results.md whole. No figure in
-that file, nor between the markers of the others, is typed by hand.
+Reads docs/results/*.json, each written by a script of this directory, and writes docs/results.md whole, and the rows of
+src/whet/techniques/measured.json. No figure in these files, nor between the markers of the others, is typed by hand.
 """
 
 import json
@@ -13,18 +13,20 @@ from typing import Any
 
 from operator_tables import operator_lines
 from serving_peers.section import serving_lines
+from technique_rows import machines_table, technique_rows
 
 from whet.files import write_whole
 
 DOCS = Path(__file__).parents[1] / "docs"
 README = DOCS.parent / "README.md"
+MEASURED = DOCS.parent / "src" / "whet" / "techniques" / "measured.json"
 _BEGIN, _END = "<!-- measured: benchmarks/results.py -->", "<!-- end -->"
 _BEGIN_BUSY = "<!-- measured: benchmarks/results.py, busy -->"
 _HEAD = """# Measured results
 
-Written by `python benchmarks/results.py` from what the benchmark scripts measured; nothing here is typed by hand.
-Times of different machines cannot be compared: each table says where it was measured. Ratios come from one run, in
-pairs, with 95% bootstrap intervals.
+`python benchmarks/results.py` wrote this page from the figures of the benchmark scripts; nothing here is typed by hand.
+Each table says where it was measured, and times of different machines cannot be compared
+([why two machines differ](machines.md)). Ratios are measured in pairs within one run and have 95% bootstrap intervals.
 """
 
 
@@ -36,6 +38,7 @@ def main() -> None:
         "peers": _peers,
         "peers-torch-only": _peers,
         "serve_peers": _serving,
+        "guided": _guided,
         "serve_artefacts": _serve_artefacts,
         "gate": _gate,
         "busy": _busy,
@@ -53,6 +56,8 @@ def main() -> None:
     write_whole(DOCS / "results.md", "\n".join([_HEAD, *parts.values()]))
     _put(README, parts["demo"])
     _put(DOCS / "gate.md", parts["gate"])
+    _put(DOCS / "machines.md", f"## Machines\n\n{machines_table(DOCS / 'results')}\n")
+    write_whole(MEASURED, json.dumps(technique_rows(DOCS / "results"), indent=1, ensure_ascii=False) + "\n")
     if "busy" in parts:
         _put(DOCS / "gate.md", parts["busy"], _BEGIN_BUSY)
 
@@ -114,7 +119,7 @@ def _compiled(point: dict[str, Any] | None) -> str:
 
 def _peers(report: dict[str, Any]) -> str:
     title = "with OpenVINO and ONNX Runtime" if report["extras"] else "with torch alone"
-    weights = ", fp32 weights at random"
+    weights = ", with random float32 weights"
     if report.get("builtin"):
         title, weights = f"the built-in workloads, {title}", ""
     names = [n for n in report["models"][0]["latency_ms"] if n != "whet"]
@@ -123,9 +128,10 @@ def _peers(report: dict[str, Any]) -> str:
         "",
         *_where(report),
         "",
-        f"Median latency in ms; each peer used directly by its own documented calls{weights}. *Over the best peer*: of",
-        "torch.compile, OpenVINO int8 (NNCF) and ONNX Runtime int8, the fastest; 1.00 is a draw. Ratios are of the",
-        "rounds in pairs, so not quite those of the medians. What the peers' int8 does to quality is not judged.",
+        f"Times are median latencies in ms. Each peer is used directly, by its own documented calls{weights}.",
+        "*Over the best peer* compares whet with the fastest of torch.compile, OpenVINO int8 (NNCF) and ONNX Runtime",
+        "int8; 1.00 is a draw. Ratios come from pairs of rounds, so they differ a little from the ratios of the",
+        "medians. The quality of the peers' int8 models is not judged.",
         "",
         "| model | " + " | ".join(names) + " | whet | over the best peer | over eager |",
         "|---" * (len(names) + 4) + "|",
@@ -174,6 +180,27 @@ def _serving(report: dict[str, Any]) -> str:
     return "\n".join(["## Serving, beside the peers", "", *_where(report), "", *serving_lines(report), ""])
 
 
+def _guided(report: dict[str, Any]) -> str:
+    lines = [
+        "## Structured output",
+        "",
+        *_where(report),
+        "",
+        f"What masks cost a step of {report['num_seqs']} sequences over {report['vocab_size']:,} tokens; the target is "
+        f"less than {report['target']:.0%}.",
+        "",
+        "| structure | step without | step with masks | cost (95%) | waited for masks |",
+        "|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        low, high = row["cost_ci95"]
+        lines.append(
+            f"| {row['structure']} | {row['plain_us'] / 1e3:.2f} ms | {row['guided_us'] / 1e3:.2f} ms "
+            f"| **{row['cost']:+.1%}** ({low:+.1%} to {high:+.1%}) | {row['waited_us'] / 1e3:.3f} ms |"
+        )
+    return "\n".join([*lines, ""])
+
+
 def _serve_artefacts(report: dict[str, Any]) -> str:
     costs = "; ".join(f"{cost:.0f} µs with {count} at a time" for count, cost in report["batcher_us"].items())
     rates, many = report["per_second"], report["clients"]
@@ -201,8 +228,8 @@ def _busy(report: dict[str, Any]) -> str:
         "",
         *_where(report),
         "",
-        f"{num} verdicts, each beside other work, with {report['wait']} of waiting for quiet: {num_wrong} were wrong. "
-        f"Of {num_ratios} claimed ratios {num_far} differed by more than 15 % from the quiet machine's.",
+        f"Of {num} verdicts beside other work, with {report['wait']} of waiting for quiet, {num_wrong} were wrong. "
+        f"Of {num_ratios} claimed ratios, {num_far} differed by more than 15% from the ratio on the quiet machine.",
         "",
         "| command | beside it ran | verdicts | wrong | inconclusive: busy | inconclusive: scatter | ratios claimed "
         "| off by > 15 % | largest distance | seconds (median) |",
@@ -225,8 +252,8 @@ def _gate(report: dict[str, Any]) -> str:
         "",
         *_where(report),
         "",
-        f"Called slower: by whet's gate, of {first['num_rounds']} comparisons in each row; by the common ways, of "
-        f"{first['num_single_rounds']}.",
+        f"The share of comparisons that called the new code slower. Each row has {first['num_rounds']} comparisons by "
+        f"whet's gate, and {first['num_single_rounds']} by the common ways.",
         "",
         "| benchmark | whet's gate | not clear | pairs (median) | seconds (median) | scatter "
         "| min:5% | Mann–Whitney | scatter |",
@@ -246,10 +273,11 @@ def _overhead(report: dict[str, Any]) -> str:
     lines += [f"| {name} | {us:.2f} |" for name, us in report["uses_us"].items()]
     lines += [
         "",
-        f"A training step of {report['step_ms']:.1f} ms on one core, {report['num_pairs']} interleaved pairs of blocks "
-        f"of {report['steps_per_block']} steps; beside it what is added to a step that does next to nothing, "
-        "with the caches as they are, and with caches that each step empties (of 10 ms, 100 µs are 1 %). The blocks "
-        "leave out what is done later, for many steps at a time, and by the monitor's thread every second: see above.",
+        f"The overhead is measured on a training step of {report['step_ms']:.1f} ms on one core, in "
+        f"{report['num_pairs']} interleaved pairs of blocks of {report['steps_per_block']} steps. The other columns "
+        "show the µs that are added to an almost empty step, with caches as they are, and with caches that each step "
+        "empties. The blocks leave out work that is done later for many steps at once, and by the monitor's thread "
+        "every second; the table above has it.",
         "",
         "| watched by | overhead (95%) | µs a step | caches emptied |",
         "|---|---|---|---|",
@@ -261,8 +289,8 @@ def _overhead(report: dict[str, Any]) -> str:
         lines.append(f"| {name} | **{row['overhead']:+.2%}** ({low:+.2%} to {high:+.2%}) | {added} |")
     lines += [
         "",
-        "Whether the figures are right: layers' times over the whole call's, FLOPs over FlopCounterMode's (attention",
-        "as plain matrix products), peak memory over what another process saw.",
+        "The accuracy of the figures: the sum of the layers' times over the whole call's, FLOPs over FlopCounterMode's",
+        "(with attention as plain matrix products), and peak memory over what another process saw.",
         "",
         "| workload | layers / call | FLOPs | peak |",
         "|---|---|---|---|",
@@ -279,7 +307,7 @@ def _trace_reading(report: dict[str, Any]) -> str:
         "",
         *_where(report),
         "",
-        "`whet profile --trace`, beside what `json.load` alone takes of the same file:",
+        "`whet profile --trace`, beside `json.load` alone on the same file:",
         "",
         "| file | events | size | read and analysed | memory | json.load | its memory |",
         "|---|---|---|---|---|---|---|",
@@ -300,8 +328,8 @@ def _audit_speed(report: dict[str, Any]) -> str:
         "",
         *_where(report),
         "",
-        f"Milliseconds per 1,000 lines on one core, medians of {report['rounds']} rounds in turn, start-up included; "
-        f"`whet audit` of an empty file takes {report['start_ms']:.0f} ms.",
+        f"Milliseconds per 1,000 lines on one core: medians of {report['rounds']} rounds in which the tools take "
+        f"turns, start-up included. `whet audit` of an empty file takes {report['start_ms']:.0f} ms.",
         "",
         f"| package | lines | {' | '.join(tools)} |",
         f"|---|---|{'---|' * len(tools)}",

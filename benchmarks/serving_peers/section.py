@@ -7,9 +7,10 @@ def serving_lines(report: dict[str, Any]) -> list[str]:
     """Markdown: every figure of every engine, what was asked of whet, and how each engine was set."""
     figures, num_rounds = report["figures"], len(report["rounds"])
     lines = [
-        "A Llama-shaped model of 246 million weights at random (hidden 1024, 16 layers, 16/4 heads of 64, MLP 2816,",
-        f"vocabulary 32,000); two threads; medians over {num_rounds} rounds, each engine in a fresh process a round,",
-        "in random order. *16 requests*: given at once, 2,184 tokens in, 1,349 out. *A token at n*: one more after n.",
+        "The model is Llama-shaped with 246 million random weights (hidden size 1024, 16 layers, 16 query and 4 key",
+        "heads of 64, MLP 2816, vocabulary 32,000). Engines use two threads and run in a fresh process for each round,",
+        f"in random order; figures are medians over {num_rounds} rounds. *16 requests* are sent at once, with 2,184",
+        "tokens in and 1,349 out. *A token at n* is the time of the next token after n.",
     ]
     headings = list(next(iter(figures.values())))
     for part in (headings[:5], headings[5:]):

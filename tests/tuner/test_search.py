@@ -16,7 +16,7 @@ from whet.measure.load import Load
 from whet.measure.quiet import Patience
 from whet.recipe import Recipe, Step
 from whet.technique import Applies, NotApplicable
-from whet.tuner import space as space_of
+from whet.techniques.applicability import options_that_apply
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.plan import compile_only, complete, next_recipe
 from whet.tuner.records import TrialRecord
@@ -107,7 +107,7 @@ def test_values_of_other_options_are_offered_beside_the_one_that_applies() -> No
         options=SimpleNamespace,
         check=check,
     )
-    options, detail, _ = space_of._options_that_apply(technique, None, None)  # type: ignore[arg-type]
+    options, detail, _ = options_that_apply(technique, None, None)  # type: ignore[arg-type]
     assert options == {"calibration": ["minmax", "entropy"], "rest": ["float32"]}
     assert detail == "float32"
 

@@ -27,12 +27,14 @@ from whet.errors import OptionError
 from whet.network import LOOPBACK, is_loopback
 from whet.server.artefacts.directories import EngineSource, Source
 from whet.server.engine import Engine
+from whet.server.http.cors import ANY
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
 from whet.server.opening import checked_sources
 from whet.server.options import EngineOptions
 from whet.server.serving import DEFAULT_PORT
 from whet.server.serving import serve as run
+from whet.server.tool_formats import FORMATS
 from whet.workloads import model_directory
 
 _Model = Annotated[
@@ -93,6 +95,26 @@ _MaxPending = Annotated[
     str,
     typer.Option(metavar="SIZE", help="of all bodies that are being received; beyond it the largest is refused (503)"),
 ]
+_Cert = Annotated[str, typer.Option(metavar="FILE", help="serve HTTPS with this certificate, as PEM")]
+_Key = Annotated[str, typer.Option(metavar="FILE", help="its private key, where another file holds it")]
+_KeyPassword = Annotated[
+    str, typer.Option(envvar="WHET_SSL_KEYFILE_PASSWORD", help="the password of the key, where it is encrypted")
+]
+_Origins = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN", help="web pages of this origin may ask from a browser; * for all; may be given several times"
+    ),
+]
+_OriginsToo = Annotated[list[str] | None, typer.Option("--allowed-origins", hidden=True)]
+_ToolCallParser = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"how the model writes calls of tools: {', '.join(FORMATS)}",
+        show_default="as its chat template says",
+    ),
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="print address, model and process id as JSON once it serves")]
 
 
@@ -123,6 +145,12 @@ def serve(
     write_timeout: _WriteTimeout = "60s",
     max_body: _MaxBody = "8MiB",
     max_pending: _MaxPending = "64MiB",
+    ssl_certfile: _Cert = "",
+    ssl_keyfile: _Key = "",
+    ssl_keyfile_password: _KeyPassword = "",
+    cors_origin: _Origins = None,
+    allowed_origins: _OriginsToo = None,
+    tool_call_parser: _ToolCallParser = None,
     as_json: _AsJson = False,
 ) -> None:
     """Serve language models over HTTP as OpenAI does, and what `whet tune` made by the Open Inference Protocol."""
@@ -141,6 +169,11 @@ def serve(
         write_timeout_s=seconds(write_timeout),
         max_body_bytes=num_bytes(max_body),
         max_pending_bytes=num_bytes(max_pending),
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+        ssl_keyfile_password=ssl_keyfile_password,
+        cors_origins=(*(cors_origin or ()), *_origins(allowed_origins or ())),
+        tool_call_parser=tool_call_parser,
     )
     options = EngineOptions(
         kv=kv,
@@ -169,6 +202,18 @@ def serve(
     console.print("whet serve: ended")
 
 
+def _origins(given: Sequence[str]) -> list[str]:
+    """Return the origins of --allowed-origins: vLLM takes a JSON list, as '["*"]'."""
+    found: list[str] = []
+    for text in given:
+        try:
+            read = json.loads(text) if text.startswith("[") else [text]
+        except ValueError as error:
+            raise OptionError(f"--allowed-origins {text}: write an origin, or a JSON list of origins") from error
+        found += map(str, read)
+    return found
+
+
 def _by_name(models: Sequence[str]) -> dict[str, str]:
     """Return the directories of NAME=DIR by name."""
     found: dict[str, str] = {}
@@ -195,6 +240,8 @@ def _say_ready(
         console.print(f"{engine.name} has no chat template; conversations are put as plain lines, 'User: ...'")
     if not settings.is_local and not settings.api_keys:
         console.print("everyone who can reach this machine may ask: --api-key keeps others out")
+    if ANY in settings.cors_origins and not settings.api_keys:
+        console.print("every web page that a browser opens may ask: name the origins, or give an --api-key")
     if as_json:
         print(json.dumps({"url": server.url, "model": name, "pid": os.getpid()}), flush=True)
     if len(sources) == 1 and engine is not None:

@@ -55,6 +55,16 @@ class Tokenizer:
         if isinstance(config.get("vocab_size"), int):
             self.check_fits(config["vocab_size"])
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Return the tokens that stand for no text."""
+        return frozenset(self._special_ids)
+
+    def special_id(self, text: str) -> int | None:
+        """Return the special token that is written so, or None where there is none."""
+        token_id: int | None = self._tokenizer.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
+
     def check_fits(self, vocab_size: int) -> None:
         """Check that a model with `vocab_size` logits can belong to this tokenizer.
 
@@ -128,11 +138,16 @@ class Tokenizer:
             return ByteDetokenizer(self._spoken_bytes)
         return WindowDetokenizer(self.decode, self._is_silent, self._is_byte)
 
+    def byte_detokenizer(self) -> Detokenizer:
+        """Return one for a new sequence whose text has exactly the bytes of its tokens, special ones left out."""
+        return ByteDetokenizer(self._spoken_bytes)
+
     def chat(
         self,
         messages: Sequence[dict[str, Any]],
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
         """Return the prompt of a conversation, special tokens included. Encode it with add_special=False.
 
@@ -140,12 +155,13 @@ class Tokenizer:
             messages: The messages, each a dict with "role" and "content" and further keys that the template knows.
             add_generation_prompt: End the prompt with the beginning of the assistant's answer.
             variables: Further variables that the template may read.
+            tools: The tools that the model may call, as OpenAI's API has them. None for none.
 
         Raises:
             RequestError: The template refuses the messages. The error holds the template's own message.
         """
         return self.chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, variables=variables or {}
+            messages, add_generation_prompt=add_generation_prompt, variables=variables or {}, tools=tools
         )
 
     def token_text(self, token_id: int) -> str:

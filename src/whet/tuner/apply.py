@@ -46,6 +46,11 @@ class Applied(AppliedSteps):
     out: str
     max_drop: float | None = None
 
+    def _repr_html_(self) -> str:
+        from whet.tuner.notebook import applied_html
+
+        return applied_html(self)
+
 
 def apply(
     recipe: str | os.PathLike[str] | Recipe,

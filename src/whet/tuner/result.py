@@ -183,6 +183,11 @@ class Result(BaseModel):
         """Return the speedup of the best variant; 1.0 where the original stays."""
         return self.best.speedup
 
+    def _repr_html_(self) -> str:
+        from whet.tuner.notebook import result_html
+
+        return result_html(self)
+
     @property
     def recipe(self) -> Recipe:
         """Return the recipe of the best variant."""

@@ -15,8 +15,9 @@ from whet.machine import Limits, Machine
 from whet.machine.limits import element_bytes
 from whet.profiler import Profile
 from whet.recipe import Recipe, Step
-from whet.technique import BACKEND, PRECISION, Applies, Technique
+from whet.technique import BACKEND, PRECISION, Technique
 from whet.techniques import FOLLOWING, TABLE
+from whet.techniques.applicability import options_that_apply
 from whet.tuner.build import graph_refusal, in_order, is_in_process
 from whet.tuner.result import RefusedTechnique
 from whet.workload import ExaminedWorkload
@@ -124,7 +125,7 @@ def applicable_techniques(
         if why := graph_refusal(technique, examined) or _superseded(technique, examined, machine, exclude):
             refused.append(RefusedTechnique(technique=name, reason=why))
             continue
-        options, detail, reason = _options_that_apply(technique, examined, machine)
+        options, detail, reason = options_that_apply(technique, examined, machine)
         if options is None:
             refused.append(RefusedTechnique(technique=name, reason=reason))
             continue
@@ -148,7 +149,7 @@ def _superseded(technique: Technique, examined: ExaminedWorkload, machine: Machi
     """Return why a technique is not tried because another one that applies does the same faster, or ""."""
     if not technique.instead or technique.instead in exclude or program.refusal(examined):
         return ""
-    options, _, _ = _options_that_apply(TABLE[technique.instead], examined, machine)
+    options, _, _ = options_that_apply(TABLE[technique.instead], examined, machine)
     return "" if options is None else f"{technique.instead} does the same faster, and applies"
 
 
@@ -166,43 +167,6 @@ def _weight_scale(technique: Technique, options: Any) -> float:
     if technique.dtype_of is not None:
         return element_bytes(technique.dtype_of(options)) / element_bytes("float32")
     return 1.0
-
-
-def _options_that_apply(
-    technique: Technique, examined: ExaminedWorkload, machine: Machine
-) -> tuple[dict[str, list[Any]] | None, str, str]:
-    """Find the values of each option that the technique accepts here, with the others at their defaults.
-
-    Returns:
-        The values by option, or None where none is accepted; what the technique would do; and why its default is
-        refused.
-    """
-    defaults = {name: values[0] for name, values in technique.space.items()}
-    first = technique.check(examined, machine, technique.options(**defaults))
-    if isinstance(first, Applies):
-        return _accepted(technique, examined, machine, defaults), first.detail, ""
-    # The default is refused; another value of one option may still be accepted (float32 where the chip has no bf16).
-    for name, kept in _accepted(technique, examined, machine, defaults).items():
-        if kept:
-            chosen = {**defaults, name: kept[0]}
-            verdict = technique.check(examined, machine, technique.options(**chosen))
-            detail = verdict.detail if isinstance(verdict, Applies) else ""
-            return {**_accepted(technique, examined, machine, chosen), name: kept}, detail, first.reason
-    return None, "", first.reason
-
-
-def _accepted(
-    technique: Technique, examined: ExaminedWorkload, machine: Machine, others: Mapping[str, Any]
-) -> dict[str, list[Any]]:
-    """Return the values of each option that the technique accepts, with all other options as in `others`."""
-    return {
-        name: [
-            value
-            for value in values
-            if isinstance(technique.check(examined, machine, technique.options(**{**others, name: value})), Applies)
-        ]
-        for name, values in technique.space.items()
-    }
 
 
 class Space:

@@ -60,7 +60,7 @@ def build(directory_and_options: str, sizes: Mapping[str, int] = MappingProxyTyp
         raise TargetError("hf: lacks a directory: hf:DIR")
     options = _parse_options(query).model_copy(update=dict(sizes))
     directory = Path(name).expanduser()
-    _check_directory(directory)
+    check_directory(directory)
     model = _load(directory)
     generator = torch.Generator().manual_seed(0)
     return Workload(
@@ -174,7 +174,7 @@ def _parse_options(query: str) -> Options:
     raise TargetError(f"bad option in ?{query}: {wrong}. {known}")
 
 
-def _check_directory(directory: Path) -> None:
+def check_directory(directory: Path) -> None:
     """Raise TargetError where a directory holds no Hugging Face model that whet can load."""
     if not directory.is_dir():
         raise TargetError(
@@ -182,7 +182,10 @@ def _check_directory(directory: Path) -> None:
             "(whet downloads nothing itself: hf download NAME --local-dir DIR)"
         )
     if not (directory / "config.json").is_file():
-        raise TargetError(f"{directory} has no config.json: it is no Hugging Face model directory")
+        raise TargetError(
+            f"{directory} has no config.json: it is no Hugging Face model directory; give one that save_pretrained "
+            "wrote, or that hf download made"
+        )
     if not any(directory.glob("*.safetensors")):
         other = next((file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern)), None)
         raise TargetError(

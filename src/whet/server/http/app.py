@@ -6,6 +6,7 @@ from pydantic import BaseModel
 from whet import __version__
 from whet.server.engine import Engine
 from whet.server.http import documented
+from whet.server.http.cors import allow_origins
 from whet.server.http.encoders import encoder_routes
 from whet.server.http.errors import install_handlers
 from whet.server.http.inference import inference_routes
@@ -40,4 +41,5 @@ def make_app(served: Engine | Models, settings: Settings, lifecycle: Lifecycle) 
     kinds: tuple[type[BaseModel], ...] = (*KINDS.values(), InferenceRequest, EmbeddingRequest, RerankRequest)
     described["components"]["schemas"].update(documented.schemas(*kinds))
     app.add_middleware(RequestChecks, settings=settings, lifecycle=lifecycle)
+    allow_origins(app, settings.cors_origins)
     return app

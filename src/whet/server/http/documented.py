@@ -81,12 +81,28 @@ class ChatLogprobs(_Answer):
     refusal: None
 
 
+class CalledFunction(_Answer):
+    """Name the function that is called. Its arguments are JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Answer):
+    """Describe one call of a tool. A message of the role `tool` with its id answers it."""
+
+    id: str
+    type: str
+    function: CalledFunction
+
+
 class AnswerMessage(_Answer):
     """Hold the generated message. `refusal` is always null."""
 
     role: str
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCall] = []
 
 
 class ChatChoice(_Answer):

@@ -20,6 +20,7 @@ from whet.server.http.protocol import (
     Sampling,
     TokenizeRequest,
 )
+from whet.server.http.tools import as_template_reads
 from whet.server.request_limits import RequestLimits
 from whet.server.text import Tokenizer
 
@@ -158,7 +159,9 @@ class Reader:
         """Return the text that the model's chat template makes of a request's messages."""
         messages: Sequence[Message] = body.messages or ()
         read = [message.as_template_reads() for message in messages]
-        return self._tokenizer.chat(read, body.add_generation_prompt is not False, body.chat_template_kwargs)
+        return self._tokenizer.chat(
+            read, body.add_generation_prompt is not False, body.chat_template_kwargs, as_template_reads(body.tools)
+        )
 
     def _prompt_ids(self, prompt: str | Sequence[int], *, add_special: bool) -> Sequence[int]:
         if isinstance(prompt, str):

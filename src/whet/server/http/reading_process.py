@@ -179,9 +179,9 @@ def _short(body: BaseModel) -> dict[str, Any]:
     """Return the fields of a body that the server needs. Long ones are replaced by short, valid placeholders."""
     if not isinstance(body, Sampling):
         return {"tokens": [], "prompt": ""}
-    long = {"prompt", "messages", "tools", "chat_template_kwargs"}
+    long = {"prompt", "messages", "chat_template_kwargs"}
     return {
-        **body.model_dump(exclude=long, exclude_none=True),
+        **body.model_dump(exclude=long, exclude_none=True, by_alias=True),
         "prompt": "",
         "messages": [{"role": "user"}],
     }

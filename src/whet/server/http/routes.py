@@ -19,6 +19,7 @@ from whet.server.http.page import facts
 from whet.server.http.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from whet.server.http.reading import unknown_model
 from whet.server.http.service import Service
+from whet.server.http.tools import tool_use
 
 
 def completion_routes(service: Service) -> APIRouter:
@@ -54,11 +55,13 @@ def completion_routes(service: Service) -> APIRouter:
         async with service.intake.reading(request, ChatRequest) as read:
             body: ChatRequest = read.body
             model = service.engine(body.model)
+            several = body.parallel_tool_calls is not False
+            tools = tool_use(body.tools, body.tool_choice, several=several, form=model.tool_format)
             with model.slots(body.num_choices) as slots:
                 prompts = await read.prompts()
-                params = partial(chat_params, body)
+                params = partial(chat_params, body, tools=tools, tokenizer=model.tokenizer)
                 generation = await model.start(request, body, prompts.token_ids, params, slots)
-        writer = ChatWriter(body, model.tokenizer, model.model_name)
+        writer = ChatWriter(body, model.tokenizer, model.model_name, tools)
         return await _answer(request, generation, writer, streams=bool(body.stream))
 
     return router

@@ -63,7 +63,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """Return the URL of the server."""
-        return http_url(self.host, self.port)
+        return http_url(self.host, self.port, is_tls=bool(self._settings.ssl_certfile))
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or Ctrl-C, then drain. A second signal ends the server at once.
@@ -141,7 +141,11 @@ class _Server(uvicorn.Server):
         await self.lifespan.startup()
         most = most_connections(self._settings.max_connections)
         connections = cast("set[Connection]", self.server_state.connections)
-        self.servers = [Listener(one, self._connection, connections, most) for one in sockets or ()]  # type: ignore[misc]
+        tls, timeout_s = self._settings.tls(), self._settings.head_timeout_s
+        listeners = [
+            Listener(one, self._connection, connections, most, tls=tls, handshake_s=timeout_s) for one in sockets or ()
+        ]
+        self.servers = listeners  # type: ignore[assignment]
         self.started = True
 
     def _connection(self) -> Connection:

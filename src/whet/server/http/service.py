@@ -1,12 +1,13 @@
 """Provide what the routes need: places in the engine's queue, prompts, and generation."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from fastapi import Request
 
-from whet.errors import TargetError
+from whet.errors import RequestError, TargetError
 from whet.server.engine import Engine
 from whet.server.http.errors import ApiError, as_api_errors, invalid
 from whet.server.http.generation import Generation, Order
@@ -19,7 +20,11 @@ from whet.server.http.request_checks import KEY
 from whet.server.http.settings import Settings
 from whet.server.loop import Reservation
 from whet.server.sampling_params import SamplingParams
+from whet.server.structure import Structure
 from whet.server.text import Tokenizer
+from whet.server.tool_formats import find_format
+
+_MOST_COMPILING = 2  # structures at once; each takes a core
 
 
 class ModelService:
@@ -36,6 +41,8 @@ class ModelService:
         self.tokenizer: Tokenizer = engine.tokenizer
         self.settings = settings
         self.lifecycle = lifecycle
+        self.tool_format = find_format(self.tokenizer.chat_template.text, settings.tool_call_parser)
+        self._compiling = asyncio.Semaphore(_MOST_COMPILING)
         self._most_choices = engine.options.max_num_seqs + engine.options.max_waiting
         self.served = Served(names=tuple(names), max_model_len=engine.max_model_len, vocab_size=engine.model.vocab_size)
 
@@ -93,11 +100,26 @@ class ModelService:
             ApiError: The engine refused the request.
         """
         by_choice = [params(choice) for choice in range(body.num_choices)]
+        await self._compile(body, by_choice[0].structure)
         generation = Generation(self.engine, self.lifecycle)
         salt = self.settings.cache_salt(request.scope.get(KEY, ""), body.cache_salt)
         with as_api_errors():
             await generation.start([Order(ids, one) for ids in prompts for one in by_choice], slots, salt)
         return generation
+
+    async def _compile(self, body: Sampling, structure: Structure | None) -> None:
+        """Compile the structure of a request's answers, if any, while others have their turn on the event loop.
+
+        Raises ApiError (400) where it cannot be enforced, in the name of the field that asks for it.
+        """
+        if structure is None:
+            return
+        field = "tools" if (asked := body.structure()) is None else asked[0]
+        async with self._compiling:
+            try:
+                await asyncio.to_thread(self.engine.compile, structure)
+            except RequestError as error:
+                raise invalid(f"{field}: {error}", field.partition(".")[0], error.code) from error
 
 
 class Service:

@@ -1,0 +1,50 @@
+"""Find which options of a technique a workload and a machine accept."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from whet.machine import Machine
+from whet.technique import Applies, Technique
+from whet.workload import ExaminedWorkload
+
+
+def options_that_apply(
+    technique: Technique, examined: ExaminedWorkload, machine: Machine
+) -> tuple[dict[str, list[Any]] | None, str, str]:
+    """Find the values of each option that a technique accepts here, while the other options keep their defaults.
+
+    Args:
+        technique: The technique.
+        examined: The workload that it would change.
+        machine: The machine that the workload would run on.
+
+    Returns:
+        The accepted values of each option, None where the technique is refused with every value; what it would do, in
+        words; and why its defaults are refused, "" where they are accepted.
+    """
+    defaults = {name: values[0] for name, values in technique.space.items()}
+    first = technique.check(examined, machine, technique.options(**defaults))
+    if isinstance(first, Applies):
+        return _accepted(technique, examined, machine, defaults), first.detail, ""
+    # The default is refused; another value of one option may still be accepted (float32 where the chip has no bf16).
+    for name, kept in _accepted(technique, examined, machine, defaults).items():
+        if kept:
+            chosen = {**defaults, name: kept[0]}
+            verdict = technique.check(examined, machine, technique.options(**chosen))
+            detail = verdict.detail if isinstance(verdict, Applies) else ""
+            return {**_accepted(technique, examined, machine, chosen), name: kept}, detail, first.reason
+    return None, "", first.reason
+
+
+def _accepted(
+    technique: Technique, examined: ExaminedWorkload, machine: Machine, others: Mapping[str, Any]
+) -> dict[str, list[Any]]:
+    """Return the values of each option that a technique accepts, while the other options are those of `others`."""
+    return {
+        name: [
+            value
+            for value in values
+            if isinstance(technique.check(examined, machine, technique.options(**{**others, name: value})), Applies)
+        ]
+        for name, values in technique.space.items()
+    }

@@ -1,0 +1,234 @@
+"""Describe every technique: its card, its options, what was measured of it, and whether it can run on this machine.
+
+`whet techniques` and the pages of the documentation show what this file returns.
+"""
+
+import dataclasses
+import difflib
+import inspect
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.auditor.card import read_sections
+from whet.errors import OptionError
+from whet.machine import describe
+from whet.technique import Technique
+from whet.techniques import TABLE
+from whet.techniques.applicability import options_that_apply
+from whet.workload import ExaminedWorkload, InferenceWorkload, examine
+
+MEASURED = Path(__file__).with_name("measured.json")  # written by benchmarks/results.py
+_NUM_LINEAR = 16  # with fewer, keep_precision could not leave 16 layers in floating point and still quantise one
+_ATTRIBUTE = re.compile(r"^    (?P<name>\w+): (?P<text>.*(?:\n {8,}.*)*)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class OptionCard:
+    """Describe one option of a technique.
+
+    Attributes:
+        name: The option's name in recipes.
+        default: Its value where a recipe names none.
+        tried: The values that `whet tune` tries, the first one first; empty where it never changes the option.
+        text: What the option does; "" where the technique's remarks say it.
+    """
+
+    name: str
+    default: Any
+    tried: tuple[Any, ...] = ()
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class MeasuredRow:
+    """Describe one measured recipe that contains a technique.
+
+    Attributes:
+        model: The model that was measured.
+        recipe: The recipe, with its options.
+        is_alone: Whether the recipe contains this technique only.
+        speedup: The original's time over the recipe's time.
+        ci95: The 95% interval of the speedup; None where it was measured in the screening only.
+        quality: What became of the model's quality, in words.
+        chip: The processor.
+        fingerprint: The machine's fingerprint.
+        command: The command that measured it.
+    """
+
+    model: str
+    recipe: str
+    is_alone: bool
+    speedup: float
+    ci95: tuple[float, float] | None
+    quality: str
+    chip: str
+    fingerprint: str
+    command: str
+
+
+@dataclass(frozen=True)
+class TechniqueCard:
+    """Describe one technique, independent of the machine.
+
+    Attributes:
+        name: The technique's name in recipes and tables.
+        stage: The stage of a recipe that it belongs to.
+        title: One sentence about it.
+        sections: "What", "When it helps", "When it hurts", "Numerics", "Composes" and "Source".
+        options: Its options.
+        remarks: What is said about its options together.
+        measured: Every published measurement of a recipe that contains it.
+    """
+
+    name: str
+    stage: str
+    title: str
+    sections: dict[str, str]
+    options: tuple[OptionCard, ...]
+    remarks: str
+    measured: tuple[MeasuredRow, ...]
+
+
+@dataclass(frozen=True)
+class TechniqueHere(TechniqueCard):
+    """Describe one technique on this machine.
+
+    Whether it applies to a model of yours depends on the model too: `whet tune` and `whet profile` say so.
+
+    Attributes:
+        can_run: Whether it can run on this machine at all.
+        reason: Why it cannot run; "" where it can.
+        refused: The values of its options that cannot be used on this machine.
+    """
+
+    can_run: bool
+    reason: str
+    refused: dict[str, tuple[Any, ...]]
+
+
+def list_techniques() -> list[TechniqueHere]:
+    """Return every technique in the order in which recipes apply them, and whether it can run on this machine.
+
+    Each technique is asked about a small model that has a layer for every technique.
+    """
+    return [_here(technique) for technique in TABLE.values()]
+
+
+def describe_technique(name: str) -> TechniqueHere:
+    """Return one technique, and whether it can run on this machine.
+
+    Raises:
+        OptionError: There is no technique of that name. The message names the nearest ones.
+    """
+    if name not in TABLE:
+        near = difflib.get_close_matches(name, TABLE, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(TABLE)}"
+        raise OptionError(f"there is no technique {name!r}; {hint}")
+    return _here(TABLE[name])
+
+
+def technique_cards() -> list[TechniqueCard]:
+    """Return the card of every technique in the order in which recipes apply them, without a look at the machine."""
+    return [_card(technique) for technique in TABLE.values()]
+
+
+def _card(technique: Technique) -> TechniqueCard:
+    title, sections = read_sections(inspect.cleandoc(technique.card or ""))
+    texts, remarks = _option_texts(technique.options)
+    options = tuple(
+        OptionCard(field.name, field.default, technique.space.get(field.name, ()), texts.get(field.name, ""))
+        for field in dataclasses.fields(technique.options)
+    )
+    rows = tuple(row for name, row in _measured_rows() if name == technique.name)
+    return TechniqueCard(technique.name, technique.stage.value, title, sections, options, remarks, rows)
+
+
+def _option_texts(options: type[Any]) -> tuple[dict[str, str], str]:
+    """Return what the docstring of a technique's options says of each option, and the rest of it."""
+    if not dataclasses.fields(options):
+        return {}, ""
+    rest, _, attributes = inspect.cleandoc(options.__doc__ or "").partition("Attributes:\n")
+    texts = {found["name"]: " ".join(found["text"].split()) for found in _ATTRIBUTE.finditer(attributes)}
+    return texts, rest.strip()
+
+
+@cache
+def _measured_rows() -> tuple[tuple[str, MeasuredRow], ...]:
+    """Return every published measurement with the name of a technique that its recipe contains."""
+    rows = json.loads(MEASURED.read_text(encoding="utf-8"))
+    return tuple(
+        (name, MeasuredRow(**fields, is_alone=len(names) == 1, ci95=None if ci95 is None else tuple(ci95)))
+        for names, ci95, fields in ((row.pop("techniques"), row.pop("ci95"), row) for row in rows)
+        for name in names
+    )
+
+
+def _here(technique: Technique) -> TechniqueHere:
+    examined = _sample(has_graph=not technique.in_process)
+    options, _, reason = options_that_apply(technique, examined, describe())
+    refused = {
+        name: tuple(value for value in values if value not in (options or {}).get(name, ()))
+        for name, values in technique.space.items()
+    }
+    card = {field.name: getattr(_card(technique), field.name) for field in dataclasses.fields(TechniqueCard)}
+    return TechniqueHere(
+        **card,
+        can_run=options is not None,
+        reason=reason if options is None else "",
+        refused={} if options is None else {name: values for name, values in refused.items() if values},
+    )
+
+
+@cache
+def _sample(*, has_graph: bool) -> ExaminedWorkload:
+    """Return a small model that has a layer for every technique.
+
+    Args:
+        has_graph: Whether torch.export takes the model. Otherwise only techniques that run its own code can.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = _Sample(has_graph).eval()
+        workload = InferenceWorkload(model=model, inputs=[torch.randn(2, 32, 4, 4)], name="sample")
+    return examine(workload, with_quality=False, with_effects=False)
+
+
+class _Sample(nn.Module):
+    """Compute a convolution with a batch norm, attention written out by hand, and linear layers.
+
+    Args:
+        has_graph: Whether forward does without NumPy, which torch.export cannot trace.
+    """
+
+    def __init__(self, has_graph: bool) -> None:
+        super().__init__()
+        self.has_graph = has_graph
+        self.convolution = nn.Conv2d(32, 32, 3, padding=1)
+        self.norm = nn.BatchNorm2d(32)
+        self.query, self.key, self.value = (nn.Linear(32, 32) for _ in range(3))
+        self.output = nn.Sequential(*(nn.Linear(32, 32) for _ in range(_NUM_LINEAR)))
+
+    def forward(self, x_NCHW: Tensor) -> Tensor:
+        """Turn [N, 32, 4, 4] into [N, 16, 32]."""
+        x_NTC = self.norm(self.convolution(x_NCHW)).flatten(2).transpose(1, 2)
+        if not self.has_graph:
+            x_NTC = torch.from_numpy(-x_NTC.numpy())
+        query, key, value = self.query(x_NTC), self.key(x_NTC), self.value(x_NTC)
+        scores = (query @ key.transpose(-2, -1) * 32**-0.5).softmax(-1)
+        return self.output(scores @ value)  # type: ignore[no-any-return]
+
+
+def by_stage(techniques: Iterable[TechniqueHere]) -> dict[str, list[TechniqueHere]]:
+    """Group techniques by their stage; the order stays."""
+    stages: dict[str, list[TechniqueHere]] = {}
+    for technique in techniques:
+        stages.setdefault(technique.stage, []).append(technique)
+    return stages
