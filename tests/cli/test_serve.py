@@ -99,7 +99,7 @@ def test_a_model_that_cannot_be_served(
         (["--served-model-name", ""], "--served-model-name"),
         (["--shutdown-timeout", "soon"], "is not a duration"),
         (["--recipe", "nowhere.toml"], "nowhere.toml does not exist"),
-        (["--port", "70000"], "port 70000 is none"),
+        (["--port", "70000"], "port 70000 does not exist"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
     ],
 )

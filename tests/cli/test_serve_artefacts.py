@@ -15,6 +15,9 @@ from small_programs import save, small
 
 import whet
 from whet.cli import main
+from whet.server.artefacts.directories import ArtefactSource
+from whet.server.opening import Given, opened
+from whet.server.options import EngineOptions
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -77,6 +80,24 @@ def test_several_models_to_the_end(tuned: Path, tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_models_that_were_tuned_with_different_numbers_of_threads(tuned: Path, tmp_path: Path) -> None:
+    sources = {}
+    for number in (1, 2, 2):
+        directory = shutil.copytree(tuned / "model", tmp_path / f"model-{len(sources)}")
+        manifest = json.loads((directory / "artefact.json").read_text()) | {"num_threads": number}
+        (directory / "artefact.json").write_text(json.dumps(manifest))
+        sources[f"m{len(sources)}",] = ArtefactSource(directory, "model")
+    before, notes = torch.get_num_threads(), list[str]()
+    try:
+        for chosen in (sources, dict(list(sources.items())[1:])):
+            with opened(chosen, Given(EngineOptions()), notes.append) as models:
+                assert models.artefacts.keys() == {name for (name,) in chosen}
+    finally:
+        torch.set_num_threads(before)
+    assert len(notes) == 1
+    assert "(m0 with 1, m1 with 2, m2 with 2): the last one's holds for all" in notes[0]
 
 
 @pytest.mark.parametrize(

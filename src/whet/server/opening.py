@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from whet.artefact import set_threads
+from whet.artefact import read_manifest, set_threads
 from whet.errors import OptionError
 from whet.models.options import Dtype, WeightBits
 from whet.recipe import Recipe
@@ -77,6 +77,7 @@ def opened(sources: Mapping[Names, Source], given: Given, note: Callable[[str], 
     """Load all models, for the time of the block. Raises what loading them raises."""
     engines = {names: source for names, source in sources.items() if isinstance(source, EngineSource)}
     _check_fit(engines, given)
+    _note_threads(sources, note)
     tokenizers = {names: Tokenizer(source.directory) for names, source in engines.items()}
     with ExitStack() as stack:
         artefacts, encoders = {}, {}
@@ -104,6 +105,17 @@ def _check_fit(engines: Mapping[Names, EngineSource], given: Given) -> None:
     for name in ("recipe", "draft"):
         if getattr(given, name) is not None and len(engines) > 1:
             raise OptionError(f"--{name} is for one language model, and {len(engines)} are served")
+
+
+def _note_threads(sources: Mapping[Names, Source], note: Callable[[str], None]) -> None:
+    """Note that artefacts were tuned with different numbers of threads: PyTorch has one number for the process."""
+    found = {}
+    for names, source in sources.items():
+        if isinstance(source, ArtefactSource) and (number := read_manifest(source.directory).num_threads) is not None:
+            found[names[0]] = number
+    if len(set(found.values())) > 1:
+        told = ", ".join(f"{name} with {number}" for name, number in found.items())
+        note(f"models were tuned with different numbers of threads ({told}): the last one's holds for all")
 
 
 def _options(source: EngineSource, given: Given, note: Callable[[str], None]) -> EngineOptions:

@@ -143,7 +143,7 @@ def test_requests_that_are_refused(server: HttpServer) -> None:
     assert "sequence_id" in refusal(infer(server, {"inputs": [INPUT], "parameters": {"sequence_id": 3}}), 400)
     assert "no model 'other'" in refusal(infer(server, {}, "/v2/models/other/infer"), 404)
     assert "no version '2'" in refusal(infer(server, {}, "/v2/models/doubled/versions/2/infer"), 404)
-    assert "there is no /v2/other" in refusal(ask(server, "/v2/other"), 404)
+    assert "there is no path /v2/other" in refusal(ask(server, "/v2/other"), 404)
     assert "does not take GET" in refusal(ask(server, "/v2/models/doubled/infer"), 405)
     assert "encoded" in refusal(infer(server, {"inputs": [INPUT]}, **{"Content-Encoding": "gzip"}), 415)
 
@@ -343,8 +343,8 @@ def test_the_end_waits_for_what_runs_and_takes_nothing_new() -> None:
             server.begin_end()
             wait_for(lambda: ask(server, "/v2/health/ready").status == 503)
             refused = infer(server, one(3), path)
-            assert "about to end" in refusal(refused, 503)
-            assert "about to end" in refusal(ask(server, "/v2/models/held/ready"), 503)
+            assert "is shutting down" in refusal(refused, 503)
+            assert "is shutting down" in refusal(ask(server, "/v2/models/held/ready"), 503)
             held.gate.set()
             assert running.result().json["outputs"][0]["data"] == [2.0] * 3
             assert waiting.result().json["outputs"][0]["data"] == [4.0] * 3
@@ -358,7 +358,7 @@ def test_the_end_cuts_what_takes_too_long() -> None:
             running = clients.submit(infer, server, one(1), "/v2/models/held/infer")
             assert held.begun.wait(10)
             server.begin_end()
-            assert "the server is ending" in refusal(running.result(), 503)
+            assert "the server is shutting down" in refusal(running.result(), 503)
         held.gate.set()
 
 

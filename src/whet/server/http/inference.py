@@ -56,7 +56,9 @@ class Work:
             if not self._is_cut:
                 self._task.cancel()
                 raise
-            raise unavailable("the server is ending; this request took longer than the time it had left") from None
+            raise unavailable(
+                "the server is shutting down, and this request took too long; send it again later"
+            ) from None
         finally:
             self._lifecycle.ended(self)
 
