@@ -27,6 +27,7 @@ from .server.engine import Engine as Engine
 from .server.options import EngineOptions as EngineOptions
 from .server.sampling_params import SamplingParams as SamplingParams
 from .server.serving import serve as serve
+from .server.structure import Structure as Structure
 from .step_profiler.watch import watch as watch
 from .target_profiler.model import profile_nvtx as profile_nvtx
 from .target_profiler.model import profile_target as profile_target

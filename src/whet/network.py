@@ -54,9 +54,9 @@ def listen(bound: socket.socket, backlog: int) -> None:
         raise _unusable(host, port, error) from error
 
 
-def http_url(host: str, port: int) -> str:
-    """Return the address of an HTTP server."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+def http_url(host: str, port: int, *, is_tls: bool = False) -> str:
+    """Return the address of an HTTP server, or of an HTTPS server."""
+    return f"{'https' if is_tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

@@ -15,7 +15,7 @@ DEFAULTS = {
     "serve": ["(bf16)", "(as-is)", "(what the model", "(a quarter of", "(the directory's", "[default: 8000]"],
     "chat": ["(random)", "[default: 0.7]"],
     "bench-serve": ["(0.7)", "(60s, or what", "(so that the longest fits)", "(no limit)"],
-    "monitor": ["(8765, or any", "(the script's)"],
+    "monitor": ["(8765, or any", "(the script's name)"],
 }
 
 

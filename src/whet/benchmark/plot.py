@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from whet import look
 from whet.benchmark.report import Sweep
 from whet.errors import MissingExtra, OptionError, OutputError
 
@@ -46,6 +47,7 @@ def plot_sweep(sweep: Sweep, path: Path) -> None:
         raise MissingExtra("matplotlib", "report", "--plot") from error
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
+    axes.set_prop_cycle(color=look.chart_colours())
     for label, values in _lines(sweep, axis, other).items():
         values.sort()
         axes.plot([x for x, _ in values], [y for _, y in values], marker="o", label=label)

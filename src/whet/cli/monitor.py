@@ -39,10 +39,7 @@ def monitor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as one JSON object at the end")] = False,
 ) -> None:
-    """Watch a command as it runs: a live page, Prometheus metrics, and a summary at the end.
-
-    The exit code is the command's.
-    """
+    """Watch a command as it runs: a live page, Prometheus metrics, and a summary. Exit with its code."""
     console = Console(stderr=True)
 
     def show(summary: Summary) -> None:

@@ -10,6 +10,7 @@ from rich.text import Text
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Step
 from whet.tuner import figures
+from whet.tuner.headline import headline
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MODEL, MeasuredVariant, Result
 
@@ -52,15 +53,24 @@ def show_result(console: Console, result: Result) -> None:
         table.add_row(*_cells(result, point), style="bold" if point.label == result.best.label else "")
     console.print()
     console.print(table)
+    console.print()
+    _show_headline(console, result)
+    console.print()
+    _show_places(console, result)
+
+
+def _show_headline(console: Console, result: Result) -> None:
+    """Print the verdict in words, what is sure about it, and then the details."""
     word, style = _HEADLINES[result.verdict]
     if result.verdict == "gain" and result.best.change is not None and not result.best.change.is_shown:
         style = "bold yellow"
-    sentence = figures.one_line(result.sentence)
-    repeats = sentence.lower().startswith(word.lower())
-    console.print()
-    console.print(Text(sentence, style) if repeats else Text.assemble((word, style), "  ", sentence))
-    console.print()
-    _show_places(console, result)
+    said = headline(result)
+    repeats = said.words.lower().startswith(word.lower())
+    console.print(Text(said.words, style) if repeats else Text.assemble((word, style), "  ", (said.words, "bold")))
+    if said.sure:
+        console.print(Text(said.sure))
+    if said.details:
+        console.print(Text(figures.one_line(said.details), "dim" if result.verdict == "gain" else ""))
 
 
 def show_trial(console: Console, record: TrialRecord) -> None:

@@ -127,6 +127,8 @@ class Result(BaseModel):
     """Hold everything that one run of `whet tune` found.
 
     Attributes:
+        model_directory: The directory of hf:DIR, from the root; "" for other targets.
+        model_type: The type that its config.json names.
         model: A digest of the names, shapes and dtypes of the model's weights.
         needed_s: About the budget that a verdict takes, where this one was too small for it.
         outlook: What was expected to fit into the budget.
@@ -141,6 +143,8 @@ class Result(BaseModel):
 
     format: int = 1
     target: str
+    model_directory: str = ""
+    model_type: str = ""
     model: str = ""
     objective: Objective = "latency"
     max_drop: float = 0.01

@@ -42,6 +42,7 @@ from whet.tuner.trial_context import TrialContext
 from whet.workload import Quality, Workload
 from whet.workloads.handover import hand_over
 from whet.workloads.target import check_name
+from whet.workloads.text_encoder import identity_of
 
 _EXAMINATION_LIMIT_S = 180.0
 
@@ -190,6 +191,7 @@ def _tuned(plan: Plan, preparing: AbstractContextManager[Prepared], patience: Pa
         context = TrialContext(target.address, facts, work, run, plan.trial_limit_s)
         result = _concluded(context, study, plan.goal, budget, listener, patience)
         result.target, result.out = target.name, str(directory)
+        result.model_directory, result.model_type = identity_of(target.name)
         result.started_at = began.isoformat(timespec="seconds")
         result.command = plan.command(target, facts.exclude)
         _write(context, result, directory)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from whet.errors import MissingExtra, TargetError, foreign
 from whet.workload import Workload
 from whet.workloads import audio
+from whet.workloads.text_encoder import is_reranker
 
 DEFAULT_TOKENS = 128
 DEFAULT_IMAGE_SIZE = 224  # pixels
@@ -114,6 +115,8 @@ def example_inputs(
         if "attention_mask" in parameters and not _is_decoder_only(config):
             # Encoders are served with a mask. In a causal decoder a mask only prevents the fast kernels.
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        if "token_type_ids" in parameters and is_reranker(config) and getattr(config, "type_vocab_size", 0) > 1:
+            inputs["token_type_ids"] = _second_half(inputs["input_ids"])  # it tells the query from the text
     elif options.seq is not None:
         raise TargetError(f"{type(model).__name__} takes images: seq does not apply, leave it out")
     return inputs
@@ -141,6 +144,12 @@ def _text(config: Any, options: Options, generator: torch.Generator) -> Tensor:
     input_ids = torch.randint(config.vocab_size, (options.batch, num_tokens), generator=generator)
     # A padding token in the middle of a text would be masked by some models.
     return input_ids if padding is None else input_ids.where(input_ids != padding, (padding + 1) % config.vocab_size)
+
+
+def _second_half(input_ids: Tensor) -> Tensor:
+    """Return 0 for the tokens of a first text and 1 for those of a second, as long as the first: int64 [batch, seq]."""
+    places = torch.arange(input_ids.shape[1])
+    return (places >= input_ids.shape[1] // 2).long().expand_as(input_ids).contiguous()
 
 
 def _is_decoder_only(config: Any) -> bool:
