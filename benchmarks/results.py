@@ -38,6 +38,8 @@ def main() -> None:
         "peers": _peers,
         "peers-torch-only": _peers,
         "serve_peers": _serving,
+        "guided": _guided,
+        "serve_artefacts": _serve_artefacts,
         "gate": _gate,
         "busy": _busy,
         "overhead": _overhead,
@@ -176,6 +178,44 @@ def _kept(row: dict[str, Any]) -> str:
 
 def _serving(report: dict[str, Any]) -> str:
     return "\n".join(["## Serving, beside the peers", "", *_where(report), "", *serving_lines(report), ""])
+
+
+def _guided(report: dict[str, Any]) -> str:
+    lines = [
+        "## Structured output",
+        "",
+        *_where(report),
+        "",
+        f"What masks cost a step of {report['num_seqs']} sequences over {report['vocab_size']:,} tokens; the target is "
+        f"less than {report['target']:.0%}.",
+        "",
+        "| structure | step without | step with masks | cost (95%) | waited for masks |",
+        "|---|---|---|---|---|",
+    ]
+    for row in report["rows"]:
+        low, high = row["cost_ci95"]
+        lines.append(
+            f"| {row['structure']} | {row['plain_us'] / 1e3:.2f} ms | {row['guided_us'] / 1e3:.2f} ms "
+            f"| **{row['cost']:+.1%}** ({low:+.1%} to {high:+.1%}) | {row['waited_us'] / 1e3:.3f} ms |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def _serve_artefacts(report: dict[str, Any]) -> str:
+    costs = "; ".join(f"{cost:.0f} µs with {count} at a time" for count, cost in report["batcher_us"].items())
+    rates, many = report["per_second"], report["clients"]
+    lines = [
+        "## Serving what was tuned",
+        "",
+        *_where(report),
+        "",
+        f"The batcher's own time per request: {costs} (target {report['target_us']:.0f} µs).",
+        "",
+        f"docs-encoder over HTTP, in turns: 1 client {rates['one']:.0f} requests/s, {many} clients "
+        f"{rates['many']:.0f}/s, **{report['ratio']:.2f}x** (target {report['target_ratio']}x).",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _busy(report: dict[str, Any]) -> str:

@@ -66,6 +66,12 @@ def test_what_is_written_is_read(path: Path, recipe: Recipe) -> None:
     assert path.read_bytes() == first
 
 
+def test_an_empty_file_is_no_recipe(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text("\n# nothing\n")
+    with pytest.raises(RecipeError, match="is empty; give a recipe"):
+        Recipe.read(tmp_path / "recipe.toml")
+
+
 def test_a_full_recipe_is_toml_that_people_can_read(path: Path) -> None:
     step = Step(technique="int8_static", options={"calibration": "entropy", "per_channel": True, "bits": 8})
     recipe = Recipe(target="digits-cnn", fingerprint="abc", evidence=EVIDENCE, steps=[step, Step(technique="inductor")])

@@ -12,6 +12,7 @@ from .comparison.claim import Claim as Claim
 from .comparison.targets import compare as compare
 from .errors import WhetError as WhetError
 from .fix_trials.measure_fixes import measure_fixes as measure_fixes
+from .installation.doctor import doctor as doctor
 from .kernels.register import register_kernel as register_kernel
 from .load_test.bench_serve import bench_serve as bench_serve
 from .machine import Machine as Machine
@@ -26,6 +27,7 @@ from .server.engine import Engine as Engine
 from .server.options import EngineOptions as EngineOptions
 from .server.sampling_params import SamplingParams as SamplingParams
 from .server.serving import serve as serve
+from .server.structure import Structure as Structure
 from .step_profiler.watch import watch as watch
 from .target_profiler.model import profile_nvtx as profile_nvtx
 from .target_profiler.model import profile_target as profile_target

@@ -53,13 +53,15 @@ def check_file(path: Path | None) -> None:
     if path is None:
         return
     if not path.absolute().parent.is_dir():
-        raise OutputError(f"{path} cannot be written: there is no directory {path.absolute().parent}")
+        raise OutputError(
+            f"{path} cannot be written: there is no directory {path.absolute().parent}; make it, or name another file"
+        )
     if path.is_dir():
         raise OutputError(f"{path} is a directory; name a file")
     try:
         _try_to_write(path.absolute())
     except OSError as error:
-        raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}; name another file") from error
 
 
 def usable_directory(directory: Path) -> Path:
@@ -71,12 +73,23 @@ def usable_directory(directory: Path) -> Path:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot make the directory {directory}: {error.strerror or error}") from error
+        raise OutputError(f"cannot make the directory {directory}: {error.strerror or error}; name another") from error
     try:
         _try_to_write(directory.absolute() / "whet")
     except OSError as error:
-        raise OutputError(f"cannot write into the directory {directory}: {error.strerror or error}") from error
+        raise OutputError(
+            f"cannot write into the directory {directory}: {error.strerror or error}; name another"
+        ) from error
     return directory
+
+
+def is_writable(directory: Path) -> bool:
+    """Return whether a file can be made in a directory that is there."""
+    try:
+        _try_to_write(directory.absolute() / ".whet")
+    except OSError:
+        return False
+    return True
 
 
 def _try_to_write(path: Path) -> None:
@@ -109,7 +122,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+        raise OutputError(
+            f"cannot write {path}: {error.strerror or error}; free some space, or name another place"
+        ) from error
     finally:
         with contextlib.suppress(OSError):  # it is gone after the rename, or could not be made
             partial.unlink()
@@ -134,7 +149,9 @@ def replace_directory(partial: Path, directory: Path) -> None:
                 old.replace(directory)
             raise
     except OSError as error:
-        raise OutputError(f"cannot write {directory}: {error.strerror or error}") from error
+        raise OutputError(
+            f"cannot write {directory}: {error.strerror or error}; free some space, or name another place"
+        ) from error
     shutil.rmtree(old, ignore_errors=True)
 
 

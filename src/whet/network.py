@@ -54,9 +54,9 @@ def listen(bound: socket.socket, backlog: int) -> None:
         raise _unusable(host, port, error) from error
 
 
-def http_url(host: str, port: int) -> str:
-    """Return the address of an HTTP server."""
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+def http_url(host: str, port: int, *, is_tls: bool = False) -> str:
+    """Return the address of an HTTP server, or of an HTTPS server."""
+    return f"{'https' if is_tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
@@ -83,4 +83,6 @@ def _unusable(host: str, port: int, error: OSError) -> OptionError:
     """Return the error for an address that cannot be bound or listened on."""
     if error.errno == errno.EADDRINUSE:
         return OptionError(f"port {port} of {host} is in use; name another one, or 0 for any that is free")
-    return OptionError(f"cannot listen on {host} port {port}: {error.strerror or error}")
+    return OptionError(
+        f"cannot listen on {host} port {port}: {error.strerror or error}; give an address of this machine, as 127.0.0.1"
+    )

@@ -118,7 +118,11 @@ class Recipe(BaseModel):
         except FileNotFoundError as error:
             raise RecipeError(f"{path} does not exist; `whet tune` writes one") from error
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise RecipeError(f"{path} cannot be read as a recipe: {error}") from error
+            raise RecipeError(
+                f"{path} cannot be read as a recipe: {error}; give a recipe.toml that `whet tune` wrote"
+            ) from error
+        if not data:
+            raise RecipeError(f"{path} is empty; give a recipe.toml that `whet tune` wrote")
         if data.get("format", 1) != 1:
             raise RecipeError(f"{path} has format {data['format']}; this whet reads format 1: install a newer whet")
         try:
@@ -126,7 +130,9 @@ class Recipe(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
-            raise RecipeError(f"{path} is not a valid recipe: {where}: {first['msg']}") from error
+            raise RecipeError(
+                f"{path} is not a valid recipe: {where}: {first['msg']}; give a recipe.toml that `whet tune` wrote"
+            ) from error
 
 
 def _plain(value: object) -> str:

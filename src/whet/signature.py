@@ -233,7 +233,7 @@ def _read_call(batch: Batch, output: Any) -> Signature:
     inputs = [argument for i, value in enumerate(args) for argument in _arguments(value, None, f"{i}")]
     inputs += [argument for name, value in kwargs.items() for argument in _arguments(value, name, name)]
     if not inputs:
-        raise InputsError("a batch holds no tensor; give at least one")
+        raise InputsError("a batch holds no tensor; give a tensor, a tuple of tensors or a dict of tensors")
     return Signature(tuple(inputs), read_output(output), nodes, named)
 
 

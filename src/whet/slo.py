@@ -37,7 +37,7 @@ class Slo:
             if found is None or found[1] not in ("ttft", "tpot", "e2e") or float(found[2]) <= 0:
                 raise OptionError(f"--slo {text!r}: write limits as ttft=500ms,tpot=50ms,e2e=10s, one or more of them")
             if f"{found[1]}_s" in limits:
-                raise OptionError(f"--slo {text!r} names {found[1]} twice")
+                raise OptionError(f"--slo {text!r} names {found[1]} twice; give it once")
             limits[f"{found[1]}_s"] = float(found[2]) * _UNITS_S[found[3]]
         return cls(**limits)
 

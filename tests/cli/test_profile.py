@@ -115,7 +115,7 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, failure: Failure | None, *, note
 
 def call(**more: Any) -> None:
     profile_target.run_target(
-        "t",
+        "digits-cnn",
         **{
             "out": None,
             "depth": 3,
@@ -134,7 +134,7 @@ def test_a_child_that_ends_early_leaves_what_it_noted(
     noted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     outcome_of(monkeypatch, Failure(FailureKind.MEMORY, "used more memory than its limit of 3 MiB"), noted=noted)
-    with pytest.raises(ModelError, match="t could not be profiled to its end: used more memory"):
+    with pytest.raises(ModelError, match="digits-cnn could not be profiled to its end: used more memory"):
         call(as_json=True, out=tmp_path / "out")
     printed = capsys.readouterr().out
     assert bool(printed) == noted == (tmp_path / "out").exists()
@@ -176,7 +176,7 @@ def test_ctrl_c_shows_what_is_known(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     [
         ([], "give a TARGET"),
         (["a", "b"], "one target"),
-        (["a", "--depth", "0"], "--depth must be 1"),
+        (["a", "--depth", "0"], "--depth 0 and --rows 12: both must be 1"),
         (["a", "--limit", "soon"], "no|not a duration"),
         (["--trace", "x.json", "--out", "y"], "--trace reads"),
     ],

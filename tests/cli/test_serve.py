@@ -99,7 +99,7 @@ def test_a_model_that_cannot_be_served(
         (["--served-model-name", ""], "--served-model-name"),
         (["--shutdown-timeout", "soon"], "is not a duration"),
         (["--recipe", "nowhere.toml"], "nowhere.toml does not exist"),
-        (["--port", "70000"], "port 70000 is none"),
+        (["--port", "70000"], "port 70000 does not exist"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_model_by_its_name_and_an_option_by_its_other_one(
         asked.update(others, directory=directory, options=options)
         raise OptionError("seen")
 
-    monkeypatch.setattr("whet.server.serving.Engine", see)
+    monkeypatch.setattr("whet.server.opening.Engine", see)
     with pytest.raises(SystemExit):
         main(["serve", "docs-gpt", "--port", "0", "--draft", "docs-gpt", *options])
     assert asked["directory"].samefile(MODEL)
@@ -131,7 +131,7 @@ def test_a_port_in_use_is_known_before_the_model_is_loaded(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr("whet.server.serving.Engine", lambda *_, **__: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("whet.server.opening.Engine", lambda *_, **__: pytest.fail("the model was loaded"))
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         assert f"port {port} of 127.0.0.1 is in use" in refusal(capsys, str(MODEL), "--port", str(port))
@@ -155,7 +155,7 @@ def test_a_recipe_gives_what_is_not_said_otherwise(
         asked.append((options.dtype, options.weights))
         raise Seen
 
-    monkeypatch.setattr("whet.server.serving.Engine", see)
+    monkeypatch.setattr("whet.server.opening.Engine", see)
     before = torch.get_num_threads()
     try:
         for more in ([], ["--weights", "as-is", "--dtype", "bf16"]):

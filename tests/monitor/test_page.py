@@ -237,7 +237,7 @@ def test_nothing_is_cut_off_and_text_can_be_read(
         page.goto(server.url)
         page.locator(".plot canvas").first.wait_for(timeout=10_000)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-        for selector in (".tile dt", ".tile .value", ".tile .detail", ".legend b", "#status", ".windows button"):
+        for selector in (".tile dt", ".tile .value", ".tile .detail", ".legend b", "#status", ".choices button"):
             assert page.evaluate(_CONTRAST, selector) >= 4.5, selector
 
 

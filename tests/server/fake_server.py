@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import whet
-from whet import charts
+from whet import charts, look
 
 PAGE = Path(whet.__file__).parent / "server" / "page"
-CHARTS = Path(whet.__file__).parent / "charts"
 POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
-POLICY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+POLICY += "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+POLICY += "require-trusted-types-for 'script'; trusted-types 'none'"
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".html": "text/html"}
 _PATIENCE_S = 10.0
 
@@ -107,11 +107,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, json.dumps(self.server.fake.live).encode(), "application/json")
             return
         name = "index.html" if path == "/" else path.removeprefix("/static/")
-        file = (CHARTS if name in charts.FILES else PAGE) / name
-        if not file.is_file():
+        shared = next((room for room in (charts, look) if name in room.FILES), None)
+        file = PAGE / name
+        if not shared and not file.is_file():
             self._send(404, b"", "text/plain")
             return
-        self._send(200, file.read_bytes(), _TYPES[file.suffix], {"Content-Security-Policy": POLICY})
+        content = shared.read(name).encode() if shared else file.read_bytes()
+        self._send(200, content, _TYPES[file.suffix], {"Content-Security-Policy": POLICY})
 
     def do_POST(self) -> None:
         fake = self.server.fake

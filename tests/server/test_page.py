@@ -1,95 +1,12 @@
-"""The chat page in a real browser: text that streams, stopping it, errors in words, figures that move."""
+"""The chat on the page in a real browser: text that streams, stopping it, errors in words."""
 
-import os
 import re
-import shutil
-import time
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
-from contrast import CONTRAST
-from fake_server import FakeServer, Reply, live
-from hash_model import HashModel
-from torch import Tensor
+from fake_server import FakeServer, Reply
+from talking import answer, figures, say, wait_for_tile
 
-from whet.models.step import StepBatch
-from whet.network import bind
-from whet.server.engine import Engine
-from whet.server.http.run import HttpServer
-from whet.server.http.settings import Settings
-from whet.server.sampling_params import SamplingParams
-from whet.server.text import Tokenizer
-from whet.workloads import WEIGHTS
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 Page = Any
-
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
-_FLAGS += ("--disable-component-update", "--disable-sync")
-# Nobody is there to read a countdown.
-_FASTER = "const wait = setTimeout; window.setTimeout = (then, ms) => wait(then, ms / 5);"
-# The browser itself writes a line for each answer of 400 or more and for each connection that breaks.
-_EXPECTED = ("ERR_CONNECTION", "ERR_EMPTY", "ERR_CONTENT_LENGTH", "Failed to load resource")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    path = os.environ.get("WHET_CHROMIUM") or next(filter(None, map(shutil.which, _BROWSERS)), None)
-    if path is None:
-        pytest.skip(f"none of {', '.join(_BROWSERS)} on the path: install Debian's chromium, or set WHET_CHROMIUM")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=list(_FLAGS))
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Page]:
-    """A page that fails the test when its scripts do, or when it asks for anything but its own server."""
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
-    page = context.new_page()
-    page.add_init_script(_FASTER)
-    errors: list[str] = []
-    asked: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-    page.on("request", lambda request: asked.append(request.url))
-    page.set_default_timeout(10_000)
-    yield page
-    context.close()
-    assert [url for url in asked if not url.startswith(("http://127.0.0.1:", "data:"))] == []
-    assert [error for error in errors if not any(known in error for known in _EXPECTED)] == []
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    server = FakeServer()
-    yield server
-    server.close()
-
-
-def say(page: Page, text: str) -> None:
-    page.get_by_label("Message").fill(text)
-    page.get_by_label("Message").press("Enter")
-
-
-def answer(page: Page, text: str) -> None:
-    """Wait until the latest answer reads so."""
-    page.wait_for_function(
-        "text => [...document.querySelectorAll('.answer .text')].at(-1)?.textContent === text", arg=text
-    )
-
-
-def figures(page: Page, text: str) -> str:
-    found = page.locator(".answer .figures", has_text=text).last
-    found.wait_for()
-    return str(found.inner_text())
-
-
-def wait_for_tile(page: Page, label: str, text: str) -> None:
-    page.locator(f'.tile[data-label="{label}"]', has_text=text).wait_for()
 
 
 def test_an_answer_streams_in_pieces_and_the_next_one_knows_the_first(page: Page, server: FakeServer) -> None:
@@ -98,7 +15,7 @@ def test_an_answer_streams_in_pieces_and_the_next_one_knows_the_first(page: Page
     wait_for_tile(page, "Running", "3")
     say(page, "hello\n<i>world</i>")
     page.locator(".answer[aria-busy=true]").wait_for()
-    for text in ("Grüße ", "Grüße <b>you</b> ", "Grüße <b>you</b> 😀"):
+    for text in ("Grüße", "Grüße <b>you</b>", "Grüße <b>you</b> 😀"):
         server.let_go()
         answer(page, text)
     said = figures(page, "first after")
@@ -173,7 +90,7 @@ def test_stop_ends_the_request(page: Page, server: FakeServer) -> None:
     server.replies.append(Reply(("a ", "long "), endless=True))
     page.goto(server.url)
     say(page, "go on for ever")
-    answer(page, "a long ")
+    answer(page, "a long")
     page.get_by_role("button", name="Stop").click()
     assert server.client_gone.wait(10)
     assert figures(page, "stopped").startswith("at least 2 tokens")
@@ -258,156 +175,3 @@ def test_wrong_fields_are_not_sent(page: Page, server: FakeServer) -> None:
     page.get_by_label("Max tokens").wait_for()  # open again, to show which one
     assert server.asked == []
     assert page.get_by_label("Message").input_value() == "hello"
-
-
-def test_figures_move(page: Page, server: FakeServer) -> None:
-    page.goto(server.url)
-    wait_for_tile(page, "Tokens/s", "118")
-    tiles = {
-        "Running": "3\nof 64", "Waiting": "2\n", "KV cache": "25 %", "Prefix hits": "75 %", "Drafts accepted": "62 %",
-        "Preemptions": "4\n", "Prompt tokens": "12,000\n", "Requests ended": "42\n40 stop · 2 length",
-    }  # fmt: skip
-    for label, text in tiles.items():
-        assert text in page.locator(f'.tile[data-label="{label}"]').inner_text()
-    assert page.locator("h1").inner_text() == "docs-gpt"
-    assert "up for 1 min 15 s" in page.locator("#facts").inner_text()
-    assert page.locator("#status").inner_text() == "serving"
-    server.live = live(
-        phase="draining", max_model_len=512, tokens_per_s=240.0, num_running=9, kv_cache_usage=0.5,
-        prefix_cache_queries=8100,
-    )  # fmt: skip
-    wait_for_tile(page, "Tokens/s", "240")
-    assert page.locator("#status").inner_text() == "about to end"
-    assert "128 tokens" in page.locator("#chosen").inner_text()  # a quarter of what fits, for several turns
-    chart = page.locator(".chart", has_text="Requests")
-    assert chart.locator(".legend").inner_text().split() == ["running", "9", "waiting", "2"]
-    assert "running 9, waiting 2" in (chart.locator(".plot").get_attribute("aria-label") or "")
-    assert len(chart.locator(".plot").evaluate("e => e.plot.uplot.data[1]")) >= 2  # a line from the first sample on
-    cache = page.locator(".chart", has_text="KV cache").locator(".plot")
-    assert cache.evaluate("e => e.plot.uplot.axes[1]._values") == ["0", "50", "100"]
-    values = cache.evaluate("e => e.plot.uplot.data[1]")
-    assert (values[0], values[-1]) == (25, 50)
-    # The newest value lies half way up, at the right edge of what is drawn.
-    at = cache.evaluate("e => e.plot.uplot.valToPos(50, 'y') / e.plot.uplot.over.clientHeight")
-    assert at == pytest.approx(0.5, abs=0.01)
-    assert cache.evaluate(_LINE) == [True, False]
-    assert "0 %" in page.locator(".chart", has_text="Shares").locator(".legend").inner_text()  # no hit of the last 100
-    chart.locator(".plot").focus()
-    for _ in range(30):  # a step is a second
-        page.keyboard.press("ArrowLeft")
-    assert "running 3" in chart.locator(".legend").inner_text()
-
-
-# Whether the canvas has the line's colour where its newest value is, and whether it has it at three quarters.
-_LINE = """element => {
-  const { uplot, drawn } = element.plot;
-  const colour = getComputedStyle(document.documentElement).getPropertyValue("--c0").trim();
-  const wanted = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
-  const x = Math.round(uplot.valToPos(drawn.places[drawn.places.length - 1], "x", true));
-  return [50, 75].map((value) => {
-    const y = Math.round(uplot.valToPos(value, "y", true));
-    const { data } = uplot.ctx.getImageData(x - 2, y - 2, 3, 5);
-    for (let at = 0; at < data.length; at += 4)
-      if (wanted.every((level, i) => Math.abs(data[at + i] - level) < 60) && data[at + 3] > 100) return true;
-    return false;
-  });
-}"""
-
-
-def test_it_survives_the_server_and_takes_up_the_next_one(page: Page, server: FakeServer) -> None:
-    page.goto(server.url)
-    wait_for_tile(page, "Running", "3")
-    server.close()
-    page.locator("#status", has_text="no answer").wait_for()
-    assert "asking again" in page.locator("#notice").inner_text()
-    wait_for_tile(page, "Running", "3")
-    say(page, "hello")
-    page.locator(".failure", has_text="cannot be reached").wait_for()
-    again = FakeServer(port=server.port, live=live(model="other", uptime_s=1.0, num_running=5, prefix_cache_queries=0))
-    try:
-        wait_for_tile(page, "Running", "5")
-        assert page.locator("#status").inner_text() == "serving"
-        assert page.locator("#notice").is_hidden()
-        page.get_by_role("button", name="Try again").click()
-        answer(page, "Hello there.")
-        assert again.asked[0][1]["model"] == "other"
-    finally:
-        again.close()
-
-
-class SlowModel(HashModel):
-    """Leaves the page the time to stop it."""
-
-    def step(self, batch: StepBatch) -> Tensor:
-        time.sleep(0.005)
-        return super().step(batch)
-
-
-def test_it_speaks_with_the_server_itself(page: Page) -> None:
-    tokenizer = Tokenizer(WEIGHTS / "docs-gpt")
-    tokenizer.eos_ids = frozenset()
-    model = SlowModel(vocab_size=2048, max_model_len=4096, block_size=16)
-    settings = Settings(served_names=("hash",), api_keys=("secret",), shutdown_timeout_s=0.5)
-    with Engine(model, tokenizer=tokenizer) as engine:
-        server = HttpServer(engine, settings, bind("127.0.0.1", 0))
-        server.start()
-        try:
-            page.goto(server.url)
-            page.locator("#notice", has_text="wants an API key").wait_for()
-            assert page.locator("#status").inner_text() == "key wanted"
-            page.locator("#settings summary").click()
-            page.get_by_label("API key").fill("secret")
-            page.get_by_label("Temperature").fill("0")
-            page.get_by_label("Max tokens").fill("5")
-            say(page, "hello")
-            assert figures(page, "first after").startswith("5 tokens · ")
-            given = engine.generate(
-                tokenizer.encode(tokenizer.chat([{"role": "user", "content": "hello"}]), False), _FIVE
-            )
-            assert page.locator(".answer .text").text_content() == given.text
-            wait_for_tile(page, "Requests ended", "2 length")
-            assert page.locator("h1").inner_text() == "hash"
-            page.get_by_label("Max tokens").fill("")
-            say(page, "go on")
-            wait_for_tile(page, "Running", "1of 64")
-            page.get_by_role("button", name="Stop").click()
-            wait_for_tile(page, "Requests ended", "1 abort")
-            assert engine.stats().num_running == 0
-            page.get_by_label("Temperature").fill("2")
-            page.get_by_label("Max tokens").fill("5000")
-            say(page, "too much")
-            page.locator(".failure", has_text="The model takes 4096 tokens").wait_for()
-            page.locator(".failure", has_text="to be generated. Begin anew, or ask for fewer tokens").wait_for()
-        finally:
-            server.stop()
-
-
-_FIVE = SamplingParams(temperature=0, max_tokens=5)
-
-
-def test_nothing_is_cut_off_and_text_can_be_read(page: Page, server: FakeServer) -> None:
-    server.replies.extend([Reply(("word " * 300, "x" * 500)), Reply(status=400, message="no")])
-    page.goto(server.url)
-    page.locator(".plot canvas").first.wait_for()
-    page.locator("#settings summary").click()
-    say(page, "hello " * 50)
-    figures(page, "first after")
-    say(page, "hello")
-    page.locator(".failure").wait_for()
-    assert page.evaluate("log => log.scrollHeight - log.scrollTop - log.clientHeight", page.query_selector("#log")) < 2
-    for width in (1600, 1280, 900, 400):
-        page.set_viewport_size({"width": width, "height": 800})
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert page.locator("#log").bounding_box()["height"] >= 80
-        bottom = page.locator("#hint").bounding_box()
-        assert bottom["y"] + bottom["height"] <= 800  # all of the composer is in view
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            for selector in _TEXTS:
-                assert page.evaluate(CONTRAST, selector) >= 4.5, (selector, scheme, width)
-
-
-_TEXTS = (
-    ".tile dt", ".tile .value", ".tile .detail", ".legend b", "#status", "#send", ".modes label", ".figures", ".asked",
-    ".failure p", "#chosen", "#hint", ".answer h2", "summary", ".fields label",
-)  # fmt: skip

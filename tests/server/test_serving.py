@@ -45,7 +45,7 @@ def test_a_recipe_is_followed_as_far_as_it_goes(monkeypatch: pytest.MonkeyPatch)
         asked.update(asdict(options))
         raise OptionError("seen")
 
-    monkeypatch.setattr("whet.server.serving.Engine", see)
+    monkeypatch.setattr("whet.server.opening.Engine", see)
     steps = [Step(technique="fuse_qkv"), Step(technique="int8_weight", options={"rest": "float32"})]
     before = torch.get_num_threads()
     with pytest.raises(OptionError, match="seen"):

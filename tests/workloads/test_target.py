@@ -7,6 +7,7 @@ import torch
 from whet.errors import OptionError, TargetError
 from whet.workload import examine
 from whet.workloads import BUILTIN, resolve
+from whet.workloads.target import check_name
 
 GOOD = """
 import torch
@@ -141,7 +142,7 @@ def test_file_that_has_the_name_of_a_module_in_use(folder):
         ("mymodel.py:", "lacks a FUNCTION"),
         ("", "FILE.py:FUNCTION"),
         ("absent.py:workload", "no file absent.py in"),
-        ("/nowhere/absent.py:workload", "no file /nowhere/absent.py$"),
+        ("/nowhere/absent.py:workload", "no file /nowhere/absent.py; give the path"),
         ("absent_module:workload", "no module named 'absent_module'"),
         ("mymodel.absent:workload", "importing|no module named 'mymodel.absent'"),
         ("mymodel.py:wrkload", r"no function 'wrkload'; it has workload, named, pair.*did you mean workload"),
@@ -223,3 +224,15 @@ def test_a_tuple_of_mixed_arguments_is_one_call(rest: str, tmp_path: Path) -> No
     workload = resolve(f"{path}:build")
     assert len(workload.inputs) == 1 and len(workload.inputs[0]) == 2
     assert examine(workload).outputs[0][0].shape == (2, 3)
+
+
+@pytest.mark.parametrize("target", ["nonsense", "absent.py:build", "hf:/nowhere", "file.py"])
+def test_a_wrong_name_is_told_before_anything_waits(target: str) -> None:
+    with pytest.raises(TargetError):
+        check_name(target)
+
+
+def test_a_name_that_can_be_is_let_through(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit('it is not to be run')\n")
+    for target in ("digits-cnn", "digits-cnn?device=cuda", f"{tmp_path}/mine.py:build", "package.module:build"):
+        check_name(target)

@@ -111,7 +111,10 @@ def load(directory: str | os.PathLike[str], *, libraries: Sequence[Library] = ()
     path = Path(directory)
     manifest = read_manifest(path)
     if manifest.runtime not in _RUNTIMES:
-        raise ArtefactError(f"{path} needs the runtime {manifest.runtime!r}, which this whet does not have")
+        raise ArtefactError(
+            f"{path} needs the runtime {manifest.runtime!r}, which this whet does not have; load it with the version "
+            "of whet that saved it, or tune the model again"
+        )
     load_libraries(libraries, manifest.operators)
     load_own(manifest.operators)
     check_registered(path, manifest.operators)

@@ -58,9 +58,11 @@ def check_archive(path: Path) -> None:
         torch.load(io.BytesIO(reader.get_record(_SAMPLES)), weights_only=True)
         _check_graph(json.loads(reader.get_record(_GRAPH).decode()))
     except ArtefactError as error:
-        raise ArtefactError(f"{path} is refused: it holds {error}") from error
+        raise ArtefactError(f"{path} is refused: it holds {error}; load only what whet wrote") from error
     except Exception as error:  # whatever a parser makes of arbitrary bytes
-        raise ArtefactError(f"{path} is damaged or not of whet's making: {reason(error)}") from error
+        raise ArtefactError(
+            f"{path} is damaged or not of whet's making: {reason(error)}; write it again with `whet apply`"
+        ) from error
 
 
 def _check_names(path: Path, records: list[str]) -> None:

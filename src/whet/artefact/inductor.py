@@ -9,6 +9,7 @@ from a source whose programs you would install. It runs on machines that have th
 
 import os
 import shutil
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -33,6 +34,8 @@ from whet.machine.cpuinfo import instruction_sets, read_cpuinfo
 from whet.workload import ExaminedWorkload, is_near
 
 FILE = "model.pt2"
+
+_TRIAL_LIMIT_S = 30.0
 
 # Unpacks of 4-bit weights: folded at compile time they would be stored at four times the size.
 _KEEP_PACKED = (torch.ops.aten.bitwise_and.Scalar, torch.ops.aten.__rshift__.Scalar)
@@ -231,14 +234,44 @@ def missing_tools(*, at_load: bool, device: str = "cpu") -> str:
             "a package for a GPU is compiled against CUDA's headers (cuda.h), which are not here: install the CUDA "
             "toolkit, or set CUDA_HOME to where it lies"
         )
-    # as torch._inductor.config chooses it, which takes seconds to import
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    compiler = compiler_name()
     if shutil.which(compiler) is None:
         return f"torch compiles with {compiler}, which is not installed: install it (Debian: apt install g++)"
     headers = Path(sysconfig.get_path("include")) / "Python.h"
     if at_load and not headers.is_file():
         return f"torch.compile needs {headers}: install Python's headers (Debian: apt install python3-dev)"
     return ""
+
+
+def compiler_name() -> str:
+    """Return the C++ compiler that torch's inductor calls. Its own configuration takes seconds to import."""
+    return os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+
+
+def try_compiler() -> tuple[str, str]:
+    """Compile a line of C++ with OpenMP and with Python's headers, as torch.compile does, and keep nothing of it.
+
+    Returns:
+        The compiler's path, and why it fails or what is missing; "" where it works.
+    """
+    if missing := missing_tools(at_load=True):
+        return shutil.which(compiler_name()) or compiler_name(), missing
+    compiler = shutil.which(compiler_name()) or compiler_name()
+    with tempfile.TemporaryDirectory(prefix="whet-inductor-") as scratch:
+        source, target = Path(scratch) / "trial.cpp", Path(scratch) / "trial.so"
+        source.write_text("#include <Python.h>\n#include <omp.h>\nint threads() { return omp_get_max_threads(); }\n")
+        flags = ["-shared", "-fPIC", "-fopenmp", f"-I{sysconfig.get_path('include')}"]
+        try:
+            done = subprocess.run(
+                [compiler, *flags, str(source), "-o", str(target)],
+                capture_output=True, text=True, errors="replace", timeout=_TRIAL_LIMIT_S, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return compiler, f"{compiler} fails: {reason(error)}; name another compiler in CXX"
+    if not done.returncode:
+        return compiler, ""
+    lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or ["?"]
+    return compiler, f"{compiler} fails: {lines[0]}; install OpenMP for it, or name another compiler in CXX"
 
 
 def _has_cuda_headers() -> bool:

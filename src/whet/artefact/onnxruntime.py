@@ -74,7 +74,10 @@ class ONNXRuntime(Runtime):
             runtime._start()
         except Exception as error:  # the errors of ONNX Runtime have no base of their own
             if type(error).__name__ == "NotImplemented":
-                raise ArtefactError(f"ONNX Runtime cannot run {path} here: {reason(error)}") from error
+                raise ArtefactError(
+                    f"ONNX Runtime cannot run {path} here: {reason(error)}; apply the recipe again with `whet apply` "
+                    "on this machine"
+                ) from error
             raise ArtefactError(f"{path} is damaged: {reason(error)}; write it again with `whet apply`") from error
         return runtime
 

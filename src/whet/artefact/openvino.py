@@ -109,7 +109,10 @@ class OpenVINORuntime(Runtime):
             else:
                 runtime._tuned = _Compiled(model, settings, is_tuned=True)
         except RuntimeError as error:
-            raise ArtefactError(f"OpenVINO cannot compile {path} here: {said(error)}") from error
+            raise ArtefactError(
+                f"OpenVINO cannot compile {path} here: {said(error)}; apply the recipe again with `whet apply` on this "
+                "machine"
+            ) from error
         return runtime
 
 

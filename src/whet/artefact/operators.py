@@ -291,7 +291,8 @@ def _mentions(path: Path, text: str) -> bool:
 
 def _existing(path: Path) -> Path:
     if not path.is_file():
-        raise ArtefactError(f"libraries: there is no file {path}" + ("" if path.is_absolute() else f" in {Path.cwd()}"))
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
+        raise ArtefactError(f"libraries: there is no file {path}{where}; give the path of what registers the operators")
     return path.resolve()
 
 

@@ -274,7 +274,7 @@ class ProgramRuntime(Runtime):
         if manifest.settings.get("device") == "cuda" and not torch.cuda.is_available():
             raise ArtefactError(f"{path} holds a model for a GPU, and torch finds none here; load it on such a machine")
         check_archive(path)
-        with foreign(ArtefactError, f"{path} is damaged"):
+        with foreign(ArtefactError, f"{path} is damaged, so write it again with `whet apply`"):
             return cls(torch.export.load(path))
 
 

@@ -139,7 +139,10 @@ def readable(condition: str) -> str:
 
 def _compiled(condition: str) -> Condition:
     if not is_arithmetic(condition):
-        raise ArtefactError(f"the artefact holds under a condition that whet cannot check: {condition[:200]}")
+        raise ArtefactError(
+            f"the artefact holds under a condition that whet cannot check: {condition[:200]}; write it again with "
+            "`whet apply`"
+        )
     compute = eval(f"lambda L: {condition}", {**_NAMES, "__builtins__": {}})
 
     def holds(inputs: Inputs) -> bool:

@@ -130,6 +130,11 @@ class Report:
     impact: Impact | None = None
     command: str = "whet audit"
 
+    def _repr_html_(self) -> str:
+        from whet.auditor.formats.table import report_html
+
+        return report_html(self)
+
     def of(self, priority: Priority) -> list[Finding]:
         """The findings of a priority."""
         return [finding for finding in self.findings if finding.priority is priority]

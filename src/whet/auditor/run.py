@@ -46,6 +46,9 @@ class Outcome:
     files: tuple[SourceFile, ...]
     failures: tuple[str, ...] = ()
 
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
     def write_baseline(self, path: Path) -> None:
         """Write all findings, to be known from now on. Raises OutputError."""
         write_whole(path, baseline_text(self.findings, self.files, path.absolute().parent))

@@ -2,8 +2,8 @@
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
+from whet.batching.gathering import Answer
 from whet.batching.padding import Kind, Sample
 
 
@@ -23,7 +23,7 @@ class QueuedSample:
     kind: Kind
     length: int
     arrived_s: float
-    future: "Future[Any]" = field(default_factory=Future)
+    future: Answer = field(default_factory=Future)
 
 
 class BatchQueue:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,12 +21,16 @@ from torch import nn
 
 from whet.artefact import Artefact
 from whet.batching.batch_queue import BatchQueue, QueuedSample
+from whet.batching.gathering import Answer, Request
 from whet.batching.padding import Cut, Padding, Sample, next_size, read_sample
 from whet.batching.worker import Worker
 from whet.errors import EngineClosed, InputsError, OptionError, QueueFull
 from whet.signature import Argument
 
 _LOG = logging.getLogger("whet")
+
+
+_UNSENT: Answer = Future()  # of a sample that nobody waits for yet
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class BatcherStats:
     num_failed: int
     num_cancelled: int
     num_refused: int
+    wait_s: float = 0.0
 
 
 class DynamicBatcher:
@@ -80,6 +86,8 @@ class DynamicBatcher:
         example: A sample. Samples with other names, types or sizes are refused. Without an example, they run in
             batches of their own. An artefact knows its inputs: it needs no example, and no batch_sizes if its batch
             size is fixed.
+        retry_alone: If the function raises, run the samples of the batch one by one, so that a sample which it does
+            not take fails by itself.
         clock: Returns the time in seconds.
 
     Raises:
@@ -102,6 +110,7 @@ class DynamicBatcher:
         mask: str | None = None,
         lengths: str | None = None,
         example: Any = None,
+        retry_alone: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._takes = function.signature.inputs if isinstance(function, Artefact) else None
@@ -111,7 +120,7 @@ class DynamicBatcher:
             max_batch = max(batch_sizes) if batch_sizes else 32
         _check(function, max_batch, max_wait_ms, max_waiting, buckets, batch_sizes)
         self._function, self._cut, self._clock = function, cut, clock
-        self._max_waiting = max_waiting
+        self._max_waiting, self._retries_alone = max_waiting, retry_alone
         self._padding = Padding(
             length_dim=length_dim,
             value=pad_value,
@@ -146,18 +155,48 @@ class DynamicBatcher:
             EngineClosed: The batcher is closed.
         """
         entry = self._entry(read_sample(sample))
+        future: Future[Any] = Future()
+        entry.future = future
+        self._queue_all([entry])
+        future.add_done_callback(partial(self._ended, entry))
+        return future
+
+    def submit_all(self, samples: Sequence[Any]) -> "Future[list[Any]]":
+        """Queue the samples of one request, all of them or none, and return one future of their results in order.
+
+        Cancel it to take back every sample that has not begun to run. Raises what `submit` raises, and no sample is
+        queued then.
+        """
+        entries = [self._entry(read_sample(sample)) for sample in samples]
+        request = Request(len(entries), partial(self._take_back, entries))
+        for entry, part in zip(entries, request.parts, strict=True):
+            entry.future = part
+        self._queue_all(entries)
+        return request.whole
+
+    def _queue_all(self, entries: Sequence[QueuedSample]) -> None:
         with self._changed:
             if self._worker.is_stopping:
                 raise EngineClosed("the batcher is closed: make a new one")
-            if self._queue.num_waiting >= self._max_waiting:
-                self._totals.num_refused += 1
-                raise QueueFull(f"{self._max_waiting} samples wait already; send this one again later")
-            due_s, entry.arrived_s = self._queue.due_s(), self._clock()
-            self._queue.add(entry)
+            if self._queue.num_waiting + len(entries) > self._max_waiting:
+                self._totals.num_refused += len(entries)
+                raise QueueFull(
+                    f"{self._queue.num_waiting} samples wait already, of {self._max_waiting}; send these again later"
+                )
+            due_s, now_s = self._queue.due_s(), self._clock()
+            for entry in entries:
+                entry.arrived_s = now_s
+                self._queue.add(entry)
             if self._queue.due_s() != due_s:  # the thread sleeps until the old time
                 self._changed.notify()
-        entry.future.add_done_callback(lambda future: self._ended(entry))
-        return entry.future
+
+    def _take_back(self, entries: Sequence[QueuedSample]) -> None:
+        """Take back the samples of a request that was cancelled or has failed."""
+        with self._changed:
+            for entry in entries:
+                if entry.future.cancelled():
+                    self._queue.discard(entry)
+                    self._totals.num_cancelled += 1
 
     async def __call__(self, sample: Any) -> Any:
         """Run one sample from a coroutine; see `submit`. Cancelling it removes the sample if it does not run yet."""
@@ -185,8 +224,8 @@ class DynamicBatcher:
     ) -> None:
         self.close()
 
-    def _ended(self, entry: QueuedSample) -> None:
-        if entry.future.cancelled():
+    def _ended(self, entry: QueuedSample, future: "Future[Any]") -> None:
+        if future.cancelled():
             with self._changed:
                 self._queue.discard(entry)
                 self._totals.num_cancelled += 1
@@ -205,7 +244,7 @@ class DynamicBatcher:
             raise InputsError(f"the sample is ({sample}), the example was ({self._example_text}): they must be alike")
         if length is not None:
             self._check_length(length)
-        return QueuedSample(sample, kind, length or 0, arrived_s=0.0)
+        return QueuedSample(sample, kind, length or 0, 0.0, _UNSENT)
 
     def _check_length(self, length: int) -> None:
         buckets = self._padding.lengths
@@ -229,14 +268,21 @@ class DynamicBatcher:
         with self._changed:
             self._queue.num_taken -= len(batch)
             self._totals.begin(begun, self._clock())
-        if not begun:
-            return
+        if begun:
+            self._answer(begun)
+
+    def _answer(self, begun: list[QueuedSample]) -> None:
+        """Run samples as one batch, and hand each its result or what went wrong."""
         try:
             padded = self._padding.batch([entry.sample for entry in begun])
             with torch.no_grad():
                 output = self._function(*padded.args, **padded.kwargs)
             results = self._padding.split(output, padded, False if self._cut is None else self._cut)
         except BaseException as error:  # noqa: BLE001 - a thread that ends would leave every caller waiting
+            if self._retries_alone and len(begun) > 1:
+                for entry in begun:
+                    self._answer([entry])
+                return
             with self._changed:
                 self._totals.num_failed += len(begun)
             for entry in begun:
@@ -251,7 +297,7 @@ class DynamicBatcher:
                 entry.future.set_result(result)
 
 
-def _begins(future: Future[Any]) -> bool:
+def _begins(future: Answer) -> bool:
     """Return whether a result is still wanted. It is not if the future was cancelled, or its caller has set one."""
     if future.done() and not future.cancelled():
         return False
@@ -337,4 +383,5 @@ class _Totals:
             num_failed=self.num_failed,
             num_cancelled=self.num_cancelled,
             num_refused=self.num_refused,
+            wait_s=self.wait_s,
         )

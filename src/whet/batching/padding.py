@@ -28,6 +28,9 @@ class Sample:
 
     def kind(self, length_dim: int | None) -> Kind:
         """Return places and names, types, devices, and all sizes except those along length_dim."""
+        if length_dim is None and len(self.tensors) == 1:
+            [(key, tensor)] = self.tensors.items()
+            return str(key), tensor.dtype, tensor.device, tensor.shape
         kinds = []
         for key, tensor in self.tensors.items():
             sizes = tuple(None if dim == length_dim else size for dim, size in enumerate(tensor.shape))

@@ -89,7 +89,9 @@ def _git(directory: Path, *arguments: str) -> str:
             ["git", "-C", str(directory), *arguments], capture_output=True, text=True, check=False, timeout=300
         )
     except FileNotFoundError as error:
-        raise BaselineError("--against needs git, which is not installed") from error
+        raise BaselineError(
+            "--against needs git, which is not installed: install it (Debian: apt install git), or use --compare"
+        ) from error
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise BaselineError(f"git {arguments[0]} failed: {said[-1] if said else f'exit code {done.returncode}'}")

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from whet import look
 from whet.benchmark.report import Sweep
 from whet.errors import MissingExtra, OptionError, OutputError
 
@@ -24,7 +25,7 @@ def check_plot(path: Path, sizes: Mapping[str, Sequence[int]]) -> None:
         MissingExtra: matplotlib is not installed.
     """
     if path.suffix not in _FORMATS:
-        raise OptionError(f"--plot writes {', '.join(_FORMATS)}; {path.name} has none of these endings")
+        raise OptionError(f"--plot writes {', '.join(_FORMATS)}; {path.name} has none of these endings; rename it")
     if max((len(set(values)) for values in sizes.values()), default=0) < 2:
         raise OptionError("--plot needs a size that varies, as --batch 1,8,32")
     if find_spec("matplotlib") is None:
@@ -38,7 +39,7 @@ def plot_sweep(sweep: Sweep, path: Path) -> None:
     the file cannot be written.
     """
     if path.suffix not in _FORMATS:
-        raise OptionError(f"--plot writes {', '.join(_FORMATS)}; {path.name} has none of these endings")
+        raise OptionError(f"--plot writes {', '.join(_FORMATS)}; {path.name} has none of these endings; rename it")
     axis, other = _axes(sweep)
     try:
         from matplotlib.figure import Figure
@@ -46,6 +47,7 @@ def plot_sweep(sweep: Sweep, path: Path) -> None:
         raise MissingExtra("matplotlib", "report", "--plot") from error
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.add_subplot()
+    axes.set_prop_cycle(color=look.chart_colours())
     for label, values in _lines(sweep, axis, other).items():
         values.sort()
         axes.plot([x for x, _ in values], [y for _, y in values], marker="o", label=label)
@@ -84,4 +86,4 @@ def _save(figure: Any, path: Path) -> None:
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise OutputError(f"{path} cannot be written: {error.strerror}") from error
+        raise OutputError(f"{path} cannot be written: {error.strerror}; choose another --plot") from error

@@ -70,6 +70,11 @@ class Sweep(BaseModel):
     points: list[Point]
     growth: dict[str, list[Growth]] = Field(default_factory=dict)  # by target
 
+    def _repr_html_(self) -> str:
+        from whet.benchmark.notebook import sweep_html
+
+        return sweep_html(self)
+
     def write(self, path: str | Path) -> None:
         """Write the sweep as JSON, whole or not at all."""
         write_whole(Path(path), json.dumps(self.model_dump(mode="json"), indent=1) + "\n")
@@ -113,6 +118,11 @@ class Gate(BaseModel):
     verdicts: list[BenchmarkVerdict]
     seconds: float = 0.0
 
+    def _repr_html_(self) -> str:
+        from whet.benchmark.notebook import gate_html
+
+        return gate_html(self)
+
 
 def read_sweep(path: Path) -> Sweep:
     """Read a baseline that `whet bench --save` wrote.
@@ -128,6 +138,8 @@ def read_sweep(path: Path) -> Sweep:
     except FileNotFoundError as error:
         raise BaselineError(f"there is no baseline {path}; write one with `whet bench TARGET --save {path}`") from error
     except OSError as error:
-        raise BaselineError(f"{path} cannot be read: {error.strerror}") from error
+        raise BaselineError(
+            f"{path} cannot be read: {error.strerror}; give a file that `whet bench --save` wrote"
+        ) from error
     except (ValueError, ValidationError) as error:
         raise BaselineError(f"{path} is no baseline of whet, or damaged ({reason(error)}); save a new one") from error

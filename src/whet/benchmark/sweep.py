@@ -65,7 +65,9 @@ def bench(
         WhetError: A target cannot be had at any size.
     """
     if processes < 1 or budget_s <= 0:
-        raise OptionError("a point needs at least one process and some time")
+        raise OptionError(
+            f"processes={processes}, budget_s={budget_s:g}: a point needs at least one process and some time; give more"
+        )
     all_sizes = grid(batch, seq)
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
@@ -113,7 +115,7 @@ def grid(batch: Sequence[int], seq: Sequence[int]) -> list[dict[str, int]]:
     """
     for name, sizes in (("batch", batch), ("seq", seq)):
         if any(size < 1 for size in sizes):
-            raise OptionError(f"--{name} takes sizes of 1 or more, as 1,8,32")
+            raise OptionError(f"--{name} takes sizes of 1 or more, as 1,8,32; leave out what is below 1")
     axes = [[(name, size) for size in sizes] for name, sizes in (("batch", batch), ("seq", seq)) if sizes]
     return [dict(choice) for choice in itertools.product(*axes)]
 

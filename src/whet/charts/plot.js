@@ -2,7 +2,6 @@
 /* The chart of whet's pages, drawn by uPlot: lines with their range, or areas stacked up, over the time. */
 
 var whetPlot = (function () {
-  const FONT = '12px system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", Arial, sans-serif';
   const BAND = "2e"; // opacity of a line's range, as the last byte of #rrggbbaa
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -154,7 +153,7 @@ var whetPlot = (function () {
     options() {
       const muted = () => css("--muted");
       const column = (of, name) => () => this.drawn[of].map((tick) => tick[name]);
-      const axis = (of) => ({ stroke: muted, font: FONT, space: 1, splits: column(of, "at"), values: column(of, "label") });
+      const axis = (of) => ({ stroke: muted, font: `12px ${css("--font")}`, space: 1, splits: column(of, "at"), values: column(of, "label") });
       const nothing = () => null; // Plot listens itself, to touches too
       const bind = { mousemove: nothing, mouseleave: nothing, mousedown: nothing, dblclick: nothing };
       const line = { show: true, stroke: muted, width: 1 };

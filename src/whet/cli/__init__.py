@@ -19,6 +19,7 @@ COMMANDS = {
     "profile": ("whet.cli.profile", "Say what bounds a model, how far it is from the limit, and what would help."),
     "audit": ("whet.cli.audit", "Find what makes PyTorch code slow, say what it may cost, and fix it."),
     "techniques": ("whet.cli.techniques", "List the techniques, what each does, and which can run on this machine."),
+    "doctor": ("whet.cli.doctor", "Say what is installed, what works, and what is missing for which command."),
     "limits": ("whet.cli.limits", "Measure what this machine can do at best."),
     "serve": ("whet.cli.serve", "Serve a language model over HTTP, as OpenAI does."),
     "bench-serve": ("whet.cli.bench_serve", "Put a server under load: latencies, throughput and goodput of its users."),
@@ -58,6 +59,9 @@ def is_unread() -> bool:
 
 def _run(arguments: Sequence[str] | None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] in (["--install-completion"], ["--show-completion"]) or "_WHET_COMPLETE" in os.environ:
+        importlib.import_module("whet.cli.completion").run(given)
+        return
     if given[:1] == ["--version"]:
         print(f"whet {__version__}")
         return
@@ -94,5 +98,6 @@ def _help() -> str:
             *lines,
             "",
             "whet COMMAND --help says more. whet --version prints the version.",
+            "whet --install-completion completes commands, options and targets in your shell.",
         ]
     )

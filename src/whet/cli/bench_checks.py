@@ -39,16 +39,21 @@ def check_bench(
     if all(gates.values()):
         raise OptionError("--compare holds against a file, --against against a git reference: give one of them")
     if gates["--against"] and any(path is not None for path in files):
-        raise OptionError("--against measures pairs for a verdict; --save, --csv and --plot belong to a sweep")
+        raise OptionError(
+            "--against measures pairs for a verdict; --save, --csv and --plot belong to a sweep: "
+            "leave them out, or leave out --against"
+        )
     for path in (*files, junit):
         check_file(path)
     if processes is not None and processes < 1:
-        raise OptionError(f"--processes {processes}: each point is measured in at least one process")
+        raise OptionError(f"--processes {processes}: each point is measured in at least one process; give 1 or more")
     if not 0 < tolerance < 1:
         raise OptionError(f"--tolerance must lie between 0 and 1: 0.02 allows two percent; got {tolerance}")
     if not any(gates.values()):
         for name, is_given in (("--junit", junit is not None), ("--github", github)):
             if is_given:
-                raise OptionError(f"{name} writes verdicts, and there are none without --compare or --against")
+                raise OptionError(
+                    f"{name} writes verdicts, and there are none without --compare or --against; give one of them"
+                )
     if plot is not None:
         check_plot(plot, sizes)

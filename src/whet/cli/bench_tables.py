@@ -6,10 +6,10 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.benchmark.formats import sentence
-from whet.benchmark.report import BenchmarkVerdict, Gate, Point, Sweep
+from whet.benchmark.report import BenchmarkVerdict, Gate, Sweep
+from whet.benchmark.rows import COLUMNS, ENERGY_COLUMNS, MEMORY_COLUMNS, cells
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
-_NOT_AVAILABLE = "n/a"
 
 
 def show_sweep(console: Console, sweep: Sweep, *, with_memory: bool, with_energy: bool) -> None:
@@ -18,13 +18,15 @@ def show_sweep(console: Console, sweep: Sweep, *, with_memory: bool, with_energy
         points = [point for point in sweep.points if point.target == target]
         table = Table(title=target, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         names = [name for name in ("batch", "seq") if any(name in point.sizes for point in points)]
-        columns = [*names, "P50\nms", "P90\nms", "P99\nms", "per\ns", "of\nlimit", "peak\nMB"]
-        columns += ["work\nMB", "live\nMB"] if with_memory else []
-        columns += ["J per\ncall"] if with_energy else []
+        columns = [*names, *COLUMNS, *(MEMORY_COLUMNS if with_memory else ()), *(ENERGY_COLUMNS if with_energy else ())]
         for name in columns:
-            table.add_column(name, justify="right", no_wrap=True)
+            head, _, unit = name.rpartition(" ")
+            table.add_column(f"{head}\n{unit}" if head else unit, justify="right", no_wrap=True)
         for point in points:
-            table.add_row(*(str(point.sizes[name]) for name in names), *_cells(point, with_memory, with_energy))
+            table.add_row(
+                *(str(point.sizes[name]) for name in names),
+                *cells(point, with_memory=with_memory, with_energy=with_energy),
+            )
         console.print(table)
 
 
@@ -68,30 +70,3 @@ def show_verdict(verdict: BenchmarkVerdict) -> Text:
     """Return a verdict as "PASS digits-cnn: 0.3% slower (…)"."""
     text = Text(f"{verdict.outcome.upper():<12} ", style=_STYLES[verdict.outcome])
     return text.append(f"{verdict.label}: {sentence(verdict)}", style="default")
-
-
-def _cells(point: Point, with_memory: bool, with_energy: bool) -> list[str]:
-    cells = [
-        _number(point.p50_ms),
-        _number(point.p90_ms),
-        _number(point.p99_ms),
-        _number(point.throughput_per_s),
-        "-" if point.share_of_limit is None else f"{point.share_of_limit:.0%}",
-        _megabytes(point.peak_bytes),
-    ]
-    if with_memory:
-        cells += [_megabytes(point.working_bytes), _megabytes(point.live_tensor_bytes)]
-    if with_energy:
-        cells.append(_NOT_AVAILABLE if point.energy_j is None else _number(point.energy_j))
-    return cells
-
-
-def _number(value: float | None) -> str:
-    """Format a number with three significant figures, so that a column is easy to read."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _megabytes(num_bytes: int | None) -> str:
-    return "-" if num_bytes is None else f"{num_bytes / 1e6:,.0f}"

@@ -11,8 +11,7 @@ from rich.table import Table
 
 from whet.machine import Limits, Machine, Topology, describe, find_topology
 from whet.machine.measured_limits import limits as measured_limits
-
-_NAMES = {"tfloat32": "tf32", "float8_e4m3fn": "float8"}
+from whet.machine.notebook import COLUMNS, rate_rows
 
 
 def limits(
@@ -80,18 +79,10 @@ def _parts(topology: Topology) -> Table:
 
 def _rates(limits: Limits) -> Table:
     table = Table(title=f"measured limits, {limits.device}", title_justify="left")
-    table.add_column("limit")
-    table.add_column("reached", justify="right")
-    table.add_column("of float32", justify="right")
-    for dtype, rate in limits.gemm.items():
-        ratio = rate / limits.gemm["float32"] if "float32" in limits.gemm else float("nan")
-        table.add_row(f"matrix product, {_NAMES.get(dtype, dtype)}", f"{rate / 1e9:,.0f} GFLOP/s", f"{ratio:.2f}x")
-    table.add_row("read from memory", f"{limits.read_bandwidth / 1e9:,.0f} GB/s", "")
-    for size, rate in limits.cached_bandwidth[::3]:
-        table.add_row(f"read {_size(size)} again and again", f"{rate / 1e9:,.0f} GB/s", "")
-    table.add_row("call the smallest operator", f"{limits.operator_s * 1e6:.1f} µs", "")
+    name, *figures = COLUMNS
+    table.add_column(name)
+    for figure in figures:
+        table.add_column(figure, justify="right")
+    for row in rate_rows(limits):
+        table.add_row(*row)
     return table
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:.0f} MiB" if num_bytes >= 2**20 else f"{num_bytes / 2**10:.0f} KiB"

@@ -39,7 +39,10 @@ def monitor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the summary as one JSON object at the end")] = False,
 ) -> None:
-    """Watch a command as it runs: a live page, Prometheus metrics, and a summary. Exit with its code."""
+    """Watch a command as it runs: a live page, Prometheus metrics, and a summary at the end.
+
+    The exit code is the command's.
+    """
     console = Console(stderr=True)
 
     def show(summary: Summary) -> None:

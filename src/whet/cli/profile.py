@@ -45,15 +45,17 @@ def profile(
     if trace:  # `--trace A B` gives B as an argument
         paths += [Path(target)] if target is not None else []
         if step or nvtx or out is not None:
-            raise OptionError("--trace reads what was recorded; --step, --nvtx and --out need a target")
+            raise OptionError(
+                "--trace reads what was recorded, and --step, --nvtx and --out need a target: give one of both"
+            )
         _run("profile_trace", "run_trace", paths, as_json=as_json)
         return
     if target is None:
         raise OptionError("give a TARGET to profile, or --trace FILE; `whet profile --help` lists what there is")
     if others:
-        raise OptionError(f"whet profile takes one target, not {1 + len(others)}")
+        raise OptionError(f"whet profile takes one target, not {1 + len(others)}; profile them one after the other")
     if depth < 1 or rows < 1:
-        raise OptionError(f"--{'depth' if depth < 1 else 'rows'} must be 1 or more")
+        raise OptionError(f"--depth {depth} and --rows {rows}: both must be 1 or more")
     options: dict[str, Any] = {
         "limit_s": seconds(limit),
         "on_busy": on_busy,
@@ -62,7 +64,9 @@ def profile(
     }
     if step:
         if nvtx or out is not None:
-            raise OptionError("--step shows the phases of a training loop; --nvtx and --out are for a model")
+            raise OptionError(
+                "--step shows the phases of a training loop; --nvtx and --out are for a model: give one of both"
+            )
         _run("profile_step", "run_step", target, **options)
     elif nvtx:
         import_module("whet.target_profiler.model").profile_nvtx(target)

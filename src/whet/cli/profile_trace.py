@@ -17,6 +17,7 @@ from whet.figures import num_bytes, percent
 from whet.trace_profiler.changes import Change, Changed, Figure, TraceChanges
 from whet.trace_profiler.gpu import DeviceTime, DeviceUse, Use, short_name
 from whet.trace_profiler.launches import Launches
+from whet.trace_profiler.notebook import counted
 from whet.trace_profiler.operators import OperatorTime
 from whet.trace_profiler.profile_trace import profile_trace
 from whet.trace_profiler.report import TraceReport
@@ -246,9 +247,9 @@ def _step(step: StepTime, *, gpu: bool) -> Row:
 def _changed(entry: Changed) -> Row:
     before = DASH if entry.change is Change.ADDED else time(entry.before_ns)
     after = DASH if entry.change is Change.REMOVED else time(entry.after_ns)
-    calls = _count(entry.before_calls)
+    calls = counted(entry.before_calls)
     if abs(entry.before_calls - entry.after_calls) > 1e-9:
-        calls = f"{calls}→{_count(entry.after_calls)}"
+        calls = f"{calls}→{counted(entry.after_calls)}"
     change = Text(str(entry.change), _CHANGE_STYLES[entry.change])
     return _plain(short_name(entry.name)), change, before, after, _signed(entry.difference_ns), calls
 
@@ -258,7 +259,7 @@ def _value(figure: Figure, value: float | None) -> str:
         return DASH
     if figure.unit == "ns":
         return time(value)
-    return percent(value) if figure.unit == "share" else _count(value)
+    return percent(value) if figure.unit == "share" else counted(value)
 
 
 def _difference(figure: Figure) -> str:
@@ -270,7 +271,7 @@ def _difference(figure: Figure) -> str:
     sign = "+" if difference > 0 else "−" if difference < 0 else ""
     if figure.unit == "share":
         return f"{sign}{abs(difference) * 100:.1f} points"
-    return f"{sign}{_count(abs(difference))}"
+    return f"{sign}{counted(abs(difference))}"
 
 
 def _signed(time_ns: float) -> str:
@@ -279,10 +280,6 @@ def _signed(time_ns: float) -> str:
 
 def _time(time_ns: int | None) -> str:
     return DASH if time_ns is None else time(time_ns)
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 else f"{value:,.1f}"
 
 
 def _plain(text: str) -> str:

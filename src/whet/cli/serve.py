@@ -1,8 +1,9 @@
-"""Serve a language model behind OpenAI's API: whet serve."""
+"""Serve language models by OpenAI's API, and what `whet tune` made by the Open Inference Protocol: whet serve."""
 
 import json
 import logging
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,16 +23,34 @@ from whet.cli.engine_options import (
     WeightsOption,
 )
 from whet.cli.units import num_bytes, seconds
+from whet.errors import OptionError
 from whet.network import LOOPBACK, is_loopback
+from whet.server.artefacts.directories import EngineSource, Source
 from whet.server.engine import Engine
+from whet.server.http.cors import ANY
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
+from whet.server.opening import checked_sources
 from whet.server.options import EngineOptions
 from whet.server.serving import DEFAULT_PORT
 from whet.server.serving import serve as run
+from whet.server.tool_formats import FORMATS
 from whet.workloads import model_directory
 
-_Model = Annotated[str, typer.Argument(metavar=model_directory.METAVAR, help=model_directory.HELP)]
+_Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar=model_directory.METAVAR, help=f"{model_directory.HELP}; or what `whet tune` or `whet apply` wrote"
+    ),
+]
+_Models = Annotated[
+    list[str] | None,
+    typer.Option("--model", metavar="NAME=DIR", help="another model, and its name; may be given several times"),
+]
+_Libraries = Annotated[
+    list[str] | None,
+    typer.Option(metavar="LIBRARY", help="a .so, .py or module that registers an artefact's custom operators"),
+]
 _Draft = Annotated[
     str | None,
     typer.Option(metavar=model_directory.METAVAR, help="a smaller model of the same vocabulary, to guess ahead"),
@@ -76,11 +95,33 @@ _MaxPending = Annotated[
     str,
     typer.Option(metavar="SIZE", help="of all bodies that are being received; beyond it the largest is refused (503)"),
 ]
+_Cert = Annotated[str, typer.Option(metavar="FILE", help="serve HTTPS with this certificate, as PEM")]
+_Key = Annotated[str, typer.Option(metavar="FILE", help="its private key, where another file holds it")]
+_KeyPassword = Annotated[
+    str, typer.Option(envvar="WHET_SSL_KEYFILE_PASSWORD", help="the password of the key, where it is encrypted")
+]
+_Origins = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN", help="web pages of this origin may ask from a browser; * for all; may be given several times"
+    ),
+]
+_OriginsToo = Annotated[list[str] | None, typer.Option("--allowed-origins", hidden=True)]
+_ToolCallParser = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help=f"how the model writes calls of tools: {', '.join(FORMATS)}",
+        show_default="as its chat template says",
+    ),
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="print address, model and process id as JSON once it serves")]
 
 
 def serve(
-    model: _Model,
+    model: _Model = None,
+    models: _Models = None,
+    library: _Libraries = None,
     dtype: DtypeOption = None,
     weights: WeightsOption = None,
     kv: KvOption = DEFAULTS.kv,
@@ -104,14 +145,21 @@ def serve(
     write_timeout: _WriteTimeout = "60s",
     max_body: _MaxBody = "8MiB",
     max_pending: _MaxPending = "64MiB",
+    ssl_certfile: _Cert = "",
+    ssl_keyfile: _Key = "",
+    ssl_keyfile_password: _KeyPassword = "",
+    cors_origin: _Origins = None,
+    allowed_origins: _OriginsToo = None,
+    tool_call_parser: _ToolCallParser = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Serve a language model over HTTP as OpenAI does: completions, chat, streams, metrics, and a page to try it on."""
+    """Serve language models over HTTP as OpenAI does, and what `whet tune` made by the Open Inference Protocol."""
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    directory = model_directory.model_directory(model)
+    others = _by_name(models or ())
+    sources = checked_sources(model, others, served_model_name or ())
     settings = Settings(
-        served_names=tuple(served_model_name or (directory.resolve().name,)),
+        served_names=next(iter(sources)),
         api_keys=tuple(api_key or ()),
         is_local=is_loopback(host),
         shutdown_timeout_s=0.0 if shutdown_timeout in ("0", "0s") else seconds(shutdown_timeout),
@@ -121,6 +169,11 @@ def serve(
         write_timeout_s=seconds(write_timeout),
         max_body_bytes=num_bytes(max_body),
         max_pending_bytes=num_bytes(max_pending),
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+        ssl_keyfile_password=ssl_keyfile_password,
+        cors_origins=(*(cors_origin or ()), *_origins(allowed_origins or ())),
+        tool_call_parser=tool_call_parser,
     )
     options = EngineOptions(
         kv=kv,
@@ -132,8 +185,10 @@ def serve(
         memory=None if memory is None else num_bytes(memory),
     )
     run(
-        directory,
+        model,
         options,
+        models=others,
+        libraries=library or (),
         settings=settings,
         host=host,
         port=port,
@@ -142,17 +197,56 @@ def serve(
         weights=weights,
         draft=draft,
         note=console.print,
-        ready=lambda server, engine: _say_ready(server, engine, settings, console, as_json=as_json),
+        ready=lambda server, engine: _say_ready(server, engine, sources, settings, console, as_json=as_json),
     )
     console.print("whet serve: ended")
 
 
-def _say_ready(server: HttpServer, engine: Engine, settings: Settings, console: Console, *, as_json: bool) -> None:
+def _origins(given: Sequence[str]) -> list[str]:
+    """Return the origins of --allowed-origins: vLLM takes a JSON list, as '["*"]'."""
+    found: list[str] = []
+    for text in given:
+        try:
+            read = json.loads(text) if text.startswith("[") else [text]
+        except ValueError as error:
+            raise OptionError(f"--allowed-origins {text}: write an origin, or a JSON list of origins") from error
+        found += map(str, read)
+    return found
+
+
+def _by_name(models: Sequence[str]) -> dict[str, str]:
+    """Return the directories of NAME=DIR by name."""
+    found: dict[str, str] = {}
+    for one in models:
+        name, equals, directory = one.partition("=")
+        if not (name and equals and directory) or name in found:
+            why = "is given twice" if name in found else "is not NAME=DIR"
+            raise OptionError(f"--model {one!r} {why}; write --model NAME=DIR once for each model")
+        found[name] = directory
+    return found
+
+
+def _say_ready(
+    server: HttpServer,
+    engine: Engine | None,
+    sources: Mapping[tuple[str, ...], Source],
+    settings: Settings,
+    console: Console,
+    *,
+    as_json: bool,
+) -> None:
     name = settings.served_names[0]
-    if engine.tokenizer is not None and engine.tokenizer.chat_template.is_plain:
-        console.print(f"{name} has no chat template; conversations are put as plain lines, 'User: ...'")
+    if engine is not None and engine.tokenizer is not None and engine.tokenizer.chat_template.is_plain:
+        console.print(f"{engine.name} has no chat template; conversations are put as plain lines, 'User: ...'")
     if not settings.is_local and not settings.api_keys:
         console.print("everyone who can reach this machine may ask: --api-key keeps others out")
+    if ANY in settings.cors_origins and not settings.api_keys:
+        console.print("every web page that a browser opens may ask: name the origins, or give an --api-key")
     if as_json:
         print(json.dumps({"url": server.url, "model": name, "pid": os.getpid()}), flush=True)
-    console.print(f"whet serve: {server.url} answers as {name}, up to {engine.max_model_len} tokens")
+    if len(sources) == 1 and engine is not None:
+        console.print(f"whet serve: {server.url} answers as {name}, up to {engine.max_model_len} tokens")
+        return
+    for names, source in sources.items():
+        where = "/v1" if isinstance(source, EngineSource) else f"/v2/models/{names[0]}/infer"
+        console.print(f"whet serve: {server.url}{where} answers as {names[0]}")

@@ -1,7 +1,6 @@
 """Show on a terminal what `whet tune` found: the final comparison, the verdict, and a line for each trial."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
@@ -11,6 +10,7 @@ from rich.text import Text
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Step
 from whet.tuner import figures
+from whet.tuner.headline import headline
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MODEL, MeasuredVariant, Result
 
@@ -53,15 +53,24 @@ def show_result(console: Console, result: Result) -> None:
         table.add_row(*_cells(result, point), style="bold" if point.label == result.best.label else "")
     console.print()
     console.print(table)
+    console.print()
+    _show_headline(console, result)
+    console.print()
+    _show_places(console, result)
+
+
+def _show_headline(console: Console, result: Result) -> None:
+    """Print the verdict in words, what is sure about it, and then the details."""
     word, style = _HEADLINES[result.verdict]
     if result.verdict == "gain" and result.best.change is not None and not result.best.change.is_shown:
         style = "bold yellow"
-    sentence = figures.one_line(result.sentence)
-    repeats = sentence.lower().startswith(word.lower())
-    console.print()
-    console.print(Text(sentence, style) if repeats else Text.assemble((word, style), "  ", sentence))
-    console.print()
-    _show_places(console, result)
+    said = headline(result)
+    repeats = said.words.lower().startswith(word.lower())
+    console.print(Text(said.words, style) if repeats else Text.assemble((word, style), "  ", (said.words, "bold")))
+    if said.sure:
+        console.print(Text(said.sure))
+    if said.details:
+        console.print(Text(figures.one_line(said.details), "dim" if result.verdict == "gain" else ""))
 
 
 def show_trial(console: Console, record: TrialRecord) -> None:
@@ -126,19 +135,13 @@ def _show_places(console: Console, result: Result) -> None:
     for name, file in (("report", "report.html"), ("recipe", RECIPE), ("model", MODEL)):
         if file == MODEL and not result.has_model:
             continue
-        path = figures.one_line(str(_shortened(result.directory / file)))
+        path = figures.one_line(str(figures.shortened(result.directory / file)))
         console.print(Text.assemble((f"{name:<8}", "dim"), path), overflow="fold")
     if result.has_model and result.libraries:
-        call = figures.load_call(str(_shortened(result.directory / MODEL)), result.libraries)
+        call = figures.load_call(str(figures.shortened(result.directory / MODEL)), result.libraries)
         console.print(Text.assemble(("load it ", "dim"), figures.one_line(call)), overflow="fold")
     elif result.unsaved:
         console.print(Text.assemble(("model   ", "dim"), figures.one_line(result.unsaved)), overflow="fold")
-
-
-def _shortened(path: Path) -> Path:
-    """Return a path relative to the working directory, if it lies below."""
-    here = Path.cwd()
-    return path.relative_to(here) if path.is_absolute() and path.is_relative_to(here) else path
 
 
 def _names(steps: Sequence[Step]) -> str:

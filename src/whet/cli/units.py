@@ -17,7 +17,7 @@ def seconds(text: str) -> float:
     """
     number, unit = _split(text, "a duration", "5m, 90s or 1h")
     if unit not in _SECONDS or number <= 0:
-        raise OptionError(f"{text!r} is no duration; write 5m, 90s or 1h")
+        raise OptionError(f"{text!r} is no duration above 0; write 5m, 90s or 1h")
     return number * _SECONDS[unit]
 
 
@@ -29,7 +29,7 @@ def num_bytes(text: str) -> int:
     """
     number, unit = _split(text, "a size", "512MB or 2GiB")
     if unit not in _BYTES or number <= 0:
-        raise OptionError(f"{text!r} is no size; write 512MB or 2GiB")
+        raise OptionError(f"{text!r} is no size above 0; write 512MB or 2GiB")
     return int(number * _BYTES[unit])
 
 

@@ -70,6 +70,11 @@ class Claim:
         """Return whether the claim holds."""
         return self.verdict is Verdict.PASS
 
+    def _repr_html_(self) -> str:
+        from whet.comparison.notebook import claim_html
+
+        return claim_html(self)
+
     @property
     def slowdown(self) -> float | None:
         """Return new time over old time: 1.02 is two percent slower."""

@@ -62,7 +62,7 @@ def compare(
         OptionError: An option is none of its choices.
     """
     if budget_s <= 0:
-        raise OptionError("a comparison needs some time in each process: give a budget_s above 0")
+        raise OptionError(f"budget_s={budget_s:g}: a comparison needs some time in each process; give more than 0")
     patience = Patience(OnBusy.checked(on_busy), busy_wait_s)
     chosen_schedule = _chosen(SCHEDULES, schedule, "schedule")
     chosen_stop = _chosen(STOPS, stop, "stop")
@@ -77,7 +77,9 @@ def compare(
         raise TargetError(f"the {claim.failed} variant cannot be measured: {claim.failure}")
     kinds = {run.evidence.kind for pair in claim.pairs for run in pair if run.evidence is not None}
     if len(kinds) > 1:
-        raise TargetError("old and new are of two kinds: one is calls of a model, the other steps of a training")
+        raise TargetError(
+            "old and new are of two kinds: one is calls of a model, the other steps of a training; give two of one kind"
+        )
     return claim
 
 
@@ -106,5 +108,5 @@ def _chosen(choices: dict[str, T], given: str | T, name: str) -> T:
     if not isinstance(given, str):
         return given
     if given not in choices:
-        raise OptionError(f"{name} is one of {', '.join(choices)}; got {given!r}")
+        raise OptionError(f"{name} {given!r} is not known; give one of {', '.join(choices)}")
     return choices[given]

@@ -53,7 +53,9 @@ def run_script(script: str, arguments: Sequence[str], num_steps: int, limit_s: f
             raise TargetError(f"{Path(script).name} asks for input; give it all it needs as arguments") from error
         except SystemExit as error:
             if error.code not in (None, 0):
-                raise TargetError(f"{Path(script).name} ended itself: {error.code}") from error
+                raise TargetError(
+                    f"{Path(script).name} ended itself: {error.code}; give it arguments with which it trains, after --"
+                ) from error
         report = steps.report()
     if not stop.seconds:
         raise TargetError(

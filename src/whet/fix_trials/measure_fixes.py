@@ -64,7 +64,9 @@ def measure_fixes(
         AuditError: The settings or a code cannot be used.
     """
     if num_steps < _LEAST_STEPS:
-        raise OptionError(f"--steps {num_steps} are too few: the first three are not counted; give {_LEAST_STEPS}")
+        raise OptionError(
+            f"--steps {num_steps} are too few: the first three are not counted; give {_LEAST_STEPS} or more"
+        )
     path = Path(script)
     settings = settings_of([path], select, ignore)
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)

@@ -146,7 +146,9 @@ def measure_impact(
         report("all that were kept, against the script as it is")
         total = compare(as_is, now, schedule=ABBA(), stop=_PROOF, patience=patience)
         if total.failure:
-            raise TargetError(f"the script failed in the last comparison: {total.failure}")
+            raise TargetError(
+                f"the script failed in the last comparison: {total.failure}; run it by itself, and mend what it raises"
+            )
     trials += _in_inference(look(current), tried)
     seconds = time.monotonic() - started
     is_unknown = any(trial.status == "not measured" for trial in trials) or (total is not None and total.busy)

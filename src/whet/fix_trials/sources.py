@@ -21,13 +21,15 @@ def script_files(script: Path) -> list[SourceFile]:
             continue
         collected = collect([path])
         if collected.problems or not collected.files:
-            raise TargetError(collected.problems[0].text if collected.problems else f"{path} cannot be read")
+            raise TargetError(
+                collected.problems[0].text if collected.problems else f"{path} cannot be read; give a Python file"
+            )
         file = collected.files[0]
         found[path.resolve()] = file
         try:
             waiting += _local(ast.parse(file.text), path, script.parent)
         except (SyntaxError, ValueError, RecursionError) as error:
-            raise TargetError(f"{file.path} does not parse: {error}") from error
+            raise TargetError(f"{file.path} does not parse: {error}; mend it first") from error
     return list(found.values())
 
 

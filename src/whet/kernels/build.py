@@ -51,6 +51,7 @@ _FLAGS = (
 _LONGEST_S = 300
 _LOOK_S = 0.2  # how often signals are looked at meanwhile
 _DIGEST_BYTES = 32
+_OTHER_COMPILER = "name another compiler in CXX, or set WHET_KERNELS=off to do without them"
 _NOT_KEPT = "whet's kernels cannot be kept: {}; name a directory that can be written in WHET_CACHE"
 
 
@@ -108,7 +109,9 @@ def library(isa: Isa | None = None) -> Library:
     try:
         functions = ctypes.CDLL(str(path))
     except OSError as error:
-        raise KernelsError(f"the compiled kernels cannot be loaded: {error}") from error
+        raise KernelsError(
+            f"the compiled kernels cannot be loaded: {error}; delete {path}, and whet compiles them anew"
+        ) from error
     declare(functions)
     loaded = Library(functions, wanted)
     loaded.set_threads(torch.get_num_threads())
@@ -125,7 +128,7 @@ def follow_torch() -> None:
 def _wanted() -> Isa:
     named = os.environ.get("WHET_KERNELS", "")
     if named == "off":
-        raise KernelsError("WHET_KERNELS=off turns whet's own kernels off")
+        raise KernelsError("WHET_KERNELS=off turns whet's own kernels off; unset it to use them")
     if named:
         if named not in tuple(Isa):
             raise OptionError(f"WHET_KERNELS={named}: write {', '.join(Isa)} or off")
@@ -148,7 +151,10 @@ def _compiler() -> str:
     names = (os.environ["CXX"],) if os.environ.get("CXX") else _COMPILERS
     found = next((path for name in names if (path := shutil.which(name))), None)
     if found is None:
-        raise KernelsError(f"whet's own kernels need a C++ compiler, and none of {', '.join(names)} is installed")
+        raise KernelsError(
+            f"whet's own kernels need a C++ compiler, and none of {', '.join(names)} is installed: install "
+            "one (Debian: apt install g++), or name one in CXX"
+        )
     return found
 
 
@@ -158,25 +164,48 @@ def _compiler_version() -> str:
     return run.stdout
 
 
+def try_compiler() -> tuple[str, str]:
+    """Compile one line of C++ for this processor, with the flags of the kernels, and keep nothing of it.
+
+    Returns:
+        The compiler's path, and the first line of what it says of its version.
+
+    Raises:
+        KernelsError: There is no compiler, or it fails.
+        OptionError: WHET_KERNELS is not a known name.
+    """
+    isa, compiler = _wanted(), _compiler()
+    with tempfile.TemporaryDirectory(prefix="whet-kernels-") as scratch:
+        source, target = Path(scratch) / "trial.cpp", Path(scratch) / "trial.so"
+        source.write_text("#include <thread>\nint main() { return 0; }\n", encoding="ascii")
+        _call_compiler([compiler, *_FLAGS, *_TARGETS[isa], str(source), "-o", str(target)])
+    return compiler, next(iter(_compiler_version().splitlines()), "")
+
+
 def _compile(isa: Isa, path: Path) -> None:
     _log.warning("compiling whet's kernels for %s; once, in about half a minute", isa)
     with tempfile.TemporaryDirectory(prefix="whet-kernels-") as scratch:
         target = Path(scratch) / path.name
         command = [_compiler(), *_FLAGS, *_TARGETS[isa], str(_DIRECTORY / "library.cpp"), "-o", str(target)]
-        try:
-            returncode, said = _run(command)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise KernelsError(f"whet's kernels could not be compiled: {error}") from error
-        if returncode:
-            lines = [line for line in said.splitlines() if "error" in line] or said.splitlines() or ["?"]
-            raise KernelsError(f"whet's kernels could not be compiled with {command[0]}: {lines[0]}")
+        _call_compiler(command)
         if not target.exists():
-            raise KernelsError(f"whet's kernels could not be compiled: {command[0]} wrote nothing")
+            raise KernelsError(f"whet's kernels could not be compiled: {command[0]} wrote nothing; {_OTHER_COMPILER}")
         built = target.read_bytes()
         try:
             write_whole(path, built + hashlib.sha256(built).digest())
         except OutputError as error:
             raise KernelsError(_NOT_KEPT.format(error)) from error
+
+
+def _call_compiler(command: list[str]) -> None:
+    """Run the compiler, and raise KernelsError with the first error that it prints where it fails."""
+    try:
+        returncode, said = _run(command)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelsError(f"whet's kernels could not be compiled: {error}; {_OTHER_COMPILER}") from error
+    if returncode:
+        lines = [line for line in said.splitlines() if "error" in line] or said.splitlines() or ["?"]
+        raise KernelsError(f"whet's kernels could not be compiled with {command[0]}: {lines[0]}; {_OTHER_COMPILER}")
 
 
 def _run(command: list[str]) -> tuple[int, str]:

@@ -99,7 +99,9 @@ def _check_values(
         try:
             wanted = reference(*before)
         except Exception as error:  # a user's function raises anything
-            raise OperatorError(f"{where}: the reference raises {type(error).__name__}: {reason(error)}") from error
+            raise OperatorError(
+                f"{where}: the reference raises {type(error).__name__}: {reason(error)}; give samples that it takes"
+            ) from error
         try:
             found = operator(*sample)
         except Exception as error:
@@ -113,7 +115,9 @@ def _check_values(
         raise OperatorError(f"{where}: the implementation is not the reference: {said}") from error
     for position, (value, old) in enumerate(zip(sample, before, strict=True), start=1):
         if isinstance(value, Tensor) and not torch.allclose(value, old, rtol=0, atol=0, equal_nan=True):
-            raise OperatorError(f"{where}: the implementation changes its argument {position}")
+            raise OperatorError(
+                f"{where}: the implementation changes its argument {position}; have it write into a tensor of its own"
+            )
 
 
 def _check_tracing(

@@ -37,7 +37,10 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "whet_rms_norm": (None, (POINTER, POINTER, POINTER, Int32, Int32, FLOAT, POINTER, POINTER)),
     "whet_qkv_rope": (None, (POINTER, POINTER, POINTER, POINTER, POINTER, FLOAT, POINTER, POINTER)),
     "whet_paged_attention": (ctypes.c_int, (POINTER, POINTER, FLOAT, Int32, POINTER, Int32, POINTER, POINTER)),
-    "whet_sample": (None, (POINTER, Int32, Int32, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER)),
+    "whet_sample": (
+        None,
+        (POINTER, Int32, Int32, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, Int32, POINTER, POINTER),
+    ),
     "whet_decoder_new": (POINTER, (POINTER,)),
     "whet_decoder_free": (None, (POINTER,)),
     "whet_decoder_step": (ctypes.c_int, (POINTER, POINTER, POINTER, POINTER, Int32, POINTER)),

@@ -149,7 +149,9 @@ def _check_arguments(
         try:
             kind = torch.device(device).type
         except RuntimeError as error:
-            raise OptionError(f"{name}: {device!r} is no device type: {reason(error)}") from error
+            raise OptionError(
+                f"{name}: {device!r} is no device type: {reason(error)}; give one such as 'cpu' or 'cuda'"
+            ) from error
         if kind == "meta":
             raise OptionError(f"{name}: what tells shapes without computing is given as fake=, not for a device")
     if not samples or not all(isinstance(sample, tuple) for sample in samples):
@@ -165,7 +167,7 @@ def _library(entry: str) -> str:
     path = Path(entry).expanduser()
     if _FILE.fullmatch(path.name):
         if not path.is_file():
-            raise OptionError(f"libraries: there is no file {path}")
+            raise OptionError(f"libraries: there is no file {path}; give the path of a .py or .so file")
         return str(path.resolve())
     if not all(part.isidentifier() for part in entry.split(".")):
         raise OptionError(f"libraries: {entry!r} is neither a file (.py, .so) nor the import name of a module")
@@ -182,7 +184,10 @@ def _define(name: str, reference: Callable[..., Any]) -> torch.library.Library:
     try:
         schema = torch.library.infer_schema(reference, mutates_args=())
     except ValueError as error:
-        raise OptionError(f"{name}: the reference's annotations are no schema: {reason(error)}") from error
+        raise OptionError(
+            f"{name}: the reference's annotations are no schema: {reason(error)}; annotate each argument and what is "
+            "returned, as in x: torch.Tensor"
+        ) from error
     library = torch.library.Library(namespace, "FRAGMENT")
     library.define(short + schema, tags=(torch.Tag.pt2_compliant_tag,))
     library.impl(short, reference, "CompositeExplicitAutograd")
@@ -201,7 +206,9 @@ def _implement(library: torch.library.Library, name: str, implementations: Mappi
         try:
             torch.ops.load_library(os.fspath(implementation))
         except (OSError, TypeError) as error:
-            raise OptionError(f"{name}: {implementation!r} cannot be loaded: {reason(error)}") from error
+            raise OptionError(
+                f"{name}: {implementation!r} cannot be loaded: {reason(error)}; compile it again for this torch"
+            ) from error
         if not torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
             namespace, _, short = name.partition("::")
             raise OperatorError(

@@ -96,7 +96,10 @@ def fit_lengths(
         OptionError: The model has no room for two tokens.
     """
     if max_model_len is not None and max_model_len < 2:
-        raise OptionError(f"the model takes {max_model_len} token; a load test needs one with room for at least 2")
+        raise OptionError(
+            f"the model takes {max_model_len} token; a load test needs one with room for at least 2: serve it with a "
+            "larger --max-model-len"
+        )
     fitted, num_cut = [], 0
     for arrival in arrivals:
         wanted_input, wanted_output = _scaled(arrival.num_input, scale), _scaled(arrival.num_output, scale)

@@ -27,6 +27,9 @@ class LoadTest:
     report: Report
     records: tuple[Record, ...]
 
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
     def write(self, directory: str | Path) -> None:
         """Write report.json and requests.csv.
 

@@ -99,7 +99,7 @@ class Options:
             if not 1 <= low <= high:
                 raise OptionError(f"--{name.replace('_', '-')} {low}-{high}: write two lengths as 16-255, from 1 up")
         if self.shared_prefix < 0 or self.seed < 0:
-            raise OptionError("--shared-prefix and --seed are 0 or more")
+            raise OptionError(f"--shared-prefix {self.shared_prefix} and --seed {self.seed}: give 0 or more for both")
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,9 @@ def capacity_of(records: Sequence[Record]) -> Capacity:
     answered = [record for record in records if record.is_answered and record.token_s]
     if not answered:
         detail = next((f"{record.failure}: {record.detail}".rstrip(": ") for record in records), "no request was sent")
-        raise TargetError(f"the server answered none of {len(records)} requests of the calibration ({detail})")
+        raise TargetError(
+            f"the server answered none of {len(records)} requests of the calibration ({detail}); look at its log"
+        )
     # A chunk may hold several tokens. An answer's tokens are divided evenly among its chunks.
     times_s = np.concatenate([record.token_s for record in answered])
     tokens = np.concatenate(

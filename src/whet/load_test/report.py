@@ -69,6 +69,11 @@ class Report:
     notes: tuple[str, ...] = ()
     format: int = FORMAT
 
+    def _repr_html_(self) -> str:
+        from whet.load_test.notebook import report_html
+
+        return report_html(self)
+
     def to_json(self, indent: int | None = 2) -> str:
         """Return the report as a JSON object. With indent None, it is one line."""
         return json.dumps(asdict(self), indent=indent, ensure_ascii=False) + "\n"

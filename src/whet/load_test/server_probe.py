@@ -96,7 +96,7 @@ async def _vocab_size(client: CompletionClient, stated: int | None) -> int:
             return token_id + 1
         if status not in (400, 422):
             _check(client, status, said)
-    raise TargetError(f"{client.url} refuses a prompt of one token: {said}")
+    raise TargetError(f"{client.url} refuses a prompt of one token: {said}; look at its log")
 
 
 def _check(client: CompletionClient, status: int, said: str) -> None:

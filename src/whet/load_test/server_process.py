@@ -93,9 +93,14 @@ def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: IO[bytes]) -
     deadline = time.monotonic() + _START_S
     while not is_up(url):
         if process.poll() is not None:
-            raise TargetError(f"whet serve did not start: {_last_line(log)}")
+            raise TargetError(
+                f"whet serve did not start: {_last_line(log)}; run `whet serve` by itself to see all that it says"
+            )
         if time.monotonic() > deadline:
-            raise TargetError(f"whet serve was not ready after {_START_S:.0f} s; its last line: {_last_line(log)}")
+            raise TargetError(
+                f"whet serve was not ready after {_START_S:.0f} s; its last line: {_last_line(log)}; start it by "
+                "itself, and give its address"
+            )
         time.sleep(_ASK_AGAIN_S)
 
 

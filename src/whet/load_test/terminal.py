@@ -12,12 +12,14 @@ from whet.load_test.figures import Figures, Percentiles
 from whet.load_test.report import Report
 from whet.slo import Slo
 
+LATENCIES = ("P50", "P90", "P99", "mean", "longest", "samples")
+
 
 def show_report(console: Console, report: Report) -> None:
     """Show the sent requests, a table of latencies, and the other figures, one a line."""
     console.print()
     console.print(Text.assemble(("whet bench-serve  ", "bold"), report.model, ("  at ", "dim"), report.url))
-    console.print(Text(_sent(report)))
+    console.print(Text(sent(report)))
     if report.load is not None and report.capacity is not None:
         console.print(
             Text(
@@ -31,7 +33,7 @@ def show_report(console: Console, report: Report) -> None:
     grid = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, value, style in _rows(report):
+    for name, value, style in rows(report):
         grid.add_row(Text(name), Text(value, style))
     console.print(grid)
     if report.busy:
@@ -40,7 +42,8 @@ def show_report(console: Console, report: Report) -> None:
         console.print(Text(f"note: {note}"))
 
 
-def _sent(report: Report) -> str:
+def sent(report: Report) -> str:
+    """Return what was sent to the server, in words."""
     loop = "open loop" if report.max_in_flight is None else f"at most {report.max_in_flight} in flight"
     parts = [f"{report.num_planned:,} requests, {report.source}"]
     if report.offered_per_s is not None:
@@ -57,12 +60,17 @@ def _sent(report: Report) -> str:
 def _latencies(figures: Figures) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
     table.add_column("latency")
-    for name in ("P50", "P90", "P99", "mean", "longest", "samples"):
+    for name in LATENCIES:
         table.add_column(name, justify="right")
-    rows = {"TTFT": figures.ttft, "TPOT": figures.tpot, "ITL": figures.itl, "E2E": figures.e2e}
-    for name, found in rows.items():
-        table.add_row(name, *_cells(found))
+    for row in latency_rows(figures):
+        table.add_row(*row)
     return table
+
+
+def latency_rows(figures: Figures) -> list[list[str]]:
+    """Return a row for each kind of latency: its name, and the figures in the order of LATENCIES."""
+    kinds = {"TTFT": figures.ttft, "TPOT": figures.tpot, "ITL": figures.itl, "E2E": figures.e2e}
+    return [[name, *_cells(found)] for name, found in kinds.items()]
 
 
 def _cells(found: Percentiles | None) -> list[str]:
@@ -73,7 +81,7 @@ def _cells(found: Percentiles | None) -> list[str]:
     return [*(duration(None if ms is None else ms / 1e3, like=like) for ms in times_ms), f"{found.num_samples:,}"]
 
 
-def _rows(report: Report) -> Iterator[tuple[str, str, str]]:
+def rows(report: Report) -> Iterator[tuple[str, str, str]]:
     """Yield name, value and style of each line below the table."""
     figures = report.figures
     yield (

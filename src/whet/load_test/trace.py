@@ -58,7 +58,9 @@ def read_trace(path: Path) -> Trace:
         with path.open(encoding="utf-8-sig", newline="") as lines:
             return parse_trace(lines, str(path))
     except OSError as error:
-        raise TraceError(f"cannot read the trace {path}: {error.strerror or error}") from error
+        raise TraceError(
+            f"cannot read the trace {path}: {error.strerror or error}; give a CSV file with {_named(COLUMNS)}"
+        ) from error
     except UnicodeDecodeError as error:
         raise TraceError(f"{path} is not UTF-8 text; give a CSV file with {_named(COLUMNS)}") from error
 
@@ -79,7 +81,7 @@ def parse_trace(lines: Iterable[str], name: str) -> Trace:
     except UnicodeDecodeError:
         raise
     except (csv.Error, ValueError) as error:
-        raise TraceError(f"{name} line {rows.line_num}: {error}") from error
+        raise TraceError(f"{name} line {rows.line_num}: {error}; mend or remove that line") from error
     if not columns:
         raise TraceError(f"{name} is empty; a trace is a CSV file with {_named(COLUMNS)}")
     if not found:

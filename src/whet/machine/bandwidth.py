@@ -27,6 +27,7 @@ from whet.measure.cgroup import memory_limit
 
 _SOURCE = Path(__file__).with_name("bandwidth.cpp")
 _COMPILERS = ("c++", "g++", "clang++")
+_OTHER_COMPILER = "name another compiler in CXX"
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-pthread")
 _SMALLEST = 256 * 2**10
 _PART = 32 * 2**20  # read in less than a millisecond or two, so that other processes seldom fall into a run
@@ -152,7 +153,10 @@ def _compile() -> ctypes.CDLL:
         (found for name in (os.environ.get("CXX"), *_COMPILERS) if name and (found := shutil.which(name))), ""
     )
     if not compiler:
-        raise MachineError(f"no C++ compiler found ({', '.join(_COMPILERS)}, or the one that CXX names)")
+        raise MachineError(
+            f"no C++ compiler found ({', '.join(_COMPILERS)}, or the one that CXX names); install one (Debian: apt "
+            "install g++)"
+        )
     with contextlib.suppress(OSError):  # then a temporary directory of the system's serves
         cache_dir().mkdir(parents=True, exist_ok=True)
     place = cache_dir() if os.access(cache_dir(), os.W_OK) else None
@@ -165,9 +169,9 @@ def _compile() -> ctypes.CDLL:
             return ctypes.CDLL(str(library))
         except subprocess.CalledProcessError as error:
             lines = error.stderr.decode(errors="replace").strip().splitlines()
-            raise MachineError(f"{compiler} failed: {lines[0] if lines else error}") from error
+            raise MachineError(f"{compiler} failed: {lines[0] if lines else error}; {_OTHER_COMPILER}") from error
         except (subprocess.TimeoutExpired, OSError) as error:
-            raise MachineError(f"{compiler} failed: {error}") from error
+            raise MachineError(f"{compiler} failed: {error}; {_OTHER_COMPILER}") from error
 
 
 @contextlib.contextmanager

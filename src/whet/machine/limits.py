@@ -73,6 +73,11 @@ class Limits:
         if not all(math.isfinite(rate) and rate > 0 for rate in rates):
             raise ValueError("limits must be positive and finite")
 
+    def _repr_html_(self) -> str:
+        from whet.machine.notebook import limits_html
+
+        return limits_html(self)
+
     def bandwidth(self, working_set_bytes: float) -> float:
         """Return the bytes/s for a working set of this size that is read again and again, from a cache if it fits.
 
@@ -131,6 +136,11 @@ class _Record(BaseModel):
     limits: Limits
 
 
+def known_limits(machine: Machine, device: str = "cpu") -> Limits | None:
+    """Return the limits of this machine that are in the cache; None where they have not been measured."""
+    return _read(_path(machine, device), machine)
+
+
 def load_limits(machine: Machine, *, refresh: bool = False, device: str = "cpu") -> Limits:
     """Return the limits of this machine. They are measured once for each fingerprint, then read from the cache.
 
@@ -145,7 +155,7 @@ def load_limits(machine: Machine, *, refresh: bool = False, device: str = "cpu")
     Raises:
         MachineError: The device cannot be measured.
     """
-    path = cache_dir() / f"limits-{machine.fingerprint}-{device}.json"
+    path = _path(machine, device)
     known = _read(path, machine)
     is_wrong = known is not None and _is_too_high(known, machine)
     if known is not None and not (refresh or is_wrong or _is_too_low(known, machine)):
@@ -230,7 +240,9 @@ def _is_too_high(known: Limits, machine: Machine) -> bool:
 
 def _measure_cuda(machine: Machine, shapes: tuple[tuple[int, int, int], ...], budget_s: float) -> Limits:
     if not machine.has_cuda:
-        raise MachineError("this machine has no CUDA device that torch can use")
+        raise MachineError(
+            "this machine has no CUDA device that torch can use; measure 'cpu', or install torch for CUDA"
+        )
     try:
         memory, cached = cuda_bandwidth()
         peaks = gemm.gemm_peaks(gemm.CUDA_DTYPES, shapes, device="cuda", budget_s=budget_s)
@@ -251,6 +263,10 @@ def _operator_s(device: str, num_calls: int = 200) -> float:
 
     with torch.no_grad():
         return gemm.best_s(run, "cpu", 0.05) / num_calls
+
+
+def _path(machine: Machine, device: str) -> Path:
+    return cache_dir() / f"limits-{machine.fingerprint}-{device}.json"
 
 
 def _read(path: Path, machine: Machine) -> Limits | None:

@@ -2,9 +2,17 @@
 
 from whet.machine.description import Machine, describe
 from whet.machine.limits import Limits, load_limits
+from whet.machine.notebook import limits_html
 
 
-def limits(*, refresh: bool = False, machine: Machine | None = None) -> tuple[Limits, ...]:
+class LimitsByDevice(tuple[Limits, ...]):
+    """Hold the limits of each device, in a tuple that a notebook shows as tables."""
+
+    def _repr_html_(self) -> str:
+        return limits_html(*self)
+
+
+def limits(*, refresh: bool = False, machine: Machine | None = None) -> LimitsByDevice:
     """Return the limits of the GPU, where there is one, and of the CPU.
 
     They are measured once, which takes about ten seconds, and then read from the cache.
@@ -21,4 +29,4 @@ def limits(*, refresh: bool = False, machine: Machine | None = None) -> tuple[Li
     """
     machine = machine or describe()
     devices = ("cuda", "cpu") if machine.has_cuda else ("cpu",)
-    return tuple(load_limits(machine, refresh=refresh, device=device) for device in devices)
+    return LimitsByDevice(load_limits(machine, refresh=refresh, device=device) for device in devices)

@@ -212,12 +212,12 @@ def parse_matrix(text: str) -> Topology:
     rows = [_cells(line) for line in _STYLING.sub("", text).splitlines()]
     start = next((i for i, cells in enumerate(rows) if "GPU0" in [*cells, ""][:2] and "X" not in cells), None)
     if start is None:
-        raise MachineError("the output of nvidia-smi topo -m holds no matrix of GPUs")
+        raise MachineError("the output of nvidia-smi topo -m holds no matrix of GPUs; give all that it prints")
     names = [cell for cell in rows[start] if cell and cell not in _AFFINITIES]
     found = {cells[0]: cells[1:] for cells in rows[start + 1 :] if cells[0] in names}
     whole = [cells[: len(names)] for cells in found.values()]
     if list(found) != names or not all(len(row) == len(names) and all(map(_CELL.fullmatch, row)) for row in whole):
-        raise MachineError("the matrix of nvidia-smi topo -m is cut off")
+        raise MachineError("the matrix of nvidia-smi topo -m is cut off; give all that it prints")
     cards = dict(re.findall(r"^\s*(NIC\d+):\s*(\S+)\s*$", text, re.MULTILINE))
     links = []
     for i, first in enumerate(names):

@@ -10,8 +10,11 @@ import os
 import statistics
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from whet.measure.load import PRETENDED, roots, tree_of
 
@@ -25,6 +28,39 @@ _SLOWED = {  # bits of NVML's clocks event reasons
     0x40: "the GPU's clock is lowered for heat",
     0x80: "the GPU's clock is lowered by its power supply",
 }
+
+
+@dataclass(frozen=True)
+class PowerState:
+    """Describe how fast the processor may run now.
+
+    Attributes:
+        governor: What chooses the cores' frequency, as "performance"; several are separated by commas; "" for unknown.
+        mhz: The mean frequency of the cores; None where the system does not show it.
+        is_on_battery: Whether the machine runs on its battery; None where it has none.
+    """
+
+    governor: str
+    mhz: float | None
+    is_on_battery: bool | None
+
+
+def power_state(cpus: Path = _CPUS) -> PowerState:
+    """Return how fast the processor may run now."""
+    governors = set()
+    for path in cpus.glob("cpu[0-9]*/cpufreq/scaling_governor"):
+        with contextlib.suppress(OSError):
+            governors.add(path.read_text(encoding="ascii", errors="replace").strip())
+    battery, frequency = None, None
+    with contextlib.suppress(OSError, NotImplementedError, AttributeError):  # psutil has no such sensor on some systems
+        battery = psutil.sensors_battery()
+    with contextlib.suppress(OSError, NotImplementedError, AttributeError):
+        frequency = psutil.cpu_freq()
+    return PowerState(
+        governor=", ".join(sorted(governors)),
+        mhz=frequency.current if frequency and frequency.current else None,
+        is_on_battery=None if battery is None else battery.power_plugged is False,
+    )
 
 
 class Clocks:

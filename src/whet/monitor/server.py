@@ -8,7 +8,7 @@ import time
 from importlib.resources import files
 from typing import Any
 
-from whet import charts
+from whet import charts, look
 from whet.errors import MissingExtra
 from whet.monitor import metrics
 from whet.monitor.exporter import Exporter
@@ -21,7 +21,7 @@ _WAIT_S = 15.0  # a page asks again after that, so that each side notices when t
 _START_S = 10.0
 _BACKLOG = 64
 _TYPES = {"css": "text/css", "js": "text/javascript", "html": "text/html"}
-_STATIC = ("style.css", "format.js", "chart.js", "charts.js", "tiles.js", "live.js", *charts.FILES)
+_STATIC = ("style.css", "format.js", "chart.js", "charts.js", "tiles.js", "live.js", *charts.FILES, *look.FILES)
 _POLICY = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
 _NO_CACHE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
 _PAGE_HEADERS = {**_NO_CACHE, "Content-Security-Policy": _POLICY}
@@ -176,8 +176,8 @@ def _app(run: Run, waiting: _PageWaiters, *, loopback: bool) -> Any:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(check_host)])
 
     async def static(name: str) -> Response:
-        folder = files("whet.charts") if name in charts.FILES else files("whet.monitor") / "page"
-        content = (folder / name).read_bytes()
+        shared = next((room for room in (charts, look) if name in room.FILES), None)
+        content = shared.read(name) if shared else (files("whet.monitor") / "page" / name).read_text(encoding="utf-8")
         return Response(content, media_type=_TYPES[name.rpartition(".")[2]], headers=_PAGE_HEADERS)
 
     @app.get("/")

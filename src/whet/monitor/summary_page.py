@@ -6,7 +6,7 @@ from importlib.resources import files
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from whet import charts
+from whet import __version__, charts, look
 from whet.monitor import metrics
 from whet.monitor.figures import cut_short, status, table
 from whet.monitor.run import Run
@@ -23,12 +23,13 @@ def render(run: Run) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(_read("saved.html.j2")).render(
         s=summary,
+        version=__version__,
         pid=run.facts.pid,
         word=word,
         kind=kind,
         notice=cut_short(summary) if run.ending else "",
         rows=table(summary),
-        css=Markup(charts.read(charts.STYLE) + _read("style.css")),
+        css=Markup(look.style(charts.read(charts.STYLE) + _read("style.css"))),
         scripts=[Markup(text) for text in (*map(charts.read, charts.SCRIPTS), *map(_read, _SCRIPTS))],
         # Inside a script element, only "</script" and "<!--" have a meaning, so every "<" is escaped.
         data=Markup(json.dumps(data).replace("<", "\\u003c")),

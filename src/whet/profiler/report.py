@@ -128,6 +128,11 @@ class Report:
     notes: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
 
+    def _repr_html_(self) -> str:
+        from whet.profiler.notebook import report_html
+
+        return report_html(self)
+
     @property
     def layers_s(self) -> float:
         """Return the sum of the layers' times in seconds."""

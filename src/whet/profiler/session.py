@@ -222,6 +222,9 @@ class Session:
             raise OptionError("the profile is not finished: read it after the `with` block")
         return self._report
 
+    def _repr_html_(self) -> str | None:
+        return None if self._report is None else self._report._repr_html_()
+
     def show(self, console: Console | None = None) -> None:
         """Print the report: the verdict, then the tables."""
         show_report(console or Console(highlight=False), self.report)

@@ -3,13 +3,16 @@
 import itertools
 from collections.abc import Sequence
 
-from whet.errors import RequestError
+from whet.errors import MissingExtra, RequestError
+from whet.server.detokenizer import MarkedDetokenizer
+from whet.server.grammars import Grammars, Guide
 from whet.server.randomness import make_seed
 from whet.server.request import Request
 from whet.server.request_limits import RequestLimits
 from whet.server.sampling_params import SamplingParams
 from whet.server.stopping import OutputText
-from whet.server.text import Tokenizer
+from whet.server.structure import Structure
+from whet.server.text import Detokenizer, Tokenizer
 
 Prompt = str | Sequence[int]
 
@@ -23,6 +26,7 @@ class Admission:
         eos_ids = tokenizer.eos_ids if tokenizer is not None else ()
         self._eos_ids = frozenset(token_id for token_id in eos_ids if token_id < vocab_size)
         self._numbers = itertools.count(1)
+        self._grammars = Grammars(tokenizer, vocab_size) if tokenizer is not None else None
 
     def request(
         self,
@@ -58,9 +62,23 @@ class Admission:
             max_len=longest if params.max_tokens is None else len(prompt_ids) + params.max_tokens,
             seed=make_seed(params.seed),
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids),
-            output=OutputText(tokenizer.detokenizer(), params.stop) if tokenizer is not None else None,
+            output=OutputText(_detokenizer(tokenizer, params), params.stop) if tokenizer is not None else None,
             cache_salt=cache_salt,
+            guide=self.guide(params.structure) if params.structure is not None else None,
         )
+
+    def guide(self, structure: Structure) -> Guide:
+        """Return the beginning of a structure's grammar. A structure that is new is compiled, which takes time.
+
+        Raises RequestError where it cannot be enforced, or there is nothing to enforce it with.
+        """
+        if self._grammars is None:
+            message = "a structure needs a tokenizer, and the model has none"
+            raise RequestError(message, param="structure")
+        try:
+            return self._grammars.guide(structure)
+        except MissingExtra as error:
+            raise RequestError(str(error), param="structure") from error
 
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -70,3 +88,11 @@ class Admission:
             self._limits.check_bytes(prompt, self._tokenizer.most_bytes(self._limits.max_model_len))
             prompt = self._tokenizer.encode(prompt)
         return self._limits.prompt_ids(prompt)
+
+
+def _detokenizer(tokenizer: Tokenizer, params: SamplingParams) -> Detokenizer:
+    """Return what makes the text of an output. A structure is held to the very bytes that the text then has."""
+    make = tokenizer.detokenizer if params.structure is None else tokenizer.byte_detokenizer
+    if not params.shown_token_ids:
+        return make()
+    return MarkedDetokenizer(make, {token_id: tokenizer.token_text(token_id) for token_id in params.shown_token_ids})

@@ -40,16 +40,21 @@ class ChatTemplate:
     """
 
     def __init__(self, directory: Path, settings: dict[str, Any], special_tokens: dict[str, str]) -> None:
-        text, self.source = _find(directory, settings)
-        self.is_plain = text is PLAIN
+        self.text, self.source = _find(directory, settings)
+        self.is_plain = self.text is PLAIN
         self._special_tokens = special_tokens
         try:
-            self._template = _environment().from_string(text)
+            self._template = _environment().from_string(self.text)
         except TemplateSyntaxError as error:
             raise TargetError(f"the chat template in {directory} ({self.source}) is damaged: {error}") from error
 
     def render(
-        self, messages: Sequence[dict[str, Any]], *, add_generation_prompt: bool, variables: Mapping[str, object]
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        variables: Mapping[str, object],
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
         """Return the prompt for a conversation.
 
@@ -57,11 +62,12 @@ class ChatTemplate:
             messages: The messages.
             add_generation_prompt: End the prompt with the beginning of the assistant's answer.
             variables: Further variables that the template may read, under any names.
+            tools: The tools that the model may call. None for none.
 
         Raises:
             RequestError: The template refuses the messages, or fails. The error holds the template's own message.
         """
-        given = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
             return self._template.render({**self._special_tokens, **variables, **given})
         except TemplateError as error:

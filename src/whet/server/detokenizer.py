@@ -4,7 +4,7 @@ The pieces that a detokenizer returns, joined, equal the decoded whole sequence.
 """
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 _INCOMPLETE = "\ufffd"
@@ -87,3 +87,32 @@ class WindowDetokenizer:
             self._context = self._context + self._held
         self._held = []
         return new
+
+
+class MarkedDetokenizer:
+    """Show some special tokens as part of the text. What stands between two of them is detokenised by itself."""
+
+    def __init__(self, make: Callable[[], Detokenizer], marks: Mapping[int, str]) -> None:
+        """Start at the beginning of a sequence.
+
+        Args:
+            make: Returns the detokenizer of what stands between two marks.
+            marks: The text of each token that is shown.
+        """
+        self._make, self._marks = make, marks
+        self._between = make()
+
+    def add(self, token_ids: Sequence[int]) -> str:
+        """See Detokenizer."""
+        return "".join(map(self._add_one, token_ids))
+
+    def finish(self) -> str:
+        """See Detokenizer."""
+        return self._between.finish()
+
+    def _add_one(self, token_id: int) -> str:
+        mark = self._marks.get(token_id)
+        if mark is None:
+            return self._between.add((token_id,))
+        before, self._between = self._between.finish(), self._make()
+        return before + mark

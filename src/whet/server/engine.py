@@ -25,6 +25,7 @@ from whet.server.request import Request
 from whet.server.sampling_params import SamplingParams
 from whet.server.sizing import explaining_lack_of_memory
 from whet.server.stats import Observer, Stats
+from whet.server.structure import Structure
 from whet.server.text import FILE as TOKENIZER_FILE
 from whet.server.text import Tokenizer
 
@@ -130,6 +131,9 @@ class Engine:
             RequestError: A prompt cannot be served.
             QueueFull: Too many requests are waiting.
         """
+        for one in [params] if params is None or isinstance(params, SamplingParams) else params:
+            if one is not None and one.structure is not None:
+                await asyncio.to_thread(self.compile, one.structure)  # others have the loop meanwhile
         streams = []
         try:
             for request in self._requests(prompts, params, cache_salt):
@@ -202,6 +206,20 @@ class Engine:
         request = self._admission.request(prompt_ids, params, request_id, cache_salt)
         self._loop.submit(request, on_delta, reservation, asyncio_loop=asyncio_loop)
         return request.id
+
+    def compile(self, structure: Structure) -> None:
+        """Compile a structure that requests will have, so that they need not wait for it. From any thread.
+
+        A request compiles its structure itself where this was not called, before it is queued: `stream_async` would
+        hold up its asyncio loop. The structures that were used last are kept.
+
+        Args:
+            structure: What outputs will have to match.
+
+        Raises:
+            RequestError: It cannot be enforced; the message says why.
+        """
+        self._admission.guide(structure)
 
     def abort(self, request_id: str) -> None:
         """End a request. Its last delta has the finish_reason "abort". If it has ended already, nothing happens."""

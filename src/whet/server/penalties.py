@@ -1,7 +1,8 @@
 """Apply what requests change in the model's logits before a token is chosen, and undo it afterwards.
 
 The order is: logit_bias, no end token before min_tokens, then repetition, frequency and presence penalties. Only tokens
-that a request names or has seen are changed, and not the tens of thousands of others in a row.
+that a request names or has seen are changed, and not the tens of thousands of others in a row. The end tokens of a
+request with a structure are left to whet.server.masks.
 
 Source of the penalties: Keskar et al., 2019, arXiv:1909.05858 (repetition, over prompt and output); OpenAI's API
 reference (frequency and presence, over the output).
@@ -63,7 +64,7 @@ class Penalties:
                 places_N = np.fromiter(bias, np.int64, len(bias)) + i * vocab_size
                 undo.append((places_N, flat[places_N]))
                 flat[places_N] += np.fromiter(bias.values(), np.float32, len(bias))
-            if ends and request.num_output + num_drafts < request.params.min_tokens:
+            if ends and request.guide is None and request.num_output + num_drafts < request.params.min_tokens:
                 places_N = np.fromiter(ends, np.int64, len(ends)) + i * vocab_size
                 old_N = flat[places_N]
                 undo.append((places_N, old_N))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
 
+from whet.server.grammars import Guide
 from whet.server.sampling_params import SamplingParams
 from whet.server.stopping import OutputText
 
@@ -66,6 +67,7 @@ class Request:
     output: OutputText | None = None
     arrival_s: float = 0.0
     cache_salt: str = ""
+    guide: Guide | None = None  # the place in the grammar of params.structure
 
     is_plain: bool = field(init=False)  # whether it always takes the most probable token of the unchanged logits
     token_ids: list[int] = field(init=False)  # prompt and output
@@ -129,6 +131,8 @@ class Request:
                 text += self.output.add(token_id, may_stop=num_tokens >= min_len)
                 if self.output.is_stopped:
                     self.finish_reason = "stop"
+            if self.guide is not None and self.finish_reason is None and self.guide.consume(token_id):
+                self.finish_reason = "stop"
             if self.finish_reason is None and num_tokens >= self.max_len:
                 self.finish_reason = "length"
             if self.finish_reason is not None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from whet.kernels.dispatch import kernels_for, pointer
 from whet.kernels.sample import UNUSABLE
 from whet.server import randomness
+from whet.server.masks import Masks
 from whet.server.penalties import Penalties
 from whet.server.request import Request
 from whet.server.torch_sampler import Truncation, sample_in_torch
@@ -44,26 +45,27 @@ class Sampler:
         self._seeds: NDArray[np.uint64]
         self._penalties = Penalties()
 
-    def sample(self, logits_RV: Tensor, rows: Sequence[Row]) -> NDArray[np.int64]:
+    def sample(self, logits_RV: Tensor, rows: Sequence[Row], masks: Masks | None = None) -> NDArray[np.int64]:
         """Choose a token for each row.
 
         Args:
             logits_RV: The logits, float32 [R, V].
             rows: The requests of the rows.
+            masks: The tokens that may be chosen, if some rows may not choose all.
 
         Returns:
-            The tokens, int64 [R]. UNUSABLE stands where the logits are NaN or infinite.
+            The tokens, int64 [R]. UNUSABLE stands where the logits are NaN or infinite, or a mask allows no token.
         """
         if rows is not self._rows:
             self._look_at(rows)
         if self._is_plain:
-            return _choose(logits_RV, *_greedy(len(rows)))
+            return _choose(logits_RV, *_greedy(len(rows)), masks)
         uniform_R = torch.from_numpy(randomness.uniforms(self._seeds, _indices(rows)))
         if not self._is_changed:
-            return _choose(logits_RV, self._rule, uniform_R)
+            return _choose(logits_RV, self._rule, uniform_R, masks)
         logits_RV = logits_RV.contiguous()
         with self._penalties.applied(logits_RV, rows):
-            return _choose(logits_RV, self._rule, uniform_R)
+            return _choose(logits_RV, self._rule, uniform_R, masks)
 
     def _look_at(self, rows: Sequence[Row]) -> None:
         """Compute what depends only on the list of rows."""
@@ -92,7 +94,7 @@ def _indices(rows: Sequence[Row]) -> NDArray[np.uint64]:
     )
 
 
-def _choose(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> NDArray[np.int64]:
+def _choose(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor, masks: Masks | None) -> NDArray[np.int64]:
     """Choose with the kernel, on the threads that also run the model.
 
     torch's own threads would go on spinning after their work, and slow the model down. The operator whet::sample is not
@@ -100,12 +102,18 @@ def _choose(logits_RV: Tensor, rule: Truncation, uniform_R: Tensor) -> NDArray[n
     """
     library = kernels_for(logits_RV)
     if library is None:
+        logits_RV = logits_RV if masks is None else masks.applied(logits_RV)
         return sample_in_torch(logits_RV, rule, uniform_R).numpy()
     logits_RV = logits_RV.contiguous()
     ids_R = np.empty(len(logits_RV), np.int64)
     columns = [pointer(column) for column in (*rule, uniform_R)]
     library.functions.whet_sample(
-        pointer(logits_RV), len(ids_R), logits_RV.shape[1], *columns, ids_R.ctypes.data_as(ctypes.c_void_p)
+        pointer(logits_RV),
+        len(ids_R),
+        logits_RV.shape[1],
+        *columns,
+        *((None, 0, None) if masks is None else masks.pointers()),
+        ids_R.ctypes.data_as(ctypes.c_void_p),
     )
     return ids_R
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from whet.errors import RequestError
+from whet.server.structure import Structure
 
 MAX_LOGPROBS = 100  # alternatives for each token; each one is an object that is kept and sent
 MAX_STOP_STRINGS = 64
@@ -39,6 +40,8 @@ class SamplingParams:
             log-probabilities.
         prompt_logprobs: The same for the tokens of the prompt.
         logit_bias: Numbers added to the logits of these tokens.
+        structure: What the text must match. Each token is chosen among those that it allows.
+        shown_token_ids: Special tokens that are part of the text.
     """
 
     temperature: float = 1.0
@@ -57,6 +60,8 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    structure: Structure | None = None
+    shown_token_ids: tuple[int, ...] = ()
 
     @property
     def is_greedy(self) -> bool:
@@ -105,12 +110,18 @@ class SamplingParams:
                 _whole(name, count, 0, min(MAX_LOGPROBS, vocab_size))
         for token_id in _several("stop_token_ids", self.stop_token_ids):
             _whole("stop_token_ids", token_id, 0, vocab_size - 1, what=": a token")
+        for token_id in _several("shown_token_ids", self.shown_token_ids):
+            _whole("shown_token_ids", token_id, 0, vocab_size - 1, what=": a token")
         if not isinstance(self.logit_bias, Mapping):
             message = f"logit_bias={self.logit_bias!r}: it maps tokens to numbers"
             raise RequestError(message, param="logit_bias")
         for token_id, bias in self.logit_bias.items():
             _whole("logit_bias", token_id, 0, vocab_size - 1, what=": a token")
             _number("logit_bias", bias, -_MAX_BIAS, _MAX_BIAS, what=f" of {token_id}")
+        if self.structure is not None:
+            if not isinstance(self.structure, Structure):
+                raise RequestError(f"structure={self.structure!r}: it is a whet.Structure", param="structure")
+            self.structure.check()
 
 
 def _several(name: str, values: Sequence[Any]) -> Sequence[Any]:

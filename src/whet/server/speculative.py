@@ -44,6 +44,9 @@ class Speculation:
         wanted = [(r, min(limit, self._num_draft_tokens)) for r, limit in zip(ready, limits, strict=True) if limit > 0]
         if wanted:
             self._is_steady = self.drafter.propose([r for r, _ in wanted], [count for _, count in wanted])
+        for request in ready:
+            if request.drafts and request.guide is not None:
+                del request.drafts[request.guide.num_valid(request.drafts) :]
 
     def count(self, num_drafts: int, num_accepted: int) -> None:
         """Count the drafts of a request that have been verified."""

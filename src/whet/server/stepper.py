@@ -17,7 +17,8 @@ from whet.errors import reason
 from whet.models.step import ServedModel
 from whet.server.completion import Delta
 from whet.server.logprobs import token_logprobs
-from whet.server.request import Request, Status, TokenLogprobs
+from whet.server.masks import MaskFiller, Masks
+from whet.server.request import FinishReason, Request, Status, TokenLogprobs
 from whet.server.runner import PromptRows, Runner, Work
 from whet.server.sampler import UNUSABLE, Sampler
 from whet.server.scheduler import Plan, Scheduler
@@ -56,6 +57,7 @@ class Stepper:
         self.num_output_tokens = 0
         self._runner = Runner(scheduler.blocks, scheduler.max_batch_tokens)
         self._sampler = Sampler()
+        self._masks = MaskFiller(model.vocab_size)
         self._clock = clock
         self._drafting_s = 0.0  # time spent on the drafts of the next step
 
@@ -79,8 +81,12 @@ class Stepper:
         try:
             with torch.inference_mode():
                 work = self._runner.build(plan)
-                logits_RV = self.model.step(work.batch).cpu()  # does not copy logits that are on the CPU already
-                chosen = self._choose(work, logits_RV)
+                masking = self._masks.begin(work.samples)
+                try:
+                    logits_RV = self.model.step(work.batch).cpu()  # does not copy logits that are on the CPU already
+                finally:
+                    masks = masking()  # even if the model raises: nothing else may touch the guides meanwhile
+                chosen = self._choose(work, logits_RV, masks)
         except Exception as error:  # noqa: BLE001 - a model may raise anything; the engine goes on
             _LOG.exception("a step of %d requests failed", len(plan.requests))
             message = f"the step failed: {type(error).__name__}: {reason(error)}"
@@ -111,12 +117,12 @@ class Stepper:
         """Return the last entry of a finished request."""
         return Progress(request, self._delta(request, [], "", self._clock()))
 
-    def _choose(self, work: Work, logits_RV: Tensor) -> "_Chosen":
+    def _choose(self, work: Work, logits_RV: Tensor, masks: Masks | None) -> "_Chosen":
         for prompt in work.prompts:
             _add_prompt_logprobs(prompt, logits_RV[prompt.first : prompt.end])
         if work.prompts:
             logits_RV = logits_RV[work.sample_rows]
-        return _Chosen(logits_RV, self._sampler.sample(logits_RV, work.samples))
+        return _Chosen(logits_RV, self._sampler.sample(logits_RV, work.samples, masks), masks)
 
     def _update(self, plan: Plan, work: Work, chosen: "_Chosen", now: float) -> list[Progress]:
         """Note what has been computed, give each request its new tokens, and finish requests that have ended."""
@@ -163,7 +169,7 @@ class Stepper:
             num_taken, text = request.take(tokens)
             tokens = tokens[:num_taken]
         if is_bad and request.finish_reason is None:
-            request.finish_reason, request.error = "error", _BAD_LOGITS
+            request.finish_reason, request.error = _end_of_bad(request, chosen, first + len(tokens))
             text += request.rest_of_text()
         else:
             self.scheduler.blocks.publish(request)
@@ -174,6 +180,8 @@ class Stepper:
         logprobs = None
         if request.params.logprobs is not None:
             rows_RV = chosen.logits[first : first + len(tokens)]
+            if request.guide is not None and chosen.masks is not None:
+                rows_RV = chosen.masks.applied(rows_RV, first)
             logprobs = token_logprobs(rows_RV, tokens, request.params.logprobs)
         if request.finish_reason is not None:
             self.scheduler.finish(request, request.finish_reason)
@@ -227,10 +235,20 @@ class Stepper:
 
 
 class _Chosen(NamedTuple):
-    """Hold the logits of the sampled rows [R, V] and the tokens chosen from them [R]."""
+    """Hold the logits of the sampled rows [R, V], the tokens chosen from them [R], and the masks, if there were any."""
 
     logits: Tensor
     ids: NDArray[np.int64]
+    masks: Masks | None
+
+
+def _end_of_bad(request: Request, chosen: _Chosen, row: int) -> tuple[FinishReason, str | None]:
+    """Return how a request ends whose last row chose no token: complete, or with an error."""
+    if request.guide is not None and request.guide.error is not None:
+        return "error", request.guide.error
+    if chosen.masks is not None and row in chosen.masks.ended:
+        return "stop", None
+    return "error", _BAD_LOGITS
 
 
 def _add_prompt_logprobs(prompt: PromptRows, logits_RV: Tensor) -> None:

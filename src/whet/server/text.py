@@ -55,6 +55,16 @@ class Tokenizer:
         if isinstance(config.get("vocab_size"), int):
             self.check_fits(config["vocab_size"])
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Return the tokens that stand for no text."""
+        return frozenset(self._special_ids)
+
+    def special_id(self, text: str) -> int | None:
+        """Return the special token that is written so, or None where there is none."""
+        token_id: int | None = self._tokenizer.token_to_id(text)
+        return token_id if token_id in self._special_ids else None
+
     def check_fits(self, vocab_size: int) -> None:
         """Check that a model with `vocab_size` logits can belong to this tokenizer.
 
@@ -82,12 +92,37 @@ class Tokenizer:
         Raises:
             RequestError: The text is not valid Unicode: it has half a surrogate pair.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(f"the text is not valid Unicode at character {error.start}") from error
+        _check_unicode([text])
         # Unlike encode, encode_batch_fast lets other threads run in the meantime.
         return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids)
+
+    def encode_pairs(self, first: str, seconds: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """Return token ids and type ids of pairs of texts: 0 for the first text's tokens, 1 for the second's.
+
+        Raises RequestError for text that is not Unicode.
+        """
+        _check_unicode([first, *seconds])
+        found = self._tokenizer.encode_batch([(first, second) for second in seconds])
+        return [(list(one.ids), list(one.type_ids)) for one in found]
+
+    def num_special(self, *, is_pair: bool = False) -> int:
+        """Return how many special tokens are put around a text, or around a pair."""
+        return int(self._tokenizer.num_special_tokens_to_add(is_pair))
+
+    def surround(self, text: str, most: int) -> list[int]:
+        """Return the token ids of a text that is cut to `most` tokens, the special ones around it included."""
+        _check_unicode([text])
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding.truncate(max(0, most - self.num_special()))
+        return list(self._tokenizer.post_process(encoding).ids)
+
+    def surround_pair(self, first: str, second: str, most: int) -> tuple[list[int], list[int]]:
+        """Return token ids and type ids of a pair whose second text is cut, for `most` tokens in all."""
+        _check_unicode([first, second])
+        encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second)]
+        encodings[1].truncate(max(0, most - self.num_special(is_pair=True) - len(encodings[0].ids)))
+        whole = self._tokenizer.post_process(*encodings)
+        return list(whole.ids), list(whole.type_ids)
 
     def most_bytes(self, num_tokens: int) -> int | None:
         """Return the most bytes of UTF-8 that a text of `num_tokens` tokens can have; None if no bound is known."""
@@ -103,11 +138,16 @@ class Tokenizer:
             return ByteDetokenizer(self._spoken_bytes)
         return WindowDetokenizer(self.decode, self._is_silent, self._is_byte)
 
+    def byte_detokenizer(self) -> Detokenizer:
+        """Return one for a new sequence whose text has exactly the bytes of its tokens, special ones left out."""
+        return ByteDetokenizer(self._spoken_bytes)
+
     def chat(
         self,
         messages: Sequence[dict[str, Any]],
         add_generation_prompt: bool = True,
         variables: Mapping[str, object] | None = None,
+        tools: Sequence[dict[str, Any]] | None = None,
     ) -> str:
         """Return the prompt of a conversation, special tokens included. Encode it with add_special=False.
 
@@ -115,12 +155,13 @@ class Tokenizer:
             messages: The messages, each a dict with "role" and "content" and further keys that the template knows.
             add_generation_prompt: End the prompt with the beginning of the assistant's answer.
             variables: Further variables that the template may read.
+            tools: The tools that the model may call, as OpenAI's API has them. None for none.
 
         Raises:
             RequestError: The template refuses the messages. The error holds the template's own message.
         """
         return self.chat_template.render(
-            messages, add_generation_prompt=add_generation_prompt, variables=variables or {}
+            messages, add_generation_prompt=add_generation_prompt, variables=variables or {}, tools=tools
         )
 
     def token_text(self, token_id: int) -> str:
@@ -169,6 +210,14 @@ class Tokenizer:
         ids = set(stated if isinstance(stated, list) else [stated])
         ids.add(self._id_of(token, None))
         return frozenset(id for id in ids if isinstance(id, int) and id >= 0)
+
+
+def _check_unicode(texts: Sequence[str]) -> None:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"the text is not valid Unicode at character {error.start}") from error
 
 
 def _load(path: Path) -> tuple[Any, dict[str, Any]]:

@@ -126,6 +126,11 @@ class StepReport:
         """Return the verdict and the first sentence of its evidence."""
         return f"{self.verdict}: {self.evidence[0]}"
 
+    def _repr_html_(self) -> str:
+        from whet.step_profiler.notebook import report_html
+
+        return report_html(self)
+
     def as_json(self) -> dict[str, Any]:
         """Return the report as a JSON-serialisable dict."""
         return {**asdict(self), "sentence": self.sentence}

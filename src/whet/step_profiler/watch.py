@@ -106,6 +106,9 @@ class Watch:
     def __str__(self) -> str:
         return str(self.report())
 
+    def _repr_html_(self) -> str:
+        return self.report()._repr_html_()
+
     def report(self) -> StepReport:
         """Return the report on the steps so far."""
         return summarize(self._log)

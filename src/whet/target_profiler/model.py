@@ -28,6 +28,7 @@ from whet.target_profiler.profiled_process import Seen, note, profiled
 from whet.tuner.space import applicable_techniques
 from whet.workload import Workload, examine
 from whet.workloads import resolve
+from whet.workloads.target import check_name
 
 DEPTH = 3
 LIMIT_S = 300.0
@@ -70,6 +71,7 @@ def profile_target(
     directory = None if out is None else Path(out)
     if directory is not None:
         _check_out(directory)
+    check_name(target)
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
     with tempfile.TemporaryDirectory(prefix="whet-profile-") as scratch:

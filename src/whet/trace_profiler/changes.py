@@ -91,6 +91,11 @@ class TraceChanges:
     kernels: tuple[Changed, ...]
     operators: tuple[Changed, ...]
 
+    def _repr_html_(self) -> str:
+        from whet.trace_profiler.notebook import changes_html
+
+        return changes_html(self)
+
     def summary(self) -> dict[str, Any]:
         """Return the comparison as a JSON-serialisable dict."""
         return {"format": FORMAT, **asdict(self)}

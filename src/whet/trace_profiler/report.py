@@ -80,6 +80,11 @@ class TraceReport:
     world_size: int | None
     notes: tuple[str, ...]
 
+    def _repr_html_(self) -> str:
+        from whet.trace_profiler.notebook import report_html
+
+        return report_html(self)
+
     def whole_steps(self) -> tuple[StepTime, ...]:
         """Return the steps that were recorded to their end."""
         return tuple(step for step in self.steps if not step.is_cut)

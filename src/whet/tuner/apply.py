@@ -28,6 +28,7 @@ from whet.tuner.reloading import reload_refusal
 from whet.tuner.tuning import workload_of
 from whet.workload import Workload, examine
 from whet.workloads import resolve
+from whet.workloads.text_encoder import save_text_use
 
 _LOG = logging.getLogger("whet")
 
@@ -44,6 +45,11 @@ class Applied(AppliedSteps):
 
     out: str
     max_drop: float | None = None
+
+    def _repr_html_(self) -> str:
+        from whet.tuner.notebook import applied_html
+
+        return applied_html(self)
 
 
 def apply(
@@ -170,6 +176,7 @@ def apply_recipe(
             directory.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(f"{directory} cannot be made: {error.strerror}; choose another --out") from error
+        save_text_use(target, artefact)
         replace_directory(artefact, directory)
     return _applied(found, directory, plan)
 

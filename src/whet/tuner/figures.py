@@ -5,6 +5,7 @@ A figure that was not measured is shown as a dash, never as a zero.
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from whet.comparison.claim import Claim, claim_of
 from whet.figures import DASH, digits, num_bytes, one_line, operations, percent
@@ -138,3 +139,9 @@ def load_call(directory: str, libraries: Sequence[str]) -> str:
     """Return the Python call that loads an artefact."""
     more = f", libraries={list(libraries)!r}" if libraries else ""
     return f"whet.load({directory!r}{more})"
+
+
+def shortened(path: Path) -> Path:
+    """Return a path as seen from the working directory, where it lies below."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_absolute() and path.is_relative_to(here) else path

@@ -19,7 +19,7 @@ class Tile:
         value: The figure with its unit.
         detail: What is needed to judge it.
         main: Whether it is the objective's own figure.
-        tone: "good", "warn" or "".
+        tone: "good", "busy" or "".
     """
 
     title: str
@@ -61,8 +61,8 @@ def _speed_tile(result: Result) -> Tile:
     if nearest.verdict == "pass":  # it is faster, but not better in the objective
         return Tile(_SPEED, DASH, "the original stays", main)
     if nearest.doubt:  # a factor that is in doubt is not shown
-        return Tile(_SPEED, "no verdict", nearest.doubt, main, "warn")
-    tone = "warn" if nearest.verdict == "inconclusive" else ""
+        return Tile(_SPEED, "no verdict", nearest.doubt, main, "busy")
+    tone = "busy" if nearest.verdict == "inconclusive" else ""
     between = figures.interval(nearest.speedup_ci95)
     detail = f"nearest: {figures.ratio(nearest.speedup)}, 95% interval {between}, {_said(nearest)}"
     return Tile(_SPEED, "none proved", detail, main, tone)
@@ -96,7 +96,7 @@ def _quality_tile(result: Result) -> Tile:
     drop = f"drop {figures.percent(record.drop)}, allowed {figures.percent(result.max_drop)}; " if record else ""
     value = f"{figures.score(baseline.quality)} → {figures.score(best.quality)}"
     detail = f"{drop}{direction} is better; {figures.change(best.change, result.max_drop)}"
-    return Tile(title, value, detail, tone="warn" if best.change is not None and not best.change.is_shown else "")
+    return Tile(title, value, detail, tone="busy" if best.change is not None and not best.change.is_shown else "")
 
 
 def _byte_tiles(result: Result) -> list[Tile]:
@@ -137,7 +137,7 @@ def _compile_tile(result: Result) -> Tile:
     compared = figures.over_compile_only(result)
     if compared is not None:
         detail = f"95% interval {figures.interval(compared.ci95)}; alone {latency}"
-        tone = {"pass": "good", "inconclusive": "warn"}.get(compared.verdict, "")
+        tone = {"pass": "good", "inconclusive": "busy"}.get(compared.verdict, "")
         return Tile(title, figures.ratio(compared.ratio), detail, tone=tone)
     rough = figures.ratio(result.best.speedup / other.speedup) if other.speedup else DASH
     how = "by screening figures" if other.verdict == "screened" else "each against the original"

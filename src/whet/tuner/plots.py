@@ -34,8 +34,8 @@ _STYLE = {
 }
 
 # Each colour stands for a CSS variable. No two are equal, and matplotlib uses none of them by itself.
-_NAMES = ("ink", "muted", "rule", "paper", "accent", "good", "warn", "bad", "compute", "bandwidth", "overhead")
-INK, MUTED, RULE, PAPER, ACCENT, GOOD, WARN, BAD, COMPUTE, BANDWIDTH, OVERHEAD = _COLOURS = [
+_NAMES = ("ink", "muted", "rule", "paper", "accent", "good", "busy", "bad", "compute", "bandwidth", "overhead")
+INK, MUTED, RULE, PAPER, ACCENT, GOOD, BUSY, BAD, COMPUTE, BANDWIDTH, OVERHEAD = _COLOURS = [
     f"#0a00{i:02x}" for i in range(1, len(_NAMES) + 1)
 ]
 _BOUNDS = {Bound.COMPUTE: (COMPUTE, "o"), Bound.BANDWIDTH: (BANDWIDTH, "s"), Bound.OVERHEAD: (OVERHEAD, "^")}
@@ -43,7 +43,7 @@ _DTYPES = {"float64": "fp64", "float32": "fp32", "tfloat32": "tf32", "bfloat16":
 
 Axes = Any
 _MAX_LAYERS = 12  # layers in the plot, with the numbers that they have in the table beside it
-_ONE_LABEL = 1.2  # two lines whose ratio is below this share a label
+_ONE_LABEL = 0.05  # two lines that are closer than this share of the axis share a label
 
 
 def roofline(result: Result) -> str | None:
@@ -92,10 +92,10 @@ def pareto(result: Result) -> str | None:
         _number_axis(axes, "x", _plain, logarithmic=wide)
         axes.set_xlim(*_spread_out([scale * value for value in latencies], logarithmic=wide))
         axes.set_ylim(min(*(_height(t, ceiling) for t in trials), 0.0) - 0.1 * ceiling, 1.08 * ceiling)
-        axes.axhline(100 * result.max_drop, color=WARN, linestyle=(0, (4, 3)), linewidth=1)
+        axes.axhline(100 * result.max_drop, color=BUSY, linestyle=(0, (4, 3)), linewidth=1)
         axes.annotate(
             "allowed", (1, 100 * result.max_drop), xycoords=("axes fraction", "data"), xytext=(0, 3),
-            textcoords="offset points", ha="right", color=WARN, fontsize=9.2,
+            textcoords="offset points", ha="right", color=BUSY, fontsize=9.2,
         )  # fmt: skip
         largest = max(result.baseline.size_bytes, 1, *(t.size_bytes or 0 for t in trials))
         if baselines:
@@ -213,11 +213,13 @@ def _limit_lines(
             [span[0], top / rate], [span[0] * rate, top], color=BANDWIDTH, linestyle=style, linewidth=1.3, label=label
         )
     peaks = sorted(gemm.items(), key=lambda item: item[1])
+    low, high = axes.get_ylim()
+    near = (high / low) ** _ONE_LABEL  # the axis is logarithmic
     labels: list[str] = []
     for (name, rate), (_, above) in zip(peaks, [*peaks[1:], ("", math.inf)], strict=True):
         axes.plot([rate / bandwidth, span[1]], [rate, rate], color=COMPUTE, linewidth=1.3)
         labels.append(f"{dtype_name(name)} {figures.digits(rate)}")
-        if above > _ONE_LABEL * rate:
+        if above > near * rate:
             axes.annotate(
                 ", ".join(labels), (span[1], rate), xytext=(-2, 3), textcoords="offset points",
                 ha="right", color=COMPUTE, fontsize=9.2, parse_math=False,

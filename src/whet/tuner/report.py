@@ -1,7 +1,7 @@
 """Write report.html: one page that opens offline and shows everything that one run of `whet tune` found.
 
-The page is made from a template (report.html.j2, which escapes all values), a style sheet (report.css) and SVG plots.
-It contains no script and refers to no other file.
+The page is made from a template (report.html.j2, which escapes all values), the style of all pages (look/) with the
+report's own (report.css), and SVG plots. It contains no script and refers to no other file.
 """
 
 import datetime
@@ -16,19 +16,25 @@ import tomli_w
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from whet.errors import MissingExtra
+from whet import look
+from whet.errors import MissingExtra, TargetError
 from whet.files import write_whole
+from whet.models.config_file import read_json
+from whet.models.families import FAMILIES
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Recipe
 from whet.tuner import figures, plots
 from whet.tuner.figures import DASH
+from whet.tuner.headline import headline
 from whet.tuner.key_figures import key_figures, record_of
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MODEL, MeasuredVariant, Result
 from whet.tuner.verdict import noise_in_words
+from whet.workloads.model_directory import model_directory
 
 _HERE = Path(__file__).parent
 _VERDICTS = {"gain": "gain", "no-gain": "no gain", "inconclusive": "inconclusive", "failed": "failed"}
+_TONES = {"gain": "good", "no-gain": "", "inconclusive": "busy", "failed": "bad"}
 _ORDER = ("done", "rejected", "stopped", "failed", "refused", "running")
 _MEANINGS = {
     "compute": "arithmetic is the limit: fewer operations, or a data type the machine multiplies faster, would help",
@@ -70,8 +76,10 @@ def render(result: Result, toml: str) -> str:
     points = figures.final_points(result)
     return _environment().get_template("report.html.j2").render(
         r=result,
-        css=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
+        css=Markup(look.style((_HERE / "report.css").read_text(encoding="utf-8"))),
         verdict_word=_VERDICTS[result.verdict],
+        tone=_TONES[result.verdict],
+        said=headline(result),
         day=_day(result.started_at),
         noise=noise_in_words(result.baseline),
         tiles=key_figures(result),
@@ -101,6 +109,7 @@ def render(result: Result, toml: str) -> str:
         },
         recipe_path=shlex.quote(str(result.directory / RECIPE)),
         target_argument=shlex.quote(result.target),
+        serve_call=_serve_call(result),
         load_call=figures.load_call(str(result.directory / MODEL), result.libraries),
         toml=toml,
         spread=_spread(points),
@@ -161,6 +170,18 @@ def _shares(result: Result) -> list[dict[str, Any]]:
         width = f"{100 * value / total:.2f}"
         found.append({"name": name, "kind": kind, "value": value, "width": width, "meaning": _MEANINGS.get(kind, "")})
     return found
+
+
+def _serve_call(result: Result) -> str:
+    """Return the command that serves a language model with the recipe; "" for other models."""
+    model = result.target.removeprefix("hf:")
+    try:
+        model_type = read_json(model_directory(model)).get("model_type")
+    except TargetError:
+        return ""
+    if str(model_type) not in FAMILIES:
+        return ""
+    return f"whet serve {shlex.quote(model)} --recipe {shlex.quote(str(result.directory / RECIPE))}"
 
 
 def _limits(result: Result) -> list[tuple[str, str]]:

@@ -127,6 +127,8 @@ class Result(BaseModel):
     """Hold everything that one run of `whet tune` found.
 
     Attributes:
+        model_directory: The directory of hf:DIR, from the root; "" for other targets.
+        model_type: The type that its config.json names.
         model: A digest of the names, shapes and dtypes of the model's weights.
         needed_s: About the budget that a verdict takes, where this one was too small for it.
         outlook: What was expected to fit into the budget.
@@ -141,6 +143,8 @@ class Result(BaseModel):
 
     format: int = 1
     target: str
+    model_directory: str = ""
+    model_type: str = ""
     model: str = ""
     objective: Objective = "latency"
     max_drop: float = 0.01
@@ -178,6 +182,11 @@ class Result(BaseModel):
     def speedup(self) -> float:
         """Return the speedup of the best variant; 1.0 where the original stays."""
         return self.best.speedup
+
+    def _repr_html_(self) -> str:
+        from whet.tuner.notebook import result_html
+
+        return result_html(self)
 
     @property
     def recipe(self) -> Recipe:

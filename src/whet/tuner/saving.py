@@ -12,6 +12,7 @@ from whet.tuner.records import Built
 from whet.tuner.result import MODEL, Result
 from whet.tuner.trial import TrialRequest, save_original
 from whet.tuner.trial_context import TrialContext
+from whet.workloads.text_encoder import save_text_use
 
 _RECORD = "saved.json"
 
@@ -37,6 +38,7 @@ def save_model(context: TrialContext, result: Result, directory: Path) -> None:
     saved = saved_winner(context, result) if result.verdict == "gain" else saved_original(context)
     result.libraries, result.unsaved = list(saved.libraries), saved.reason
     if saved.directory is not None:
+        save_text_use(result.target, saved.directory)
         replace_directory(saved.directory, directory / MODEL)
     else:
         shutil.rmtree(directory / MODEL, ignore_errors=True)  # an earlier search may have left one

@@ -41,6 +41,8 @@ from whet.tuner.target_examination import ExaminationRequest, examine_target
 from whet.tuner.trial_context import TrialContext
 from whet.workload import Quality, Workload
 from whet.workloads.handover import hand_over
+from whet.workloads.target import check_name
+from whet.workloads.text_encoder import identity_of
 
 _EXAMINATION_LIMIT_S = 180.0
 
@@ -160,6 +162,8 @@ def tune(
     Raises:
         WhetError: Anything the user can mend, before anything is written.
     """
+    if isinstance(target, str):
+        check_name(target)
     goal = Goal.checked(objective, max_drop, max_memory_bytes, budget_s)
     place = "" if out is None else os.fspath(out)
     plan = Plan(goal, budget_s, place, storage or "", resume, tuple(exclude), trial_limit_s, memory_limit_bytes)
@@ -187,6 +191,7 @@ def _tuned(plan: Plan, preparing: AbstractContextManager[Prepared], patience: Pa
         context = TrialContext(target.address, facts, work, run, plan.trial_limit_s)
         result = _concluded(context, study, plan.goal, budget, listener, patience)
         result.target, result.out = target.name, str(directory)
+        result.model_directory, result.model_type = identity_of(target.name)
         result.started_at = began.isoformat(timespec="seconds")
         result.command = plan.command(target, facts.exclude)
         _write(context, result, directory)

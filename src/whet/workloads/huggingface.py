@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from whet.errors import MissingExtra, TargetError, foreign
 from whet.workload import Workload
 from whet.workloads import audio
+from whet.workloads.text_encoder import is_reranker
 
 DEFAULT_TOKENS = 128
 DEFAULT_IMAGE_SIZE = 224  # pixels
@@ -59,7 +60,7 @@ def build(directory_and_options: str, sizes: Mapping[str, int] = MappingProxyTyp
         raise TargetError("hf: lacks a directory: hf:DIR")
     options = _parse_options(query).model_copy(update=dict(sizes))
     directory = Path(name).expanduser()
-    _check_directory(directory)
+    check_directory(directory)
     model = _load(directory)
     generator = torch.Generator().manual_seed(0)
     return Workload(
@@ -114,6 +115,8 @@ def example_inputs(
         if "attention_mask" in parameters and not _is_decoder_only(config):
             # Encoders are served with a mask. In a causal decoder a mask only prevents the fast kernels.
             inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        if "token_type_ids" in parameters and is_reranker(config) and getattr(config, "type_vocab_size", 0) > 1:
+            inputs["token_type_ids"] = _second_half(inputs["input_ids"])  # it tells the query from the text
     elif options.seq is not None:
         raise TargetError(f"{type(model).__name__} takes images: seq does not apply, leave it out")
     return inputs
@@ -143,6 +146,12 @@ def _text(config: Any, options: Options, generator: torch.Generator) -> Tensor:
     return input_ids if padding is None else input_ids.where(input_ids != padding, (padding + 1) % config.vocab_size)
 
 
+def _second_half(input_ids: Tensor) -> Tensor:
+    """Return 0 for the tokens of a first text and 1 for those of a second, as long as the first: int64 [batch, seq]."""
+    places = torch.arange(input_ids.shape[1])
+    return (places >= input_ids.shape[1] // 2).long().expand_as(input_ids).contiguous()
+
+
 def _is_decoder_only(config: Any) -> bool:
     """Return whether the model is a causal decoder without an encoder."""
     from transformers.models.auto import modeling_auto  # loading the model has imported it already
@@ -165,7 +174,7 @@ def _parse_options(query: str) -> Options:
     raise TargetError(f"bad option in ?{query}: {wrong}. {known}")
 
 
-def _check_directory(directory: Path) -> None:
+def check_directory(directory: Path) -> None:
     """Raise TargetError where a directory holds no Hugging Face model that whet can load."""
     if not directory.is_dir():
         raise TargetError(
@@ -173,7 +182,10 @@ def _check_directory(directory: Path) -> None:
             "(whet downloads nothing itself: hf download NAME --local-dir DIR)"
         )
     if not (directory / "config.json").is_file():
-        raise TargetError(f"{directory} has no config.json: it is no Hugging Face model directory")
+        raise TargetError(
+            f"{directory} has no config.json: it is no Hugging Face model directory; give one that save_pretrained "
+            "wrote, or that hf download made"
+        )
     if not any(directory.glob("*.safetensors")):
         other = next((file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern)), None)
         raise TargetError(

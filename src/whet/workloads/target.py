@@ -21,7 +21,7 @@ from whet.workload.measurables import AnyWorkload
 from whet.workloads import BUILTIN, huggingface
 from whet.workloads.device import on_device, split_device
 from whet.workloads.sizes import checked_sizes, resized
-from whet.workloads.user_code import load_function, parameters_of, what_and_where
+from whet.workloads.user_code import check_file, load_function, parameters_of, what_and_where
 
 _FORMS = "FILE.py:FUNCTION, package.module:FUNCTION, hf:DIR or a built-in name (" + ", ".join(BUILTIN) + ")"
 _RETURNS = "a whet.Workload, (model, inputs) or (model, inputs, Quality)"
@@ -54,6 +54,31 @@ def resolve_any(target: str, sizes: Mapping[str, int] = MappingProxyType({})) ->
     if device and isinstance(workload, InferenceWorkload):
         return on_device(workload, device)
     return workload
+
+
+def check_name(target: str) -> None:
+    """Raise TargetError where a name alone shows that there is no such target; nothing is imported or built.
+
+    A command calls it before it waits for a quiet machine.
+
+    Args:
+        target: As for `resolve`.
+
+    Raises:
+        TargetError: The name is of no known form, or its file or directory is not there.
+    """
+    address = target.partition("?")[0]
+    if address in BUILTIN:
+        return
+    if address.startswith("hf:"):
+        if directory := address.removeprefix("hf:"):
+            huggingface.check_directory(Path(directory).expanduser())
+        return
+    place, colon, _ = target.rpartition(":")
+    if not colon:
+        _reject(target)
+    if place.endswith(".py"):
+        check_file(place)
 
 
 def inference_only(workload: AnyWorkload, target: str) -> InferenceWorkload:
@@ -102,8 +127,8 @@ def _reject(target: str) -> NoReturn:
         hint = f"for a Hugging Face directory, write hf:{target}"
     else:
         close = difflib.get_close_matches(target, BUILTIN, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        hint += f"Give {_FORMS}"
+        hint = f"did you mean {close[0]}? If not, " if close else ""
+        hint += f"give {_FORMS}"
     raise TargetError(f"no workload is named {target!r}; {hint}")
 
 

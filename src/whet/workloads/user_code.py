@@ -53,14 +53,20 @@ def what_and_where(error: BaseException) -> str:
     return f"{what} (line {own[-1].lineno} of {Path(own[-1].filename).name})" if own else what
 
 
+def check_file(name: str) -> None:
+    """Raise TargetError where a Python file that a target names is not there."""
+    if not Path(name).expanduser().is_file():
+        where = "" if Path(name).is_absolute() else f" in {Path.cwd()}"
+        raise TargetError(f"no file {name}{where}; give the path of a Python file, as FILE.py:FUNCTION")
+
+
 def _load_file(name: str) -> ModuleType:
     """Import a file under its own stem.
 
     Its directory comes first on the path, as with `python FILE.py`; the current directory comes last.
     """
+    check_file(name)
     path = Path(name).expanduser().resolve()
-    if not path.is_file():
-        raise TargetError(f"no file {name}" + ("" if Path(name).is_absolute() else f" in {Path.cwd()}"))
     taken = sys.modules.get(path.stem)
     if taken is not None and not _is_file_of_users(taken):
         raise TargetError(f"{name} has the name of a module in use, {path.stem!r}; rename the file")

@@ -12,10 +12,12 @@ from typing import Any
 
 from whet.errors import EngineClosed, QueueFull
 from whet.server.completion import Delta
+from whet.server.grammars import Grammars
 from whet.server.options import EngineOptions
 from whet.server.request import TokenLogprobs
 from whet.server.sampling_params import SamplingParams
 from whet.server.stats import Observer, Stats
+from whet.server.structure import Structure
 from whet.server.text import Tokenizer
 
 TOKENIZER = Tokenizer(Path(__file__).parents[3] / "src/whet/workloads/weights/docs-gpt")
@@ -44,6 +46,7 @@ class FakeEngine:
     def __init__(self) -> None:
         self.tokenizer = TOKENIZER
         self.observers: list[Observer] = []
+        self.grammars = Grammars(TOKENIZER, TOKENIZER.vocab_size)
         self.reset()
 
     def reset(self) -> None:
@@ -99,6 +102,10 @@ class FakeEngine:
         if not self.held:
             threading.Thread(target=self._run, args=(asked,), daemon=True).start()
         return asked.id
+
+    def compile(self, structure: Structure) -> None:
+        """As the engine does. What the fake says does not follow it."""
+        self.grammars.guide(structure)
 
     def abort(self, request_id: str) -> None:
         with self._changed:

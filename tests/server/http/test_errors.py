@@ -86,7 +86,7 @@ def refused(server: HttpServer, path: str, body: object, status: int = 400) -> d
         ({"best_of": 3}, "best_of", "best_of"),
         ({"suffix": "end"}, "suffix", "suffix"),
         ({"max_completion_tokens": 5}, "max_completion_tokens", "use max_tokens"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "does not support it"),
+        ({"response_format": {"type": "xml"}}, "response_format", "'json_schema'"),
         ({"cache_salt": ""}, "cache_salt", "at least 1 character"),
         ({"prompt": "a\ud800"}, None, "not valid Unicode at character 1"),
         ({"cache_salt": "\ud800"}, "cache_salt", "valid string"),
@@ -98,6 +98,10 @@ def test_fields_of_a_completion(server: HttpServer, fields: dict[str, Any], para
     error = refused(server, "/v1/completions", {"model": "fake", "prompt": "Once", **fields})
     assert error["type"] == "invalid_request_error"
     assert (error["param"], message in error["message"]) == (param, True), error
+
+
+F = {"type": "function", "function": {"name": "f"}}
+NAMED = {"type": "function", "function": {"name": "g"}}
 
 
 @pytest.mark.parametrize(
@@ -119,15 +123,21 @@ def test_fields_of_a_completion(server: HttpServer, fields: dict[str, Any], para
         ({"max_completion_tokens": -2}, "max_completion_tokens", "greater than or equal to 0"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs: true"),
         ({"logprobs": 2}, "logprobs", "valid boolean"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "'text'"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "'text'"),
-        ({"tool_choice": "required"}, "tool_choice", "does not call tools"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "'text'"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "needs the schema"),
+        ({"tool_choice": "required"}, "tool_choice", 'tool_choice "required" needs tools'),
+        ({"tool_choice": "any"}, "tool_choice", "'required'"),
         ({"functions": [{"name": "f"}]}, "functions", "does not support it"),
         ({"modalities": ["text", "audio"]}, "modalities", "does not support it"),
         ({"echo": True}, "echo", "does not support it"),
         ({"continue_final_message": True}, "continue_final_message", "does not support it"),
         ({"chat_template": "{{ 1 }}"}, "chat_template", "does not support it"),
-        ({"tools": [{"type": "function"}]}, "tools", "does not call tools"),
+        ({"tools": [{"type": "function"}]}, "tools", "tools.0.function: Field required"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools", "pattern"),
+        ({"tools": [F, F]}, "tools", "two functions are called f"),
+        ({"tools": [F], "tool_choice": NAMED}, "tool_choice", "there is no function g among the tools"),
+        ({"tools": [F]}, "tools", "start the server with --tool-call-parser: hermes"),
+        ({"tools": [F], "guided_regex": "a"}, "tools", "tools and guided_regex both say what the answer is"),
         ({"chat_template_kwargs": {"bos_token": "\ud800"}}, None, "not valid Unicode"),
     ],
 )
@@ -137,16 +147,8 @@ def test_fields_of_a_chat(server: HttpServer, fields: dict[str, Any], param: str
 
 
 ASKED = {
-    "guided_json": {"type": "object"},
-    "guided_choice": ["a", "b"],
-    "guided_regex": "a+",
-    "guided_grammar": "root ::= x",
-    "structured_outputs": {"json": {}},
     "structural_tag": "{}",
-    "grammar": "root ::= x",
-    "json_schema": {},
-    "regex": "a",
-    "ebnf": "x",
+    "grammar_lazy": True,
     "bad_words": ["a"],
     "include_stop_str_in_output": True,
     "prompt_logprobs": 0,

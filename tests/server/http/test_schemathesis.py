@@ -6,17 +6,28 @@ from typing import Any
 import pytest
 from asking import serving
 from fake_engine import FakeEngine
+from functions_served import DOUBLED, artefact_of, doubled
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tiny_encoders import tuned, write_embedder
 
+from whet.server.artefacts.served_artefact import ServedArtefact
+from whet.server.artefacts.text_encoder import text_encoder
+from whet.server.http.models import Models
 from whet.server.http.reading import KINDS
 
 schemathesis = pytest.importorskip("schemathesis")
 
 ENGINE = FakeEngine()
 WITH_BODY = ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"]
-WITHOUT = ["/v1/models", "/v1/models/{name}", "/health", "/version", "/metrics", "/live"]
+OF_ENCODERS = ["/v1/embeddings", "/v1/rerank", "/rerank"]
+OF_ARTEFACTS = ["/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"]
+WITHOUT = [
+    *("/v1/models", "/v1/models/{name}", "/health", "/version", "/metrics", "/live"),
+    *("/v2", "/v2/health/live", "/v2/health/ready"),
+    *(f"/v2/models/{{name}}{version}{what}" for version in ("", "/versions/{version}") for what in ("", "/ready")),
+]
 CHECKS = [
     schemathesis.checks.not_a_server_error,
     schemathesis.checks.status_code_conformance,
@@ -26,14 +37,19 @@ CHECKS = [
 
 
 @pytest.fixture(scope="module")
-def schema() -> Iterator[Any]:
+def schema(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ENGINE.max_model_len = 40
-    with serving(ENGINE) as server:
+    made = tuned(write_embedder(tmp_path_factory.mktemp("model")), tmp_path_factory.mktemp("tuned") / "model")
+    doubles, encoder = ServedArtefact("doubled", artefact_of(doubled, *DOUBLED)), ServedArtefact.open("encoder", made)
+    artefacts, encoders = {"doubled": doubles, "encoder": encoder}, {"encoder": text_encoder(encoder, made)}
+    with serving(Models({("fake",): ENGINE}, artefacts, encoders)) as server:  # type: ignore[arg-type, dict-item]
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    doubles.close()
+    encoder.close()
 
 
 def test_every_path_is_known(schema: Any) -> None:
-    assert sorted(schema) == sorted(WITH_BODY + WITHOUT)
+    assert sorted(schema) == sorted(WITH_BODY + OF_ENCODERS + OF_ARTEFACTS + WITHOUT)
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
@@ -54,16 +70,17 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("CompletionRequest", {"prompt": "a", "logit_bias": {"1": 101}}),
     ("CompletionRequest", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(1025)}}),
     ("CompletionRequest", {"prompt": "a", "stream_options": {"continuous_usage_stats": True}, "stream": True}),
-    ("CompletionRequest", {"prompt": "a", "guided_json": {}}),
-    ("CompletionRequest", {"prompt": "a", "response_format": {"type": "json_object"}}),
+    ("CompletionRequest", {"prompt": "a", "guided_json": []}),
+    ("CompletionRequest", {"prompt": "a", "structural_tag": {}}),
+    ("CompletionRequest", {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": 5}}),
     ("CompletionRequest", {"prompt": "a", "include_stop_str_in_output": True}),
     ("ChatRequest", {"messages": []}),
     ("ChatRequest", {"messages": [{"content": "a"}]}),
     ("ChatRequest", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
-    ("ChatRequest", {"messages": [{"role": "user"}], "response_format": {"type": "json_object"}}),
+    ("ChatRequest", {"messages": [{"role": "user"}], "response_format": {"type": "xml"}}),
     ("ChatRequest", {"messages": [{"role": "user"}], "chat_template_kwargs": {"self": 1}}),
     ("ChatRequest", {"messages": [{"role": "user"}], "continue_final_message": True}),
-    ("ChatRequest", {"messages": [{"role": "user"}], "structured_outputs": {}}),
+    ("ChatRequest", {"messages": [{"role": "user"}], "structured_outputs": {"json": 5}}),
     ("TokenizeRequest", {"prompt": "a", "chat_template": "b"}),
     ("DetokenizeRequest", {"tokens": [-1]}),
     ("DetokenizeRequest", {}),
@@ -73,6 +90,8 @@ TAKEN: list[tuple[str, dict[str, Any]]] = [
     ("CompletionRequest", {"prompt": "a", "skip_special_tokens": True, "guided_json": None, "bad_words": []}),
     ("ChatRequest", {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}], "name": "b"}]}),
     ("ChatRequest", {"messages": [{"role": "user"}], "response_format": {"type": "text"}, "user": "me"}),
+    ("ChatRequest", {"messages": [{"role": "user"}], "response_format": {"type": "json_object"}}),
+    ("ChatRequest", {"messages": [{"role": "user"}], "structured_outputs": {"choice": ["a"]}}),
     ("TokenizeRequest", {"messages": [{"role": "user"}], "chat_template_kwargs": {"thinking": True}}),
 ]
 
@@ -102,6 +121,27 @@ def test_any_body(schema: Any, path: str, mode: str) -> None:
     assert ENGINE.num_reserved == 0
 
 
+@pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])
+@pytest.mark.parametrize("path", OF_ENCODERS)
+def test_any_text(schema: Any, path: str, mode: str) -> None:
+    fields: dict[str, object] = {"model": "encoder", "truncate_prompt_tokens": -1} if mode == "POSITIVE" else {}
+    if mode == "POSITIVE" and path != "/v1/embeddings":
+        fields |= {"texts": None, "documents": ["a cat", {"text": "a dog"}]}
+    assert (200 in check(schema, path, mode, num_examples=20, **fields)) == (mode == "POSITIVE")
+
+
+@pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])
+@pytest.mark.parametrize("path", OF_ARTEFACTS)
+def test_any_inference(schema: Any, path: str, mode: str) -> None:
+    """What is made up has neither the model's name nor its inputs: some requests are given those."""
+    assert check(schema, path, mode, num_examples=20) <= {400, 404, 405}
+    inputs = [{"name": "input_0", "datatype": "FP32", "shape": [1, 3], "data": [1, 2, 3]}]
+    parameters = {"name": "doubled", "version": "1"}
+    fields: dict[str, Any] = {"inputs": inputs, "outputs": None, "parameters": None}
+    statuses = check(schema, path, "POSITIVE", num_examples=10, path_parameters=parameters, **fields)
+    assert statuses == {200}
+
+
 @pytest.mark.parametrize("path", WITH_BODY[:2])
 def test_streams(schema: Any, path: str) -> None:
     assert 200 in check(schema, path, "POSITIVE", num_examples=10, stream=True)
@@ -113,7 +153,15 @@ def test_any_request_without_one(schema: Any, path: str) -> None:
     assert check(schema, path, "POSITIVE", num_examples=5) <= {200, 404}
 
 
-def check(schema: Any, path: str, mode: str, *, num_examples: int, **fields: object) -> set[int]:
+def check(
+    schema: Any,
+    path: str,
+    mode: str,
+    *,
+    num_examples: int,
+    path_parameters: dict[str, str] | None = None,
+    **fields: object,
+) -> set[int]:
     """The statuses there were. fields: what all bodies have."""
     [(_, operation)] = schema[path].items()
     cases = operation.as_strategy(generation_mode=getattr(schemathesis.GenerationMode, mode))
@@ -126,6 +174,8 @@ def check(schema: Any, path: str, mode: str, *, num_examples: int, **fields: obj
         case = data.draw(cases)
         if mode == "POSITIVE" and isinstance(case.body, dict):
             case.body |= {"model": "fake", **fields}  # another model is refused, whatever else there is
+        if path_parameters is not None:
+            case.path_parameters |= {key: value for key, value in path_parameters.items() if f"{{{key}}}" in path}
         statuses.add(case.call_and_validate(checks=CHECKS).status_code)
 
     ask()

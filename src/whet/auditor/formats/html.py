@@ -8,7 +8,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from whet import __version__
+from whet import __version__, look
 from whet.auditor.finding import Finding, Priority
 from whet.auditor.formats import advice, wording
 from whet.auditor.report import Report, count
@@ -42,7 +42,7 @@ def render(report: Report, *, colour: bool = False) -> str:
     return environment.get_template("report.html.j2").render(
         r=report,
         version=__version__,
-        css=Markup((_HERE / "report.css").read_text(encoding="utf-8")),
+        css=Markup(look.style((_HERE / "report.css").read_text(encoding="utf-8"))),
         verdict=advice.verdict(report),
         summary=list(advice.summary(report)),
         groups=[(p, advice.by_rule(tuple(report.of(p)))) for p in Priority if report.of(p)],

@@ -41,7 +41,7 @@ def choose_tokens(
         return sample_reference(logits_RV, *columns)
     R, V = logits_RV.shape
     ids_R = torch.empty(R, dtype=torch.int64)
-    library.functions.whet_sample(pointer(logits_RV), R, V, *map(pointer, columns), pointer(ids_R))
+    library.functions.whet_sample(pointer(logits_RV), R, V, *map(pointer, columns), None, 0, None, pointer(ids_R))
     return ids_R
 
 

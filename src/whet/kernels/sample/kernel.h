@@ -23,9 +23,24 @@ struct Rule {
 
 // Room of one thread.
 struct Room {
-  std::vector<float> maxima;
+  std::vector<float> maxima, masked;
   Gathered kept, searched;
 };
+
+// A copy of the row with -inf for tokens whose bit is not set. NaN and +inf stay: such a row is unusable.
+inline const float* mask_row(const float* x, int n, const uint32_t* mask, Room& room) {
+  room.masked.resize(n);
+  float* to = room.masked.data();
+  for (int begin = 0; begin < n; begin += 32) {
+    const uint32_t word = mask[begin / 32];
+    const int count = std::min(32, n - begin);
+    for (int i = 0; i < count; i++) {
+      const float value = x[begin + i];
+      to[begin + i] = (word >> i & 1) == 0 && value <= FLT_MAX ? -INFINITY : value;
+    }
+  }
+  return to;
+}
 
 // The largest logit; the maxima of every chunk's 16 lanes, and the smallest of them. False where the row is unusable.
 inline bool scan(const float* x, int n, Room& room, float& largest, float& smallest) {

@@ -80,7 +80,7 @@
       text = `Nothing answers since ${lostAt.toLocaleTimeString()}: the watched process was ended, or the machine cannot be reached. ${state ? "The last values stay below. " : ""}Asking again every second.`;
     } else if (state) [word, kind] = ["running", "good"];
     get("status").textContent = state ? `${word} · ${whet.duration(state.elapsed_s)}` : word;
-    get("status").className = `status ${kind}`;
+    get("status").className = `badge ${kind}`;
     get("notice").textContent = text;
     get("notice").hidden = !text;
     get("notice").className = `notice ${kind}`;

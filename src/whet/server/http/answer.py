@@ -85,7 +85,7 @@ async def whole(generation: Generation, writer: Writer, receive: Receive) -> Res
         return Response(written, media_type="application/json")
 
     try:
-        return await _unless_gone(receive, collect()) or Response(status_code=_GONE)
+        return await unless_gone(receive, collect()) or Response(status_code=_GONE)
     finally:
         generation.close()
 
@@ -102,7 +102,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream, as an ASGI application. If the client leaves, abort the generation."""
         try:
-            await _unless_gone(receive, self._send(send))
+            await unless_gone(receive, self._send(send))
         finally:
             self._generation.close()
 
@@ -149,7 +149,7 @@ async def _chunks(generation: Generation, writer: Writer) -> AsyncIterator[bytes
         yield _event(last)
 
 
-async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
     """Return the result of `work`. If the client leaves first, cancel the work and return None."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_gone(receive))

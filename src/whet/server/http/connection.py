@@ -30,6 +30,7 @@ class Connection(H11Protocol):
         self._settings = settings
         self._is_refused = False
         self._num_discarded = 0
+        self._unread = bytearray()
         self._head: asyncio.TimerHandle | None = None
         self._write: asyncio.TimerHandle | None = None
         self.since_s = self.loop.time()  # when the last answer ended; before the first one, when the client connected
@@ -51,7 +52,31 @@ class Connection(H11Protocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol. Drop what arrives after an error was answered; close the connection above a limit."""
+        """See asyncio.Protocol. Read large data in pieces, so that other connections are served in between.
+
+        A TLS connection delivers up to 256 KiB at once.
+        """
+        is_reading = bool(self._unread)
+        self._unread += data
+        if not is_reading:
+            self._read_on()
+        if self._unread:
+            self.transport.pause_reading()
+
+    def _read_on(self) -> None:
+        """Read one piece of the received data, and schedule the next piece."""
+        if not self._unread:  # the client has disconnected
+            return
+        piece = bytes(self._unread[:_MOST_READ])
+        del self._unread[:_MOST_READ]
+        self._read(piece)
+        if self._unread:
+            self.loop.call_soon(self._read_on)
+        elif not self.flow.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def _read(self, data: bytes) -> None:
+        """Read received data. Drop what arrives after an error was answered; close the connection above a limit."""
         if not self._is_refused:
             super().data_received(data)
             self._watch_head()
@@ -89,6 +114,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         super().connection_lost(exc)
+        self._unread.clear()
         _cancel(self._head)
         _cancel(self._write)
 

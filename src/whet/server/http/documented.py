@@ -5,7 +5,7 @@ The docstrings of these classes are published as descriptions of the schemas.
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, RootModel
 from pydantic.json_schema import models_json_schema
 
 
@@ -81,12 +81,28 @@ class ChatLogprobs(_Answer):
     refusal: None
 
 
+class CalledFunction(_Answer):
+    """Name the function that is called. Its arguments are JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Answer):
+    """Describe one call of a tool. A message of the role `tool` with its id answers it."""
+
+    id: str
+    type: str
+    function: CalledFunction
+
+
 class AnswerMessage(_Answer):
     """Hold the generated message. `refusal` is always null."""
 
     role: str
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCall] = []
 
 
 class ChatChoice(_Answer):
@@ -135,7 +151,7 @@ class Model(_Answer):
     created: int
     owned_by: str
     root: str
-    max_model_len: int
+    max_model_len: int | None
 
 
 class Models(_Answer):
@@ -149,6 +165,137 @@ class Health(_Answer):
     """Say that the server takes requests."""
 
     status: str
+
+
+class TextUsage(_Answer):
+    """Hold the number of tokens that were read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embedding(_Answer):
+    """Describe the vector of one text: numbers, or little-endian float32 in base64."""
+
+    object: str
+    index: int
+    embedding: list[float] | str
+
+
+class Embeddings(_Answer):
+    """Answer POST /v1/embeddings."""
+
+    object: str
+    model: str
+    usage: TextUsage
+    data: list[Embedding]
+
+
+class RankedDocument(_Answer):
+    """Hold the text of a ranked document."""
+
+    text: str
+
+
+class Rank(_Answer):
+    """Describe one ranked document."""
+
+    index: int
+    document: RankedDocument | None = None
+    relevance_score: float
+
+
+class RankUsage(_Answer):
+    """Hold the number of tokens that were read for a ranking."""
+
+    total_tokens: int
+
+
+class Ranks(_Answer):
+    """Answer POST /v1/rerank with `documents`. The best one comes first."""
+
+    id: str
+    model: str
+    usage: RankUsage
+    results: list[Rank]
+
+
+class TextRank(_Answer):
+    """Describe one ranked text of a request with `texts`."""
+
+    index: int
+    text: str | None = None
+    score: float
+
+
+class Ranked(RootModel[Ranks | list[TextRank]]):
+    """Answer POST /v1/rerank. The fields depend on those of the request."""
+
+
+class ServerMetadata(_Answer):
+    """Answer GET /v2."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ServerLive(_Answer):
+    """Answer GET /v2/health/live."""
+
+    live: bool
+
+
+class ServerReady(_Answer):
+    """Answer GET /v2/health/ready."""
+
+    ready: bool
+
+
+class ModelReady(_Answer):
+    """Answer GET /v2/models/NAME/ready."""
+
+    name: str
+    ready: bool
+
+
+class TensorMetadata(_Answer):
+    """Describe one input or output of a model. A dimension of any size is -1."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(_Answer):
+    """Answer GET /v2/models/NAME."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class OutputTensor(TensorMetadata):
+    """Hold one output. Its values are in row-major order, unless they follow as bytes."""
+
+    data: list[bool | int | float]
+
+
+class Inference(_Answer):
+    """Answer POST /v2/models/NAME/infer."""
+
+    model_name: str
+    model_version: str
+    id: str | None = None
+    outputs: list[OutputTensor]
+
+
+class InferenceFailed(_Answer):
+    """Answer every request under /v2 that fails."""
+
+    error: str
 
 
 class Version(_Answer):
@@ -183,7 +330,9 @@ class Failed(_Answer):
 
 Responses = dict[int | str, dict[str, Any]]
 
-ERRORS: Responses = {status: {"model": Failed} for status in (400, 401, 404, 408, 413, 421, 429, 500, 503)}
+_STATUSES = (400, 401, 404, 408, 413, 421, 429, 500, 503)
+ERRORS: Responses = {status: {"model": Failed} for status in _STATUSES}
+INFERENCE_ERRORS: Responses = {status: {"model": InferenceFailed} for status in (*_STATUSES, 415)}
 
 
 # `itemSchema` is of OpenAPI 3.2. Older versions can only describe the whole stream, as a text.

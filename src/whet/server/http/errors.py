@@ -24,6 +24,7 @@ _TYPES = {
     503: "service_unavailable_error",
 }
 _RETRY_S = 1
+INFERENCE = "/v2"  # where the paths of the Open Inference Protocol begin
 
 
 class ApiError(HTTPException):
@@ -60,9 +61,14 @@ class ApiError(HTTPException):
         }
         return {"error": error}
 
-    def response(self) -> Response:
-        """Return the answer. Its JSON is escaped to ASCII: a message may quote a lone surrogate, which UTF-8 lacks."""
-        content = json.dumps(self.content()).encode()
+    def response(self, path: str = "") -> Response:
+        """Return the answer. Its JSON is escaped to ASCII: a message may quote a lone surrogate, which UTF-8 lacks.
+
+        Args:
+            path: The request's path. Paths of the Open Inference Protocol have errors of its shape: {"error": message}.
+        """
+        is_inference = path == INFERENCE or path.startswith(f"{INFERENCE}/")
+        content = json.dumps({"error": self.detail} if is_inference else self.content()).encode()
         return Response(content, self.status_code, self.headers, media_type="application/json")
 
 
@@ -111,17 +117,19 @@ def install_handlers(app: FastAPI) -> None:
     async def of_http(request: Request, error: HTTPException) -> Response:
         if not isinstance(error, ApiError):
             error = _named(request, error)
-        return error.response()
+        return error.response(request.url.path)
 
     @app.exception_handler(RequestValidationError)
     async def of_fields(request: Request, error: RequestValidationError) -> Response:
-        return of_field(error.errors()).response()
+        return of_field(error.errors()).response(request.url.path)
 
     @app.exception_handler(Exception)
     async def of_anything(request: Request, error: Exception) -> Response:
         _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         message = "the server failed on this request; its log says where"
-        return ApiError(500, message, headers={"Connection": "close"}).response()  # as uvicorn does after it
+        return ApiError(500, message, headers={"Connection": "close"}).response(
+            request.url.path
+        )  # as uvicorn does after it
 
 
 def _named(request: Request, error: HTTPException) -> ApiError:

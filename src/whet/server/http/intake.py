@@ -1,7 +1,7 @@
 """Read the bodies of requests, however large they are, without delaying other requests."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 from whet.server.http.body import BODY
 from whet.server.http.errors import invalid
 from whet.server.http.lifecycle import Lifecycle
-from whet.server.http.reading import SMALL, Prompts, Reader, Served
+from whet.server.http.reading import SMALL, Prompts, Reader, Readers, Served
 from whet.server.http.reading_process import ReadingProcess
 from whet.server.text import Tokenizer
 
@@ -51,10 +51,14 @@ class Intake:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, served: Served, lifecycle: Lifecycle, check_room: Callable[[], None]
+        self,
+        models: Sequence[tuple[Tokenizer, Served]],
+        artefacts: Sequence[str],
+        lifecycle: Lifecycle,
+        check_room: Callable[[], None],
     ) -> None:
-        self._reader = Reader(tokenizer, served)
-        self._process = ReadingProcess(tokenizer, served)
+        self._readers = Readers(models, artefacts)
+        self._process = ReadingProcess(models, artefacts)
         self._lifecycle = lifecycle
         self._check_room = check_room
         self._threads = asyncio.Semaphore(_MOST_THREADS)
@@ -62,12 +66,13 @@ class Intake:
     @asynccontextmanager
     async def reading(self, request: Request, kind: type[BaseModel]) -> AsyncIterator[Read]:
         """Read a request's body as an instance of `kind`. Leave the block once its prompts or answer have been read."""
-        content = await _content(request)
+        content = await content_of(request)
         content_type = request.headers.get("content-type", "")
         if len(content) <= SMALL:
-            _release(request)
-            body = self._reader.parse(kind, content, content_type)
-            yield _ReadHere(self._reader, body, self._threads, len(content) <= _AT_ONCE)
+            release(request)
+            body = self._readers.parse(kind, content, content_type)
+            reader = self._readers.of(getattr(body, "model", None))
+            yield _ReadHere(reader, body, self._threads, len(content) <= _AT_ONCE)
             return
         self._check_room()
         async with self._process as process:
@@ -75,7 +80,7 @@ class Intake:
             try:
                 body, num_prompts = await process.parse(kind, content, content_type)
                 del content
-                _release(request)
+                release(request)
                 yield _ReadThere(process, body, num_prompts)
             finally:
                 self._lifecycle.ended(process)
@@ -122,14 +127,19 @@ class _ReadThere:
         return await self.process.answer()
 
 
-async def _content(request: Request) -> bytes:
+async def content_of(request: Request) -> bytes:
+    """Return all of a request's body.
+
+    Raises:
+        ApiError: The client leaves, or sends too much or too slowly.
+    """
     try:
         return b"".join([part async for part in request.stream()])
     except ClientDisconnect:
         raise invalid("the client left before its request had arrived completely") from None
 
 
-def _release(request: Request) -> None:
+def release(request: Request) -> None:
     """Report that the bytes of the request's body are no longer in memory."""
     if BODY in request.scope:
         request.scope[BODY].release()

@@ -1,14 +1,16 @@
-"""Publish the engine's figures for Prometheus, under names that dashboards for vLLM use after their prefix.
+"""Publish the models' figures for Prometheus, under names that dashboards for vLLM use after their prefix.
 
 Source: prometheus.io/docs/practices/naming; the names are vLLM's, with another prefix.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 
+from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.engine import Engine
 from whet.server.request import FinishReason
 
@@ -26,61 +28,116 @@ _COUNTERS = {
     "spec_decode_num_draft_tokens": ("num_draft_tokens", "Draft tokens of speculative decoding"),
     "spec_decode_num_accepted_tokens": ("num_accepted_tokens", "Accepted draft tokens of speculative decoding"),
 }
+_BATCHER_COUNTERS = {
+    "infer_samples": ("num_samples", "Samples that were run"),
+    "infer_batches": ("num_batches", "Batches that were run"),
+    "infer_wait_seconds": ("wait_s", "From the arrival of samples to the start of their batches, all together"),
+    "infer_samples_failed": ("num_failed", "Samples that the model failed on"),
+    "infer_samples_cancelled": ("num_cancelled", "Samples whose clients left"),
+    "infer_samples_refused": ("num_refused", "Samples that were refused because too many waited"),
+}
 _SHORT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _LONG_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0)
 
 
 class Metrics:
-    """Collect the counts and times of one engine, in a registry of its own.
+    """Collect the counts and times of all models of a server, in a registry of its own."""
 
-    It is an Observer of the engine, whose thread calls it.
-    """
+    def __init__(self, engines: Mapping[str, Engine], artefacts: Mapping[str, ServedArtefact]) -> None:
+        """Make the metrics.
 
-    def __init__(self, engine: Engine, model_name: str) -> None:
-        self._engine = engine
-        self._model_name = model_name
+        Args:
+            engines: The engines, by the names that the metrics have for them.
+            artefacts: The artefacts, likewise.
+        """
+        self._engines, self._artefacts = engines, artefacts
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)  # any object with a method `collect` is a collector
-        self._first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token", _LONG_S)
-        self._inter_token = self._histogram("inter_token_latency_seconds", "From one token to the next", _SHORT_S)
-        self._e2e = self._histogram("e2e_request_latency_seconds", "From arrival to the last token", _LONG_S)
-        self._queue = self._histogram("request_queue_time_seconds", "From arrival to the first step", _LONG_S)
-        engine.listen(self)
+        times = _Times(self._registry) if engines else None
+        for name, engine in engines.items():
+            assert times is not None
+            engine.listen(times.observer(name))
 
     def scrape(self, accept: str = "") -> tuple[bytes, str]:
         """Return the metrics and their content type, in the format that an Accept header asks for."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
-    def first_token(self, seconds: float) -> None:
-        """See the engine's Observer."""
-        self._first_token.observe(seconds)
-
-    def inter_token(self, seconds: float) -> None:
-        """See the engine's Observer."""
-        self._inter_token.observe(seconds)
-
-    def finished(self, e2e_s: float, queue_s: float, reason: FinishReason) -> None:
-        """See the engine's Observer."""
-        self._e2e.observe(e2e_s)
-        self._queue.observe(queue_s)
-
     def collect(self) -> Iterator[Metric]:
         """Yield the current gauges and counters. prometheus-client calls this at every scrape."""
-        stats, model = self._engine.stats(), [self._model_name]
+        if self._engines:
+            yield from self._of_engines()
+        if self._artefacts:
+            yield from self._of_artefacts()
+
+    def _of_engines(self) -> Iterator[Metric]:
+        stats = {name: engine.stats() for name, engine in self._engines.items()}
         for name, (of, text) in _GAUGES.items():
             gauge = GaugeMetricFamily(f"whet:{name}", text, labels=["model_name"])
-            gauge.add_metric(model, getattr(stats, of))
+            for model, one in stats.items():
+                gauge.add_metric([model], getattr(one, of))
             yield gauge
         for name, (of, text) in _COUNTERS.items():
             counter = CounterMetricFamily(f"whet:{name}", text, labels=["model_name"])
-            counter.add_metric(model, getattr(stats, of))
+            for model, one in stats.items():
+                counter.add_metric([model], getattr(one, of))
             yield counter
         ended = CounterMetricFamily("whet:request_success", "Ended requests", labels=["model_name", "finished_reason"])
-        for reason, count in stats.request_success.items():
-            ended.add_metric([self._model_name, reason], count)
+        for model, one in stats.items():
+            for reason, count in one.request_success.items():
+                ended.add_metric([model, reason], count)
         yield ended
 
-    def _histogram(self, name: str, text: str, bounds_s: tuple[float, ...]) -> Histogram:
-        family = Histogram(f"whet:{name}", text, ["model_name"], registry=self._registry, buckets=bounds_s)
-        return family.labels(self._model_name)
+    def _of_artefacts(self) -> Iterator[Metric]:
+        stats = {name: artefact.stats() for name, artefact in self._artefacts.items()}
+        waiting = GaugeMetricFamily("whet:infer_samples_waiting", "Samples that wait", labels=["model_name"])
+        for model, one in stats.items():
+            waiting.add_metric([model], one.num_waiting)
+        yield waiting
+        for name, (of, text) in _BATCHER_COUNTERS.items():
+            counter = CounterMetricFamily(f"whet:{name}", text, labels=["model_name"])
+            for model, one in stats.items():
+                counter.add_metric([model], getattr(one, of))
+            yield counter
+
+
+class _Times:
+    """Hold the histograms of engines: one for each time, with a label for each engine."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def histogram(name: str, text: str, bounds_s: tuple[float, ...]) -> Histogram:
+            return Histogram(f"whet:{name}", text, ["model_name"], registry=registry, buckets=bounds_s)
+
+        self._histograms = (
+            histogram("time_to_first_token_seconds", "From arrival to the first token", _LONG_S),
+            histogram("inter_token_latency_seconds", "From one token to the next", _SHORT_S),
+            histogram("e2e_request_latency_seconds", "From arrival to the last token", _LONG_S),
+            histogram("request_queue_time_seconds", "From arrival to the first step", _LONG_S),
+        )
+
+    def observer(self, model: str) -> "_EngineTimes":
+        """Return an observer of the engine of that name."""
+        return _EngineTimes(*(one.labels(model) for one in self._histograms))
+
+
+@dataclass(frozen=True)
+class _EngineTimes:
+    """Record the times of one engine. It is an Observer of the engine, whose thread calls it."""
+
+    first: Histogram
+    inter: Histogram
+    e2e: Histogram
+    queue: Histogram
+
+    def first_token(self, seconds: float) -> None:
+        """See the engine's Observer."""
+        self.first.observe(seconds)
+
+    def inter_token(self, seconds: float) -> None:
+        """See the engine's Observer."""
+        self.inter.observe(seconds)
+
+    def finished(self, e2e_s: float, queue_s: float, reason: FinishReason) -> None:
+        """See the engine's Observer."""
+        self.e2e.observe(e2e_s)
+        self.queue.observe(queue_s)

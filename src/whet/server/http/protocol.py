@@ -20,7 +20,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from whet.server.http import tools as tool_fields
 from whet.server.http import unsupported
+from whet.server.http.structures import Structured
 from whet.server.sampling_params import (
     LEAST_REPETITION_PENALTY,
     MAX_REPETITION_PENALTY,
@@ -102,7 +104,7 @@ class StreamOptions(_Request):
     include_usage: bool | None = None
 
 
-class Sampling(_Request):
+class Sampling(Structured, _Request):
     """Hold the fields that chat and text completions share."""
 
     model: Name | None = None
@@ -177,6 +179,7 @@ class Sampling(_Request):
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             logit_bias={int(key): value for key, value in (self.logit_bias or {}).items()},
+            structure=None if (asked := self.structure()) is None else asked[1],
         )
 
 
@@ -231,7 +234,7 @@ class TextPart(_Request):
 
 
 class Message(BaseModel):
-    """Hold one message of a conversation. Further fields (name, tool_calls) are passed on to the chat template."""
+    """Hold one message of a conversation. Further fields (name, tool_call_id) are passed on to the chat template."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -243,7 +246,7 @@ class Message(BaseModel):
         content = self.content
         if isinstance(content, list):
             content = "\n".join(part.text for part in content)
-        return {**(self.model_extra or {}), "role": self.role, "content": content or ""}
+        return {**tool_fields.with_objects(self.model_extra or {}), "role": self.role, "content": content or ""}
 
     @field_validator("content", mode="wrap")
     @classmethod
@@ -273,12 +276,6 @@ Variables = Annotated[
 Messages = Annotated[list[Message], Field(min_length=1, max_length=_MAX_MESSAGES), Each]
 
 
-class TextFormat(_Request):
-    """Ask for plain text, the only supported format of answers."""
-
-    type: Literal["text"]
-
-
 class ChatRequest(Sampling):
     """Ask for the next message of a conversation (POST /v1/chat/completions)."""
 
@@ -290,18 +287,19 @@ class ChatRequest(Sampling):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS), Whole] | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: Variables | None = None
-    response_format: TextFormat | None = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
+    tools: tool_fields.Tools | None = None
+    tool_choice: tool_fields.ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
     def _check_supported(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
             raise PydanticCustomError("top_logprobs", "top_logprobs needs logprobs: true")
-        if self.tools and self.tool_choice != "none":
-            raise PydanticCustomError("tools", "tools: this server does not call tools; leave them out")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise PydanticCustomError("tool_choice", "tool_choice: this server does not call tools; leave it out")
+        if (wrong := tool_fields.fault(self.tools, self.tool_choice)) is not None:
+            raise PydanticCustomError(*wrong)
+        if self.tools and self.tool_choice != "none" and (asked := self.structure()) is not None:
+            message = f'tools and {asked[0]} both say what the answer is: give one of them, or tool_choice "none"'
+            raise PydanticCustomError("tools", message)
         return self
 
     @property
@@ -322,6 +320,7 @@ class TokenizeRequest(_Request):
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
     chat_template_kwargs: Variables | None = None
+    tools: tool_fields.Tools | None = None
 
     @model_validator(mode="after")
     def _check_one(self) -> "TokenizeRequest":

@@ -7,7 +7,7 @@ than SMALL bytes, with the code of this module (whet.server.http.reading_process
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,8 +20,11 @@ from whet.server.http.protocol import (
     Sampling,
     TokenizeRequest,
 )
+from whet.server.http.tools import as_template_reads
 from whet.server.request_limits import RequestLimits
 from whet.server.text import Tokenizer
+
+Kind = TypeVar("Kind", bound=BaseModel)
 
 SMALL = 16 * 2**10  # up to so many bytes, a body is read in the server
 _LEAST_READ = 64 * 2**10  # bytes of text, or tokens, that /tokenize and /detokenize take even if the model takes fewer
@@ -38,16 +41,6 @@ class Served(RequestLimits):
 
     names: tuple[str, ...]
 
-    def check_model(self, name: str | None) -> None:
-        """Check that a request's model is the served one. None stands for any model.
-
-        Raises:
-            ApiError: 404 if it is another model.
-        """
-        if name is not None and name not in self.names:
-            said = f"there is no model {name!r} here; use one of: {', '.join(self.names)}"
-            raise ApiError(404, said, param="model", code="model_not_found")
-
 
 @dataclass(frozen=True)
 class Prompts:
@@ -57,33 +50,78 @@ class Prompts:
     texts: Sequence[str]
 
 
-class Reader:
-    """Read the bodies of requests. Every method raises ApiError if the request cannot be served."""
+def unknown_model(name: str, names: Sequence[str]) -> ApiError:
+    """Return the error (404) for a model that is not served.
 
-    def __init__(self, tokenizer: Tokenizer, served: Served) -> None:
-        self._tokenizer, self._served = tokenizer, served
+    Args:
+        name: What the request calls it.
+        names: The names of all served models.
+    """
+    said = f"there is no model {name!r} here; use one of: {', '.join(names)}"
+    return ApiError(404, said, param="model", code="model_not_found")
+
+
+def parse_body(kind: type[Kind], content: bytes, content_type: str) -> Kind:
+    """Return a body as an instance of `kind`.
+
+    Raises:
+        ApiError: It is none.
+    """
+    media_type = content_type.partition(";")[0].strip().lower()
+    if not (media_type == "application/json" or (media_type.startswith("application/") and "+json" in media_type)):
+        raise invalid(_NOT_JSON)
+    try:
+        fields = json.loads(content) if content else None
+    except json.JSONDecodeError as error:
+        raise invalid(f"the body is not JSON: {error.msg}, at character {error.pos}", code="invalid_json") from error
+    except (ValueError, RecursionError) as error:  # no Unicode, a number of thousands of digits, deep nesting
+        raise invalid("the body cannot be read as JSON", code="invalid_json") from error
+    if not isinstance(fields, dict):
+        raise invalid(_NOT_JSON)
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise of_field(error.errors(include_url=False, include_input=False)) from None
+
+
+class Readers:
+    """Reads the bodies of requests to several language models.
+
+    Every method raises ApiError where the request cannot be served.
+    """
+
+    def __init__(self, models: Sequence[tuple[Tokenizer, Served]], artefacts: Sequence[str] = ()) -> None:
+        """Make the readers.
+
+        Args:
+            models: The language models.
+            artefacts: The names of models beside them, which make no text.
+        """
+        self._readers = [(served, Reader(tokenizer, served)) for tokenizer, served in models]
+        self._artefacts = tuple(artefacts)
+
+    def of(self, name: str | None) -> "Reader":
+        """Return the reader for the model of a name; for the first one where no name is given."""
+        for served, reader in self._readers:
+            if name is None or name in served.names:
+                return reader
+        if name is None or name in self._artefacts:
+            which = self._artefacts[0] if name is None else name
+            raise invalid(f"{which} makes no text: ask it by POST /v2/models/{which}/infer", "model")
+        raise unknown_model(name, [*(one for served, _ in self._readers for one in served.names), *self._artefacts])
 
     def parse(self, kind: type[BaseModel], content: bytes, content_type: str) -> Any:
         """Return the body as an instance of `kind`, with all its fields and its model's name checked."""
-        media_type = content_type.partition(";")[0].strip().lower()
-        if not (media_type == "application/json" or (media_type.startswith("application/") and "+json" in media_type)):
-            raise invalid(_NOT_JSON)
-        try:
-            fields = json.loads(content) if content else None
-        except json.JSONDecodeError as error:
-            raise invalid(
-                f"the body is not JSON: {error.msg}, at character {error.pos}", code="invalid_json"
-            ) from error
-        except (ValueError, RecursionError) as error:  # invalid UTF-8, a number of thousands of digits, deep nesting
-            raise invalid("the body cannot be read as JSON", code="invalid_json") from error
-        if not isinstance(fields, dict):
-            raise invalid(_NOT_JSON)
-        try:
-            body = kind.model_validate(fields)
-        except ValidationError as error:
-            raise of_field(error.errors(include_url=False, include_input=False)) from None
-        self._served.check_model(getattr(body, "model", None))
+        body = parse_body(kind, content, content_type)
+        self.of(getattr(body, "model", None))
         return body
+
+
+class Reader:
+    """Reads the prompts for one model. Every method raises ApiError where the request cannot be served."""
+
+    def __init__(self, tokenizer: Tokenizer, served: Served) -> None:
+        self._tokenizer, self._served = tokenizer, served
 
     @as_api_errors()
     def prompts(self, body: Sampling) -> Prompts:
@@ -121,7 +159,9 @@ class Reader:
         """Return the text that the model's chat template makes of a request's messages."""
         messages: Sequence[Message] = body.messages or ()
         read = [message.as_template_reads() for message in messages]
-        return self._tokenizer.chat(read, body.add_generation_prompt is not False, body.chat_template_kwargs)
+        return self._tokenizer.chat(
+            read, body.add_generation_prompt is not False, body.chat_template_kwargs, as_template_reads(body.tools)
+        )
 
     def _prompt_ids(self, prompt: str | Sequence[int], *, add_special: bool) -> Sequence[int]:
         if isinstance(prompt, str):

@@ -12,7 +12,7 @@ import os
 import signal
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, BinaryIO, Literal
@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 from whet.server.http.errors import ApiError, unavailable
 from whet.server.http.protocol import Sampling
-from whet.server.http.reading import KINDS, Prompts, Reader, Served
+from whet.server.http.reading import KINDS, Prompts, Readers, Served
 from whet.server.text import Tokenizer
 
 _LENGTHS = struct.Struct("!QQ")  # the bytes of the head and of the content
@@ -36,8 +36,9 @@ _IDS: Literal["i"] = "i"  # the type code of token ids in an `array.array`: 32 b
 class ReadingProcess:
     """Read large bodies, one at a time. Use it on the event loop only. The process starts with the first body."""
 
-    def __init__(self, tokenizer: Tokenizer, served: Served) -> None:
-        self._setup = {"directory": str(tokenizer.directory), **asdict(served)}
+    def __init__(self, models: Sequence[tuple[Tokenizer, Served]], artefacts: Sequence[str]) -> None:
+        described = [{"directory": str(tokenizer.directory), **asdict(served)} for tokenizer, served in models]
+        self._setup = {"models": described, "artefacts": list(artefacts)}
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -153,20 +154,21 @@ class ReadingProcess:
 class _Answers:
     """Answer the server's messages inside the reading process. It keeps the body that was parsed last."""
 
-    def __init__(self, reader: Reader) -> None:
-        self._reader = reader
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
         self._body: Any = None
 
     def of(self, head: Mapping[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
         """Return the head and the content of the answer to a message, or raise ApiError."""
         if head["do"] == "parse":
             self._body = None
-            self._body = self._reader.parse(KINDS[head["kind"]], content, head["content_type"])
+            self._body = self._readers.parse(KINDS[head["kind"]], content, head["content_type"])
             return {"fields": _short(self._body), "num_prompts": len(getattr(self._body, "prompts", "1"))}, b""
         body, self._body = self._body, None
+        reader = self._readers.of(getattr(body, "model", None))
         if head["do"] == "answer":
-            return {}, self._reader.answer(body)
-        prompts = self._reader.prompts(body)
+            return {}, reader.answer(body)
+        prompts = reader.prompts(body)
         ids = array.array(_IDS)
         for one in prompts.token_ids:
             ids.extend(one)
@@ -177,9 +179,9 @@ def _short(body: BaseModel) -> dict[str, Any]:
     """Return the fields of a body that the server needs. Long ones are replaced by short, valid placeholders."""
     if not isinstance(body, Sampling):
         return {"tokens": [], "prompt": ""}
-    long = {"prompt", "messages", "tools", "chat_template_kwargs"}
+    long = {"prompt", "messages", "chat_template_kwargs"}
     return {
-        **body.model_dump(exclude=long, exclude_none=True),
+        **body.model_dump(exclude=long, exclude_none=True, by_alias=True),
         "prompt": "",
         "messages": [{"role": "user"}],
     }
@@ -208,11 +210,8 @@ def main() -> None:
     setup = _received(source)
     if setup is None:
         return
-    values = setup[0]
-    served = Served(
-        names=tuple(values["names"]), max_model_len=values["max_model_len"], vocab_size=values["vocab_size"]
-    )
-    answers = _Answers(Reader(Tokenizer(values["directory"]), served))
+    models = [(Tokenizer(one.pop("directory")), Served(**one)) for one in setup[0]["models"]]
+    answers = _Answers(Readers(models, setup[0]["artefacts"]))
     while (message := _received(source)) is not None:
         try:
             head, content = answers.of(*message)

@@ -12,7 +12,14 @@ from whet.server.http.errors import ApiError
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.settings import Settings
 
-_KEPT = ("/v1", "/tokenize", "/detokenize", "/live")  # paths that need a key, if the server has keys
+_KEPT = (
+    "/v1",
+    "/v2/models",
+    "/rerank",
+    "/tokenize",
+    "/detokenize",
+    "/live",
+)  # paths that need a key, if the server has keys
 KEY = "whet.key"  # the name of the key in a request's ASGI scope
 
 
@@ -55,7 +62,7 @@ class RequestChecks:
                 self._lifecycle.check_ready()
             body.check_length()
         except ApiError as error:
-            await error.response()(scope, body.receive, body.send)
+            await error.response(scope["path"])(scope, body.receive, body.send)
             return
         if scope["method"] != "POST":
             await self._app(scope, body.receive, body.send)

@@ -17,7 +17,9 @@ from whet.server.http.generation import Generation
 from whet.server.http.metrics import Metrics
 from whet.server.http.page import facts
 from whet.server.http.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from whet.server.http.reading import unknown_model
 from whet.server.http.service import Service
+from whet.server.http.tools import tool_use
 
 
 def completion_routes(service: Service) -> APIRouter:
@@ -35,11 +37,12 @@ def completion_routes(service: Service) -> APIRouter:
             body: CompletionRequest = read.body
             if not read.num_prompts:
                 raise ApiError(400, "there is no prompt in the list", param="prompt")
-            with service.slots(read.num_prompts * body.num_choices) as slots:
+            model = service.engine(body.model)
+            with model.slots(read.num_prompts * body.num_choices) as slots:
                 prompts = await read.prompts()
                 params = partial(completion_params, body)
-                generation = await service.start(request, body, prompts.token_ids, params, slots)
-        writer = CompletionWriter(body, prompts.token_ids, prompts.texts, service.tokenizer, service.model_name)
+                generation = await model.start(request, body, prompts.token_ids, params, slots)
+        writer = CompletionWriter(body, prompts.token_ids, prompts.texts, model.tokenizer, model.model_name)
         return await _answer(request, generation, writer, streams=bool(body.stream))
 
     @router.post(
@@ -51,11 +54,14 @@ def completion_routes(service: Service) -> APIRouter:
         """Generate the next message of a conversation. With `stream: true`, send it in server-sent events."""
         async with service.intake.reading(request, ChatRequest) as read:
             body: ChatRequest = read.body
-            with service.slots(body.num_choices) as slots:
+            model = service.engine(body.model)
+            several = body.parallel_tool_calls is not False
+            tools = tool_use(body.tools, body.tool_choice, several=several, form=model.tool_format)
+            with model.slots(body.num_choices) as slots:
                 prompts = await read.prompts()
-                params = partial(chat_params, body)
-                generation = await service.start(request, body, prompts.token_ids, params, slots)
-        writer = ChatWriter(body, service.tokenizer, service.model_name)
+                params = partial(chat_params, body, tools=tools, tokenizer=model.tokenizer)
+                generation = await model.start(request, body, prompts.token_ids, params, slots)
+        writer = ChatWriter(body, model.tokenizer, model.model_name, tools)
         return await _answer(request, generation, writer, streams=bool(body.stream))
 
     return router
@@ -95,24 +101,26 @@ def state_routes(service: Service, metrics: Metrics) -> APIRouter:
     router = APIRouter(responses=documented.ERRORS)
 
     def model(name: str) -> dict[str, Any]:
+        served = next((one for one in service.engines if name in one.served.names), None)
         return {
             "id": name,
             "object": "model",
             "created": service.created,
             "owned_by": "whet",
-            "root": service.model_name,
-            "max_model_len": service.engine.max_model_len,
+            "root": name if served is None else served.model_name,
+            "max_model_len": None if served is None else served.engine.max_model_len,
         }
 
     @router.get("/v1/models", responses=documented.answers(documented.Models))
     async def models() -> Response:
-        """List the names by which requests may call the model."""
-        return json_response({"object": "list", "data": [model(name) for name in service.settings.served_names]})
+        """List the names by which requests may call the models."""
+        return json_response({"object": "list", "data": [model(name) for name in service.names]})
 
     @router.get("/v1/models/{name:path}", responses=documented.answers(documented.Model))
     async def one_model(name: str) -> Response:
-        """Describe the served model."""
-        service.served.check_model(name)
+        """Describe a served model."""
+        if name not in service.names:
+            raise unknown_model(name, service.names)
         return json_response(model(name))
 
     @router.get("/health", responses=documented.answers(documented.Health))
@@ -134,8 +142,10 @@ def state_routes(service: Service, metrics: Metrics) -> APIRouter:
 
     @router.get("/live", responses=documented.answers(documented.Live))
     async def state() -> Response:
-        """Return the current figures of the engine, which the server's page shows."""
-        return json_response({**asdict(service.engine.stats()), **facts(service)})
+        """Return the current figures of the first engine, which the server's page shows."""
+        if not service.engines:
+            raise ApiError(404, "there is no language model here, and these are figures of one")
+        return json_response({**asdict(service.engines[0].engine.stats()), **facts(service)})
 
     return router
 

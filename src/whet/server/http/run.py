@@ -17,6 +17,7 @@ from whet.server.http.app import make_app
 from whet.server.http.connection import Connection
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.listener import Listener, most_connections
+from whet.server.http.models import Models
 from whet.server.http.settings import Settings
 
 _BACKLOG = 1024
@@ -27,18 +28,20 @@ _SWITCH_S = 0.0002  # how long a thread may keep Python's lock while another one
 
 
 class HttpServer:
-    """Serve one engine on a bound socket: in this thread (`run`), or in one of its own (`start`, `stop`).
+    """Serve an engine, or several models, on a bound socket.
+
+    It serves in this thread (`run`), or in one of its own (`start`, `stop`).
 
     Raises:
         OptionError: Another process has begun to listen on the port in the meantime.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, bound: socket.socket) -> None:
+    def __init__(self, served: Engine | Models, settings: Settings, bound: socket.socket) -> None:
         self._lifecycle = Lifecycle()
         self._settings = settings
         self._socket = bound
         self.host, self.port = bound.getsockname()[:2]
-        app = make_app(engine, settings, self._lifecycle)
+        app = make_app(served, settings, self._lifecycle)
         self._intake = app.state.intake
         config = uvicorn.Config(
             app,
@@ -60,7 +63,7 @@ class HttpServer:
     @property
     def url(self) -> str:
         """Return the URL of the server."""
-        return http_url(self.host, self.port)
+        return http_url(self.host, self.port, is_tls=bool(self._settings.ssl_certfile))
 
     def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or Ctrl-C, then drain. A second signal ends the server at once.
@@ -138,7 +141,11 @@ class _Server(uvicorn.Server):
         await self.lifespan.startup()
         most = most_connections(self._settings.max_connections)
         connections = cast("set[Connection]", self.server_state.connections)
-        self.servers = [Listener(one, self._connection, connections, most) for one in sockets or ()]  # type: ignore[misc]
+        tls, timeout_s = self._settings.tls(), self._settings.head_timeout_s
+        listeners = [
+            Listener(one, self._connection, connections, most, tls=tls, handshake_s=timeout_s) for one in sockets or ()
+        ]
+        self.servers = listeners  # type: ignore[assignment]
         self.started = True
 
     def _connection(self) -> Connection:

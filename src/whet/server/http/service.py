@@ -1,52 +1,55 @@
 """Provide what the routes need: places in the engine's queue, prompts, and generation."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from fastapi import Request
 
-from whet.errors import TargetError
+from whet.errors import RequestError, TargetError
 from whet.server.engine import Engine
-from whet.server.http.errors import as_api_errors, invalid
+from whet.server.http.errors import ApiError, as_api_errors, invalid
 from whet.server.http.generation import Generation, Order
 from whet.server.http.intake import Intake
 from whet.server.http.lifecycle import Lifecycle
+from whet.server.http.models import Models
 from whet.server.http.protocol import Sampling
 from whet.server.http.reading import Served
 from whet.server.http.request_checks import KEY
 from whet.server.http.settings import Settings
 from whet.server.loop import Reservation
 from whet.server.sampling_params import SamplingParams
+from whet.server.structure import Structure
 from whet.server.text import Tokenizer
+from whet.server.tool_formats import find_format
+
+_MOST_COMPILING = 2  # structures at once; each takes a core
 
 
-class Service:
-    """Connect one engine with the routes of one server. Use it on the event loop only.
+class ModelService:
+    """Connect one engine with the routes of a server. Use it on the event loop only.
 
     Raises:
         TargetError: The engine has no tokenizer.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, lifecycle: Lifecycle) -> None:
+    def __init__(self, engine: Engine, names: Sequence[str], settings: Settings, lifecycle: Lifecycle) -> None:
         if engine.tokenizer is None:
             raise TargetError("a server needs a tokenizer: put the checkpoint's tokenizer.json beside its weights")
         self.engine = engine
         self.tokenizer: Tokenizer = engine.tokenizer
         self.settings = settings
         self.lifecycle = lifecycle
-        self.started_s = time.monotonic()
-        self.created = int(time.time())
+        self.tool_format = find_format(self.tokenizer.chat_template.text, settings.tool_call_parser)
+        self._compiling = asyncio.Semaphore(_MOST_COMPILING)
         self._most_choices = engine.options.max_num_seqs + engine.options.max_waiting
-        self.served = Served(
-            names=settings.served_names, max_model_len=engine.max_model_len, vocab_size=engine.model.vocab_size
-        )
-        self.intake = Intake(self.tokenizer, self.served, lifecycle, self.check_room)
+        self.served = Served(names=tuple(names), max_model_len=engine.max_model_len, vocab_size=engine.model.vocab_size)
 
     @property
     def model_name(self) -> str:
         """Return the name of the model in answers."""
-        return self.settings.served_names[0]
+        return self.served.names[0]
 
     def check_room(self) -> None:
         """Check that the engine's queue has room for one more request.
@@ -97,8 +100,61 @@ class Service:
             ApiError: The engine refused the request.
         """
         by_choice = [params(choice) for choice in range(body.num_choices)]
+        await self._compile(body, by_choice[0].structure)
         generation = Generation(self.engine, self.lifecycle)
         salt = self.settings.cache_salt(request.scope.get(KEY, ""), body.cache_salt)
         with as_api_errors():
             await generation.start([Order(ids, one) for ids in prompts for one in by_choice], slots, salt)
         return generation
+
+    async def _compile(self, body: Sampling, structure: Structure | None) -> None:
+        """Compile the structure of a request's answers, if any, while others have their turn on the event loop.
+
+        Raises ApiError (400) where it cannot be enforced, in the name of the field that asks for it.
+        """
+        if structure is None:
+            return
+        field = "tools" if (asked := body.structure()) is None else asked[0]
+        async with self._compiling:
+            try:
+                await asyncio.to_thread(self.engine.compile, structure)
+            except RequestError as error:
+                raise invalid(f"{field}: {error}", field.partition(".")[0], error.code) from error
+
+
+class Service:
+    """Connect all models of a server with its routes. Use it on the event loop only.
+
+    Raises:
+        TargetError: An engine has no tokenizer.
+    """
+
+    def __init__(self, models: Models, settings: Settings, lifecycle: Lifecycle) -> None:
+        self.settings = settings
+        self.lifecycle = lifecycle
+        self.artefacts = models.artefacts
+        self.started_s = time.monotonic()
+        self.created = int(time.time())
+        self.engines = [ModelService(engine, names, settings, lifecycle) for names, engine in models.engines.items()]
+        read = [(one.tokenizer, one.served) for one in self.engines]
+        self.intake = Intake(read, list(models.artefacts), lifecycle, self._check_room)
+
+    @property
+    def names(self) -> list[str]:
+        """Return every name that a request may call a model by."""
+        return [*(name for one in self.engines for name in one.served.names), *self.artefacts]
+
+    def engine(self, name: str | None) -> ModelService:
+        """Return the engine of a name, which the intake has checked; the first one where no name is given."""
+        return next(one for one in self.engines if name is None or name in one.served.names)
+
+    def _check_room(self) -> None:
+        """Raise ApiError where no engine has room for one more request: which one is asked is not known yet."""
+        for place, one in enumerate(self.engines):
+            try:
+                one.check_room()
+            except ApiError:
+                if place == len(self.engines) - 1:
+                    raise
+            else:
+                return

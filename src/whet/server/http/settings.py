@@ -3,9 +3,13 @@
 import hashlib
 import hmac
 import secrets
+import ssl
 from dataclasses import dataclass, field
 
 from whet.errors import OptionError
+from whet.server.http.cors import origin
+from whet.server.http.tls import tls_context
+from whet.server.tool_formats import find_format
 
 MAX_BODY_BYTES = 8 * 2**20  # enough for a million token ids in JSON
 
@@ -25,9 +29,14 @@ class Settings:
         head_timeout_s: How long a request's head may take, from its first byte to its last.
         body_timeout_s: How long a request's body may take.
         write_timeout_s: A client that reads nothing of its answer for so long is disconnected.
+        ssl_certfile: The PEM file of the certificate. With it the server speaks HTTPS.
+        ssl_keyfile: The PEM file of the private key, if `ssl_certfile` does not contain it.
+        ssl_keyfile_password: The password of an encrypted key.
+        cors_origins: Pages of these origins may send requests from a browser. "*" allows all.
+        tool_call_parser: The format in which the model writes calls of tools. None for what its chat template says.
 
     Raises:
-        OptionError: A value is out of range.
+        OptionError: A value is out of range, or the certificate or its key cannot be used.
     """
 
     served_names: tuple[str, ...]
@@ -40,6 +49,11 @@ class Settings:
     head_timeout_s: float = 10.0
     body_timeout_s: float = 60.0
     write_timeout_s: float = 60.0
+    ssl_certfile: str = ""
+    ssl_keyfile: str = ""
+    ssl_keyfile_password: str = field(default="", repr=False)
+    cors_origins: tuple[str, ...] = ()
+    tool_call_parser: str | None = None
     _secret: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def __post_init__(self) -> None:
@@ -52,12 +66,28 @@ class Settings:
             if not getattr(self, name) > 0:
                 option = name.removesuffix("_s").replace("_", "-")
                 raise OptionError(f"--{option} {getattr(self, name):g}: more than 0")
+        find_format("", self.tool_call_parser)
         if self.max_pending_bytes < self.max_body_bytes:
             raise OptionError(
                 f"--max-pending {self.max_pending_bytes} bytes: at least one body of --max-body {self.max_body_bytes}"
             )
         if self.shutdown_timeout_s < 0:
             raise OptionError(f"--shutdown-timeout {self.shutdown_timeout_s:g}: at least 0 seconds")
+
+        if not self.ssl_certfile and (self.ssl_keyfile or self.ssl_keyfile_password):
+            raise OptionError("--ssl-keyfile: HTTPS needs a certificate too: --ssl-certfile FILE")
+        object.__setattr__(self, "cors_origins", tuple(map(origin, self.cors_origins)))
+        self.tls()
+
+    def tls(self) -> ssl.SSLContext | None:
+        """Return the TLS context for HTTPS. None for HTTP.
+
+        Raises:
+            OptionError: The certificate or its key cannot be used.
+        """
+        if not self.ssl_certfile:
+            return None
+        return tls_context(self.ssl_certfile, self.ssl_keyfile, self.ssl_keyfile_password)
 
     def is_key(self, given: str) -> bool:
         """Return whether a key is valid. The time that this takes does not tell how much of the key matches."""

@@ -18,10 +18,10 @@ Neutral = Mapping[str, tuple[object, ...]]  # from a parameter to the values, be
 IGNORED = frozenset(
     {
         "cache_prompt",
+        "guided_decoding_backend",
         "id_slot",
         "include_reasoning",
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
@@ -38,20 +38,9 @@ IGNORED = frozenset(
 )
 
 _STRUCTURE = (
-    "ebnf",
-    "grammar",
     "grammar_lazy",
     "grammar_triggers",
-    "guided_choice",
-    "guided_decoding_backend",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "guided_whitespace_pattern",
-    "json_schema",
-    "regex",
     "structural_tag",
-    "structured_outputs",
 )
 
 EVERYWHERE: Neutral = {
@@ -124,11 +113,10 @@ CHAT: Neutral = {
 COMPLETION: Neutral = {
     **EVERYWHERE,
     "max_completion_tokens": (),
-    "response_format": ({"type": "text"},),
     "tools": ([],),
     "top_logprobs": (),
 }
-TOKENIZE: Neutral = {**_CHAT_TEMPLATE, "tools": ([],)}
+TOKENIZE: Neutral = _CHAT_TEMPLATE
 
 _INSTEAD = {
     "max_completion_tokens": "max_tokens",

@@ -60,7 +60,7 @@ async function run(turn) {
     show();
   }
   if (turn.mode === "chat" && turn.isShown() && turn.numPieces) {
-    messages.push({ role: "user", content: turn.prompt }, { role: "assistant", content: turn.text.data });
+    messages.push({ role: "user", content: turn.prompt }, { role: "assistant", content: turn.text });
   }
 }
 

@@ -123,7 +123,7 @@ function showStatus() {
   const text = failure ? `${failure.message} No figures since ${since}; asking again every second.` : "";
   if (get("status").textContent !== word) get("status").textContent = word;
   if (get("notice").textContent !== text) get("notice").textContent = text;
-  get("status").className = `status ${kind}`;
+  get("status").className = `badge ${kind}`;
   get("notice").hidden = !text;
   document.body.classList.toggle("stale", failure !== null);
 }

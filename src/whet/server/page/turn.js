@@ -1,6 +1,8 @@
 /* Show questions and answers as entries of the log. */
 
+import { copyButton } from "./code.js";
 import { count, digits, element, get, latency } from "./format.js";
+import { Growing } from "./markdown.js";
 
 const NAMES = { chat: ["You", "Model"], complete: ["Prompt", "Continuation"] };
 const ENDS = { length: "cut off at the limit of tokens", abort: "ended by the server", error: "ended by an error" };
@@ -30,10 +32,14 @@ export class Turn {
     const [asker, answerer] = NAMES[mode];
     this.mode = mode;
     this.prompt = prompt;
-    this.text = document.createTextNode("");
+    this.text = "";
+    this.isDrawing = false;
+    this.shown = element("div", { class: mode === "chat" ? "text markdown" : "text" });
+    this.growing = mode === "chat" ? new Growing(this.shown) : null; // what goes on with a text is shown as it is
     this.figures = element("p", { class: "figures" });
+    this.copy = copyButton(() => this.text, "Copy answer");
     this.asked = entry("asked", asker, element("div", { class: "text" }, prompt));
-    this.answer = entry("answer", answerer, element("div", { class: "text" }, this.text), this.figures);
+    this.answer = entry("answer", answerer, this.shown, element("div", { class: "foot" }, this.figures, this.copy));
     this.box = element("div", { class: "turn" }, this.asked, this.answer);
     this.begin();
   }
@@ -42,7 +48,9 @@ export class Turn {
   begin() {
     if (this.failure) this.failure.remove();
     this.failure = null;
-    this.text.data = "";
+    this.text = "";
+    this.draw();
+    this.copy.hidden = true;
     this.figures.textContent = "";
     this.answer.hidden = false;
     this.answer.setAttribute("aria-busy", "true"); // screen readers read it aloud once it is complete, not word by word
@@ -65,7 +73,17 @@ export class Turn {
     this.lastAt = performance.now();
     this.firstAt = this.firstAt ?? this.lastAt;
     this.numPieces += 1;
-    follow(() => this.text.appendData(piece.text));
+    this.text += piece.text;
+    if (this.isDrawing) return; // many pieces may come before the page is painted again
+    this.isDrawing = true;
+    requestAnimationFrame(() => {
+      this.isDrawing = false;
+      this.draw();
+    });
+  }
+
+  draw() {
+    follow(() => (this.growing ? this.growing.show(this.text) : (this.shown.textContent = this.text)));
   }
 
   wait(text) {
@@ -73,13 +91,20 @@ export class Turn {
   }
 
   end(isStopped = false) {
-    this.answer.setAttribute("aria-busy", "false");
+    this.close();
     follow(() => (this.figures.textContent = this.summary(isStopped)));
+  }
+
+  /* The answer has ended: show all of it, also in a tab that is not painted. */
+  close() {
+    this.draw();
+    this.answer.setAttribute("aria-busy", "false");
+    this.copy.hidden = this.numPieces === 0;
   }
 
   /* Show an error in words. again is called if the reader asks for another attempt. */
   fail(words, again) {
-    this.answer.setAttribute("aria-busy", "false");
+    this.close();
     this.answer.hidden = this.numPieces === 0;
     const button = element("button", { type: "button", class: "plain" }, "Try again");
     button.addEventListener("click", again);

@@ -1,0 +1,110 @@
+"""Let many clients use one artefact at once. Requests are split into samples, which are run in batches."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from whet.artefact import Artefact, load
+from whet.batching.batcher import BatcherStats, DynamicBatcher
+from whet.errors import RequestError
+from whet.server.artefacts.probing import probe
+from whet.server.artefacts.tensor_specs import TensorSpec, input_specs, output_names
+
+MAX_BATCH = 32
+MAX_WAITING = 1024
+
+
+class ServedArtefact:
+    """Put an artefact behind a dynamic batcher.
+
+    A batch starts as soon as the model is free, with whatever waits by then: nobody waits for others to come.
+
+    Attributes:
+        name: What requests call the model.
+        inputs: The tensors it takes, in order.
+        outputs: The tensors it returns, in order; a shape is known where the model could be tried.
+        why_alone: Why each request has a call of its own; "" where requests share calls.
+        batch_size: The only number of samples that a call takes; None where any number is taken.
+        run: Runs the model on flat tensors, in one thread at a time: for trying it before it is served.
+    """
+
+    def __init__(
+        self, name: str, artefact: Artefact, *, max_batch: int = MAX_BATCH, max_waiting: int = MAX_WAITING
+    ) -> None:
+        """Try the model, and start its thread.
+
+        Raises:
+            TargetError: The model takes or returns what the protocol has no type for.
+        """
+        self.name = name
+        self.max_waiting = max_waiting
+        self.inputs: tuple[TensorSpec, ...] = input_specs(artefact.signature)
+        self.output_names = output_names(artefact.signature)
+        batching = probe(artefact.run, self.inputs, self.output_names)
+        self.outputs, self.why_alone, self.batch_size = batching.outputs, batching.why_alone, batching.batch_size
+        self.run = artefact.run
+        self._batcher = DynamicBatcher(
+            self._run_whole if self.why_alone else self.run,
+            max_batch=1 if self.why_alone else batching.batch_size or max_batch,
+            batch_sizes=None if self.why_alone else batching.allowed(max_batch),
+            max_wait_ms=0,
+            max_waiting=max_waiting,
+            retry_alone=True,
+            length_dim=None,  # only samples of one shape share a call: padding might change their answers
+        )
+
+    @classmethod
+    def open(cls, name: str, directory: Path, libraries: Sequence[str | os.PathLike[str]] = ()) -> "ServedArtefact":
+        """Load an artefact.
+
+        Raises:
+            ArtefactError: It is damaged.
+            TargetError: It cannot be served.
+        """
+        return cls(name, load(directory, libraries=libraries))
+
+    def num_places(self, tensors: Sequence[Tensor]) -> int:
+        """Return how many samples of the queue a request takes."""
+        return 1 if self.why_alone else len(tensors[0])
+
+    async def infer(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs for one request, whose tensors fit `inputs`. Cancelled, it takes its samples back.
+
+        Raises QueueFull where too many samples wait, EngineClosed after `close`, RequestError where the inputs have
+        different numbers of samples, and what the model raises.
+        """
+        if self.why_alone:
+            [outputs] = await asyncio.wrap_future(self._batcher.submit_all([tuple(tensors)]))
+            return list(outputs)
+        rows = len(tensors[0])
+        if any(len(tensor) != rows for tensor in tensors):
+            sizes = ", ".join(f"{spec.name} {len(x)}" for spec, x in zip(self.inputs, tensors, strict=True))
+            raise RequestError(f"the inputs have different numbers of samples in their first dimension: {sizes}")
+        samples = list(zip(*(tensor.unbind(0) for tensor in tensors), strict=True))
+        results = await self.infer_samples(samples)
+        if rows == 1:
+            return [y[None] for y in results[0]]
+        return [torch.stack(outputs) for outputs in zip(*results, strict=True)]
+
+    async def infer_samples(self, samples: Sequence[tuple[Tensor, ...]]) -> list[tuple[Tensor, ...]]:
+        """Return the outputs of samples, which have no batch dimension and may have different shapes.
+
+        Cancelled, it takes them back. Raises as `infer`.
+        """
+        return await asyncio.wrap_future(self._batcher.submit_all(samples))
+
+    def stats(self) -> BatcherStats:
+        """Return what the batcher has done until now."""
+        return self._batcher.stats()
+
+    def close(self) -> None:
+        """Run what waits, and end the thread."""
+        self._batcher.close()
+
+    def _run_whole(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Run one request as it came. The batcher has put a dimension in front of it."""
+        return tuple(y[None] for y in self.run(*(x[0] for x in tensors)))

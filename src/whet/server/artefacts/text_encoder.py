@@ -1,0 +1,209 @@
+"""Run a text encoder's artefact with its tokenizer: texts in, vectors or scores out.
+
+Sources: sentence-transformers (Pooling, Normalize, CrossEncoder).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whet.artefact.text_use import TextUse, read_text_use
+from whet.errors import RequestError
+from whet.server.artefacts.probing import is_close
+from whet.server.artefacts.served_artefact import ServedArtefact
+from whet.server.request_limits import TOO_LONG
+from whet.server.text import Tokenizer
+from whet.workload import is_near
+
+_IDS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
+_BUCKET = 16  # tokens: texts are filled up to a multiple, so that those of like lengths share a call
+
+
+class Unfit(Exception):
+    """Says why an artefact takes no texts, and what to do."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Hold a text, or a pair of texts, as tokens."""
+
+    ids: Sequence[int]
+    types: Sequence[int] = ()
+
+
+class TextEncoder:
+    """Makes vectors of texts, or scores of pairs of texts.
+
+    Attributes:
+        use: What the model is for.
+        max_tokens: Of a text, or of a pair together, special tokens included.
+    """
+
+    def __init__(self, artefact: ServedArtefact, use: TextUse, directory: Path) -> None:
+        """Check that the artefact takes what a tokenizer gives.
+
+        Raises:
+            Unfit: It does not.
+            TargetError: The tokenizer is damaged.
+        """
+        if use.task is None:
+            raise Unfit(use.why_not)
+        self.use = use
+        self.artefact = artefact
+        self._tokenizer = Tokenizer(directory)
+        self._places = {spec.name: place for place, spec in enumerate(artefact.inputs)}
+        if not {_IDS} <= self._places.keys() <= {_IDS, _MASK, _TYPES}:
+            raise Unfit(f"it takes {', '.join(self._places)}, and a tokenizer gives {_IDS}, {_MASK} and {_TYPES}")
+        if use.output not in artefact.output_names:
+            raise Unfit(f"it has no output {use.output!r}, but: {', '.join(artefact.output_names)}")
+        self._output = artefact.output_names.index(use.output)
+        lengths = {spec.shape[-1] for spec in artefact.inputs}
+        if len(lengths) != 1 or any(len(spec.shape) != 2 for spec in artefact.inputs):
+            raise Unfit("its inputs are not [texts, tokens] of one length")
+        self._length = lengths.pop()  # None: any
+        self.max_tokens = use.max_tokens if self._length is None else min(use.max_tokens, self._length)
+        if artefact.why_alone:
+            raise Unfit(f"its texts would change each other: {artefact.why_alone}")
+        self._pads = _MASK in self._places and self._ignores_padding()
+        if self._length is not None and not self._pads:
+            raise Unfit(
+                f"it takes exactly {self._length} tokens, and what fills up a shorter text changes its answer: tune a "
+                f"model that takes {_MASK} and follows it"
+            )
+
+    def tokens(self, text: str | Sequence[int], *, cut_to: int | None = None) -> Tokens:
+        """Return a text as tokens; token ids are taken as they are.
+
+        Args:
+            text: A text or token ids.
+            cut_to: Tokens to which a longer text is cut; None: it is refused.
+
+        Raises:
+            RequestError: It is too long, or empty.
+        """
+        if not isinstance(text, str):
+            ids = list(text) if cut_to is None else list(text)[:cut_to]
+        else:
+            text = self._prepared(self.use.prompt + text)
+            ids = self._tokenizer.encode(text)
+            if cut_to is not None and len(ids) > cut_to:
+                ids = self._tokenizer.surround(text, cut_to)
+        self._check(ids)
+        return Tokens(ids)
+
+    def pairs(self, query: str, texts: Sequence[str], *, cut_to: int | None = None) -> list[Tokens]:
+        """Return a query with each of several texts as tokens.
+
+        Args:
+            query: The first text of each pair. It is never cut.
+            texts: The second texts.
+            cut_to: As for `tokens`.
+
+        Raises:
+            RequestError: A pair is too long, or the query leaves no room for a text.
+        """
+        query, prepared = self._prepared(query), [self._prepared(text) for text in texts]
+        found = []
+        for text, (ids, types) in zip(prepared, self._tokenizer.encode_pairs(query, prepared), strict=True):
+            if cut_to is not None and len(ids) > cut_to:
+                ids, types = self._tokenizer.surround_pair(query, text, cut_to)
+            self._check(ids)
+            found.append(Tokens(ids, types))
+        return found
+
+    async def embed(self, texts: Sequence[Tokens]) -> Tensor:
+        """Return the vectors of texts, float32 [texts, D]. Raises as ServedArtefact.infer."""
+        outputs = await self.artefact.infer_samples([self._sample(one) for one in texts])
+        vectors = torch.stack(
+            [self._pooled(output[self._output], len(one.ids)) for output, one in zip(outputs, texts, strict=True)]
+        )
+        return F.normalize(vectors, dim=-1) if self.use.normalize else vectors
+
+    async def score(self, pairs: Sequence[Tokens]) -> Tensor:
+        """Return the model's outputs for pairs, before any activation, float32 [pairs]. Raises as `embed`."""
+        outputs = await self.artefact.infer_samples([self._sample(one) for one in pairs])
+        return torch.stack([output[self._output].float().reshape(()) for output in outputs])
+
+    def _prepared(self, text: str) -> str:
+        return text.lower() if self.use.lower_case else text
+
+    def _check(self, ids: Sequence[int]) -> None:
+        if not ids:
+            raise RequestError("the text is empty: give at least one token", param="input")
+        if len(ids) > self.max_tokens:
+            why = "" if self._length is None else f"; for more, tune it with hf:DIR?seq=N, N more than {self._length}"
+            raise RequestError(
+                f"the text has {len(ids)} tokens, and {self.artefact.name} takes {self.max_tokens}: shorten it, or "
+                f"cut it by truncate_prompt_tokens{why}",
+                param="input",
+                code=TOO_LONG,
+            )
+
+    def _sample(self, tokens: Tokens) -> tuple[Tensor, ...]:
+        """Return the inputs of one text, filled up where that cannot change the answer: int64 [T] each."""
+        num_tokens = len(tokens.ids)
+        length = num_tokens
+        if self._length is not None:
+            length = self._length
+        elif self._pads:
+            length = min(-(-num_tokens // _BUCKET) * _BUCKET, self.max_tokens)
+        fill = length - num_tokens
+        values = {
+            _IDS: [*tokens.ids, *[self.use.pad_id] * fill],
+            _MASK: [1] * num_tokens + [0] * fill,
+            _TYPES: [*(tokens.types or [0] * num_tokens), *[0] * fill],
+        }
+        return tuple(torch.tensor(values[spec.name]).to(spec.dtype) for spec in self.artefact.inputs)
+
+    def _pooled(self, output_TD: Tensor, num_tokens: int) -> Tensor:
+        """Return one vector of those of a text's tokens, which come first: float32 [T, D] -> [D]."""
+        tokens_TD = output_TD[:num_tokens].float()
+        if self.use.pooling == "mean":
+            return tokens_TD.mean(0)
+        if self.use.pooling == "max":
+            return tokens_TD.amax(0)
+        return tokens_TD[0 if self.use.pooling == "cls" else -1]
+
+    def _ignores_padding(self) -> bool:
+        """Return whether a text's outputs stay the same, whatever tokens fill it up and however many."""
+        length = self._length or min(2 * _BUCKET, self.max_tokens)
+        num_tokens = max(1, length // 2)
+        one = self._sample_of([1] * num_tokens, length, fill=self.use.pad_id)
+        other = self._sample_of([1] * num_tokens, length, fill=0 if self.use.pad_id else 1)
+        variants = [one, other]
+        if self._length is None:
+            variants.append(self._sample_of([1] * num_tokens, num_tokens, fill=0))
+        rows = self.artefact.batch_size or 2
+        with torch.no_grad():
+            outputs = [
+                self.artefact.run(*(x.expand(rows, -1).contiguous() for x in variant))[self._output]
+                for variant in variants
+            ]
+        used = [y[0, :num_tokens] if self.use.task == "embed" else y[0] for y in outputs]
+        is_same = is_near(used[0], used[1])
+        return is_same and all(is_close(used[0], y) for y in used[2:])
+
+    def _sample_of(self, ids: list[int], length: int, *, fill: int) -> tuple[Tensor, ...]:
+        more = length - len(ids)
+        values = {_IDS: [*ids, *[fill] * more], _MASK: [1] * len(ids) + [0] * more, _TYPES: [0] * length}
+        return tuple(torch.tensor(values[spec.name]).to(spec.dtype) for spec in self.artefact.inputs)
+
+
+def text_encoder(artefact: ServedArtefact, directory: Path) -> TextEncoder | str:
+    """Return the text encoder of an artefact, or why it is none.
+
+    Raises:
+        ArtefactError: text.json is damaged.
+        TargetError: The tokenizer is damaged.
+    """
+    use = read_text_use(directory)
+    if use is None:
+        return "nothing was saved with it that takes texts: tune the directory of a text encoder, as hf:DIR"
+    try:
+        return TextEncoder(artefact, use, directory)
+    except Unfit as error:
+        return str(error)

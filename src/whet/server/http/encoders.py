@@ -1,0 +1,193 @@
+"""Serve text encoders: embeddings as OpenAI has them, and scores as vLLM, Jina and TEI have them."""
+
+import asyncio
+import base64
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+from torch import Tensor
+
+from whet.server.artefacts.text_encoder import TextEncoder, Tokens
+from whet.server.http import documented
+from whet.server.http.answer import unless_gone
+from whet.server.http.errors import ApiError, as_api_errors, invalid
+from whet.server.http.inference import GONE, Work, model_errors
+from whet.server.http.intake import content_of, release
+from whet.server.http.lifecycle import Lifecycle
+from whet.server.http.models import Models
+from whet.server.http.reading import SMALL, parse_body
+from whet.server.http.tensors import written
+from whet.server.http.text_requests import EmbeddingRequest, RerankRequest
+
+Body = TypeVar("Body", bound=BaseModel)
+T = TypeVar("T")
+
+
+def encoder_routes(models: Models, lifecycle: Lifecycle) -> APIRouter:
+    """Return the routes of text encoders."""
+    router = APIRouter(responses=documented.ERRORS)
+
+    async def answered(request: Request, content: Any) -> Response:
+        answer = await unless_gone(request.receive, Work(lifecycle).do(content))
+        return Response(status_code=GONE) if answer is None else Response(answer, media_type="application/json")
+
+    @router.post(
+        "/v1/embeddings",
+        responses=documented.answers(documented.Embeddings),
+        openapi_extra=documented.body(EmbeddingRequest),
+    )
+    async def embeddings(request: Request) -> Response:
+        """Return a vector for each text."""
+        body, is_small = await _read(request, EmbeddingRequest)
+        encoder = models.encoder(body.model, "embed")
+        return await answered(request, _embeddings(encoder, body, is_small))
+
+    async def rerank(request: Request) -> Response:
+        """Return documents in the order of how well each answers a query."""
+        body, is_small = await _read(request, RerankRequest)
+        if (body.documents is None) == (body.texts is None):
+            raise invalid("give the texts to be ranked, in `documents` (vLLM, Jina) or in `texts` (TEI)", "documents")
+        encoder = models.encoder(body.model, None)
+        return await answered(request, _ranked(encoder, body, is_small))
+
+    described = documented.body(RerankRequest)
+    for path in ("/v1/rerank", "/rerank"):
+        router.post(path, responses=documented.answers(documented.Ranked), openapi_extra=described)(rerank)
+    return router
+
+
+async def _read(request: Request, kind: type[Body]) -> tuple[Body, bool]:
+    """Return the body, and whether it is small enough to be worked on between others' requests."""
+    content = await content_of(request)
+    content_type = request.headers.get("content-type", "")
+    is_small = len(content) <= SMALL
+    body = await _aside(is_small, lambda: parse_body(kind, content, content_type))
+    release(request)
+    return body, is_small
+
+
+async def _aside(is_small: bool, work: Callable[[], T]) -> T:
+    """Return what `work` does, in a thread where that may take long."""
+    return work() if is_small else await asyncio.to_thread(work)
+
+
+async def _embeddings(encoder: TextEncoder, body: EmbeddingRequest, is_small: bool) -> bytes:
+    cut_to = _cut_to(encoder, body.truncate_prompt_tokens)
+    texts = body.texts
+    _check_room(encoder, len(texts))
+    with as_api_errors():
+        tokens = await _aside(is_small, lambda: [encoder.tokens(text, cut_to=cut_to) for text in texts])
+    with model_errors(encoder.artefact):
+        vectors_ND = await encoder.embed(tokens)
+    vectors_ND = _shortened(encoder, vectors_ND, body.dimensions)
+    _check_finite(vectors_ND)
+    data = []
+    for place, vector_D in enumerate(vectors_ND):
+        value: object = vector_D.tolist()
+        if body.encoding_format == "base64":
+            value = base64.b64encode(vector_D.contiguous().numpy().astype("<f4").tobytes()).decode()
+        data.append({"object": "embedding", "index": place, "embedding": value})
+    usage = _usage(tokens)
+    return await written(
+        {"object": "list", "model": encoder.artefact.name, "usage": {"prompt_tokens": usage, "total_tokens": usage}},
+        "data",
+        data,
+    )
+
+
+async def _ranked(encoder: TextEncoder, body: RerankRequest, is_small: bool) -> bytes:
+    is_tei = body.texts is not None
+    stated = body.truncate_prompt_tokens
+    cut_to = _cut_to(encoder, -1 if is_tei and body.truncate and stated is None else stated)
+    contents = body.contents
+    _check_room(encoder, len(contents) + 1)
+    tokens, scores_N = await _scored(encoder, body.query, contents, cut_to, is_small)
+    if encoder.use.task == "rerank" and not (is_tei and body.raw_scores):
+        has_sigmoid = is_tei or encoder.use.activation == "sigmoid"
+        scores_N = scores_N.sigmoid() if has_sigmoid else scores_N
+    _check_finite(scores_N)
+    scores = scores_N.tolist()
+    order = sorted(range(len(scores)), key=lambda place: -scores[place])
+    if is_tei:
+        ranks = [{"index": place, "score": scores[place]} for place in order]
+        texts = [{**rank, "text": contents[rank["index"]]} for rank in ranks] if body.return_text else ranks
+        return await written({}, "", texts)
+    results = []
+    for place in order[: body.top_n or None]:
+        document = {} if body.return_documents is False else {"document": {"text": contents[place]}}
+        results.append({"index": place, **document, "relevance_score": scores[place]})
+    head = {
+        "id": f"rerank-{uuid.uuid4().hex}",
+        "model": encoder.artefact.name,
+        "usage": {"total_tokens": _usage(tokens)},
+    }
+    return await written(head, "results", results)
+
+
+async def _scored(
+    encoder: TextEncoder, query: str, contents: Sequence[str], cut_to: int | None, is_small: bool
+) -> tuple[list[Tokens], Tensor]:
+    """Return the tokens that were read, and float32 [texts]: the model's outputs, or cosines of its vectors."""
+    with as_api_errors():
+        if encoder.use.task == "rerank":
+            tokens = await _aside(is_small, lambda: encoder.pairs(query, contents, cut_to=cut_to))
+        else:
+            each = [query, *contents]
+            tokens = await _aside(is_small, lambda: [encoder.tokens(text, cut_to=cut_to) for text in each])
+    with model_errors(encoder.artefact):
+        if encoder.use.task == "rerank":
+            return tokens, await encoder.score(tokens)
+        vectors_ND = await encoder.embed(tokens)
+    return tokens, F.cosine_similarity(vectors_ND[:1], vectors_ND[1:], dim=-1)
+
+
+def _cut_to(encoder: TextEncoder, asked: int | None) -> int | None:
+    """Return to how many tokens longer texts are cut, or None if they are refused.
+
+    Args:
+        encoder: The model.
+        asked: What the request says; -1 stands for what the model takes.
+    """
+    if asked is None:
+        return None
+    if asked > encoder.max_tokens:
+        raise invalid(
+            f"truncate_prompt_tokens is {asked}, and {encoder.artefact.name} takes {encoder.max_tokens} tokens",
+            "truncate_prompt_tokens",
+        )
+    return encoder.max_tokens if asked == -1 else asked
+
+
+def _check_room(encoder: TextEncoder, num_texts: int) -> None:
+    if num_texts > encoder.artefact.max_waiting:
+        most = encoder.artefact.max_waiting
+        raise ApiError(413, f"{num_texts} texts in one request; this server takes {most} at most", param="input")
+
+
+def _shortened(encoder: TextEncoder, vectors_ND: Tensor, dimensions: int | None) -> Tensor:
+    """Return vectors of so many numbers, scaled to length 1 again.
+
+    Raises:
+        ApiError: The model was not trained for vectors of this length.
+    """
+    width, known = vectors_ND.shape[1], encoder.use.dimensions
+    if dimensions is None or dimensions == width:
+        return vectors_ND
+    if dimensions > width or (known is not None and dimensions not in known):
+        allowed = f"1 to {width}" if known is None else ", ".join(map(str, sorted({*known, width})))
+        raise invalid(f"{encoder.artefact.name} makes vectors of {allowed} numbers, not {dimensions}", "dimensions")
+    return F.normalize(vectors_ND[:, :dimensions], dim=-1)
+
+
+def _check_finite(values: Tensor) -> None:
+    if not torch.isfinite(values).all():
+        raise ApiError(500, "the model's answer holds NaN or infinity", code="engine_error")
+
+
+def _usage(tokens: Sequence[Tokens]) -> int:
+    return sum(len(one.ids) for one in tokens)

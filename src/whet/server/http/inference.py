@@ -1,0 +1,211 @@
+"""Serve the Open Inference Protocol, version 2, as KServe, Triton and their clients speak it over HTTP.
+
+Source: github.com/kserve/open-inference-protocol, specification/protocol/inference_rest.md.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Request, Response
+
+from whet import __version__
+from whet.errors import WhetError
+from whet.server.artefacts.served_artefact import ServedArtefact
+from whet.server.artefacts.tensor_specs import TensorSpec
+from whet.server.http import documented
+from whet.server.http.answer import json_response, unless_gone
+from whet.server.http.errors import ApiError, as_api_errors, failed, invalid, unavailable
+from whet.server.http.intake import content_of, release
+from whet.server.http.lifecycle import Lifecycle
+from whet.server.http.models import Models
+from whet.server.http.reading import SMALL
+from whet.server.http.tensors import HEADER_LENGTH, Inference, InferenceRequest, read_inference, write_inference
+
+T = TypeVar("T")
+
+_log = logging.getLogger("whet.server")
+
+VERSION = "1"  # of every model: a tuned directory holds one
+GONE = 499
+_PLATFORM = "whet"
+
+
+class Work:
+    """Do the work for one request, until the server's end cuts it short."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._task: asyncio.Future[Any] | None = None
+        self._is_cut = False
+
+    async def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`.
+
+        Raises:
+            ApiError: 503 if the server ends first.
+        """
+        self._task = asyncio.ensure_future(work)
+        self._lifecycle.started(self)
+        try:
+            result: T = await self._task
+            return result
+        except asyncio.CancelledError:
+            if not self._is_cut:
+                self._task.cancel()
+                raise
+            raise unavailable(
+                "the server is shutting down, and this request took too long; send it again later"
+            ) from None
+        finally:
+            self._lifecycle.ended(self)
+
+    def cut(self) -> None:
+        """See Running."""
+        self._is_cut = True
+        if self._task is not None:
+            self._task.cancel()
+
+
+def inference_routes(models: Models, lifecycle: Lifecycle) -> APIRouter:
+    """Return the routes of the protocol."""
+    router = APIRouter(responses=documented.INFERENCE_ERRORS)
+
+    @router.get("/v2", responses=documented.answers(documented.ServerMetadata))
+    async def server() -> Response:
+        """Describe the server."""
+        return json_response({"name": "whet", "version": __version__, "extensions": ["binary_tensor_data"]})
+
+    @router.get("/v2/health/live", responses=documented.answers(documented.ServerLive))
+    async def live() -> Response:
+        """Return 200 as long as the process answers."""
+        return json_response({"live": True})
+
+    @router.get("/v2/health/ready", responses=documented.answers(documented.ServerReady))
+    async def ready() -> Response:
+        """Return 200 if requests are taken, and 503 if not."""
+        lifecycle.check_ready()
+        return json_response({"ready": True})
+
+    _add_model_routes(router, models, lifecycle)
+    return router
+
+
+def _add_model_routes(router: APIRouter, models: Models, lifecycle: Lifecycle) -> None:
+    """Add the routes of models. Each is there with a version in its path too."""
+
+    async def model(name: str) -> Response:
+        """Describe a model's inputs and outputs."""
+        return json_response(_metadata(models.artefact(name)))
+
+    async def model_of_version(name: str, version: str) -> Response:
+        """Describe a model's inputs and outputs."""
+        _check_version(models, name, version)
+        return await model(name)
+
+    async def ready(name: str) -> Response:
+        """Return 200 if a model takes requests, and 503 if not."""
+        models.artefact(name)
+        lifecycle.check_ready()
+        return json_response({"name": name, "ready": True})
+
+    async def ready_of_version(name: str, version: str) -> Response:
+        """Return 200 if a model takes requests, and 503 if not."""
+        _check_version(models, name, version)
+        return await ready(name)
+
+    async def infer(request: Request, name: str) -> Response:
+        """Run a model on tensors, given as JSON or as bytes behind it."""
+        artefact = models.artefact(name)
+        asked = await _read(artefact, request)
+        answer = await unless_gone(request.receive, Work(lifecycle).do(_answered(artefact, asked)))
+        return answer or Response(status_code=GONE)
+
+    async def infer_of_version(request: Request, name: str, version: str) -> Response:
+        """Run a model on tensors, given as JSON or as bytes behind it."""
+        _check_version(models, name, version)
+        return await infer(request, name)
+
+    described = documented.body(InferenceRequest)
+    routes = (("", model, ready, infer), ("/versions/{version}", model_of_version, ready_of_version, infer_of_version))
+    for version, metadata, readiness, inference in routes:
+        path = f"/v2/models/{{name}}{version}"
+        router.get(path, responses=documented.answers(documented.ModelMetadata))(metadata)
+        router.get(f"{path}/ready", responses=documented.answers(documented.ModelReady))(readiness)
+        answers = documented.answers(documented.Inference)
+        router.post(f"{path}/infer", responses=answers, openapi_extra=described)(inference)
+
+
+async def _read(artefact: ServedArtefact, request: Request) -> Inference:
+    content = await content_of(request)
+    header_length = request.headers.get(HEADER_LENGTH)
+    if encoding := request.headers.get("content-encoding"):
+        raise ApiError(415, f"a body that is encoded ({encoding}) is not read: send it as it is")
+    arguments = (content, header_length, artefact.inputs, artefact.output_names)
+    if len(content) <= SMALL or header_length is not None:
+        asked = read_inference(*arguments)
+    else:
+        asked = await asyncio.to_thread(read_inference, *arguments)
+    del content, arguments
+    release(request)
+    places = artefact.num_places(asked.tensors)
+    if places > artefact.max_waiting:
+        raise ApiError(413, f"{places} samples in one request; this server takes {artefact.max_waiting} at most")
+    return asked
+
+
+async def _answered(artefact: ServedArtefact, asked: Inference) -> Response:
+    with model_errors(artefact):
+        outputs = await artefact.infer(asked.tensors)
+    head: dict[str, Any] = {"model_name": artefact.name, "model_version": VERSION}
+    if asked.id is not None:
+        head["id"] = asked.id
+    named = dict(zip(artefact.output_names, outputs, strict=True))
+    body, json_size = await write_inference(head, named, asked.wishes)
+    if json_size is None:
+        return Response(body, media_type="application/json")
+    return Response(body, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_size)})
+
+
+@contextmanager
+def model_errors(artefact: ServedArtefact) -> Iterator[None]:
+    """Raise what goes wrong in a model as ApiError.
+
+    That is 400 where it does not take these values or sizes, 429 where too many samples wait, 500 where it fails, 503
+    where the server ends.
+    """
+    try:
+        with as_api_errors():
+            yield
+    except (ApiError, asyncio.CancelledError):
+        raise
+    except WhetError as error:
+        raise invalid(str(error)) from error
+    except Exception as error:
+        _log.error("%s failed", artefact.name, exc_info=error)
+        raise failed(
+            f"the model failed on these inputs ({type(error).__name__}); the server's log says where"
+        ) from error
+
+
+def _check_version(models: Models, name: str, version: str) -> None:
+    """Raise ApiError (404) where there is no model of that name and version."""
+    models.artefact(name)
+    if version != VERSION:
+        raise ApiError(404, f"{name} has no version {version!r}, but: {VERSION}", code="model_not_found")
+
+
+def _metadata(artefact: ServedArtefact) -> dict[str, Any]:
+    return {
+        "name": artefact.name,
+        "versions": [VERSION],
+        "platform": _PLATFORM,
+        "inputs": [_described(spec) for spec in artefact.inputs],
+        "outputs": [_described(spec) for spec in artefact.outputs],
+    }
+
+
+def _described(spec: TensorSpec) -> dict[str, Any]:
+    return {"name": spec.name, "datatype": spec.datatype, "shape": spec.sizes}

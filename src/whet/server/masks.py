@@ -1,0 +1,158 @@
+"""Compute which tokens the grammars of a step's requests allow, beside the model's step.
+
+A mask is a bit for each token of the vocabulary, in words of 32 bits. Only rows of requests with a structure have one.
+
+Suffixes: R rows of the step, M rows with a mask, W words of a mask, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from whet.server.request import Request
+
+Words = NDArray[np.uint32]
+Rows = Sequence[tuple[Request, int]]  # a request, and how many of its drafts lie before the row's token
+
+_BITS = 32
+_ALL = np.uint32(2**32 - 1)
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Keep the allowed tokens of a step.
+
+    Attributes:
+        words: uint32 [M, W]. Bits beyond the vocabulary are 0.
+        of_row: int32 [R]. The place of each row's mask in `words`; -1 for a row that may choose any token.
+        ended: The rows whose mask is empty since the output is complete.
+    """
+
+    words: Words
+    of_row: NDArray[np.int32]
+    ended: frozenset[int]
+
+    def pointers(self) -> tuple[int, int, int]:
+        """Return what the kernel takes: the masks, the words of each, and the place of each row's mask."""
+        return self.words.ctypes.data, self.words.shape[1], self.of_row.ctypes.data
+
+    def applied(self, logits_RV: Tensor, first: int = 0) -> Tensor:
+        """Return a copy of the logits with minus infinity for tokens that are not allowed. NaN and infinity stay.
+
+        Args:
+            logits_RV: The logits of all rows, or of rows side by side.
+            first: The row of the step that the first of them is.
+        """
+        logits_RV = logits_RV.clone()
+        for i, place in enumerate(self.of_row[first : first + len(logits_RV)].tolist()):
+            if place >= 0:
+                bits = np.unpackbits(self.words[place].view(np.uint8), count=logits_RV.shape[1], bitorder="little")
+                row_V = logits_RV[i]
+                row_V[torch.from_numpy(bits == 0) & (row_V < torch.inf)] = -torch.inf
+        return logits_RV
+
+
+Masking = Callable[[], Masks | None]  # waits for the masks; None where no row has one
+
+
+class MaskFiller:
+    """Computes the masks of one step after another, in a thread of its own.
+
+    `begin` starts the work, and the function that it returns waits for the result. Nothing may touch the requests'
+    guides in between. The thread ends with this object.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._thread: ThreadPoolExecutor | None = None
+        self._executor: Any = None  # of llguidance, which has threads of its own
+        self._rows: Rows = ()
+        self._guided: list[int] = []
+
+    def begin(self, rows: Rows) -> Masking:
+        """Start to compute the masks of a step.
+
+        Args:
+            rows: The rows of the step that choose tokens. The rows of one request stand side by side. Given the very
+                list of the step before, this does not search it again.
+        """
+        if rows is not self._rows:
+            self._rows = rows
+            self._guided = [i for i, (request, _) in enumerate(rows) if request.guide is not None]
+        if not self._guided:
+            return _nothing
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="whet-masks")
+        return self._thread.submit(self._fill, rows, self._guided).result
+
+    def _fill(self, rows: Rows, guided: list[int]) -> Masks:
+        width = self._vocab_size // _BITS + 1  # with a bit for the end
+        words = np.full((len(guided), width), _ALL)
+        guides, single, drafted = [], [], []
+        for place, i in enumerate(guided):
+            request, num_drafts = rows[i]
+            if num_drafts or request.guide is None:
+                continue  # its first row is asked for all of them
+            guides.append(request.guide)
+            if request.drafts:
+                drafted.append((request.guide.matcher, place, request.drafts))
+            else:
+                single.append((request.guide.matcher, place))
+        if self._executor is None:
+            import llguidance
+
+            self._executor = llguidance.LLExecutor()
+        at = (words.ctypes.data, 4 * width, len(words))
+        if single:
+            self._executor.unsafe_compute_mask_ptr(single, *at)
+        if drafted:
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *at)
+        for guide in guides:
+            guide.check()
+        may_end = _take_bit(words, self._vocab_size)
+        for place, i in enumerate(guided):
+            request, num_drafts = rows[i]
+            if request.guide is not None and request.guide.error is not None:
+                words[place] = 0  # the request ends with the error
+            else:
+                _mark_ends(words[place], request, num_drafts, may_end=bool(may_end[place]))
+        is_empty = ~words.any(axis=1)
+        of_row = np.full(len(rows), -1, np.int32)
+        of_row[guided] = np.arange(len(guided), dtype=np.int32)
+        return Masks(words, of_row, frozenset(guided[place] for place in np.flatnonzero(is_empty).tolist()))
+
+
+def _nothing() -> None:
+    return None
+
+
+def _take_bit(words: Words, number: int) -> NDArray[np.bool_]:
+    """Clear everything from one bit on in each mask. Returns where that bit was set."""
+    word, bit = divmod(number, _BITS)
+    was_set: NDArray[np.bool_] = (words[:, word] >> np.uint32(bit)) & np.uint32(1) == 1
+    words[:, word] &= np.uint32((1 << bit) - 1)
+    words[:, word + 1 :] = 0
+    return was_set
+
+
+def _mark_ends(mask: Words, request: Request, num_drafts: int, *, may_end: bool) -> None:
+    """Allow the tokens that end the request where its grammar may end.
+
+    Before min_tokens they are forbidden, even those that the grammar takes as text, unless nothing else is allowed.
+    """
+    if request.num_output + num_drafts >= request.params.min_tokens:
+        if may_end:
+            for token_id in request.stop_ids:
+                mask[token_id // _BITS] |= np.uint32(1 << token_id % _BITS)
+        return
+    before = mask.copy()
+    for token_id in request.stop_ids:
+        mask[token_id // _BITS] &= np.uint32(~(1 << token_id % _BITS) & 0xFFFFFFFF)
+    if not mask.any():
+        mask[:] = before

@@ -1,0 +1,165 @@
+"""Say what a tuning run found in plain words: "7.4x faster, same accuracy, a quarter of the size".
+
+The terminal and report.html both take these words from `headline`. It uses nothing but the figures of the result, so it
+also works for a result.json of an earlier version.
+"""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from whet.tuner import figures
+from whet.tuner.result import MeasuredVariant, Result
+
+_SAME = 0.0005  # a change of the quality below this fraction is called none, where its interval allows that
+_LESS = 0.01  # a size that differs by less than this fraction is called the same
+_MORE_MEMORY = 0.1  # a peak that grows by this fraction belongs into the headline, whatever was asked for
+_NEAR, _ABOUT = 0.02, 0.08  # how far a share may lie from a fraction to be called by it, and "about" it
+_FRACTIONS = {
+    Fraction(3, 4): "three quarters", Fraction(2, 3): "two thirds", Fraction(1, 2): "half", Fraction(1, 3): "a third",
+    Fraction(1, 4): "a quarter", Fraction(1, 5): "a fifth", Fraction(1, 8): "an eighth", Fraction(1, 10): "a tenth",
+}  # fmt: skip
+_PREFIXES = ("No gain: ", "No verdict: ", "Inconclusive: ")
+_STAYS = ("; the original stays", " The original stays.")
+
+
+@dataclass(frozen=True)
+class Headline:
+    """Hold the verdict in words.
+
+    Attributes:
+        words: The headline, without a full stop.
+        sure: The lower end of the speedup's interval, as a sentence. "" without a proved speedup.
+        details: The figures of a gain, or the reason why there is none, as sentences.
+    """
+
+    words: str
+    sure: str
+    details: str
+
+
+def headline(result: Result) -> Headline:
+    """Say in words what a run found. Only the verdict "gain" is ever called one."""
+    if result.verdict == "gain":
+        return Headline(", ".join(_gained(result)), _sure(result), result.sentence)
+    return Headline(_not_gained(result), "", _reason(result.sentence))
+
+
+def _not_gained(result: Result) -> str:
+    if result.verdict == "no-gain":
+        return "No gain: the original stays"
+    if result.verdict == "failed":
+        return "Failed: nothing could be measured, and the original stays"
+    if result.busy:
+        return "Inconclusive: the machine was busy, and the original stays"
+    if result.needed_s is not None:
+        return "Inconclusive: the time was up, and the original stays"
+    return "Inconclusive: the measurements do not settle it, and the original stays"
+
+
+def _reason(sentence: str) -> str:
+    """Return a verdict's sentence without what the headline says already."""
+    for prefix in _PREFIXES:
+        sentence = sentence.removeprefix(prefix)
+    for words in _STAYS:
+        sentence = sentence.replace(words, "")
+    return sentence[:1].upper() + sentence[1:]
+
+
+def _gained(result: Result) -> list[str]:
+    """Return the parts of a gain's headline: what was asked for first, then the rest."""
+    best, baseline = result.best, result.baseline
+    speed, quality = speed_words(best, result.objective), quality_words(result)
+    size = share_words(best.size_bytes, baseline.size_bytes, "size")
+    memory = share_words(best.peak_bytes, baseline.peak_bytes, "memory")
+    if result.objective == "size":
+        parts = [size, quality, speed]
+    elif result.objective == "memory":
+        parts = [memory, quality, speed, size]
+    else:
+        parts = [speed, quality, size]
+    if result.objective != "memory" and best.peak_bytes > (1 + _MORE_MEMORY) * baseline.peak_bytes > 0:
+        parts.append(memory)
+    return [part for part in parts if part]
+
+
+def speed_words(point: MeasuredVariant, objective: str = "latency") -> str:
+    """Say how the speed compares with the original's; "" if the final comparison did not measure it."""
+    if point.verdict == "pass":
+        factor = times(point.speedup)
+        return f"{factor} the throughput" if objective == "throughput" else f"{factor} faster"
+    if point.verdict == "fail" and 0 < point.speedup_ci95[1] < 1:
+        return f"{times(1 / point.speedup)} slower"
+    return "not shown to be faster" if point.verdict in ("fail", "inconclusive") else ""
+
+
+def _sure(result: Result) -> str:
+    """Return the lower end of the speedup's interval as a sentence, rounded down; "" without a proved speedup."""
+    low, high = result.best.speedup_ci95
+    if result.best.verdict != "pass" or not (1 < low <= high < math.inf):
+        return ""
+    end = times(low, is_floor=True)
+    at_least = f"At least {end} as fast" if end != "1x" else "More than 1x as fast"
+    return f"{at_least} as the original: the 95% interval of the speedup is {end} to {times(high)}."
+
+
+def quality_words(result: Result) -> str:
+    """Say how the quality compares with the original's: the same, or by how much it is worse or better.
+
+    It is called the same if the drop is below 0.05% and its interval, if there is one, contains zero.
+    """
+    best, baseline, name = result.best, result.baseline, figures.one_line(result.quality_name)
+    if baseline.quality is None or best.quality is None:
+        if best.agreement is None:
+            return "quality not measured"
+        return f"outputs agree with the original's to cosine {figures.cosine(best.agreement.cosine)}"
+    change = best.change
+    worse = baseline.quality - best.quality if result.higher_is_better else best.quality - baseline.quality
+    drop = change.drop if change is not None else worse / (abs(baseline.quality) or 1.0)
+    limit = _percent(result.max_drop)
+    doubt = "" if change is None or change.is_shown else f"too few samples to show it stays within {limit}"
+    if abs(drop) <= min(_SAME, result.max_drop / 4) and (change is None or change.ci95[0] <= 0 <= change.ci95[1]):
+        return f"same {name}" + (f" ({doubt})" if doubt else "")
+    direction = "lower" if (drop > 0) == result.higher_is_better else "higher"
+    notes = [f"limit {limit}"] if drop > 0 else []
+    notes += [doubt] if doubt else []
+    return f"{name} {_percent(abs(drop))} {direction}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def share_words(after: int, before: int, noun: str) -> str:
+    """Say what share of the original's bytes is left: "a quarter of the size"; "" if one of the two is unknown."""
+    if not (after > 0 and before > 0):
+        return ""
+    share = after / before
+    if abs(share - 1) <= _LESS:
+        return f"same {noun}"
+    if share >= 2:
+        return f"{times(share)} the {noun}"
+    if share > 1:
+        return f"{_percent(share - 1)} more {noun}" if noun == "memory" else f"{_percent(share - 1)} larger"
+    near = min(_FRACTIONS, key=lambda fraction: abs(share / fraction - 1))
+    off = abs(share / near - 1)
+    if off <= _ABOUT:
+        about, of = "about " if off > _NEAR else "", "" if near == Fraction(1, 2) else "of "
+        return f"{about}{_FRACTIONS[near]} {of}the {noun}"
+    if share > 0.5:
+        return f"{_percent(1 - share)} less memory" if noun == "memory" else f"{_percent(1 - share)} smaller"
+    return f"{_percent(share)} of the {noun}"
+
+
+def times(factor: float, *, is_floor: bool = False) -> str:
+    """Return a factor as people say it: 12x, 7.4x, 1.27x.
+
+    Args:
+        factor: At least 1.
+        is_floor: Whether to round down, as for a lower limit.
+    """
+    scale = 1 if factor >= 9.95 else 10 if factor >= 1.995 else 100
+    number = math.floor(factor * scale + 1e-9) if is_floor else round(factor * scale)
+    return f"{number / scale:,g}x" if number < 1000 * scale else f"{number // scale:,}x"
+
+
+def _percent(fraction: float) -> str:
+    """Return a fraction in percent, briefly: 0.4%, 0.08%, 12%."""
+    value = 100 * fraction
+    return f"{value:.0f}%" if value >= 9.95 else f"{value:.{2 if value >= 0.0995 else 1}g}%"

@@ -1,0 +1,47 @@
+"""Check that all pages share one look: the same head, and no colours or fonts of their own."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import whet
+from whet import look
+
+ROOT = Path(whet.__file__).parent
+STYLES = [path for path in ROOT.rglob("*.css") if path.parent.name not in ("look", "charts")]
+PAGES = [*ROOT.rglob("*.html"), *ROOT.rglob("*.html.j2")]
+TOKENS = set(re.findall(r"(--[\w-]+):", look.read(look.TOKENS)))
+
+
+def test_all_pages_are_found() -> None:
+    rooms = {path.relative_to(ROOT).parts[0] for path in STYLES}
+    assert rooms == {path.relative_to(ROOT).parts[0] for path in PAGES} == {"tuner", "auditor", "monitor", "server"}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: "-".join(path.relative_to(ROOT).parts))
+def test_a_page_begins_with_the_same_head(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    command = {"tuner": "tune", "auditor": "audit", "monitor": "monitor", "server": "serve"}
+    name = command[path.relative_to(ROOT).parts[0]]
+    assert re.search(rf'class="masthead"><span class="wordmark">whet <span class="command">{name}</span></span>', page)
+    assert page.count("<h1") == 1 and "<footer>" in page
+
+
+@pytest.mark.parametrize("path", STYLES, ids=lambda path: path.relative_to(ROOT).parts[0])
+def test_a_page_has_no_colours_or_fonts_of_its_own(path: Path) -> None:
+    style = path.read_text(encoding="utf-8")
+    assert set(re.findall(r"var\((--[\w-]+)", style)) <= TOKENS
+    assert not re.search(r"#[0-9a-f]{3,8}\b|rgb|hsl|url\(|@import|--[\w-]+:", style)
+    assert not re.search(r"font-family: (?!var|inherit)|font: (?!inherit|var)", style)
+
+
+def test_scripts_ask_for_tokens_that_there_are() -> None:
+    asked = [name for path in ROOT.rglob("*.js") for name in re.findall(r'css\("(--[\w-]+)"\)', path.read_text())]
+    assert asked and set(asked) <= TOKENS
+
+
+def test_a_page_that_contains_its_style_has_its_own_last() -> None:
+    style = look.style("footer { color: var(--ink); }")
+    assert style.index(":root") < style.index(".masthead") < style.index("footer { color: var(--ink); }")
+    assert "</" not in style  # it stands in a <style> element

@@ -1,0 +1,188 @@
+"""Embeddings and reranking over HTTP, judged by transformers in torch, and asked by OpenAI's own client."""
+
+import base64
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from asking import Answer, ask, serving
+from fake_engine import FakeEngine
+from tiny_encoders import LENGTH, logit, tuned, vector, write_embedder, write_reranker
+
+from whet.server.artefacts.served_artefact import ServedArtefact
+from whet.server.artefacts.text_encoder import text_encoder
+from whet.server.http.models import Models
+from whet.server.http.run import HttpServer
+
+TEXTS = ["a cat", "the dog runs under the tree", "what is red"]
+LONG = "cat " * 40
+
+
+@dataclass(frozen=True)
+class Served:
+    server: HttpServer
+    embedder: Path
+    reranker: Path
+
+    def ask(self, path: str, **body: Any) -> Answer:
+        return ask(self.server, path, body)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("encoders")
+    originals = {"emb": write_embedder(folder / "e"), "rank": write_reranker(folder / "r")}
+    originals["classes"] = write_reranker(folder / "c", num_labels=3)
+    made = {name: tuned(directory, folder / f"{name}-tuned") for name, directory in originals.items()}
+    artefacts = {name: ServedArtefact.open(name, directory) for name, directory in made.items()}
+    encoders = {name: text_encoder(artefacts[name], directory) for name, directory in made.items()}
+    with serving(Models({("gpt",): FakeEngine()}, artefacts, encoders)) as server:  # type: ignore[arg-type, dict-item]
+        yield Served(server, originals["emb"], originals["rank"])
+    for artefact in artefacts.values():
+        artefact.close()
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64", None])
+def test_embeddings_by_openais_client(served: Served, encoding: Any) -> None:
+    openai = pytest.importorskip("openai")
+    client = openai.OpenAI(base_url=f"{served.server.url}/v1", api_key="none")
+    more = {} if encoding is None else {"encoding_format": encoding}
+    found = client.embeddings.create(model="emb", input=TEXTS, **more)
+    assert (found.model, found.usage.prompt_tokens, found.usage.total_tokens) == ("emb", 17, 17)
+    assert [one.index for one in found.data] == [0, 1, 2]
+    for one, text in zip(found.data, TEXTS, strict=True):
+        given = one.embedding
+        if isinstance(given, str):  # the client decodes base64 where it asked for that itself
+            given = torch.frombuffer(bytearray(base64.b64decode(given)), dtype=torch.float32).tolist()
+        torch.testing.assert_close(torch.tensor(given), vector(served.embedder, text), rtol=0, atol=1e-5)
+    client.close()
+
+
+@pytest.mark.parametrize("given", ["a cat", [2, 6, 7, 3], ["a cat"], [[2, 6, 7, 3]]])
+def test_every_form_of_input(served: Served, given: Any) -> None:
+    answer = served.ask("/v1/embeddings", input=given)
+    [one] = answer.json["data"]
+    torch.testing.assert_close(torch.tensor(one["embedding"]), vector(served.embedder, "a cat"), rtol=0, atol=1e-5)
+
+
+def test_texts_that_are_cut(served: Served) -> None:
+    answer = served.ask("/v1/embeddings", model="emb", input=LONG, truncate_prompt_tokens=6)
+    assert answer.json["usage"]["total_tokens"] == 6
+    expected = vector(served.embedder, "cat cat cat cat")  # and the two special tokens
+    torch.testing.assert_close(torch.tensor(answer.json["data"][0]["embedding"]), expected, rtol=0, atol=1e-5)
+    assert served.ask("/v1/embeddings", input=LONG, truncate_prompt_tokens=-1).json["usage"]["total_tokens"] == LENGTH
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param", "message"),
+    [
+        ({"input": LONG}, 400, "input", f"42 tokens, and emb takes {LENGTH}"),
+        ({"input": "a", "truncate_prompt_tokens": 99}, 400, "truncate_prompt_tokens", "takes 24 tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens", "from 1 up"),
+        ({"input": []}, 400, "input", "at least one text"),
+        ({"input": [[]]}, 400, "input", "empty"),
+        ({"input": [5, 99]}, 400, None, "the largest value of input 0 <= 18"),
+        ({"input": [-1]}, 400, "input", "input"),
+        ({"input": "a\ud800"}, 400, None, "Unicode"),
+        ({"input": "a", "dimensions": 8}, 400, "dimensions", "vectors of 32 numbers, not 8"),
+        ({"input": "a", "dimensions": 33}, 400, "dimensions", "not 33"),
+        ({"input": "a", "encoding_format": "int8"}, 400, "encoding_format", "'float' or 'base64'"),
+        ({"input": "a", "model": "rank"}, 400, "model", "POST /v1/rerank"),
+        ({"input": "a", "model": "classes"}, 400, "model", "a classifier with 3 labels"),
+        ({"input": "a", "model": "gpt"}, 400, "model", "is a language model"),
+        ({"input": "a", "model": "other"}, 404, "model", "there is no model 'other'"),
+        ({}, 400, "input", "required"),
+    ],
+)
+def test_embeddings_that_are_refused(
+    served: Served, body: dict[str, Any], status: int, param: str | None, message: str
+) -> None:
+    answer = served.ask("/v1/embeddings", **body)
+    assert answer.status == status
+    assert (message in answer.error["message"], answer.error["param"]) == (True, param), answer.error
+    if body.get("input") == LONG:
+        assert answer.error["code"] == "context_length_exceeded"
+
+
+def test_a_large_body_and_one_that_is_none(served: Served) -> None:
+    answer = served.ask("/v1/embeddings", input=["a cat"] * 1024 + ["the dog"] * 200, user="x" * 20_000)
+    assert answer.status == 413
+    answer = served.ask("/v1/embeddings", input=["a cat"] * 1000, user="x" * 20_000)
+    assert len(answer.json["data"]) == 1000
+    assert ask(served.server, "/v1/embeddings", b"{").error["code"] == "invalid_json"
+
+
+QUERY, DOCUMENTS = "what is a cat", ["the dog runs", "a cat sits on the mat", "blue"]
+
+
+def sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value))
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/rerank"])
+def test_scores_of_a_cross_encoder(served: Served, path: str) -> None:
+    answer = served.ask(path, model="rank", query=QUERY, documents=[DOCUMENTS[0], {"text": DOCUMENTS[1]}, DOCUMENTS[2]])
+    expected = [sigmoid(logit(served.reranker, QUERY, text)) for text in DOCUMENTS]
+    found = answer.json
+    assert found["id"].startswith("rerank-")
+    assert (found["model"], found["usage"]) == ("rank", {"total_tokens": 3 * 7 + 3 + 6 + 1})
+    assert {one["index"]: one["document"]["text"] for one in found["results"]} == dict(enumerate(DOCUMENTS))
+    scores = {one["index"]: one["relevance_score"] for one in found["results"]}
+    assert [scores[i] for i in range(3)] == pytest.approx(expected, abs=1e-5)
+    assert list(scores.values()) == sorted(scores.values(), reverse=True)
+
+
+def test_the_best_ones_without_their_texts(served: Served) -> None:
+    body = {"query": QUERY, "documents": DOCUMENTS}
+    every = served.ask("/v1/rerank", model="rank", **body).json["results"]
+    best = served.ask("/v1/rerank", model="rank", **body, top_n=2, return_documents=False).json["results"]
+    assert best == [{key: one[key] for key in ("index", "relevance_score")} for one in every[:2]]
+
+
+def test_scores_as_text_embeddings_inference_gives_them(served: Served) -> None:
+    body: dict[str, Any] = {"model": "rank", "query": QUERY, "texts": DOCUMENTS}
+    logits = [logit(served.reranker, QUERY, text) for text in DOCUMENTS]
+    for raw, expected in ((True, logits), (False, list(map(sigmoid, logits)))):
+        found = served.ask("/rerank", **body, raw_scores=raw, return_text=True).json
+        assert {one["index"]: one["text"] for one in found} == dict(enumerate(DOCUMENTS))
+        assert [one["score"] for one in sorted(found, key=lambda one: one["index"])] == pytest.approx(
+            expected, abs=1e-5
+        )
+    assert served.ask("/rerank", **body).json[0].keys() == {"index", "score"}
+    long = {**body, "texts": [LONG]}
+    assert served.ask("/rerank", **long).error["code"] == "context_length_exceeded"
+    [cut] = served.ask("/rerank", **long, truncate=True, raw_scores=True).json
+    shorter = "cat " * (LENGTH - 3 - len(QUERY.split()))
+    assert cut["score"] == pytest.approx(logit(served.reranker, QUERY, shorter), abs=1e-5)
+
+
+def test_cosines_of_a_bi_encoder(served: Served) -> None:
+    found = served.ask("/v1/rerank", model="emb", query=QUERY, documents=DOCUMENTS).json["results"]
+    vectors = [vector(served.embedder, text) for text in [QUERY, *DOCUMENTS]]
+    for one in found:
+        assert one["relevance_score"] == pytest.approx(float(vectors[0] @ vectors[1 + one["index"]]), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"query": "a"}, "in `documents` (vLLM, Jina) or in `texts` (TEI)"),
+        ({"query": "a", "documents": ["b"], "texts": ["b"]}, "in `documents`"),
+        ({"documents": ["b"]}, "query"),
+        ({"query": "a", "documents": []}, "at least 1"),
+        ({"query": "a", "documents": [5]}, "documents"),
+        ({"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
+        ({"query": LONG, "documents": ["b"], "model": "rank"}, "tokens"),
+        ({"query": LONG, "texts": ["b"], "model": "rank", "truncate": True}, "tokens"),
+        ({"query": "a", "documents": ["b"], "model": "gpt"}, "is a language model"),
+        ({"query": "a", "documents": ["b"], "model": "classes"}, "a classifier with 3 labels"),
+    ],
+)
+def test_rankings_that_are_refused(served: Served, body: dict[str, Any], message: str) -> None:
+    answer = served.ask("/v1/rerank", **body)
+    assert answer.status == 400
+    assert message in answer.error["message"]

@@ -1,0 +1,434 @@
+"""The Open Inference Protocol over HTTP: what is answered, judged by known functions and by Triton's own client."""
+
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from asking import Answer, ask, serving
+from fake_engine import FakeEngine
+from functions_served import DOUBLED, artefact_of, doubled, serving_functions
+from small_programs import save, small
+from torch import Tensor
+
+import whet
+from whet.server.artefacts.served_artefact import ServedArtefact
+from whet.server.artefacts.tensor_specs import DATATYPES
+from whet.server.http.models import Models
+from whet.server.http.run import HttpServer
+
+X = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.5]]
+INPUT = {"name": "input_0", "datatype": "FP32", "shape": [2, 3], "data": X}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HttpServer]:
+    with serving_functions({"doubled": (doubled, DOUBLED)}) as found:
+        yield found
+
+
+def infer(server: HttpServer, body: object, path: str = "/v2/models/doubled/infer", **headers: str) -> Answer:
+    return ask(server, path, body, headers=headers or None)
+
+
+def refusal(answer: Answer, status: int) -> str:
+    assert answer.status == status
+    assert answer.json.keys() == {"error"}
+    return str(answer.json["error"])
+
+
+def test_what_is_served(server: HttpServer) -> None:
+    assert ask(server, "/v2").json["extensions"] == ["binary_tensor_data"]
+    assert ask(server, "/v2/health/live").json == {"live": True}
+    assert ask(server, "/v2/health/ready").json == {"ready": True}
+    for version in ("", "/versions/1"):
+        assert ask(server, f"/v2/models/doubled{version}/ready").json == {"name": "doubled", "ready": True}
+        assert ask(server, f"/v2/models/doubled{version}").json == {
+            "name": "doubled",
+            "versions": ["1"],
+            "platform": "whet",
+            "inputs": [{"name": "input_0", "datatype": "FP32", "shape": [-1, 3]}],
+            "outputs": [
+                {"name": "twice", "datatype": "FP32", "shape": [-1, 3]},
+                {"name": "sum", "datatype": "FP32", "shape": [-1]},
+            ],
+        }
+    assert [model["id"] for model in ask(server, "/v1/models").json["data"]] == ["doubled"]
+
+
+@pytest.mark.parametrize("data", [X, [1, 2, 3, 4, 5, 6.5]])
+@pytest.mark.parametrize("path", ["/v2/models/doubled/infer", "/v2/models/doubled/versions/1/infer"])
+def test_json(server: HttpServer, data: object, path: str) -> None:
+    answer = infer(server, {"id": "mine", "inputs": [{**INPUT, "data": data}]}, path)
+    assert answer.json == {
+        "model_name": "doubled",
+        "model_version": "1",
+        "id": "mine",
+        "outputs": [
+            {"name": "twice", "datatype": "FP32", "shape": [2, 3], "data": [2.0, 4.0, 6.0, 8.0, 10.0, 13.0]},
+            {"name": "sum", "datatype": "FP32", "shape": [2], "data": [6.0, 15.5]},
+        ],
+    }
+
+
+def test_outputs_that_are_asked_for(server: HttpServer) -> None:
+    wishes = [{"name": "sum"}, {"name": "twice", "parameters": {"binary_data": True}}]
+    answer = infer(server, {"inputs": [INPUT], "outputs": wishes})
+    size = int(answer.headers["inference-header-content-length"])
+    head = json.loads(answer.content[:size])
+    assert [one["name"] for one in head["outputs"]] == ["sum", "twice"]
+    assert head["outputs"][0]["data"] == [6.0, 15.5]
+    assert head["outputs"][1]["parameters"] == {"binary_data_size": 24}
+    assert np.frombuffer(answer.content[size:], "<f4").tolist() == [2, 4, 6, 8, 10, 13]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shape": [2, 4]}, r"shape \[2, 4\]; the model takes input_0: FP32 \[-1, 3\]"),
+        ({"shape": [0, 3], "data": []}, "holds no value"),
+        ({"shape": [3]}, "the model takes"),
+        ({"shape": [-1, 3]}, "greater than or equal to 0"),
+        ({"datatype": "FP64"}, "is FP64; the model takes"),
+        ({"datatype": "BYTES", "data": ["a"]}, "is BYTES"),
+        ({"name": "other"}, "the model has no input 'other'; it takes input_0"),
+        ({"data": X[:1]}, "holds 3 values"),
+        ({"data": [[1, 2], [3]]}, "different lengths"),
+        ({"data": [[1, 2, 3, 4, 5, 6]]}, r"`data` has shape \[1, 6\]"),
+        ({"data": ["1", "2", "3", "4", "5", "6"]}, "no FP32"),
+        ({"data": [1, 2, 3, 4, 5, None]}, "no FP32"),
+        ({"data": [1, 2, 3, 4, 5, 1e300]}, "out of the range"),
+        ({"data": None}, "neither `data` nor"),
+        ({"parameters": {"binary_data_size": 24}}, "send one of them"),
+        ({"data": None, "parameters": {"binary_data_size": 20}}, "takes 24 bytes"),
+        ({"data": None, "parameters": {"binary_data_size": True}}, "takes 24 bytes"),
+        ({"data": None, "parameters": {"binary_data_size": 24}}, "0 bytes are left"),
+        ({"parameters": {"shared_memory_region": "a"}}, "shared_memory_region"),
+    ],
+)
+def test_inputs_that_are_refused(server: HttpServer, change: dict[str, Any], message: str) -> None:
+    said = refusal(infer(server, {"inputs": [{**INPUT, **change}]}), 400)
+    assert re.search(message, said), said
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "cannot be read as JSON"),
+        (b"[]", "must be a JSON object"),
+        (b"{}", "inputs"),
+        (b'{"inputs": []}', "at least 1"),
+        (b'{"inputs": [{"name": "input_0", "datatype": "FP32", "shape": [1, 3], "data": [1, NaN, 2]}]}', "NaN"),
+        (b'{"inputs": [{"name": "input_0", "datatype": "FP32", "shape": [1, 3], "data": [1, 1e999, 2]}]}', "range"),
+        (b"[" * 100_000, "JSON"),
+        (b"\xff\xfe", "JSON"),
+    ],
+)
+def test_bodies_that_are_refused(server: HttpServer, body: bytes, message: str) -> None:
+    assert message in refusal(infer(server, body), 400)
+
+
+def test_requests_that_are_refused(server: HttpServer) -> None:
+    twice = {"inputs": [INPUT, INPUT]}
+    assert "given twice" in refusal(infer(server, twice), 400)
+    assert "no output 'none'" in refusal(infer(server, {"inputs": [INPUT], "outputs": [{"name": "none"}]}), 400)
+    assert "sequence_id" in refusal(infer(server, {"inputs": [INPUT], "parameters": {"sequence_id": 3}}), 400)
+    assert "no model 'other'" in refusal(infer(server, {}, "/v2/models/other/infer"), 404)
+    assert "no version '2'" in refusal(infer(server, {}, "/v2/models/doubled/versions/2/infer"), 404)
+    assert "there is no path /v2/other" in refusal(ask(server, "/v2/other"), 404)
+    assert "does not take GET" in refusal(ask(server, "/v2/models/doubled/infer"), 405)
+    assert "encoded" in refusal(infer(server, {"inputs": [INPUT]}, **{"Content-Encoding": "gzip"}), 415)
+
+
+def binary(values: bytes, size: int, *, header: str | None = None, more: bytes = b"") -> tuple[bytes, str]:
+    given = {"name": "input_0", "datatype": "FP32", "shape": [2, 3], "parameters": {"binary_data_size": size}}
+    head = json.dumps({"inputs": [given]}).encode()
+    return head + values + more, header if header is not None else str(len(head))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (binary(bytes(24), 24, header="0"), "from 1 to"),
+        (binary(bytes(24), 24, header="9999"), "from 1 to"),
+        (binary(bytes(24), 24, header="-5"), "from 1 to"),
+        (binary(bytes(24), 24, header="many"), "from 1 to"),
+        (binary(bytes(24), 24, header="10"), "JSON"),
+        (binary(bytes(20), 24), "20 bytes are left"),
+        (binary(bytes(24), 24, more=b"x"), "1 bytes follow"),
+        (binary(bytes(24), 28), "takes 24 bytes"),
+    ],
+)
+def test_wrong_lengths_of_binary_data(server: HttpServer, body: tuple[bytes, str], message: str) -> None:
+    answer = infer(server, body[0], **{"Inference-Header-Content-Length": body[1]})
+    assert message in refusal(answer, 400)
+
+
+def test_binary_values_may_be_what_json_has_no_numbers_for(server: HttpServer) -> None:
+    values = np.array([[np.nan, 1, 2], [np.inf, 3, 4]], "<f4")
+    body, length = binary(values.tobytes(), 24)
+    said = refusal(infer(server, body, **{"Inference-Header-Content-Length": length}), 400)
+    assert "ask for binary_data" in said
+    head = json.loads(body[: int(length)]) | {"parameters": {"binary_data_output": True}}
+    written = json.dumps(head).encode()
+    answer = infer(server, written + values.tobytes(), **{"Inference-Header-Content-Length": str(len(written))})
+    size = int(answer.headers["inference-header-content-length"])
+    np.testing.assert_array_equal(np.frombuffer(answer.content[size:][:24], "<f4").reshape(2, 3), values * 2)
+
+
+def same(x: Tensor) -> tuple[Tensor, ...]:
+    return (x.clone(),)
+
+
+@pytest.mark.parametrize("datatype", DATATYPES)
+@pytest.mark.parametrize("is_binary", [True, False])
+def test_every_datatype_there_and_back(datatype: str, is_binary: bool) -> None:
+    triton = pytest.importorskip("tritonclient.http")
+    dtype = DATATYPES[datatype]
+    if datatype == "BF16" and not is_binary:
+        pytest.skip("Triton's client sends BF16 as bytes alone")
+    low = 0 if dtype is torch.bool or not (dtype.is_signed or dtype.is_floating_point) else -3
+    x = torch.tensor([[low, 1, 2], [3, 4, 5]]).to(dtype)
+    bf16 = pytest.importorskip("ml_dtypes").bfloat16 if datatype == "BF16" else None
+    values = x.float().numpy().astype(bf16) if bf16 else x.numpy()
+    with serving_functions({"same": (same, (x, torch.cat((x, x))))}) as server:
+        client = triton.InferenceServerClient(f"{server.host}:{server.port}")
+        given = triton.InferInput("input_0", [2, 3], datatype)
+        given.set_data_from_numpy(values, binary_data=is_binary)
+        wish = triton.InferRequestedOutput("output_0", binary_data=is_binary)
+        np.testing.assert_array_equal(client.infer("same", [given], outputs=[wish]).as_numpy("output_0"), values)
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [("UINT8", [256]), ("UINT8", [-1]), ("INT64", [2**63]), ("INT32", [1.5]), ("BOOL", [1]), ("INT8", [True])],
+)
+def test_numbers_that_a_datatype_does_not_have(datatype: str, data: list[Any]) -> None:
+    x = torch.zeros(1, 1).to(DATATYPES[datatype])
+    with serving_functions({"same": (same, (x, torch.cat((x, x))))}) as server:
+        given = {"name": "input_0", "datatype": datatype, "shape": [1, 1], "data": data}
+        assert datatype in refusal(infer(server, {"inputs": [given]}, "/v2/models/same/infer"), 400)
+
+
+def test_an_artefact_by_tritons_client(tmp_path: Path) -> None:
+    """As whet.load answers: a dict with a nested tuple, whose text is no tensor."""
+    triton = pytest.importorskip("tritonclient.http")
+    directory = save(small(), tmp_path / "model")
+    artefact, x = whet.load(directory), torch.randn(3, 4)
+    served = ServedArtefact.open("small", directory)
+
+    with serving(Models(artefacts={"small": served})) as server:  # type: ignore[arg-type]
+        client = triton.InferenceServerClient(f"{server.host}:{server.port}")
+        assert client.is_server_live()
+        assert client.is_server_ready()
+        assert client.is_model_ready("small")
+        assert [output["name"] for output in client.get_model_metadata("small")["outputs"]] == ["logits", "rest.0"]
+        given = triton.InferInput("input_0", [3, 4], "FP32")
+        given.set_data_from_numpy(x.numpy())
+        found = client.infer("small", [given], request_id="7")
+        assert found.get_response()["id"] == "7"
+        expected = artefact(x)
+        torch.testing.assert_close(torch.tensor(found.as_numpy("logits")), expected.logits)
+        assert found.as_numpy("rest.0").tolist() == expected.rest[0].tolist()
+        with pytest.raises(triton.InferenceServerException, match="no input 'other'"):
+            client.infer("small", [triton.InferInput("other", [1], "FP32").set_data_from_numpy(np.zeros(1, "f"))])
+        client.close()
+    served.close()
+
+
+class Held:
+    """Doubles, once it is let go; counts the samples of its calls."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.begun = threading.Event()
+        self.sizes: list[int] = []
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.begun.set()
+        assert self.gate.wait(20)
+        self.sizes.append(len(x))
+        return x * 2
+
+    def hold(self) -> None:
+        self.gate.clear()
+        self.begun.clear()
+        self.sizes.clear()
+
+
+def one(value: float, rows: int = 1) -> dict[str, Any]:
+    return {"inputs": [{**INPUT, "shape": [rows, 3], "data": [value] * 3 * rows}]}
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+def test_requests_of_several_clients_share_a_call() -> None:
+    held = Held()
+    with serving_functions({"held": (held, DOUBLED)}) as server, ThreadPoolExecutor(8) as clients:
+        held.hold()
+        path = "/v2/models/held/infer"
+        answers = [clients.submit(infer, server, one(0.5), path)]
+        assert held.begun.wait(10)
+        answers += [clients.submit(infer, server, one(float(i), rows=1 + i % 3), path) for i in range(1, 7)]
+        wait_for(lambda: b'samples_waiting{model_name="held"} 12.0' in ask(server, "/metrics").content)
+        held.gate.set()
+        for value, answer in zip([0.5, 1, 2, 3, 4, 5, 6], answers, strict=True):
+            data = answer.result().json["outputs"][0]["data"]
+            assert set(data) == {2 * value}
+        assert held.sizes == [1, 12]
+
+
+def test_too_much_waits() -> None:
+    held = Held()
+    with serving_functions({"held": (held, DOUBLED)}, max_waiting=4) as server, ThreadPoolExecutor(4) as clients:
+        held.hold()
+        path = "/v2/models/held/infer"
+        running = clients.submit(infer, server, one(1), path)
+        assert held.begun.wait(10)
+        waiting = clients.submit(infer, server, one(2, rows=3), path)
+        wait_for(lambda: b'samples_waiting{model_name="held"} 3.0' in ask(server, "/metrics").content)
+        refused = infer(server, one(3, rows=2), path)
+        assert "3 samples wait already" in refusal(refused, 429)
+        assert refused.headers["retry-after"] == "1"
+        assert "4 at most" in refusal(infer(server, one(3, rows=5), path), 413)
+        held.gate.set()
+        assert running.result().status == waiting.result().status == 200
+        assert infer(server, one(3, rows=4), path).status == 200
+
+
+def test_a_client_that_leaves_takes_its_samples_along() -> None:
+    held = Held()
+    with serving_functions({"held": (held, DOUBLED)}) as server, ThreadPoolExecutor(4) as clients:
+        held.hold()
+        path = "/v2/models/held/infer"
+        running = clients.submit(infer, server, one(1), path)
+        assert held.begun.wait(10)
+        content = json.dumps(one(2, rows=5)).encode()
+        with socket.create_connection((server.host, server.port)) as leaving:
+            head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
+            leaving.sendall(head.encode() + content)
+            wait_for(lambda: b'samples_waiting{model_name="held"} 5.0' in ask(server, "/metrics").content)
+        wait_for(lambda: b'samples_waiting{model_name="held"} 0.0' in ask(server, "/metrics").content)
+        held.gate.set()
+        assert running.result().status == 200
+        assert held.sizes == [1]
+        assert b'samples_cancelled_total{model_name="held"} 5.0' in ask(server, "/metrics").content
+
+
+def test_the_end_waits_for_what_runs_and_takes_nothing_new() -> None:
+    held = Held()
+    with serving_functions({"held": (held, DOUBLED)}, shutdown_timeout_s=20) as server:
+        held.hold()
+        path = "/v2/models/held/infer"
+        with ThreadPoolExecutor(2) as clients:
+            running = clients.submit(infer, server, one(1), path)
+            assert held.begun.wait(10)
+            waiting = clients.submit(infer, server, one(2), path)
+            wait_for(lambda: b'samples_waiting{model_name="held"} 1.0' in ask(server, "/metrics").content)
+            server.begin_end()
+            wait_for(lambda: ask(server, "/v2/health/ready").status == 503)
+            refused = infer(server, one(3), path)
+            assert "is shutting down" in refusal(refused, 503)
+            assert "is shutting down" in refusal(ask(server, "/v2/models/held/ready"), 503)
+            held.gate.set()
+            assert running.result().json["outputs"][0]["data"] == [2.0] * 3
+            assert waiting.result().json["outputs"][0]["data"] == [4.0] * 3
+
+
+def test_the_end_cuts_what_takes_too_long() -> None:
+    held = Held()
+    with serving_functions({"held": (held, DOUBLED)}, shutdown_timeout_s=0.1) as server:
+        held.hold()
+        with ThreadPoolExecutor(1) as clients:
+            running = clients.submit(infer, server, one(1), "/v2/models/held/infer")
+            assert held.begun.wait(10)
+            server.begin_end()
+            assert "the server is shutting down" in refusal(running.result(), 503)
+        held.gate.set()
+
+
+def picky(x: Tensor) -> Tensor:
+    if bool((x > 100).any()):
+        raise ValueError("too large")
+    return x * 2
+
+
+def test_a_sample_that_the_model_fails_on_fails_alone() -> None:
+    held = Held()
+
+    def function(x: Tensor) -> Tensor:
+        return picky(held(x)) / 2
+
+    with serving_functions({"picky": (function, DOUBLED)}) as server, ThreadPoolExecutor(4) as clients:
+        held.hold()
+        path = "/v2/models/picky/infer"
+        first = clients.submit(infer, server, one(0), path)
+        assert held.begun.wait(10)
+        good, bad = clients.submit(infer, server, one(3), path), clients.submit(infer, server, one(300), path)
+        wait_for(lambda: b'samples_waiting{model_name="picky"} 2.0' in ask(server, "/metrics").content)
+        held.gate.set()
+        assert first.result().status == 200
+        assert good.result().json["outputs"][0]["data"] == [6.0] * 3
+        assert "the model failed on these inputs (ValueError)" in refusal(bad.result(), 500)
+
+
+def test_guards_hold_for_these_paths_too() -> None:
+    with serving_functions({"doubled": (doubled, DOUBLED)}, api_keys=("key",), max_body_bytes=500) as server:
+        path = "/v2/models/doubled/infer"
+        assert "API key" in refusal(infer(server, {"inputs": [INPUT]}), 401)
+        assert "API key" in refusal(ask(server, "/v2/models/doubled"), 401)
+        assert ask(server, "/v2/health/ready").status == 200  # as /health
+        key = {"Authorization": "Bearer key"}
+        assert infer(server, {"inputs": [INPUT]}, path, **key).status == 200
+        assert "larger than the 500 bytes" in refusal(infer(server, b" " * 501, path, **key), 413)
+
+
+def test_an_engine_beside_it_and_requests_to_the_wrong_one() -> None:
+
+    served = ServedArtefact("doubled", artefact_of(doubled, *DOUBLED))
+    with serving(Models({("gpt", "alias"): FakeEngine()}, {"doubled": served})) as server:  # type: ignore[arg-type, dict-item]
+        listed = {model["id"]: model["max_model_len"] for model in ask(server, "/v1/models").json["data"]}
+        assert listed == {"gpt": 512, "alias": 512, "doubled": None}
+        assert ask(server, "/v1/models/doubled").json["id"] == "doubled"
+        assert ask(server, "/v1/models/other").error["code"] == "model_not_found"
+        assert infer(server, {"inputs": [INPUT]}).status == 200
+        assert refusal(infer(server, {"inputs": [INPUT]}, "/v2/models/gpt/infer"), 404)
+        for model in ("gpt", "alias"):
+            assert ask(server, "/v1/completions", {"model": model, "prompt": "a"}).json["model"] == "gpt"
+        for prompt in ("a", "a" * 20_000):  # read in the server, and by the process for large bodies
+            wrong = ask(server, "/v1/completions", {"model": "doubled", "prompt": prompt})
+            assert (wrong.status, wrong.error["param"]) == (400, "model")
+            assert "/v2/models/doubled/infer" in wrong.error["message"]
+    served.close()
+
+
+def test_two_engines_answer_by_name() -> None:
+    first, second = FakeEngine(), FakeEngine()
+    second.max_model_len = 40
+
+    with serving(Models({("a",): first, ("b",): second})) as server:  # type: ignore[arg-type, dict-item]
+        assert ask(server, "/v1/completions", {"model": "b", "prompt": "x", "max_tokens": 2}).json["model"] == "b"
+        assert (len(first.asked), len(second.asked)) == (0, 1)
+        assert ask(server, "/v1/completions", {"prompt": "x", "max_tokens": 2}).json["model"] == "a"
+        long = {"prompt": list(range(1, 9)) * 2500, "model": "b"}
+        assert "takes 40 tokens" in ask(server, "/v1/completions", long).error["message"]
+        assert "takes 512 tokens" in ask(server, "/v1/completions", {**long, "model": "a"}).error["message"]
+        metrics = ask(server, "/metrics").content.decode()
+        for name in ("a", "b"):
+            assert f'whet:time_to_first_token_seconds_count{{model_name="{name}"}} 1.0' in metrics
+            assert f'whet:num_requests_waiting{{model_name="{name}"}} 3.0' in metrics
