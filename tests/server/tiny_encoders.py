@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-import transformers
 from small_programs import save
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
@@ -13,6 +13,8 @@ from torch import Tensor
 from whet.workload import examine
 from whet.workloads import resolve
 from whet.workloads.text_encoder import save_text_use
+
+transformers = pytest.importorskip("transformers")
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] what is a cat dog the sits runs on under mat tree fast red blue".split()
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
