@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from asking import serving
+from asking import Answer, ask, serving
 from torch import Tensor
 
 from whet.server.artefacts.served_artefact import ServedArtefact
@@ -27,6 +27,8 @@ def doubled(x: Tensor) -> dict[str, Tensor]:
     return {"twice": x * 2, "sum": x.sum(1)}
 
 
+X = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.5]]
+INPUT = {"name": "input_0", "datatype": "FP32", "shape": [2, 3], "data": X}  # for `doubled`
 DOUBLED = (torch.zeros(2, 3), torch.zeros(5, 3))  # the batch dimension is free
 
 
@@ -46,4 +48,11 @@ def serving_functions(functions: dict[str, tuple[Callable[..., Any], Sequence[An
             one.close()
 
 
-Server = HttpServer
+def infer(server: HttpServer, body: object, path: str = "/v2/models/doubled/infer", **headers: str) -> Answer:
+    return ask(server, path, body, headers=headers or None)
+
+
+def refusal(answer: Answer, status: int) -> str:
+    assert answer.status == status
+    assert answer.json.keys() == {"error"}
+    return str(answer.json["error"])
