@@ -5,10 +5,12 @@ import pytest
 from whet.benchmark import against
 from whet.benchmark.plot import plot_sweep
 from whet.benchmark.report import Point, Sweep, read_sweep
-from whet.benchmark.sweep import bench, combined, grid
+from whet.benchmark.sweep import _growth, bench, combined, grid
 from whet.cli import main
-from whet.errors import BaselineError, OptionError
+from whet.errors import BaselineError, OptionError, TargetError
 from whet.measure.isolate import Outcome
+from whet.measure.load import Load
+from whet.measure.quiet import Patience
 
 TARGETS = """
 import time
@@ -100,10 +102,19 @@ def test_a_size_that_no_memory_could_hold_says_so(targets: Path) -> None:
     assert second.status == "done"
 
 
-def test_a_target_that_cannot_be_had_fails_with_the_reason() -> None:
-    (point,) = bench(["no-such-workload"]).points
-    assert point.status == "failed"
-    assert "no workload is named" in point.reason
+def test_a_wrong_name_is_refused_before_the_wait_for_quiet() -> None:
+    waited: list[str] = []
+    patience = Patience("wait", 100.0, report=waited.append, glance=lambda seconds: (Load(seconds, 2, 9.0), "others"))
+    with pytest.raises(TargetError, match="no workload is named"):
+        bench(["digits-cnn", "no-such-workload"], patience=patience)
+    assert not waited
+
+
+def test_growth_is_not_fitted_to_disturbed_points() -> None:
+    points = [Point(target="t", sizes={"batch": 2**i}, latency_ms=float(2**i)) for i in range(3)]
+    (growth,) = _growth(points)
+    assert growth.exponent == pytest.approx(1.0)
+    assert _growth([point.model_copy(update={"busy": "the machine was busy"}) for point in points]) == []
 
 
 def _sweep(latencies: list[float], **changes: object) -> Sweep:

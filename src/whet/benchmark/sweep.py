@@ -21,6 +21,7 @@ from whet.measure.isolate import QUIET, Outcome, run_isolated
 from whet.measure.load import Load, total
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.measure.stats import percentile
+from whet.workloads.target import check_name
 
 _MEDIANS = ("latency_ms", "p50_ms", "p90_ms", "p99_ms", "throughput_per_s", "share_of_limit", "watts", "energy_j")
 _LEAST_BYTES = 2**20  # what calls hold below that is the allocator's rounding
@@ -62,6 +63,7 @@ def bench(
 
     Raises:
         OptionError: A size is below 1.
+        TargetError: A target's name alone shows that there is no such target.
         WhetError: A target cannot be had at any size.
     """
     if processes < 1 or budget_s <= 0:
@@ -69,6 +71,8 @@ def bench(
             f"processes={processes}, budget_s={budget_s:g}: a point needs at least one process and some time; give more"
         )
     all_sizes = grid(batch, seq)
+    for target in targets:
+        check_name(target)
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
     machine = describe()
@@ -175,7 +179,8 @@ def combined(target: str, sizes: dict[str, int], outcomes: Sequence[Outcome]) ->
 
 
 def _growth(points: Sequence[Point]) -> list[Growth]:
-    done = [p for p in points if p.latency_ms is not None]
+    """Fit how time and memory grow with size, over the points that nothing disturbed."""
+    done = [p for p in points if p.latency_ms is not None and not p.busy]
     time = fit_growth("time", [p.sizes for p in done], [p.latency_ms or 0.0 for p in done])
     held = [p for p in done if (p.working_bytes or 0) >= _LEAST_BYTES]
     return time + fit_growth("memory", [p.sizes for p in held], [float(p.working_bytes or 0) for p in held])

@@ -37,8 +37,10 @@ def apply(
     it allows.
     """
     console = Console(stderr=as_json, highlight=False)
+    progress = Console(stderr=True, highlight=False)
     try:
-        applied = apply_recipe(recipe, target, out, force=force)
+        with progress.status(f"applying {recipe} to {target}, which may take some minutes"):
+            applied = apply_recipe(recipe, target, out, force=force)
     except RecipeRefused as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(_REFUSED) from None

@@ -5,6 +5,7 @@ import math
 from whet.comparison.claim import Claim
 from whet.measure.quiet import Patience
 from whet.measure.stats import MAX_NOISE
+from whet.tuner import figures
 from whet.tuner.outlook import TIMING_S
 from whet.tuner.records import Timing, TrialRecord
 from whet.tuner.trial import TrialRequest, screen_again
@@ -27,7 +28,7 @@ def doubt_about(context: TrialContext, finalist: TrialRecord, claim: Claim, pati
     """
     if claim.noise > MAX_NOISE:
         return (
-            f"runs of the original differ from each other by up to {claim.noise - 1:.0%}, "
+            f"runs of the original differ from each other by {figures.spread(claim.noise)}, "
             f"more than the {MAX_NOISE - 1:.0%} up to which a verdict is given"
         )
     if finalist.speedup is None or finalist.speedup_ci95 is None:

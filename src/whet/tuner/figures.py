@@ -27,6 +27,11 @@ def ratio(value: float | None) -> str:
     return DASH if value is None or math.isnan(value) else f"{_hundredths(value)}×"
 
 
+def spread(noise: float) -> str:
+    """Say in words how far apart runs of one variant are: "up to 40%", or "a factor of up to 3.1" from 2 on."""
+    return f"up to {noise - 1:.0%}" if noise < 2 else f"a factor of up to {digits(noise)}"
+
+
 def interval(ci95: Sequence[float] | None) -> str:
     """Format the 95% interval of a ratio as 3.31–3.54. A dash stands for none, which is what a single pair gives."""
     if ci95 is None or not all(math.isfinite(end) for end in ci95):

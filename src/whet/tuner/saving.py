@@ -65,7 +65,7 @@ def saved_original(context: TrialContext) -> Saved:
         return Saved.model_validate_json((folder / _RECORD).read_text(encoding="utf-8"))
     found = _try_original(context, folder / "artefact")
     if found.directory is None:
-        reason = f"The original could not be saved, so there is no {MODEL}/ to load: {found.reason}"
+        reason = f"there is no {MODEL}/ to load, since the original could not be saved: {found.reason}"
         found = Saved(reason=reason)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _RECORD).write_text(found.model_dump_json(), encoding="utf-8")
