@@ -45,65 +45,84 @@ _Model = Annotated[
 ]
 _Models = Annotated[
     list[str] | None,
-    typer.Option("--model", metavar="NAME=DIR", help="another model, and its name; may be given several times"),
+    typer.Option("--model", metavar="NAME=DIR", help="serve a model under this name; may be given several times"),
 ]
 _Libraries = Annotated[
     list[str] | None,
-    typer.Option(metavar="LIBRARY", help="a .so, .py or module that registers an artefact's custom operators"),
+    typer.Option(metavar="LIBRARY", help="a .so, .py or module that registers a tuned model's custom operators"),
 ]
 _Draft = Annotated[
     str | None,
-    typer.Option(metavar=model_directory.METAVAR, help="a smaller model of the same vocabulary, to guess ahead"),
+    typer.Option(
+        metavar=model_directory.METAVAR,
+        help="a smaller model of the same vocabulary, which drafts tokens for speculative decoding",
+    ),
 ]
 _BatchTokensToo = Annotated[int | None, typer.Option("--max-num-batched-tokens", hidden=True)]
 _Recipe = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="recipe.toml of whet tune: its precision and threads, where no option says more"),
+    typer.Option(
+        metavar="FILE", help="a recipe.toml of whet tune; its precision and threads are used unless an option sets them"
+    ),
 ]
 _Host = Annotated[
     str,
-    typer.Option(metavar="ADDRESS", help="to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 for its networks"),
+    typer.Option(
+        metavar="ADDRESS",
+        help="the address to listen on: 127.0.0.1 for this machine alone, 0.0.0.0 for all its networks",
+    ),
 ]
-_Port = Annotated[int, typer.Option(help="to listen on; 0: any that is free")]
+_Port = Annotated[int, typer.Option(help="the port to listen on; 0 takes any free one")]
 _Keys = Annotated[
     list[str] | None,
-    typer.Option(metavar="KEY", envvar="WHET_API_KEY", help="requests must bring this key; may be given several times"),
+    typer.Option(
+        metavar="KEY", envvar="WHET_API_KEY", help="requests must have this API key; may be given several times"
+    ),
 ]
 _Names = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="what requests may call the model; the first is what answers say; may be given several times",
+        help="a name that requests may call the model by; may be given several times; answers have the first",
         show_default="the directory's name",
     ),
 ]
 _Timeout = Annotated[
-    str, typer.Option(metavar="DURATION", help="after SIGTERM or Ctrl-C, requests that run have so long to end")
+    str, typer.Option(metavar="DURATION", help="how long running requests may take to finish after SIGTERM or Ctrl-C")
 ]
 _MaxConnections = Annotated[
-    int, typer.Option(help="clients that are connected at once; the one that asks nothing for longest makes room")
+    int, typer.Option(help="the most connections; beyond it the one that has been idle for longest is closed")
 ]
 _HeadTimeout = Annotated[
-    str, typer.Option(metavar="DURATION", help="in which the head of a request must come whole, else 408")
+    str,
+    typer.Option(metavar="DURATION", help="how long the head of a request may take to arrive; then the answer is 408"),
 ]
-_BodyTimeout = Annotated[str, typer.Option(metavar="DURATION", help="the same for its body")]
+_BodyTimeout = Annotated[
+    str,
+    typer.Option(metavar="DURATION", help="how long the body of a request may take to arrive; then the answer is 408"),
+]
 _WriteTimeout = Annotated[
-    str, typer.Option(metavar="DURATION", help="a client that reads none of its answer for so long is disconnected")
+    str,
+    typer.Option(metavar="DURATION", help="a client that reads nothing of its answer for this long is disconnected"),
 ]
-_MaxBody = Annotated[str, typer.Option(metavar="SIZE", help="of one request's body; larger ones are refused (413)")]
+_MaxBody = Annotated[
+    str, typer.Option(metavar="SIZE", help="the largest body of a request; larger ones are refused (413)")
+]
 _MaxPending = Annotated[
     str,
-    typer.Option(metavar="SIZE", help="of all bodies that are being received; beyond it the largest is refused (503)"),
+    typer.Option(
+        metavar="SIZE", help="the most memory for bodies being received; beyond it the largest is refused (503)"
+    ),
 ]
 _Cert = Annotated[str, typer.Option(metavar="FILE", help="serve HTTPS with this certificate, as PEM")]
-_Key = Annotated[str, typer.Option(metavar="FILE", help="its private key, where another file holds it")]
-_KeyPassword = Annotated[
-    str, typer.Option(envvar="WHET_SSL_KEYFILE_PASSWORD", help="the password of the key, where it is encrypted")
+_Key = Annotated[
+    str, typer.Option(metavar="FILE", help="the private key, if the certificate's file does not hold it, as PEM")
 ]
+_KeyPassword = Annotated[str, typer.Option(envvar="WHET_SSL_KEYFILE_PASSWORD", help="the password of an encrypted key")]
 _Origins = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="ORIGIN", help="web pages of this origin may ask from a browser; * for all; may be given several times"
+        metavar="ORIGIN", help="let web pages of this origin send requests; * lets all; may be given several times"
     ),
 ]
 _OriginsToo = Annotated[list[str] | None, typer.Option("--allowed-origins", hidden=True)]
@@ -111,11 +130,13 @@ _ToolCallParser = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"how the model writes calls of tools: {', '.join(FORMATS)}",
-        show_default="as its chat template says",
+        help=f"the format in which the model calls tools: {', '.join(FORMATS)}",
+        show_default="from its chat template",
     ),
 ]
-_AsJson = Annotated[bool, typer.Option("--json", help="print address, model and process id as JSON once it serves")]
+_AsJson = Annotated[
+    bool, typer.Option("--json", help="print address, model and process id as one JSON object once the server is ready")
+]
 
 
 def serve(
