@@ -52,7 +52,7 @@ def test_it_speaks_with_the_server_itself(page: Page) -> None:
             page.get_by_role("radio", name="Chat").check(force=True)
             say(page, "hello")
             page.locator(".answer .figures", has_text="5 tokens · ").nth(1).wait_for()
-            wait_for_tile(page, "Requests ended", "2 length")
+            wait_for_tile(page, "Requests ended", "3 length")
             assert page.locator("h1").inner_text() == "hash"
             page.get_by_label("Max tokens").fill("")
             say(page, "go on")
