@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.errors import MissingExtra, RequestError, TargetError, foreign, reason
+from whet.errors import MissingExtra, RequestError, TargetError, foreign
+from whet.files import read_object
 from whet.server.chat_template import ChatTemplate
 from whet.server.compression import bytes_per_token
 from whet.server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
@@ -40,13 +41,14 @@ class Tokenizer:
     def __init__(self, directory: Path | str) -> None:
         self.directory = directory = Path(directory).resolve()
         self._tokenizer, described = _load(directory / FILE)
-        settings = _read_object(directory / "tokenizer_config.json")
-        config = _read_object(directory / "config.json")
-        generation = _read_object(directory / "generation_config.json")
+        settings = read_object(directory / "tokenizer_config.json", required=False)
+        config = read_object(directory / "config.json", required=False)
+        generation = read_object(directory / "generation_config.json", required=False)
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         self.max_id: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self._special_ids = {id for id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
-        names = _special_tokens(_read_object(directory / "special_tokens_map.json")) | _special_tokens(settings)
+        special = read_object(directory / "special_tokens_map.json", required=False)
+        names = _special_tokens(special) | _special_tokens(settings)
         self.bos_id: int | None = self._id_of(names.get("bos_token"), config.get("bos_token_id"))
         self.eos_ids: frozenset[int] = self._eos_ids(generation, config, names.get("eos_token"))
         self.chat_template = ChatTemplate(directory, settings, names)
@@ -241,23 +243,6 @@ def _load(path: Path) -> tuple[Any, dict[str, Any]]:
     tokenizer.no_truncation()  # checkpoints saved after training may truncate or pad every text
     tokenizer.no_padding()
     return tokenizer, described
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or an empty one if there is no file.
-
-    Raises:
-        TargetError: The file is damaged.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TargetError(f"{path} cannot be read: {reason(error)}") from error
-    if not isinstance(value, dict):
-        raise TargetError(f"{path} cannot be read: it does not hold a JSON object; copy the checkpoint's file again")
-    return value
 
 
 def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
