@@ -6,8 +6,16 @@ from pathlib import Path
 import pytest
 
 from whet import files
-from whet.errors import OutputError
-from whet.files import check_file, replace_directory, size_bytes, usable_directory, writable_parent, write_whole
+from whet.errors import OutputError, TargetError
+from whet.files import (
+    check_file,
+    read_object,
+    replace_directory,
+    size_bytes,
+    usable_directory,
+    writable_parent,
+    write_whole,
+)
 
 
 def names(path: Path) -> list[str]:
@@ -157,3 +165,16 @@ def test_a_directory_for_results_is_made_or_told(tmp_path: Path) -> None:
         usable_directory(Path("/proc"))
     with pytest.raises(OutputError, match=r"/proc/out cannot be written: .* in /proc; choose another --out"):
         writable_parent(Path("/proc/out"))
+
+
+def test_objects_in_json_files(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    assert read_object(path, required=False) == {}
+    with pytest.raises(TargetError, match=r"config\.json cannot be read: .*No such file"):
+        read_object(path)
+    path.write_text('{"size": 3, "name": "ä"}', encoding="utf-8")
+    assert read_object(path) == read_object(path, required=False) == {"size": 3, "name": "ä"}
+    for content in (b"{", b"\xff", b"[" * 100_000, b"[]", b"3"):
+        path.write_bytes(content)
+        with pytest.raises(TargetError, match=r"config\.json cannot be read: .+"):
+            read_object(path, required=False)

@@ -1,12 +1,14 @@
-"""Write files so that they appear whole or not at all."""
+"""Write files so that they appear whole or not at all, and read objects from JSON files."""
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
 from pathlib import Path
+from typing import Any
 
-from whet.errors import OutputError
+from whet.errors import OutputError, TargetError, reason
 
 
 def names_in(directory: Path) -> list[str]:
@@ -153,6 +155,27 @@ def replace_directory(partial: Path, directory: Path) -> None:
             f"cannot write {directory}: {error.strerror or error}; free some space, or name another place"
         ) from error
     shutil.rmtree(old, ignore_errors=True)
+
+
+def read_object(path: Path, *, required: bool = True) -> dict[str, Any]:
+    """Return the JSON object in a file that belongs to a target, such as a checkpoint's config.json.
+
+    Args:
+        path: The file.
+        required: Refuse a missing file. Otherwise, it counts as an empty object.
+
+    Raises:
+        TargetError: The file is damaged.
+    """
+    if not required and not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TargetError(f"{path} cannot be read: {reason(error)}") from error
+    if not isinstance(value, dict):
+        raise TargetError(f"{path} cannot be read: it holds no JSON object; copy the checkpoint's file again")
+    return value
 
 
 def size_bytes(path: Path) -> int:

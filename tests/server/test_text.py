@@ -147,6 +147,45 @@ def test_a_saved_limit_does_not_cut_prompts(tmp_path: Path) -> None:
     assert len(write(tmp_path, library).encode("one two three four five six")) > 4
 
 
+CLS, SEP = ("[CLS]", 0), ("[SEP]", 1)
+TEMPLATE = processors.TemplateProcessing(
+    single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[CLS, SEP]
+)
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        None,
+        processors.ByteLevel(),
+        processors.BertProcessing(SEP, CLS),
+        processors.RobertaProcessing(SEP, CLS),
+        TEMPLATE,
+        processors.Sequence([processors.ByteLevel(), TEMPLATE]),
+    ],
+)
+def test_parts_join_to_what_the_library_makes_of_the_whole(tmp_path: Path, processor: Any) -> None:
+    words = ["[CLS]", "[SEP]", "[UNK]", "a", "cat", "sits"]
+    library = Library(models.WordLevel({word: id for id, word in enumerate(words)}, unk_token="[UNK]"))
+    library.pre_tokenizer = pre_tokenizers.Whitespace()
+    if processor is not None:
+        library.post_processor = processor
+    tokenizer = write(tmp_path, library)
+    texts = ["a cat", "", "a cat sits on a cat"]
+    for text in texts:
+        whole = library.encode(text)
+        [part] = tokenizer.parts([text])
+        assert tokenizer.joined(part) == (whole.ids, whole.type_ids)
+        for other in texts:
+            pair = library.encode(text, other)
+            first, second = tokenizer.parts([text, other])
+            assert tokenizer.joined(first, second) == (pair.ids, pair.type_ids)
+            cut = library.encode(text, "a cat sits")
+            most = len(cut.ids)
+            if other == texts[-1]:
+                assert tokenizer.joined(first, second, most=most) == (cut.ids, cut.type_ids)
+
+
 def test_text_that_is_no_unicode_is_the_callers_mistake() -> None:
     with pytest.raises(RequestError, match="not valid Unicode at character 3"):
         OURS.encode("abc\ud83d")

@@ -57,12 +57,13 @@ class RequestLimits:
         self.check_tokens(token_ids)
         return token_ids
 
-    def check_bytes(self, text: str, most: int | None) -> None:
+    def check_bytes(self, text: str, most: int | None, param: str = "prompt") -> None:
         """Check, before a text is tokenised, that it can fit into the model's context.
 
         Args:
             text: A prompt.
             most: The most bytes of UTF-8 that a text may have, or None for no limit.
+            param: The field of the request that it comes from.
 
         Raises:
             RequestError: The text is longer.
@@ -74,7 +75,7 @@ class RequestLimits:
             message = (
                 f"the model takes {self.max_model_len} tokens, so at most {most} bytes of text; this has {num_bytes}"
             )
-            raise RequestError(message, param="prompt", code=TOO_LONG)
+            raise RequestError(message, param=param, code=TOO_LONG)
 
     def check_length(self, num_prompt: int, max_tokens: int | None) -> None:
         """Check that a prompt and its output fit into the model's context.

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from whet.errors import MissingExtra, RequestError, TargetError, foreign, reason
+from whet.errors import MissingExtra, RequestError, TargetError, foreign
+from whet.files import read_object
 from whet.server.chat_template import ChatTemplate
 from whet.server.compression import bytes_per_token
 from whet.server.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
@@ -27,6 +28,7 @@ class Tokenizer:
 
     Attributes:
         vocab_size: The number of token ids, added tokens included.
+        max_id: The largest token id; -1 if there is none.
         bos_id: The token that begins a text, or None.
         eos_ids: Tokens that end an answer.
 
@@ -39,17 +41,19 @@ class Tokenizer:
     def __init__(self, directory: Path | str) -> None:
         self.directory = directory = Path(directory).resolve()
         self._tokenizer, described = _load(directory / FILE)
-        settings = _read_object(directory / "tokenizer_config.json")
-        config = _read_object(directory / "config.json")
-        generation = _read_object(directory / "generation_config.json")
+        settings = read_object(directory / "tokenizer_config.json", required=False)
+        config = read_object(directory / "config.json", required=False)
+        generation = read_object(directory / "generation_config.json", required=False)
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        self._max_id: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self.max_id: int = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self._special_ids = {id for id, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
-        names = _special_tokens(_read_object(directory / "special_tokens_map.json")) | _special_tokens(settings)
+        special = read_object(directory / "special_tokens_map.json", required=False)
+        names = _special_tokens(special) | _special_tokens(settings)
         self.bos_id: int | None = self._id_of(names.get("bos_token"), config.get("bos_token_id"))
         self.eos_ids: frozenset[int] = self._eos_ids(generation, config, names.get("eos_token"))
         self.chat_template = ChatTemplate(directory, settings, names)
         self._is_byte_level = _is_byte_level(described.get("decoder"))
+        self._sets_types = _sets_types(described.get("post_processor"))
         self._bytes_per_token = bytes_per_token(described)
         self._bytes: dict[int, bytes] = {}  # a cache, filled on demand
         if isinstance(config.get("vocab_size"), int):
@@ -71,9 +75,9 @@ class Tokenizer:
         Raises:
             TargetError: It cannot.
         """
-        if self._max_id >= vocab_size:
+        if self.max_id >= vocab_size:
             raise TargetError(
-                f"the tokenizer has token ids up to {self._max_id}, the model a vocabulary of {vocab_size}: "
+                f"the tokenizer has token ids up to {self.max_id}, the model a vocabulary of {vocab_size}: "
                 f"{FILE} belongs to another model; copy the one that came with these weights"
             )
         if self.vocab_size < vocab_size * _LEAST_COVERED:
@@ -96,33 +100,34 @@ class Tokenizer:
         # Unlike encode, encode_batch_fast lets other threads run in the meantime.
         return list(self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special)[0].ids)
 
-    def encode_pairs(self, first: str, seconds: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-        """Return token ids and type ids of pairs of texts: 0 for the first text's tokens, 1 for the second's.
+    def parts(self, texts: Sequence[str]) -> list[Any]:
+        """Return texts as the tokenizers library's encodings, without special tokens. `joined` adds these.
 
-        Raises RequestError for text that is not Unicode.
+        Raises:
+            RequestError: A text is not valid Unicode.
         """
-        _check_unicode([first, *seconds])
-        found = self._tokenizer.encode_batch([(first, second) for second in seconds])
-        return [(list(one.ids), list(one.type_ids)) for one in found]
+        _check_unicode(texts)
+        return list(self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False))
+
+    def joined(self, first: Any, second: Any = None, *, most: int | None = None) -> tuple[list[int], list[int]]:
+        """Return token ids and type ids of a text or of a pair, with special tokens around it.
+
+        Args:
+            first: A part; see `parts`.
+            second: The pair's other part. None for a single text.
+            most: Tokens in all, the special ones included, to which the last part is cut in place. None: it is kept.
+        """
+        if most is not None:
+            others = self.num_special(is_pair=second is not None) + (0 if second is None else len(first))
+            (first if second is None else second).truncate(max(0, most - others))
+        whole = self._tokenizer.post_process(first, second)
+        if second is None or self._sets_types:
+            return list(whole.ids), list(whole.type_ids)
+        return list(whole.ids), [0] * len(first) + [1] * len(second)
 
     def num_special(self, *, is_pair: bool = False) -> int:
         """Return how many special tokens are put around a text, or around a pair."""
         return int(self._tokenizer.num_special_tokens_to_add(is_pair))
-
-    def surround(self, text: str, most: int) -> list[int]:
-        """Return the token ids of a text that is cut to `most` tokens, the special ones around it included."""
-        _check_unicode([text])
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        encoding.truncate(max(0, most - self.num_special()))
-        return list(self._tokenizer.post_process(encoding).ids)
-
-    def surround_pair(self, first: str, second: str, most: int) -> tuple[list[int], list[int]]:
-        """Return token ids and type ids of a pair whose second text is cut, for `most` tokens in all."""
-        _check_unicode([first, second])
-        encodings = [self._tokenizer.encode(text, add_special_tokens=False) for text in (first, second)]
-        encodings[1].truncate(max(0, most - self.num_special(is_pair=True) - len(encodings[0].ids)))
-        whole = self._tokenizer.post_process(*encodings)
-        return list(whole.ids), list(whole.type_ids)
 
     def most_bytes(self, num_tokens: int) -> int | None:
         """Return the most bytes of UTF-8 that a text of `num_tokens` tokens can have; None if no bound is known."""
@@ -240,23 +245,6 @@ def _load(path: Path) -> tuple[Any, dict[str, Any]]:
     return tokenizer, described
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file, or an empty one if there is no file.
-
-    Raises:
-        TargetError: The file is damaged.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TargetError(f"{path} cannot be read: {reason(error)}") from error
-    if not isinstance(value, dict):
-        raise TargetError(f"{path} cannot be read: it does not hold a JSON object; copy the checkpoint's file again")
-    return value
-
-
 def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
     """Return the texts of bos_token, eos_token and so on. Files hold them as text, or as an object with `content`."""
     found = {}
@@ -275,6 +263,15 @@ def _is_byte_level(decoder: object) -> bool:
         parts = decoder.get("decoders") or []
         return len(parts) == 1 and _is_byte_level(parts[0])
     return decoder.get("type") == "ByteLevel"
+
+
+def _sets_types(processor: object) -> bool:
+    """Return whether a post-processor says which type id each token of a pair has. Without one, it is 0 or 1."""
+    if not isinstance(processor, dict):
+        return False
+    if processor.get("type") == "Sequence":
+        return any(map(_sets_types, processor.get("processors") or []))
+    return processor.get("type") in {"TemplateProcessing", "BertProcessing", "RobertaProcessing"}
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from whet.artefact.text_use import TOKENIZER, Pooling, TextUse, write_text_use
-from whet.errors import TargetError, named_reason, reason
+from whet.errors import TargetError, named_reason
+from whet.files import read_object
 
 _POOLINGS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
@@ -52,8 +53,8 @@ def is_reranker(config: Any) -> bool:
 def text_use_of(directory: Path) -> TextUse:
     """Return what a directory's text encoder is for; with the reason where it is for neither task."""
     try:
-        config = _read_object(directory / "config.json")
-        settings = _read_object(directory / "sentence_bert_config.json", required=False)
+        config = read_object(directory / "config.json")
+        settings = read_object(directory / "sentence_bert_config.json", required=False)
         common: dict[str, Any] = {
             "max_tokens": _max_tokens(directory, config, settings),
             "pad_id": config.get("pad_token_id") or 0,
@@ -97,7 +98,7 @@ def _embedder(directory: Path, config: dict[str, Any], common: dict[str, Any]) -
         raise Unfit(
             f"modules.json lists {', '.join(kinds)}; whet has Transformer, Pooling and Normalize, in this order"
         )
-    own = _read_object(directory / "config_sentence_transformers.json", required=False)
+    own = read_object(directory / "config_sentence_transformers.json", required=False)
     prompt = (own.get("prompts") or {}).get(own.get("default_prompt_name") or "", "")
     return TextUse(
         task="embed",
@@ -111,7 +112,7 @@ def _embedder(directory: Path, config: dict[str, Any], common: dict[str, Any]) -
 
 
 def _pooling(path: Path, prompt: str) -> Pooling:
-    settings = _read_object(path)
+    settings = read_object(path)
     if prompt and settings.get("include_prompt") is False:
         raise Unfit("its pooling leaves out the prompt's tokens, which whet does not do")
     stated = settings.get("pooling_mode")
@@ -138,7 +139,7 @@ def _max_tokens(directory: Path, config: dict[str, Any], settings: dict[str, Any
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and config.get("model_type") in _OFFSET:
         positions -= (config.get("pad_token_id") or 0) + 1
-    tokenizer = _read_object(directory / "tokenizer_config.json", required=False)
+    tokenizer = read_object(directory / "tokenizer_config.json", required=False)
     stated = [positions, settings.get("max_seq_length"), tokenizer.get("model_max_length")]
     known = [size for size in stated if isinstance(size, int) and 0 < size < _SMALL]
     if not known:
@@ -146,21 +147,9 @@ def _max_tokens(directory: Path, config: dict[str, Any], settings: dict[str, Any
     return min(known)
 
 
-def _read_object(path: Path, *, required: bool = True) -> dict[str, Any]:
-    if not required and not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TargetError(f"{path} cannot be read: {reason(error)}") from error
-    if not isinstance(value, dict):
-        raise TargetError(f"{path} cannot be read: it holds no JSON object")
-    return value
-
-
 def identity_of(target: str) -> tuple[str, str]:
     """Return the directory of hf:DIR, from the root, and the type of its model; empty texts for any other target."""
     directory = directory_of(target)
     if directory is None:
         return "", ""
-    return str(directory.resolve()), str(_read_object(directory / "config.json", required=False).get("model_type", ""))
+    return str(directory.resolve()), str(read_object(directory / "config.json", required=False).get("model_type", ""))

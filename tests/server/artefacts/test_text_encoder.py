@@ -12,7 +12,7 @@ from tiny_encoders import tuned, vector, write_embedder
 from torch import Tensor
 
 from whet.artefact.text_use import FILE, TextUse, read_text_use, write_text_use
-from whet.errors import ArtefactError
+from whet.errors import ArtefactError, RequestError
 from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.artefacts.text_encoder import TextEncoder, text_encoder
 
@@ -92,6 +92,38 @@ def test_nothing_is_filled_up_where_that_changes_answers(tmp_path: Path) -> None
     fixed = encoder_of(unmasked, tmp_path, length=24)
     assert isinstance(fixed, str)
     assert "takes exactly 24 tokens" in fixed
+
+
+def test_texts_too_long_for_the_model_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = encoder_of(masked, tmp_path, length=None)
+    assert isinstance(encoder, TextEncoder)
+    tokenizer = encoder._tokenizer
+    monkeypatch.setattr(tokenizer, "most_bytes", lambda num_tokens: 5 * num_tokens)  # WordLevel has no bound
+    long = "cat " * 51
+    cut = encoder.tokens(long, cut_to=6)
+    assert list(cut.ids) == [2, 7, 7, 7, 7, 3]
+    query = encoder.query("a dog")
+    assert [len(one.ids) for one in encoder.pairs(query, [long, "cat"], cut_to=9)] == [9, 6]
+    monkeypatch.setattr(tokenizer, "_tokenizer", None)  # whoever reads a text fails
+    for refuse, param in (
+        (lambda: encoder.tokens(long), "input"),
+        (lambda: encoder.query(long), "query"),
+        (lambda: encoder.pairs(query, ["cat", long]), "input"),
+    ):
+        with pytest.raises(RequestError, match="at most 200 bytes of text; this has 204") as caught:
+            refuse()
+        assert (caught.value.param, caught.value.code) == (param, "context_length_exceeded")
+
+
+def test_token_ids_that_the_tokenizer_lacks(tmp_path: Path) -> None:
+    encoder = encoder_of(masked, tmp_path, length=None)
+    assert isinstance(encoder, TextEncoder)
+    assert list(encoder.tokens([2, 18, 3]).ids) == [2, 18, 3]
+    for ids in ([19], [2**31 - 1], [2, -1]):
+        with pytest.raises(RequestError, match=f"the model has no token {ids[-1]}: give tokens from 0 to 18"):
+            encoder.tokens(ids)
 
 
 def test_what_an_artefact_lacks(tmp_path: Path) -> None:

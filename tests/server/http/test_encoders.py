@@ -1,8 +1,10 @@
 """Embeddings and reranking over HTTP, judged by transformers in torch, and asked by OpenAI's own client."""
 
+import asyncio
 import base64
 import math
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,8 @@ from fake_engine import FakeEngine
 from tiny_encoders import LENGTH, logit, tuned, vector, write_embedder, write_reranker
 
 from whet.server.artefacts.served_artefact import ServedArtefact
-from whet.server.artefacts.text_encoder import text_encoder
+from whet.server.artefacts.text_encoder import Tokens, text_encoder
+from whet.server.http.encoders import tokenised
 from whet.server.http.models import Models
 from whet.server.http.run import HttpServer
 
@@ -27,6 +30,7 @@ class Served:
     server: HttpServer
     embedder: Path
     reranker: Path
+    encoders: dict[str, Any]
 
     def ask(self, path: str, **body: Any) -> Answer:
         return ask(self.server, path, body)
@@ -41,7 +45,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     artefacts = {name: ServedArtefact.open(name, directory) for name, directory in made.items()}
     encoders = {name: text_encoder(artefacts[name], directory) for name, directory in made.items()}
     with serving(Models({("gpt",): FakeEngine()}, artefacts, encoders)) as server:  # type: ignore[arg-type, dict-item]
-        yield Served(server, originals["emb"], originals["rank"])
+        yield Served(server, originals["emb"], originals["rank"], encoders)
     for artefact in artefacts.values():
         artefact.close()
 
@@ -85,7 +89,8 @@ def test_texts_that_are_cut(served: Served) -> None:
         ({"input": "a", "truncate_prompt_tokens": 0}, 400, "truncate_prompt_tokens", "from 1 up"),
         ({"input": []}, 400, "input", "at least one text"),
         ({"input": [[]]}, 400, "input", "empty"),
-        ({"input": [5, 99]}, 400, None, "the largest value of input 0 <= 18"),
+        ({"input": [5, 99]}, 400, "input", "the model has no token 99: give tokens from 0 to 18"),
+        ({"input": [[5], [2147483647]]}, 400, "input", "the model has no token 2147483647"),
         ({"input": [-1]}, 400, "input", "input"),
         ({"input": "a\ud800"}, 400, None, "Unicode"),
         ({"input": "a", "dimensions": 8}, 400, "dimensions", "vectors of 32 numbers, not 8"),
@@ -186,3 +191,72 @@ def test_rankings_that_are_refused(served: Served, body: dict[str, Any], message
     answer = served.ask("/v1/rerank", **body)
     assert answer.status == 400
     assert message in answer.error["message"]
+
+
+class Watched:
+    """A tokenizer of the tokenizers library that notes how many characters it reads, and in which threads."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.num_characters = 0
+        self.threads: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.tokenizer, name)
+        return (lambda *args, **kwargs: self.noted(found, *args, **kwargs)) if name.startswith("encode") else found
+
+    def noted(self, encode: Any, given: Any, **settings: Any) -> Any:
+        texts = [given] if isinstance(given, str) else given
+        self.num_characters += sum(len(part) for one in texts for part in ([one] if isinstance(one, str) else one))
+        self.threads.add(threading.current_thread().name)
+        return encode(given, **settings)
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [("x" * 11_800, 200), ("cat " * 2_950, 400)],  # one unknown token, which leaves room, and too many
+)
+def test_a_query_is_read_once_and_beside_other_requests(
+    served: Served, monkeypatch: pytest.MonkeyPatch, query: str, status: int
+) -> None:
+    tokenizer = served.encoders["rank"]._tokenizer
+    watched = Watched(tokenizer._tokenizer)
+    monkeypatch.setattr(tokenizer, "_tokenizer", watched)
+    answer = served.ask("/rerank", model="rank", query=query, documents=["a"] * 1023)
+    assert answer.status == status
+    if status == 400:
+        assert (answer.error["param"], answer.error["code"]) == ("query", "context_length_exceeded")
+        assert watched.num_characters == len(query)
+    else:
+        assert watched.num_characters == len(query) + 1023
+    assert all(name.startswith("asyncio_") for name in watched.threads), watched.threads
+
+
+def test_no_more_texts_are_read_once_the_client_has_left() -> None:
+    started, goes_on, ended = threading.Event(), threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def tokenise(texts: Sequence[str]) -> list[Tokens]:
+        seen.append(len(texts))
+        started.set()
+        goes_on.wait(20)
+        ended.set()
+        return [Tokens([1])] * len(texts)
+
+    async def leave() -> None:
+        reading = asyncio.ensure_future(tokenised(["cat " * 30_000] * 5, tokenise))
+        assert await asyncio.to_thread(started.wait, 20)
+        reading.cancel()
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert await asyncio.to_thread(ended.wait, 20)
+
+    asyncio.run(leave())
+    assert seen == [1]
+
+
+def test_texts_that_are_read_in_groups_keep_their_order(served: Served) -> None:
+    texts = [name * count for count in range(1, 8) for name in ("a cat ", "the dog " * 5_000)]
+    tokens = asyncio.run(tokenised(texts, lambda some: [served.encoders["emb"].tokens(one, cut_to=9) for one in some]))
+    assert tokens == [served.encoders["emb"].tokens(one, cut_to=9) for one in texts]

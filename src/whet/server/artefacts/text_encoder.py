@@ -3,9 +3,11 @@
 Sources: sentence-transformers (Pooling, Normalize, CrossEncoder).
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,7 @@ from whet.artefact.text_use import TextUse, read_text_use
 from whet.errors import RequestError
 from whet.server.artefacts.probing import is_close
 from whet.server.artefacts.served_artefact import ServedArtefact
-from whet.server.request_limits import TOO_LONG
+from whet.server.request_limits import TOO_LONG, RequestLimits
 from whet.server.text import Tokenizer
 from whet.workload import is_near
 
@@ -33,6 +35,13 @@ class Tokens:
 
     ids: Sequence[int]
     types: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Query:
+    """Hold the first text of several pairs, as the tokenizers library's encoding."""
+
+    part: Any
 
 
 class TextEncoder:
@@ -66,6 +75,7 @@ class TextEncoder:
             raise Unfit("its inputs are not [texts, tokens] of one length")
         self._length = lengths.pop()  # None: any
         self.max_tokens = use.max_tokens if self._length is None else min(use.max_tokens, self._length)
+        self._limits = RequestLimits(max_model_len=self.max_tokens, vocab_size=self._tokenizer.max_id + 1)
         if artefact.why_alone:
             raise Unfit(f"its texts would change each other: {artefact.why_alone}")
         self._pads = _MASK in self._places and self._ignores_padding()
@@ -83,19 +93,40 @@ class TextEncoder:
             cut_to: Tokens to which a longer text is cut; None: it is refused.
 
         Raises:
-            RequestError: It is too long, or empty.
+            RequestError: It is too long, or empty, or has a token that the tokenizer lacks.
         """
-        if not isinstance(text, str):
-            ids = list(text) if cut_to is None else list(text)[:cut_to]
-        else:
+        if isinstance(text, str):
             text = self._prepared(self.use.prompt + text)
-            ids = self._tokenizer.encode(text)
-            if cut_to is not None and len(ids) > cut_to:
-                ids = self._tokenizer.surround(text, cut_to)
+            if cut_to is None:
+                self._check_bytes(text, "input")
+            [part] = self._tokenizer.parts([text])
+            ids, _ = self._tokenizer.joined(part, most=cut_to)
+        else:
+            ids = list(text)[:cut_to]
+            self._limits.check_tokens(ids, "input")
         self._check(ids)
         return Tokens(ids)
 
-    def pairs(self, query: str, texts: Sequence[str], *, cut_to: int | None = None) -> list[Tokens]:
+    def query(self, text: str) -> Query:
+        """Return the first text of pairs, tokenised once for all of them.
+
+        Raises:
+            RequestError: It is so long that it leaves no room for a text.
+        """
+        text = self._prepared(text)
+        self._check_bytes(text, "query")
+        [part] = self._tokenizer.parts([text])
+        num_special = self._tokenizer.num_special(is_pair=True)
+        if len(part) + num_special > self.max_tokens:
+            raise RequestError(
+                f"the query has {len(part)} tokens, and {self.artefact.name} takes {self.max_tokens} for a query, a "
+                f"text and {num_special} special tokens together: shorten the query",
+                param="query",
+                code=TOO_LONG,
+            )
+        return Query(part)
+
+    def pairs(self, query: Query, texts: Sequence[str], *, cut_to: int | None = None) -> list[Tokens]:
         """Return a query with each of several texts as tokens.
 
         Args:
@@ -104,29 +135,39 @@ class TextEncoder:
             cut_to: As for `tokens`.
 
         Raises:
-            RequestError: A pair is too long, or the query leaves no room for a text.
+            RequestError: A pair is too long.
         """
-        query, prepared = self._prepared(query), [self._prepared(text) for text in texts]
+        prepared = [self._prepared(text) for text in texts]
+        if cut_to is None:
+            for text in prepared:
+                self._check_bytes(text, "input")
         found = []
-        for text, (ids, types) in zip(prepared, self._tokenizer.encode_pairs(query, prepared), strict=True):
-            if cut_to is not None and len(ids) > cut_to:
-                ids, types = self._tokenizer.surround_pair(query, text, cut_to)
+        for part in self._tokenizer.parts(prepared):
+            ids, types = self._tokenizer.joined(query.part, part, most=cut_to)
             self._check(ids)
             found.append(Tokens(ids, types))
         return found
 
     async def embed(self, texts: Sequence[Tokens]) -> Tensor:
         """Return the vectors of texts, float32 [texts, D]. Raises as ServedArtefact.infer."""
-        outputs = await self.artefact.infer_samples([self._sample(one) for one in texts])
-        vectors = torch.stack(
-            [self._pooled(output[self._output], len(one.ids)) for output, one in zip(outputs, texts, strict=True)]
-        )
+        outputs = await self._outputs(texts)
+        vectors = torch.stack([self._pooled(output, len(one.ids)) for output, one in zip(outputs, texts, strict=True)])
         return F.normalize(vectors, dim=-1) if self.use.normalize else vectors
 
     async def score(self, pairs: Sequence[Tokens]) -> Tensor:
         """Return the model's outputs for pairs, before any activation, float32 [pairs]. Raises as `embed`."""
-        outputs = await self.artefact.infer_samples([self._sample(one) for one in pairs])
-        return torch.stack([output[self._output].float().reshape(()) for output in outputs])
+        return torch.stack([output.float().reshape(()) for output in await self._outputs(pairs)])
+
+    async def _outputs(self, texts: Sequence[Tokens]) -> list[Tensor]:
+        """Return the output that is used, for each text. Others have their turns while the inputs are made."""
+        samples = []
+        for one in texts:
+            samples.append(self._sample(one))
+            await asyncio.sleep(0)
+        return [outputs[self._output] for outputs in await self.artefact.infer_samples(samples)]
+
+    def _check_bytes(self, text: str, param: str) -> None:
+        self._limits.check_bytes(text, self._tokenizer.most_bytes(self.max_tokens), param)
 
     def _prepared(self, text: str) -> str:
         return text.lower() if self.use.lower_case else text

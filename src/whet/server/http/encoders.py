@@ -17,7 +17,7 @@ from whet.server.http import documented
 from whet.server.http.answer import unless_gone
 from whet.server.http.errors import ApiError, as_api_errors, invalid
 from whet.server.http.inference import GONE, Work, model_errors
-from whet.server.http.intake import content_of, release
+from whet.server.http.intake import AT_ONCE, content_of, release
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.models import Models
 from whet.server.http.reading import SMALL, parse_body
@@ -25,7 +25,10 @@ from whet.server.http.tensors import written
 from whet.server.http.text_requests import EmbeddingRequest, RerankRequest
 
 Body = TypeVar("Body", bound=BaseModel)
-T = TypeVar("T")
+Text = TypeVar("Text", str, str | list[int])
+
+_GROUP = 2**16  # characters that are tokenised before it is seen whether the client has left or the server ends
+_EACH = 16  # characters that take as long as what is done for a text of any length
 
 
 def encoder_routes(models: Models, lifecycle: Lifecycle) -> APIRouter:
@@ -43,17 +46,17 @@ def encoder_routes(models: Models, lifecycle: Lifecycle) -> APIRouter:
     )
     async def embeddings(request: Request) -> Response:
         """Return a vector for each text."""
-        body, is_small = await _read(request, EmbeddingRequest)
+        body = await _read(request, EmbeddingRequest)
         encoder = models.encoder(body.model, "embed")
-        return await answered(request, _embeddings(encoder, body, is_small))
+        return await answered(request, _embeddings(encoder, body))
 
     async def rerank(request: Request) -> Response:
         """Return documents in the order of how well each answers a query."""
-        body, is_small = await _read(request, RerankRequest)
+        body = await _read(request, RerankRequest)
         if (body.documents is None) == (body.texts is None):
             raise invalid("give the texts to be ranked, in `documents` (vLLM, Jina) or in `texts` (TEI)", "documents")
         encoder = models.encoder(body.model, None)
-        return await answered(request, _ranked(encoder, body, is_small))
+        return await answered(request, _ranked(encoder, body))
 
     described = documented.body(RerankRequest)
     for path in ("/v1/rerank", "/rerank"):
@@ -61,27 +64,46 @@ def encoder_routes(models: Models, lifecycle: Lifecycle) -> APIRouter:
     return router
 
 
-async def _read(request: Request, kind: type[Body]) -> tuple[Body, bool]:
-    """Return the body, and whether it is small enough to be worked on between others' requests."""
+async def _read(request: Request, kind: type[Body]) -> Body:
     content = await content_of(request)
     content_type = request.headers.get("content-type", "")
-    is_small = len(content) <= SMALL
-    body = await _aside(is_small, lambda: parse_body(kind, content, content_type))
+    if len(content) <= SMALL:
+        body = parse_body(kind, content, content_type)
+    else:
+        body = await asyncio.to_thread(parse_body, kind, content, content_type)
     release(request)
-    return body, is_small
+    return body
 
 
-async def _aside(is_small: bool, work: Callable[[], T]) -> T:
-    """Return what `work` does, in a thread where that may take long."""
-    return work() if is_small else await asyncio.to_thread(work)
+async def tokenised(
+    texts: Sequence[Text], tokenise: Callable[[Sequence[Text]], list[Tokens]], *, num_beside: int = 0
+) -> list[Tokens]:
+    """Return the tokens of texts. Long work is done in a thread, some texts at a time; cancelled, it ends after these.
+
+    Args:
+        texts: The texts, each as characters or as token ids.
+        tokenise: Makes tokens of some of them.
+        num_beside: The characters of the query that is read with each text.
+    """
+    sizes = [_EACH + num_beside + len(text) for text in texts]
+    if sum(sizes) <= AT_ONCE:
+        return tokenise(texts)
+    tokens: list[Tokens] = []
+    first = size = 0
+    for end, more in enumerate(sizes, 1):
+        size += more
+        if size >= _GROUP or end == len(texts):
+            tokens += await asyncio.to_thread(tokenise, texts[first:end])
+            first, size = end, 0
+    return tokens
 
 
-async def _embeddings(encoder: TextEncoder, body: EmbeddingRequest, is_small: bool) -> bytes:
+async def _embeddings(encoder: TextEncoder, body: EmbeddingRequest) -> bytes:
     cut_to = _cut_to(encoder, body.truncate_prompt_tokens)
     texts = body.texts
     _check_room(encoder, len(texts))
     with as_api_errors():
-        tokens = await _aside(is_small, lambda: [encoder.tokens(text, cut_to=cut_to) for text in texts])
+        tokens = await tokenised(texts, lambda some: [encoder.tokens(text, cut_to=cut_to) for text in some])
     with model_errors(encoder.artefact):
         vectors_ND = await encoder.embed(tokens)
     vectors_ND = _shortened(encoder, vectors_ND, body.dimensions)
@@ -100,13 +122,13 @@ async def _embeddings(encoder: TextEncoder, body: EmbeddingRequest, is_small: bo
     )
 
 
-async def _ranked(encoder: TextEncoder, body: RerankRequest, is_small: bool) -> bytes:
+async def _ranked(encoder: TextEncoder, body: RerankRequest) -> bytes:
     is_tei = body.texts is not None
     stated = body.truncate_prompt_tokens
     cut_to = _cut_to(encoder, -1 if is_tei and body.truncate and stated is None else stated)
     contents = body.contents
     _check_room(encoder, len(contents) + 1)
-    tokens, scores_N = await _scored(encoder, body.query, contents, cut_to, is_small)
+    tokens, scores_N = await _scored(encoder, body.query, contents, cut_to)
     if encoder.use.task == "rerank" and not (is_tei and body.raw_scores):
         has_sigmoid = is_tei or encoder.use.activation == "sigmoid"
         scores_N = scores_N.sigmoid() if has_sigmoid else scores_N
@@ -130,15 +152,19 @@ async def _ranked(encoder: TextEncoder, body: RerankRequest, is_small: bool) -> 
 
 
 async def _scored(
-    encoder: TextEncoder, query: str, contents: Sequence[str], cut_to: int | None, is_small: bool
+    encoder: TextEncoder, query: str, contents: Sequence[str], cut_to: int | None
 ) -> tuple[list[Tokens], Tensor]:
     """Return the tokens that were read, and float32 [texts]: the model's outputs, or cosines of its vectors."""
     with as_api_errors():
         if encoder.use.task == "rerank":
-            tokens = await _aside(is_small, lambda: encoder.pairs(query, contents, cut_to=cut_to))
+            is_short = len(query) <= AT_ONCE
+            first = encoder.query(query) if is_short else await asyncio.to_thread(encoder.query, query)
+            tokens = await tokenised(
+                contents, lambda some: encoder.pairs(first, some, cut_to=cut_to), num_beside=len(query)
+            )
         else:
             each = [query, *contents]
-            tokens = await _aside(is_small, lambda: [encoder.tokens(text, cut_to=cut_to) for text in each])
+            tokens = await tokenised(each, lambda some: [encoder.tokens(text, cut_to=cut_to) for text in some])
     with model_errors(encoder.artefact):
         if encoder.use.task == "rerank":
             return tokens, await encoder.score(tokens)

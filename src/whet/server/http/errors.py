@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from whet.errors import EngineClosed, QueueFull, RequestError
@@ -143,6 +144,11 @@ def _named(request: Request, error: HTTPException) -> ApiError:
     elif error.status_code == 400:
         message = "the body cannot be read as JSON"
     return ApiError(error.status_code, message, headers=error.headers)
+
+
+def of_validation(error: ValidationError) -> ApiError:
+    """Return the error for a body that pydantic refused."""
+    return of_field(error.errors(include_url=False, include_input=False))
 
 
 def of_field(errors: Sequence[Mapping[str, object]]) -> ApiError:

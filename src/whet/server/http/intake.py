@@ -17,7 +17,7 @@ from whet.server.http.reading import SMALL, Prompts, Reader, Readers, Served
 from whet.server.http.reading_process import ReadingProcess
 from whet.server.text import Tokenizer
 
-_AT_ONCE = 2**11  # up to so many bytes, a body is tokenised on the event loop; a larger one in a thread
+AT_ONCE = 2**11  # up to so many bytes, a body is tokenised on the event loop; a larger one in a thread
 _MOST_THREADS = 2  # threads that tokenise at the same time
 
 
@@ -72,7 +72,7 @@ class Intake:
             release(request)
             body = self._readers.parse(kind, content, content_type)
             reader = self._readers.of(getattr(body, "model", None))
-            yield _ReadHere(reader, body, self._threads, len(content) <= _AT_ONCE)
+            yield _ReadHere(reader, body, self._threads, len(content) <= AT_ONCE)
             return
         self._check_room()
         async with self._process as process:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from whet.server.http.errors import ApiError, as_api_errors, invalid, of_field
+from whet.server.http.errors import ApiError, as_api_errors, invalid, of_validation
 from whet.server.http.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -28,6 +28,7 @@ Kind = TypeVar("Kind", bound=BaseModel)
 
 SMALL = 16 * 2**10  # up to so many bytes, a body is read in the server
 _LEAST_READ = 64 * 2**10  # bytes of text, or tokens, that /tokenize and /detokenize take even if the model takes fewer
+MAX_LEVELS = 200  # lists and objects within each other; far from where Python gives up with RecursionError
 _NOT_JSON = "the body must be a JSON object, sent with Content-Type: application/json"
 
 KINDS: dict[str, type[BaseModel]] = {
@@ -74,14 +75,34 @@ def parse_body(kind: type[Kind], content: bytes, content_type: str) -> Kind:
         fields = json.loads(content) if content else None
     except json.JSONDecodeError as error:
         raise invalid(f"the body is not JSON: {error.msg}, at character {error.pos}", code="invalid_json") from error
-    except (ValueError, RecursionError) as error:  # no Unicode, a number of thousands of digits, deep nesting
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:  # no Unicode, a number of thousands of digits
         raise invalid("the body cannot be read as JSON", code="invalid_json") from error
     if not isinstance(fields, dict):
         raise invalid(_NOT_JSON)
+    if content.count(b"[") + content.count(b"{") > MAX_LEVELS and _is_deep(fields):
+        raise _too_deep()
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise of_field(error.errors(include_url=False, include_input=False)) from None
+        raise of_validation(error) from None
+
+
+def _is_deep(value: object) -> bool:
+    """Return whether a value of JSON has more than MAX_LEVELS levels. It does not recurse."""
+    level = [value]
+    for _ in range(MAX_LEVELS):
+        inner = (item for one in level for item in (one.values() if isinstance(one, dict) else one))  # type: ignore[attr-defined]
+        level = [item for item in inner if isinstance(item, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
+def _too_deep() -> ApiError:
+    message = f"lists and objects in the body are nested more than {MAX_LEVELS} levels deep: nest them less"
+    return invalid(message, code="invalid_json")
 
 
 class Readers:

@@ -18,9 +18,10 @@ from dataclasses import asdict
 from typing import Any, BinaryIO, Literal
 
 import psutil
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticCustomError
 
-from whet.server.http.errors import ApiError, unavailable
+from whet.server.http.errors import ApiError, invalid, of_validation, unavailable
 from whet.server.http.protocol import Sampling
 from whet.server.http.reading import KINDS, Prompts, Readers, Served
 from whet.server.text import Tokenizer
@@ -175,6 +176,20 @@ class _Answers:
         return {"sizes": [len(one) for one in prompts.token_ids], "texts": prompts.texts}, ids.tobytes()
 
 
+def _answered(answers: _Answers, head: Mapping[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the head and the content of the answer to a message, which may be an error."""
+    try:
+        return answers.of(head, content)
+    except ApiError as raised:
+        error = raised
+    except ValidationError as raised:
+        error = of_validation(raised)
+    except PydanticCustomError as raised:
+        error = invalid(raised.message(), raised.type)
+    said = {"status": error.status_code, "message": error.detail, "param": error.param, "code": error.code}
+    return {"error": said}, b""
+
+
 def _short(body: BaseModel) -> dict[str, Any]:
     """Return the fields of a body that the server needs. Long ones are replaced by short, valid placeholders."""
     if not isinstance(body, Sampling):
@@ -213,11 +228,7 @@ def main() -> None:
     models = [(Tokenizer(one.pop("directory")), Served(**one)) for one in setup[0]["models"]]
     answers = _Answers(Readers(models, setup[0]["artefacts"]))
     while (message := _received(source)) is not None:
-        try:
-            head, content = answers.of(*message)
-        except ApiError as error:
-            said = {"status": error.status_code, "message": error.detail, "param": error.param, "code": error.code}
-            head, content = {"error": said}, b""
+        head, content = _answered(answers, *message)
         del message
         sink.write(_packed({**head, "num_bytes": psutil.Process().memory_info().rss}, content))
         sink.flush()
