@@ -85,7 +85,10 @@ def test_operators_say_once_that_they_run_in_torch(
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("echo notes; echo file.cpp:1: error: boom >&2; echo more >&2; exit 1", "compiler: file.cpp:1: error: boom; name another compiler"),
+        (
+            "echo notes; echo file.cpp:1: error: boom >&2; echo more >&2; exit 1",
+            "compiler: file.cpp:1: error: boom; name another compiler",
+        ),
         ("echo out of memory >&2; exit 4", "compiler: out of memory; name another compiler"),
         ("exit 1", r"could not be compiled with .*compiler"),
         ("exit 0", "could not be compiled"),
