@@ -20,7 +20,12 @@ def artefact_of(function: Callable[..., Any], *batches: Any) -> Any:
     first = batches[0]
     args = first if isinstance(first, tuple) else (first,)
     signature = read_signature(batches, function(*args))
-    return SimpleNamespace(signature=signature, run=lambda *tensors: output_tensors(function(*tensors)))
+    return SimpleNamespace(
+        signature=signature,
+        run=lambda *tensors: output_tensors(function(*tensors)),
+        manifest=SimpleNamespace(conditions=[], runtime="program"),
+        runtime=SimpleNamespace(ranges_per_call=False),
+    )
 
 
 def doubled(x: Tensor) -> dict[str, Tensor]:

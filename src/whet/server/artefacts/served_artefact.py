@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from whet.artefact import Artefact, load
+from whet.artefact.indices import largest_indices
 from whet.batching.batcher import BatcherStats, DynamicBatcher
 from whet.errors import RequestError
 from whet.server.artefacts.probing import probe
@@ -16,6 +17,14 @@ from whet.server.artefacts.tensor_specs import TensorSpec, input_specs, output_n
 
 MAX_BATCH = 32
 MAX_WAITING = 1024
+
+_ENDED_BY_INDICES = ("inductor", "compile")  # whose code ends the process where an index has no row; see indices.py
+_RANGES = {
+    False: "",
+    True: "each call finds the ranges of its int8 numbers in all samples at once (int8_dynamic, or onnxruntime with "
+    "mode=dynamic); leave that out of the recipe if requests are to share calls",
+    None: "it does not say whether each call finds ranges of int8 numbers; write it again with `whet apply`",
+}  # from what a runtime says about ranges to why requests share no calls
 
 
 class ServedArtefact:
@@ -29,6 +38,7 @@ class ServedArtefact:
         outputs: The tensors it returns, in order; a shape is known where the model could be tried.
         why_alone: Why each request has a call of its own; "" where requests share calls.
         batch_size: The only number of samples that a call takes; None where any number is taken.
+        largest: The largest index that inputs may hold, by place, where it is known.
         run: Runs the model on flat tensors, in one thread at a time: for trying it before it is served.
     """
 
@@ -44,8 +54,11 @@ class ServedArtefact:
         self.max_waiting = max_waiting
         self.inputs: tuple[TensorSpec, ...] = input_specs(artefact.signature)
         self.output_names = output_names(artefact.signature)
-        batching = probe(artefact.run, self.inputs, self.output_names)
-        self.outputs, self.why_alone, self.batch_size = batching.outputs, batching.why_alone, batching.batch_size
+        self.largest = largest_indices(artefact.manifest.conditions)
+        is_safe = artefact.manifest.runtime not in _ENDED_BY_INDICES
+        batching = probe(artefact.run, self.inputs, self.output_names, self.largest, tries_indices=is_safe)
+        self.outputs, self.batch_size = batching.outputs, batching.batch_size
+        self.why_alone = _RANGES[artefact.runtime.ranges_per_call] or batching.why_alone
         self.run = artefact.run
         self._batcher = DynamicBatcher(
             self._run_whole if self.why_alone else self.run,
