@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,13 @@ class ServedArtefact:
     """
 
     def __init__(
-        self, name: str, artefact: Artefact, *, max_batch: int = MAX_BATCH, max_waiting: int = MAX_WAITING
+        self,
+        name: str,
+        artefact: Artefact,
+        *,
+        max_batch: int = MAX_BATCH,
+        max_waiting: int = MAX_WAITING,
+        max_waiting_bytes: int | None = None,
     ) -> None:
         """Try the model, and start its thread.
 
@@ -66,19 +73,22 @@ class ServedArtefact:
             batch_sizes=None if self.why_alone else batching.allowed(max_batch),
             max_wait_ms=0,
             max_waiting=max_waiting,
+            max_waiting_bytes=max_waiting_bytes,
             retry_alone=True,
             length_dim=None,  # only samples of one shape share a call: padding might change their answers
         )
 
     @classmethod
-    def open(cls, name: str, directory: Path, libraries: Sequence[str | os.PathLike[str]] = ()) -> "ServedArtefact":
-        """Load an artefact.
+    def open(
+        cls, name: str, directory: Path, libraries: Sequence[str | os.PathLike[str]] = (), **options: Any
+    ) -> "ServedArtefact":
+        """Load an artefact. `options` are the constructor's.
 
         Raises:
             ArtefactError: It is damaged.
             TargetError: It cannot be served.
         """
-        return cls(name, load(directory, libraries=libraries))
+        return cls(name, load(directory, libraries=libraries), **options)
 
     def num_places(self, tensors: Sequence[Tensor]) -> int:
         """Return how many samples of the queue a request takes."""

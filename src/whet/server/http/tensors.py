@@ -210,7 +210,7 @@ def _from_json(given: InputTensor, spec: TensorSpec, data: list[Any]) -> Tensor:
         if min(values) < limits.min or max(values) > limits.max:
             raise _out_of_range(given)
     try:
-        array = np.array(values, dtype=_read_as(dtype))
+        array: np.ndarray[Any, Any] = np.array(values, dtype=_read_as(dtype))
     except OverflowError:
         raise _out_of_range(given) from None
     tensor = torch.from_numpy(array).to(dtype).reshape(given.shape)
