@@ -42,8 +42,6 @@ def serving_functions(functions: dict[str, tuple[Callable[..., Any], Sequence[An
     """A server of functions by name, each with batches that it takes. options: of ServedArtefact, and of the server."""
     named = ("max_batch", "max_waiting", "max_waiting_bytes")
     of_artefacts = {key: options.pop(key) for key in named if key in options}
-        key: options.pop(key) for key in ("max_batch", "max_waiting", "max_waiting_bytes") if key in options
-    }
     made = {
         name: ServedArtefact(name, artefact_of(function, *batches), **of_artefacts)
         for name, (function, batches) in functions.items()

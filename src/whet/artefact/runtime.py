@@ -78,7 +78,7 @@ class Runtime(ABC):
 
     @property
     def ranges_per_call(self) -> bool | None:
-        """Whether a call quantises all its samples by one range that it finds; None if that is not known."""
+        """Return whether a call quantises all its samples by one range that it finds; None if that is not known."""
         return False
 
     def save(

@@ -192,17 +192,15 @@ class DynamicBatcher:
     def _check_room(self, entries: Sequence[QueuedSample]) -> None:
         """Raise QueueFull where more samples, or more bytes, would wait than may."""
         waiting, most, most_bytes = self._queue.num_waiting, self._max_waiting, self._max_waiting_bytes
+        num_bytes = sum(entry.sample.num_bytes for entry in entries)
         if waiting + len(entries) > most:
             told = f"{waiting} samples wait already, of {most}"
-        elif waiting and most_bytes is not None and self._bytes_with(entries) > most_bytes:
+        elif waiting and most_bytes is not None and self._queue.num_bytes + num_bytes > most_bytes:
             told = f"{self._queue.num_bytes} bytes of samples wait already, of {most_bytes}"
         else:
             return
         self._totals.num_refused += len(entries)
         raise QueueFull(f"{told}; send these again later")
-
-    def _bytes_with(self, entries: Sequence[QueuedSample]) -> int:
-        return self._queue.num_bytes + sum(entry.sample.num_bytes for entry in entries)
 
     def _take_back(self, entries: Sequence[QueuedSample]) -> None:
         """Take back the samples of a request that was cancelled or has failed."""
