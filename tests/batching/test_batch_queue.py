@@ -163,3 +163,18 @@ def test_sorting_never_pads_more(lengths: list[int], max_batch: int) -> None:
         return sum(max(e.length for e in batch) * len(batch) for batch in queue.take(math.inf))
 
     assert padded(sort_by_length=True) <= padded(sort_by_length=False)
+
+
+def test_bytes_are_counted_until_samples_run() -> None:
+    entries = [QueuedSample(Sample({0: torch.empty(n)}), ("a",), 1, 0.0) for n in (1, 2, 3, 4)]
+    queue = queue_of(*entries, max_batch=2)
+    assert queue.num_bytes == 40
+    queue.discard(entries[3])
+    queue.discard(entries[3])
+    assert queue.num_bytes == 24
+    [batch] = queue.take(0.5)
+    assert queue.num_bytes == 24
+    queue.begin(batch)
+    assert (queue.num_bytes, queue.num_waiting) == (12, 1)
+    queue.clear()
+    assert queue.num_bytes == 0

@@ -20,7 +20,12 @@ def artefact_of(function: Callable[..., Any], *batches: Any) -> Any:
     first = batches[0]
     args = first if isinstance(first, tuple) else (first,)
     signature = read_signature(batches, function(*args))
-    return SimpleNamespace(signature=signature, run=lambda *tensors: output_tensors(function(*tensors)))
+    return SimpleNamespace(
+        signature=signature,
+        run=lambda *tensors: output_tensors(function(*tensors)),
+        manifest=SimpleNamespace(conditions=[], runtime="program"),
+        runtime=SimpleNamespace(ranges_per_call=False),
+    )
 
 
 def doubled(x: Tensor) -> dict[str, Tensor]:
@@ -35,7 +40,8 @@ DOUBLED = (torch.zeros(2, 3), torch.zeros(5, 3))  # the batch dimension is free
 @contextmanager
 def serving_functions(functions: dict[str, tuple[Callable[..., Any], Sequence[Any]]], **options: Any) -> Iterator[Any]:
     """A server of functions by name, each with batches that it takes. options: of ServedArtefact, and of the server."""
-    of_artefacts = {key: options.pop(key) for key in ("max_batch", "max_waiting") if key in options}
+    named = ("max_batch", "max_waiting", "max_waiting_bytes")
+    of_artefacts = {key: options.pop(key) for key in named if key in options}
     made = {
         name: ServedArtefact(name, artefact_of(function, *batches), **of_artefacts)
         for name, (function, batches) in functions.items()

@@ -4,7 +4,8 @@ PyTorch raises IndexError for a row that does not exist. OpenVINO and ONNX Runti
 does so for any index, and code compiled by inductor ends the process.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
@@ -14,6 +15,9 @@ _PASSING_ON = frozenset({
     "view", "reshape", "_unsafe_view", "flatten", "unflatten", "transpose", "permute", "t", "expand", "unsqueeze",
     "squeeze", "contiguous", "clone", "detach", "alias", "to", "_to_copy",
 })  # fmt: skip
+
+
+_LARGEST = re.compile(r"L\['largest'\]\[(\d+)\] <= (\d+)")
 
 
 def conditions_on_indices(program: torch.export.ExportedProgram) -> list[str]:
@@ -27,6 +31,16 @@ def conditions_on_indices(program: torch.export.ExportedProgram) -> list[str]:
                 place = names[node.name]
                 conditions += [f"L['least'][{place}] >= 0", f"L['largest'][{place}] <= {rows - 1}"]
     return conditions
+
+
+def largest_indices(conditions: Sequence[str]) -> dict[int, int]:
+    """Return the largest index that each input may hold, by its place, from the conditions of an artefact."""
+    found: dict[int, int] = {}
+    for condition in conditions:
+        if match := _LARGEST.fullmatch(condition):
+            place, largest = map(int, match.groups())
+            found[place] = min(found.get(place, largest), largest)
+    return found
 
 
 def _rows_of_tables(node: fx.Node) -> Iterator[int]:

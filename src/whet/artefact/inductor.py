@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from whet.artefact import int8_fusion
 from whet.artefact.operators import custom_operators
 from whet.artefact.program import ProgramRuntime, export, operators, packed_for, read_packing
+from whet.artefact.ranges import ranges_of, ranges_setting, read_ranges
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, InputsError, TargetError, foreign, reason
 from whet.machine.cpuinfo import instruction_sets, read_cpuinfo
@@ -47,7 +48,7 @@ class InductorRuntime(Runtime):
     Args:
         package: The package's file.
         isa: The instruction sets of the machine it was compiled on, as in Machine.isa. The code may use all of them.
-        packing: What the manifest says about packed weights; see packed_for.
+        packing: What the manifest says about packed weights and ranges; see packed_for and ranges_setting.
         gpu: The architecture of the GPU that its kernels were compiled for, as "sm_90"; "" for a package for the CPU.
         custom: The qualified names of the custom operators that it calls.
     """
@@ -67,7 +68,7 @@ class InductorRuntime(Runtime):
         self._gpu = gpu
         self._device = "cuda" if gpu else "cpu"
         self._custom = list(custom)
-        self._packing = dict(packing)  # of 4-bit weights, as program.packed_for says
+        self._packing = dict(packing)
         # What torch._inductor.aoti_load_package wraps: that one imports the compiler (seconds) to load, and parses the
         # structure of inputs and outputs again at every call.
         self._loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)
@@ -86,7 +87,8 @@ class InductorRuntime(Runtime):
             TargetError: The compiler fails, or makes a model whose outputs are wrong.
         """
         program = export(module, examined, contiguous=True)
-        packing, custom = packed_for(program), custom_operators(operators(program))
+        called = operators(program)
+        packing, custom = {**packed_for(program), **ranges_setting(called)}, custom_operators(called)
         _forget_dtypes(program)
         if int8_fusion.is_quantised(program):
             int8_fusion.register()
@@ -132,6 +134,11 @@ class InductorRuntime(Runtime):
         """Return the qualified names of the custom operators that the package calls."""
         return self._custom
 
+    @property
+    def ranges_per_call(self) -> bool | None:
+        """See Runtime. Packages of older versions do not say it."""
+        return ranges_of(self._packing)
+
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
         """Load the package.
@@ -141,7 +148,7 @@ class InductorRuntime(Runtime):
         """
         path = directory / FILE
         isa, gpu = _compiled_for(path, manifest), _gpu_compiled_for(path, manifest)
-        packing = read_packing(path, manifest)
+        packing = {**read_packing(path, manifest), **read_ranges(manifest)}
         try:
             with zipfile.ZipFile(path) as archive:
                 broken = archive.testzip()  # a library that is cut short would end the process when it is mapped

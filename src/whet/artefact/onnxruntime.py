@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from whet.artefact.ranges import finds_ranges_in_onnx
 from whet.artefact.runtime import Manifest, Runtime
 from whet.errors import ArtefactError, MissingExtra, reason
 
@@ -63,6 +64,11 @@ class ONNXRuntime(Runtime):
         for name in (FILE, DATA):
             if (self._directory / name).exists():
                 shutil.copyfile(self._directory / name, directory / name)
+
+    @property
+    def ranges_per_call(self) -> bool:
+        """See Runtime. The names of the model's operators show it."""
+        return finds_ranges_in_onnx(self._directory / FILE)
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:

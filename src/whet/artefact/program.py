@@ -20,6 +20,7 @@ from whet.artefact.archive import check_archive
 from whet.artefact.indices import conditions_on_indices
 from whet.artefact.operators import custom_operators
 from whet.artefact.probes import check_randomness, check_values, conditions_on_layout
+from whet.artefact.ranges import finds_ranges
 from whet.artefact.runtime import Manifest, Runtime
 from whet.artefact.shape_guards import WITHOUT_GRADIENTS, conditions_of
 from whet.artefact.size_one_guards import conditions_on_ones
@@ -261,6 +262,11 @@ class ProgramRuntime(Runtime):
     def custom_operators(self) -> list[str]:
         """Return the qualified names of the custom operators that the program calls."""
         return custom_operators(operators(self._program))
+
+    @property
+    def ranges_per_call(self) -> bool:
+        """See Runtime. The graph shows it."""
+        return finds_ranges(operators(self._program))
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:

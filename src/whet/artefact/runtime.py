@@ -76,6 +76,11 @@ class Runtime(ABC):
         """The qualified names of the custom operators that the model calls."""
         return []
 
+    @property
+    def ranges_per_call(self) -> bool | None:
+        """Return whether a call quantises all its samples by one range that it finds; None if that is not known."""
+        return False
+
     def save(
         self,
         directory: Path,

@@ -1,5 +1,6 @@
 """Decide which waiting samples form the next batches, and when. This module has no thread and no clock of its own."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -42,7 +43,8 @@ class BatchQueue:
     def __init__(self, max_batch: int, max_wait_s: float, *, sort_by_length: bool = True) -> None:
         self._max_batch, self._max_wait_s, self._sorts = max_batch, max_wait_s, sort_by_length
         self._kinds: dict[Kind, list[QueuedSample]] = {}  # never holds an empty list
-        self.num_taken = 0  # samples that were taken and do not run yet; whoever runs them subtracts them
+        self.num_taken = 0  # samples that were taken and do not run yet; `begin` subtracts them
+        self.num_bytes = 0  # of all samples that do not run yet
 
     def __len__(self) -> int:
         return sum(map(len, self._kinds.values()))
@@ -55,12 +57,14 @@ class BatchQueue:
     def add(self, entry: QueuedSample) -> None:
         """Put a sample into the queue."""
         self._kinds.setdefault(entry.kind, []).append(entry)
+        self.num_bytes += entry.sample.num_bytes
 
     def discard(self, entry: QueuedSample) -> None:
         """Remove a sample, if it still waits."""
         entries = self._kinds.get(entry.kind, [])
         if entry in entries:
             entries.remove(entry)
+            self.num_bytes -= entry.sample.num_bytes
             if not entries:
                 del self._kinds[entry.kind]
 
@@ -90,8 +94,14 @@ class BatchQueue:
         self.num_taken += sum(map(len, batches))
         return batches
 
+    def begin(self, batch: Sequence[QueuedSample]) -> None:
+        """Count samples that were taken no longer: they run now, or are given up."""
+        self.num_taken -= len(batch)
+        self.num_bytes -= sum(entry.sample.num_bytes for entry in batch)
+
     def clear(self) -> list[QueuedSample]:
         """Remove and return all samples that wait."""
         entries = [entry for entries in self._kinds.values() for entry in entries]
         self._kinds = {}
+        self.num_bytes -= sum(entry.sample.num_bytes for entry in entries)
         return entries

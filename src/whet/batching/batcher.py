@@ -73,6 +73,7 @@ class DynamicBatcher:
         max_batch: The most samples in a batch. By default, the largest of batch_sizes, or 32 without these.
         max_wait_ms: How long the first sample of a batch waits for others.
         max_waiting: How many samples may wait. Above, `submit` raises QueueFull.
+        max_waiting_bytes: How many bytes of them may wait; None for any. One request may have more where none waits.
         pad_value: The value of padding: one number for all inputs, or one for each by place or name.
         sort_by_length: Put the longest samples first, within a batch and among batches that are formed together.
         buckets: The lengths to pad to. A longer sample is refused.
@@ -101,6 +102,7 @@ class DynamicBatcher:
         max_batch: int | None = None,
         max_wait_ms: float = 5.0,
         max_waiting: int = 1024,
+        max_waiting_bytes: int | None = None,
         pad_value: float | Mapping[int | str, float] = 0,
         sort_by_length: bool = True,
         buckets: Sequence[int] | None = None,
@@ -121,6 +123,7 @@ class DynamicBatcher:
         _check(function, max_batch, max_wait_ms, max_waiting, buckets, batch_sizes)
         self._function, self._cut, self._clock = function, cut, clock
         self._max_waiting, self._retries_alone = max_waiting, retry_alone
+        self._max_waiting_bytes = max_waiting_bytes
         self._padding = Padding(
             length_dim=length_dim,
             value=pad_value,
@@ -178,17 +181,26 @@ class DynamicBatcher:
         with self._changed:
             if self._worker.is_stopping:
                 raise EngineClosed("the batcher is closed: make a new one")
-            if self._queue.num_waiting + len(entries) > self._max_waiting:
-                self._totals.num_refused += len(entries)
-                raise QueueFull(
-                    f"{self._queue.num_waiting} samples wait already, of {self._max_waiting}; send these again later"
-                )
+            self._check_room(entries)
             due_s, now_s = self._queue.due_s(), self._clock()
             for entry in entries:
                 entry.arrived_s = now_s
                 self._queue.add(entry)
             if self._queue.due_s() != due_s:  # the thread sleeps until the old time
                 self._changed.notify()
+
+    def _check_room(self, entries: Sequence[QueuedSample]) -> None:
+        """Raise QueueFull where more samples, or more bytes, would wait than may."""
+        waiting, most, most_bytes = self._queue.num_waiting, self._max_waiting, self._max_waiting_bytes
+        num_bytes = sum(entry.sample.num_bytes for entry in entries)
+        if waiting + len(entries) > most:
+            told = f"{waiting} samples wait already, of {most}"
+        elif waiting and most_bytes is not None and self._queue.num_bytes + num_bytes > most_bytes:
+            told = f"{self._queue.num_bytes} bytes of samples wait already, of {most_bytes}"
+        else:
+            return
+        self._totals.num_refused += len(entries)
+        raise QueueFull(f"{told}; send these again later")
 
     def _take_back(self, entries: Sequence[QueuedSample]) -> None:
         """Take back the samples of a request that was cancelled or has failed."""
@@ -266,7 +278,7 @@ class DynamicBatcher:
         """Run a batch. All exceptions go to the futures of the batch; this function never raises one."""
         begun = [entry for entry in batch if _begins(entry.future)]
         with self._changed:
-            self._queue.num_taken -= len(batch)
+            self._queue.begin(batch)
             self._totals.begin(begun, self._clock())
         if begun:
             self._answer(begun)

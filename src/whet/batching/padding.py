@@ -26,6 +26,11 @@ class Sample:
 
     tensors: dict[int | str, Tensor]
 
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
     def kind(self, length_dim: int | None) -> Kind:
         """Return places and names, types, devices, and all sizes except those along length_dim."""
         if length_dim is None and len(self.tensors) == 1:

@@ -30,7 +30,13 @@ MaxLenOption = Annotated[
     int | None,
     typer.Option(help="the most tokens of a prompt and its answer together", show_default="what the model takes"),
 ]
-MaxWaitingOption = Annotated[int, typer.Option(help="the most requests that may wait; further ones are refused (429)")]
+MaxWaitingOption = Annotated[
+    int | None,
+    typer.Option(
+        help="the most requests, or samples of a tuned model, that may wait; further ones are refused (429)",
+        show_default="256 requests, 1024 samples",
+    ),
+]
 MemoryOption = Annotated[
     str | None,
     typer.Option(

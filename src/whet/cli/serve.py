@@ -152,7 +152,7 @@ def serve(
     max_batch_tokens: BatchTokensOption = DEFAULTS.max_batch_tokens,
     max_num_batched_tokens: _BatchTokensToo = None,
     max_model_len: MaxLenOption = None,
-    max_waiting: MaxWaitingOption = DEFAULTS.max_waiting,
+    max_waiting: MaxWaitingOption = None,
     memory: MemoryOption = None,
     recipe: _Recipe = None,
     host: _Host = LOOPBACK,
@@ -202,7 +202,7 @@ def serve(
         max_num_seqs=max_num_seqs,
         max_batch_tokens=max_num_batched_tokens or max_batch_tokens,
         max_model_len=max_model_len,
-        max_waiting=max_waiting,
+        max_waiting=DEFAULTS.max_waiting if max_waiting is None else max_waiting,
         memory=None if memory is None else num_bytes(memory),
     )
     run(
@@ -210,6 +210,7 @@ def serve(
         options,
         models=others,
         libraries=library or (),
+        max_waiting=max_waiting,
         settings=settings,
         host=host,
         port=port,

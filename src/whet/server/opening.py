@@ -11,7 +11,7 @@ from whet.errors import OptionError
 from whet.models.options import Dtype, WeightBits
 from whet.recipe import Recipe
 from whet.server.artefacts.directories import ArtefactSource, EngineSource, Source, source_of
-from whet.server.artefacts.served_artefact import ServedArtefact
+from whet.server.artefacts.served_artefact import MAX_WAITING, ServedArtefact
 from whet.server.artefacts.text_encoder import text_encoder
 from whet.server.engine import Engine
 from whet.server.http.models import Models
@@ -33,6 +33,8 @@ class Given:
         weights: Replaces the weights of options and recipes.
         draft: The directory of a smaller model, which proposes tokens.
         libraries: What registers the custom operators of artefacts.
+        max_waiting: How many samples of an artefact may wait.
+        max_waiting_bytes: How many bytes of them may wait; None for any.
     """
 
     options: EngineOptions
@@ -41,6 +43,8 @@ class Given:
     weights: WeightBits | None = None
     draft: Path | None = None
     libraries: tuple[str | os.PathLike[str], ...] = ()
+    max_waiting: int = MAX_WAITING
+    max_waiting_bytes: int | None = None
 
 
 def checked_sources(
@@ -83,7 +87,13 @@ def opened(sources: Mapping[Names, Source], given: Given, note: Callable[[str], 
         artefacts, encoders = {}, {}
         for names, source in sources.items():
             if isinstance(source, ArtefactSource):
-                artefact = ServedArtefact.open(names[0], source.directory, given.libraries)
+                artefact = ServedArtefact.open(
+                    names[0],
+                    source.directory,
+                    given.libraries,
+                    max_waiting=given.max_waiting,
+                    max_waiting_bytes=given.max_waiting_bytes,
+                )
                 stack.callback(artefact.close)
                 artefacts.update(dict.fromkeys(names, artefact))
                 encoders.update(dict.fromkeys(names, text_encoder(artefact, source.directory)))

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from whet.models.options import Dtype, WeightBits
 from whet.network import LOOPBACK, bind, is_loopback
 from whet.recipe import Recipe
+from whet.server.artefacts.served_artefact import MAX_WAITING
 from whet.server.engine import Engine
 from whet.server.http.run import HttpServer
 from whet.server.http.settings import Settings
@@ -32,6 +33,7 @@ def serve(
     weights: WeightBits | None = None,
     draft: str | os.PathLike[str] | None = None,
     libraries: Sequence[str | os.PathLike[str]] = (),
+    max_waiting: int | None = None,
     note: Callable[[str], None] = lambda line: None,
     ready: Callable[[HttpServer, Engine | None], None] = lambda server, engine: None,
 ) -> None:
@@ -53,6 +55,8 @@ def serve(
         weights: Replaces the weights of the options and the recipe.
         draft: A smaller model with the same vocabulary, which proposes tokens.
         libraries: What registers the custom operators of artefacts, as for `whet.load`.
+        max_waiting: How many samples of each artefact may wait, at least 1; 1,024 by default. Their bytes may be as
+            many as max_pending_bytes of the settings.
         note: Called with a sentence for each step of a recipe that is not followed, and for each artefact whose
             requests cannot share calls.
         ready: Called with the server and its first engine (None if there is no engine) once requests are taken. It
@@ -69,6 +73,8 @@ def serve(
     settings = settings or Settings(served_names=next(iter(sources)))
     settings = replace(settings, is_local=is_loopback(host))
     given = Given(options or EngineOptions(), recipe, dtype, weights, smaller, tuple(libraries))
+    most = MAX_WAITING if max_waiting is None else max(1, max_waiting)
+    given = replace(given, max_waiting=most, max_waiting_bytes=settings.max_pending_bytes)
     # The port is bound before the models are loaded, and accepts connections once they are ready.
     with bind(host, port) as bound, opened(sources, given, note) as served:
         server = HttpServer(served, settings, bound)

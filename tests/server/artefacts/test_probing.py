@@ -61,6 +61,46 @@ def test_models_that_mix_samples_run_one_request_at_a_time(function: Any, why: s
     served.close()
 
 
+def test_ids_that_are_rare_are_tried_too() -> None:
+    table = torch.randn(1000, 16, generator=torch.Generator().manual_seed(0))
+    table[500:510] *= 30
+
+    def function(ids: Tensor) -> Tensor:
+        return quantised_by_one_range(table[ids])
+
+    artefact = artefact_of(function, torch.zeros(2, 5, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.int64))
+    artefact.manifest.conditions = ["L['least'][0] >= 0", "L['largest'][0] <= 999"]
+    served = ServedArtefact("table", artefact)
+    assert "other samples" in served.why_alone
+    served.close()
+
+
+@pytest.mark.parametrize("runtime", ["program", "inductor"])
+def test_numbers_of_unknown_range_are_tried_where_a_wrong_index_raises(runtime: str) -> None:
+    largest = []
+
+    def function(x: Tensor) -> Tensor:
+        largest.append(int(x.max()))
+        return quantised_by_one_range(x.float().clamp(min=4))  # 0 and 1 are all the same
+
+    artefact = artefact_of(function, torch.zeros(2, 5, dtype=torch.uint8), torch.zeros(3, 5, dtype=torch.uint8))
+    artefact.manifest.runtime = runtime
+    served = ServedArtefact("pixels", artefact)
+    assert ("other samples" in served.why_alone) == (runtime == "program")
+    assert (max(largest) > 1) == (runtime == "program")  # compiled code would end the process
+    served.close()
+
+
+@pytest.mark.parametrize(("ranges", "why"), [(True, "in all samples at once"), (None, "write it again"), (False, "")])
+def test_what_an_artefact_says_of_its_ranges(ranges: bool | None, why: str) -> None:
+    artefact = artefact_of(doubled, *DOUBLED)
+    artefact.runtime.ranges_per_call = ranges
+    served = ServedArtefact("doubled", artefact)
+    assert why in served.why_alone
+    assert bool(served.why_alone) == bool(why)
+    served.close()
+
+
 def test_models_whose_samples_are_strangers_share_calls() -> None:
     served = ServedArtefact("doubled", artefact_of(doubled, *DOUBLED))
     assert (served.why_alone, served.batch_size) == ("", None)

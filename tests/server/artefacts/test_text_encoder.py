@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from functions_served import artefact_of
-from tiny_encoders import tuned, vector, write_embedder
+from tiny_encoders import WORDS, tuned, vector, write_embedder
 from torch import Tensor
 
 from whet.artefact.text_use import FILE, TextUse, read_text_use, write_text_use
@@ -83,6 +83,16 @@ def test_what_fills_up_changes_nothing(tmp_path: Path, length: int | None) -> No
     alone = embed(encoder, ["cat dog"])
     expected = masked(torch.tensor([[2, 7, 8, 3]]), torch.ones(1, 4)).mean(1)
     torch.testing.assert_close(alone, expected)
+
+
+def masked_but_for_a_rare_token(ids: Tensor, mask: Tensor) -> Tensor:
+    return masked(ids, mask | (ids == len(WORDS) - 1).long())
+
+
+def test_rare_tokens_are_tried_as_what_fills_up(tmp_path: Path) -> None:
+    encoder = encoder_of(masked_but_for_a_rare_token, tmp_path, length=24)
+    assert isinstance(encoder, str)
+    assert "what fills up a shorter text changes its answer" in encoder
 
 
 def test_nothing_is_filled_up_where_that_changes_answers(tmp_path: Path) -> None:

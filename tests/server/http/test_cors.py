@@ -47,6 +47,7 @@ def test_a_named_origin_may_ask_with_credentials() -> None:
         assert (refused.status, cors(refused.headers)["allow-origin"]) == (401, ORIGIN)  # the page may read why
         known = ask(server, "/v1/models", headers={"Origin": ORIGIN, "Authorization": "Bearer key"})
         assert (known.status, known.headers["vary"]) == (200, "Origin")
+        assert cors(known.headers)["expose-headers"] == "Retry-After, Inference-Header-Content-Length"
         for other in ("https://evil.example.org", "https://app.example.org.evil.org", "http://app.example.org", "null"):
             assert "allow-origin" not in cors(ask(server, "/v1/models", headers={"Origin": other}).headers)
             denied = ask(server, "/v1/models", method="OPTIONS", headers={**PREFLIGHT, "Origin": other})

@@ -2,6 +2,8 @@
 
 import json
 import re
+import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,12 @@ from torch import Tensor
 
 import whet
 from whet.server.artefacts.served_artefact import ServedArtefact
-from whet.server.artefacts.tensor_specs import DATATYPES
+from whet.server.artefacts.tensor_specs import DATATYPES, TensorSpec
+from whet.server.http import inference
+from whet.server.http.errors import ApiError
 from whet.server.http.models import Models
 from whet.server.http.run import HttpServer
+from whet.server.http.tensors import read_inference
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +93,10 @@ def test_outputs_that_are_asked_for(server: HttpServer) -> None:
         ({"data": [[1, 2, 3, 4, 5, 6]]}, r"`data` has shape \[1, 6\]"),
         ({"data": ["1", "2", "3", "4", "5", "6"]}, "no FP32"),
         ({"data": [1, 2, 3, 4, 5, None]}, "no FP32"),
+        ({"data": [True, 2, 3, 4, 5, 6]}, "no FP32"),
+        ({"data": [1, [2], 3, 4, 5, 6]}, "no FP32"),
+        ({"data": [[1, 2, 3], 4]}, "different lengths"),
+        ({"data": [[1, 2, 3], [4, 5, {}]]}, "no FP32"),
         ({"data": [1, 2, 3, 4, 5, 1e300]}, "out of the range"),
         ({"data": None}, "neither `data` nor"),
         ({"parameters": {"binary_data_size": 24}}, "send one of them"),
@@ -145,6 +154,7 @@ def binary(values: bytes, size: int, *, header: str | None = None, more: bytes =
         (binary(bytes(24), 24, header="-5"), "from 1 to"),
         (binary(bytes(24), 24, header="many"), "from 1 to"),
         (binary(bytes(24), 24, header="10"), "JSON"),
+        (binary(bytes(24), 24, header="1" * 5000), "from 1 to"),
         (binary(bytes(20), 24), "20 bytes are left"),
         (binary(bytes(24), 24, more=b"x"), "1 bytes follow"),
         (binary(bytes(24), 28), "takes 24 bytes"),
@@ -193,13 +203,51 @@ def test_every_datatype_there_and_back(datatype: str, is_binary: bool) -> None:
 
 @pytest.mark.parametrize(
     ("datatype", "data"),
-    [("UINT8", [256]), ("UINT8", [-1]), ("INT64", [2**63]), ("INT32", [1.5]), ("BOOL", [1]), ("INT8", [True])],
+    [
+        *[("UINT8", [256]), ("UINT8", [-1]), ("INT64", [2**63]), ("INT32", [1.5]), ("BOOL", [1]), ("INT8", [True])],
+        *[("BOOL", [0.0]), ("FP32", [True]), ("FP64", [10**400]), ("UINT64", [2**64]), ("INT64", [None])],
+    ],
 )
 def test_numbers_that_a_datatype_does_not_have(datatype: str, data: list[Any]) -> None:
     x = torch.zeros(1, 1).to(DATATYPES[datatype])
     with serving_functions({"same": (same, (x, torch.cat((x, x))))}) as server:
         given = {"name": "input_0", "datatype": datatype, "shape": [1, 1], "data": data}
         assert datatype in refusal(infer(server, {"inputs": [given]}, "/v2/models/same/infer"), 400)
+
+
+def test_strings_take_no_memory_of_their_length_for_each_value() -> None:
+    data: list[Any] = ["a" * 50_000, *[1] * 20_000]
+    body = json.dumps({"inputs": [{**INPUT, "shape": [2, 3], "data": data}]}).encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError, match="no FP32"):
+            read_inference(body, None, [TensorSpec("input_0", torch.float32, (None, 3))], ["out"])
+        assert tracemalloc.get_traced_memory()[1] < 20 * len(body)  # numpy made 4 GB of it
+    finally:
+        tracemalloc.stop()
+
+
+def test_too_many_values_of_json(server: HttpServer) -> None:
+    body = json.dumps({"inputs": [{**INPUT, "shape": [100_000, 3], "data": [1] * 300_000}]}).encode()
+    for headers in ({}, {"Inference-Header-Content-Length": str(len(body))}):
+        assert "as binary data" in refusal(infer(server, body, **headers), 413)
+
+
+def test_large_json_is_read_in_a_thread_whatever_the_header_says(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def read(*arguments: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return read_inference(*arguments)
+
+    monkeypatch.setattr(inference, "read_inference", read)
+    for rows in (2, 5000):
+        body = json.dumps({"inputs": [{**INPUT, "shape": [rows, 3], "data": [1] * 3 * rows}]}).encode()
+        for headers in ({}, {"Inference-Header-Content-Length": str(len(body))}):
+            infer(server, body, **headers)
+    assert ["asyncio_" in name for name in threads] == [False, False, True, True]
 
 
 def test_an_artefact_by_tritons_client(tmp_path: Path) -> None:

@@ -6,11 +6,17 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from asking import ask
 from functions_served import DOUBLED, INPUT, infer, refusal, serving_functions
+from small_programs import save, small
 from torch import Tensor
+
+from whet.server.artefacts.directories import ArtefactSource
+from whet.server.opening import Given, opened
+from whet.server.options import EngineOptions
 
 
 class Held:
@@ -76,6 +82,25 @@ def test_too_much_waits() -> None:
         assert "4 at most" in refusal(infer(server, one(3, rows=5), path), 413)
         held.gate.set()
         assert running.result().status == waiting.result().status == 200
+        assert infer(server, one(3, rows=4), path).status == 200
+
+
+def test_too_many_bytes_wait() -> None:
+    held = Held()
+    functions = {"held": (held, DOUBLED)}
+    with serving_functions(functions, max_waiting_bytes=40) as server, ThreadPoolExecutor(4) as clients:
+        path = "/v2/models/held/infer"
+        assert infer(server, one(3, rows=4), path).status == 200  # 48 bytes, and nothing else waits
+        held.hold()
+        running = clients.submit(infer, server, one(1), path)
+        assert held.begun.wait(10)
+        waiting = clients.submit(infer, server, one(2, rows=2), path)
+        wait_for(lambda: b'samples_waiting{model_name="held"} 2.0' in ask(server, "/metrics").content)
+        assert "24 bytes of samples wait already, of 40" in refusal(infer(server, one(3, rows=2), path), 429)
+        last = clients.submit(infer, server, one(4), path)
+        wait_for(lambda: b'samples_waiting{model_name="held"} 3.0' in ask(server, "/metrics").content)
+        held.gate.set()
+        assert [one.result().status for one in (running, waiting, last)] == [200] * 3
         assert infer(server, one(3, rows=4), path).status == 200
 
 
@@ -153,3 +178,12 @@ def test_a_sample_that_the_model_fails_on_fails_alone() -> None:
         assert first.result().status == 200
         assert good.result().json["outputs"][0]["data"] == [6.0] * 3
         assert "the model failed on these inputs (ValueError)" in refusal(bad.result(), 500)
+
+
+def test_the_limits_of_what_waits_reach_artefacts(tmp_path: Path) -> None:
+    directory = save(small(), tmp_path / "model")
+    given = Given(EngineOptions(), max_waiting=3, max_waiting_bytes=100)
+    with opened({("small",): ArtefactSource(directory, "small")}, given, print) as models:
+        artefact = models.artefact("small")
+        assert artefact.max_waiting == 3
+        assert artefact._batcher._max_waiting_bytes == 100

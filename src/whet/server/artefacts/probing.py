@@ -4,7 +4,7 @@ A model whose code mixes the samples of a batch (a normalisation over the batch,
 would give each client an answer that depends on the others. Such a model runs one request at a time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,8 @@ from whet.workload import is_near
 Run = Callable[..., Sequence[Tensor]]
 
 _FREE_SIZES = (16, 32, 64, 128, 224, 8, 256, 1)  # tried in turn for dimensions that are free beside the first
+_PARTS = 4  # of a table, whose rows may differ
+_SCALES = (16, 127, 1000, 30_000)  # of whole numbers whose range is not known
 _MAX_DISTANCE = 0.02  # of a sample's outputs between batches of two sizes: kernels round differently
 
 
@@ -43,26 +45,36 @@ class Batching:
         return None if self.takes_one else tuple(range(2, max(most, 2) + 1))
 
 
-def probe(run: Run, inputs: Sequence[TensorSpec], names: Sequence[str]) -> Batching:
+def probe(
+    run: Run,
+    inputs: Sequence[TensorSpec],
+    names: Sequence[str],
+    largest: Mapping[int, int] | None = None,
+    *,
+    tries_indices: bool = True,
+) -> Batching:
     """Call a model with made-up inputs and return how requests may share its calls.
 
     Args:
         run: Takes and returns flat tensors.
         inputs: What it takes, in order.
         names: Of its outputs, in order.
+        largest: The largest index that inputs may hold, by place, where it is known.
+        tries_indices: Whether an index that is too large is safe to try where none is known.
     """
+    made = _MadeUp(inputs, largest or {}, tries_indices=tries_indices)
     firsts = {spec.shape[0] if spec.shape else 0 for spec in inputs}
     size = next(iter(firsts))
     for free in _FREE_SIZES:
         rows = 2 if size is None else size
-        first = [_made_up(spec, rows, free, seed=place) for place, spec in enumerate(inputs)]
+        first = made.batch(rows, free)
         try:
             with torch.no_grad():
                 outputs = run(*first)
-                why = _why_alone(run, first, outputs, size) if len(firsts) == 1 else _NO_COMMON_DIMENSION
+                why = _why_alone(run, made, first, outputs, size) if len(firsts) == 1 else _NO_COMMON_DIMENSION
         except Exception:  # noqa: BLE001 - the model may raise anything for sizes that it is not made for
             continue
-        specs = _output_specs(run, inputs, first, outputs, names)
+        specs = _output_specs(run, made, first, outputs, names)
         return Batching(specs, size, why, takes_one=size is not None or _runs(run, [x[:1] for x in first]))
     return Batching((), size, "no made-up input could be run")
 
@@ -70,7 +82,76 @@ def probe(run: Run, inputs: Sequence[TensorSpec], names: Sequence[str]) -> Batch
 _NO_COMMON_DIMENSION = "its inputs have no batch dimension in common"
 
 
-def _why_alone(run: Run, first: list[Tensor], outputs: Sequence[Tensor], size: int | None) -> str:
+class _MadeUp:
+    """Makes inputs up: normal noise, indices from all of a table, or zeros and ones where nothing is known."""
+
+    def __init__(self, inputs: Sequence[TensorSpec], largest: Mapping[int, int], *, tries_indices: bool) -> None:
+        self.inputs = inputs
+        self._largest = largest
+        is_unknown = [not spec.dtype.is_floating_point and place not in largest for place, spec in enumerate(inputs)]
+        self._scales = _SCALES if tries_indices and any(is_unknown) else ()
+
+    def batch(self, rows: int, free: int) -> list[Tensor]:
+        """Return inputs with `rows` samples, and `free` in every other free dimension."""
+        found = []
+        for place, spec in enumerate(self.inputs):
+            shape = [free if size is None else size for size in spec.shape]
+            if spec.shape and spec.shape[0] is None:
+                shape[0] = rows
+            found.append(self._values(place, shape))
+        return found
+
+    def company(self, first: list[Tensor]) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+        """Yield samples and others to share their batch with: like ones, far larger ones, ids from all of a table.
+
+        Rows of a table are often alike near each other, as rare words' are. So ids come from each quarter in turn.
+        """
+        own = [x[:1] for x in first]
+        yield own, [x[1:] for x in first]
+        is_indexed = any(top > 1 for top in self._largest.values())
+        parts = range(_PARTS if is_indexed else 1)
+        common = [self._part(place, x[:1], 0) for place, x in enumerate(first)]
+        for part in parts:
+            yield common, [self._part(place, x[1:], part, other=1) for place, x in enumerate(first)]
+        if is_indexed:
+            rare = [self._part(place, x[:1], _PARTS - 1) for place, x in enumerate(first)]
+            yield rare, [self._part(place, x[1:], 0, other=1) for place, x in enumerate(first)]
+
+    def scaled(self, first: list[Tensor]) -> Iterator[list[Tensor]]:
+        """Yield samples whose whole numbers of unknown range are larger and larger."""
+        for scale in self._scales:
+            yield [self._scaled(place, x[1:], scale) for place, x in enumerate(first)]
+
+    def _values(self, place: int, shape: Sequence[int]) -> Tensor:
+        generator = torch.Generator().manual_seed(place)
+        dtype = self.inputs[place].dtype
+        if dtype.is_floating_point:
+            return torch.randn(shape, generator=generator).to(dtype)
+        return torch.randint(0, self._top(place) + 1, shape, generator=generator).to(dtype)
+
+    def _top(self, place: int) -> int:
+        """Return the largest whole number that an input is known to take. Every table has rows 0 and 1."""
+        dtype = self.inputs[place].dtype
+        top = self._largest.get(place, 1)
+        return min(top, 1 if dtype is torch.bool else torch.iinfo(dtype).max)
+
+    def _part(self, place: int, x: Tensor, part: int, *, other: int = 0) -> Tensor:
+        """Return indices of one part of their range; other numbers as they are, or other ones."""
+        if x.is_floating_point():
+            return x * 16 if other else x
+        if (top := self._top(place)) <= 1:
+            return (1 - x.long()).to(x.dtype) if other else x
+        low, high = top * part // _PARTS, top * (part + 1) // _PARTS
+        generator = torch.Generator().manual_seed(place + 1)
+        return torch.randint(low, high + 1, x.shape, generator=generator).to(x.dtype)
+
+    def _scaled(self, place: int, x: Tensor, scale: int) -> Tensor:
+        if x.is_floating_point() or x.dtype is torch.bool or place in self._largest:
+            return x
+        return (x.long() * min(scale, torch.iinfo(x.dtype).max)).to(x.dtype)
+
+
+def _why_alone(run: Run, made: _MadeUp, first: list[Tensor], outputs: Sequence[Tensor], size: int | None) -> str:
     rows = len(first[0])
     if any(y.dim() == 0 or len(y) != rows for y in outputs):
         return "the first dimension of an output is not the batch's"
@@ -79,10 +160,8 @@ def _why_alone(run: Run, first: list[Tensor], outputs: Sequence[Tensor], size: i
     moved = run(*(x.roll(1, 0) for x in first))
     if not all(is_near(y.roll(1, 0), z) for y, z in zip(outputs, moved, strict=True)):
         return "a sample's outputs depend on its place in the batch"
-    for change in (_repeated, _enlarged):
-        others = run(*(torch.cat((x[:1], change(x))) for x in first))
-        if not all(is_near(y[:1], z[:1]) for y, z in zip(outputs, others, strict=True)):
-            return "a sample's outputs depend on the other samples of its batch"
+    if _mixes(run, made, first):
+        return "a sample's outputs depend on the other samples of its batch"
     if size is None and _runs(run, single := [x[:1] for x in first]):
         alone = run(*single)
         if any(y[:1].shape != z.shape or not is_close(y[:1], z) for y, z in zip(outputs, alone, strict=True)):
@@ -90,14 +169,31 @@ def _why_alone(run: Run, first: list[Tensor], outputs: Sequence[Tensor], size: i
     return ""
 
 
-def _repeated(x: Tensor) -> Tensor:
-    """Return other samples in the place of all but the first: the first again."""
-    return x[:1].expand_as(x[1:])
+def _mixes(run: Run, made: _MadeUp, first: list[Tensor]) -> bool:
+    """Return whether a sample's outputs change with the others of its batch, as against copies of itself."""
+    num_others = len(first[0]) - 1
 
+    def among(own: list[Tensor], others: list[Tensor]) -> list[Tensor]:
+        """Return a sample's outputs."""
+        return [y[:1].clone() for y in run(*(torch.cat((x, other)) for x, other in zip(own, others, strict=True)))]
 
-def _enlarged(x: Tensor) -> Tensor:
-    """Return other samples in the place of all but the first: far larger ones, or zeros for ones."""
-    return x[1:] * 16 if x.is_floating_point() else (1 - x[1:].long()).to(x.dtype)
+    def copies(own: list[Tensor]) -> list[Tensor]:
+        return [x.expand(num_others, *x.shape[1:]) for x in own]
+
+    def differs(own: list[Tensor], others: list[Tensor]) -> bool:
+        outputs = zip(among(own, copies(own)), among(own, others), strict=True)
+        return not all(is_near(y, z) for y, z in outputs)
+
+    if any(differs(own, others) for own, others in made.company(first)):
+        return True
+    own = [x[:1] for x in first]
+    for others in made.scaled(first):
+        try:
+            if differs(own, others):
+                return True
+        except Exception:  # noqa: BLE001 - the model may raise anything for numbers that it is not made for
+            return False
+    return False
 
 
 def _runs(run: Run, tensors: Sequence[Tensor]) -> bool:
@@ -115,10 +211,10 @@ def is_close(a: Tensor, b: Tensor) -> bool:
 
 
 def _output_specs(
-    run: Run, inputs: Sequence[TensorSpec], first: list[Tensor], outputs: Sequence[Tensor], names: Sequence[str]
+    run: Run, made: _MadeUp, first: list[Tensor], outputs: Sequence[Tensor], names: Sequence[str]
 ) -> tuple[TensorSpec, ...]:
     """Return the outputs' specs. A dimension is free where it changes with the sizes of the inputs."""
-    rows = len(first[0]) if first[0].dim() else 1
+    inputs, rows = made.inputs, len(first[0]) if first[0].dim() else 1
     changed = [tuple(y.shape) for y in outputs]
     is_free = any(size is None for spec in inputs for size in spec.shape)
     if is_free:
@@ -128,7 +224,7 @@ def _output_specs(
             for dim in range(x.dim())
             if spec.shape[dim] is None and dim > 0
         }
-        other = [_made_up(spec, rows + 1, max(sizes, default=0) + 8, seed=0) for spec in inputs]
+        other = made.batch(rows + 1, max(sizes, default=0) + 8)
         try:
             with torch.no_grad():
                 changed = [tuple(y.shape) for y in run(*other)]
@@ -138,14 +234,3 @@ def _output_specs(
         output_spec(name, y, tuple(a if a == b else None for a, b in zip(y.shape, other_shape, strict=False)))
         for name, y, other_shape in zip(names, outputs, changed, strict=True)
     )
-
-
-def _made_up(spec: TensorSpec, rows: int, free: int, seed: int) -> Tensor:
-    """Return normal noise, or zeros and ones of other types: every table has rows 0 and 1."""
-    shape = [free if size is None else size for size in spec.shape]
-    if spec.shape and spec.shape[0] is None:
-        shape[0] = rows
-    generator = torch.Generator().manual_seed(seed)
-    if spec.dtype.is_floating_point:
-        return torch.randn(shape, generator=generator).to(spec.dtype)
-    return torch.randint(0, 2, shape, generator=generator).to(spec.dtype)

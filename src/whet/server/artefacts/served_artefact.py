@@ -4,11 +4,13 @@ import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from whet.artefact import Artefact, load
+from whet.artefact.indices import largest_indices
 from whet.batching.batcher import BatcherStats, DynamicBatcher
 from whet.errors import RequestError
 from whet.server.artefacts.probing import probe
@@ -16,6 +18,14 @@ from whet.server.artefacts.tensor_specs import TensorSpec, input_specs, output_n
 
 MAX_BATCH = 32
 MAX_WAITING = 1024
+
+_ENDED_BY_INDICES = ("inductor", "compile")  # whose code ends the process where an index has no row; see indices.py
+_RANGES = {
+    False: "",
+    True: "each call finds the ranges of its int8 numbers in all samples at once (int8_dynamic, or onnxruntime with "
+    "mode=dynamic); leave that out of the recipe if requests are to share calls",
+    None: "it does not say whether each call finds ranges of int8 numbers; write it again with `whet apply`",
+}  # from what a runtime says about ranges to why requests share no calls
 
 
 class ServedArtefact:
@@ -29,11 +39,18 @@ class ServedArtefact:
         outputs: The tensors it returns, in order; a shape is known where the model could be tried.
         why_alone: Why each request has a call of its own; "" where requests share calls.
         batch_size: The only number of samples that a call takes; None where any number is taken.
+        largest: The largest index that inputs may hold, by place, where it is known.
         run: Runs the model on flat tensors, in one thread at a time: for trying it before it is served.
     """
 
     def __init__(
-        self, name: str, artefact: Artefact, *, max_batch: int = MAX_BATCH, max_waiting: int = MAX_WAITING
+        self,
+        name: str,
+        artefact: Artefact,
+        *,
+        max_batch: int = MAX_BATCH,
+        max_waiting: int = MAX_WAITING,
+        max_waiting_bytes: int | None = None,
     ) -> None:
         """Try the model, and start its thread.
 
@@ -44,8 +61,11 @@ class ServedArtefact:
         self.max_waiting = max_waiting
         self.inputs: tuple[TensorSpec, ...] = input_specs(artefact.signature)
         self.output_names = output_names(artefact.signature)
-        batching = probe(artefact.run, self.inputs, self.output_names)
-        self.outputs, self.why_alone, self.batch_size = batching.outputs, batching.why_alone, batching.batch_size
+        self.largest = largest_indices(artefact.manifest.conditions)
+        is_safe = artefact.manifest.runtime not in _ENDED_BY_INDICES
+        batching = probe(artefact.run, self.inputs, self.output_names, self.largest, tries_indices=is_safe)
+        self.outputs, self.batch_size = batching.outputs, batching.batch_size
+        self.why_alone = _RANGES[artefact.runtime.ranges_per_call] or batching.why_alone
         self.run = artefact.run
         self._batcher = DynamicBatcher(
             self._run_whole if self.why_alone else self.run,
@@ -53,19 +73,22 @@ class ServedArtefact:
             batch_sizes=None if self.why_alone else batching.allowed(max_batch),
             max_wait_ms=0,
             max_waiting=max_waiting,
+            max_waiting_bytes=max_waiting_bytes,
             retry_alone=True,
             length_dim=None,  # only samples of one shape share a call: padding might change their answers
         )
 
     @classmethod
-    def open(cls, name: str, directory: Path, libraries: Sequence[str | os.PathLike[str]] = ()) -> "ServedArtefact":
-        """Load an artefact.
+    def open(
+        cls, name: str, directory: Path, libraries: Sequence[str | os.PathLike[str]] = (), **options: Any
+    ) -> "ServedArtefact":
+        """Load an artefact. `options` are the constructor's.
 
         Raises:
             ArtefactError: It is damaged.
             TargetError: It cannot be served.
         """
-        return cls(name, load(directory, libraries=libraries))
+        return cls(name, load(directory, libraries=libraries), **options)
 
     def num_places(self, tensors: Sequence[Tensor]) -> int:
         """Return how many samples of the queue a request takes."""

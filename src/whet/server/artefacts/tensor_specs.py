@@ -43,7 +43,7 @@ class TensorSpec:
     @property
     def datatype(self) -> str:
         """Return the type's name in the protocol."""
-        return _NAMES[self.dtype]
+        return datatype_of(self.dtype)
 
     @property
     def sizes(self) -> list[int]:
@@ -58,6 +58,11 @@ class TensorSpec:
 
     def __str__(self) -> str:
         return f"{self.name}: {self.datatype} {self.sizes}"
+
+
+def datatype_of(dtype: torch.dtype) -> str:
+    """Return a type's name in the protocol."""
+    return _NAMES[dtype]
 
 
 def input_specs(signature: Signature) -> tuple[TensorSpec, ...]:

@@ -22,6 +22,7 @@ from whet.server.text import Tokenizer
 from whet.workload import is_near
 
 _IDS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
+_STRIDE = 7919  # a prime: its multiples hit ids all over a vocabulary
 _BUCKET = 16  # tokens: texts are filled up to a multiple, so that those of like lengths share a call
 
 
@@ -213,11 +214,13 @@ class TextEncoder:
         """Return whether a text's outputs stay the same, whatever tokens fill it up and however many."""
         length = self._length or min(2 * _BUCKET, self.max_tokens)
         num_tokens = max(1, length // 2)
-        one = self._sample_of([1] * num_tokens, length, fill=self.use.pad_id)
-        other = self._sample_of([1] * num_tokens, length, fill=0 if self.use.pad_id else 1)
-        variants = [one, other]
+        vocab_size = self._tokenizer.vocab_size
+        largest = max(1, min(self.artefact.largest.get(self._places[_IDS], vocab_size), vocab_size - 1))
+        ids = [1 + _STRIDE * place % largest for place in range(num_tokens)]
+        fills = (self.use.pad_id, 0 if self.use.pad_id else 1, largest)
+        variants = [self._sample_of(ids, length, fill=fill) for fill in fills]
         if self._length is None:
-            variants.append(self._sample_of([1] * num_tokens, num_tokens, fill=0))
+            variants.append(self._sample_of(ids, num_tokens, fill=0))
         rows = self.artefact.batch_size or 2
         with torch.no_grad():
             outputs = [
@@ -225,8 +228,8 @@ class TextEncoder:
                 for variant in variants
             ]
         used = [y[0, :num_tokens] if self.use.task == "embed" else y[0] for y in outputs]
-        is_same = is_near(used[0], used[1])
-        return is_same and all(is_close(used[0], y) for y in used[2:])
+        is_same = all(is_near(used[0], y) for y in used[1 : len(fills)])
+        return is_same and all(is_close(used[0], y) for y in used[len(fills) :])
 
     def _sample_of(self, ids: list[int], length: int, *, fill: int) -> tuple[Tensor, ...]:
         more = length - len(ids)

@@ -20,7 +20,7 @@ from whet.server.http.generation import Generation
 T = TypeVar("T")
 
 _DONE = b"data: [DONE]\n\n"
-_GONE = 499  # the status where the client has left; nobody reads it
+GONE = 499  # the status where the client has left; nobody reads it
 _TURN_S = 0.002  # how long JSON is written before other tasks on the event loop may run
 _GROUP = 16  # list entries written at once; log-probabilities with 20 alternatives each take half a millisecond
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -85,7 +85,7 @@ async def whole(generation: Generation, writer: Writer, receive: Receive) -> Res
         return Response(written, media_type="application/json")
 
     try:
-        return await unless_gone(receive, collect()) or Response(status_code=_GONE)
+        return await unless_gone(receive, collect()) or Response(status_code=GONE)
     finally:
         generation.close()
 

@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from whet.errors import OptionError
+from whet.server.http.tensors import HEADER_LENGTH
 
 ANY = "*"
 _PORTS = {"http": 80, "https": 443}
@@ -49,6 +50,6 @@ def allow_origins(app: FastAPI, origins: tuple[str, ...]) -> None:
         allow_methods=["GET", "POST"],
         allow_headers=["*"],
         allow_credentials=ANY not in origins,
-        expose_headers=["Retry-After"],
+        expose_headers=["Retry-After", HEADER_LENGTH],
         max_age=_MAX_AGE_S,
     )

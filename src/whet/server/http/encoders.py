@@ -14,9 +14,9 @@ from torch import Tensor
 
 from whet.server.artefacts.text_encoder import TextEncoder, Tokens
 from whet.server.http import documented
-from whet.server.http.answer import unless_gone
+from whet.server.http.answer import GONE, unless_gone
 from whet.server.http.errors import ApiError, as_api_errors, invalid
-from whet.server.http.inference import GONE, Work, model_errors
+from whet.server.http.inference import Work, model_errors
 from whet.server.http.intake import AT_ONCE, content_of, release
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.models import Models

@@ -16,20 +16,26 @@ from whet.errors import WhetError
 from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.artefacts.tensor_specs import TensorSpec
 from whet.server.http import documented
-from whet.server.http.answer import json_response, unless_gone
+from whet.server.http.answer import GONE, json_response, unless_gone
 from whet.server.http.errors import ApiError, as_api_errors, failed, invalid, unavailable
 from whet.server.http.intake import content_of, release
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.models import Models
 from whet.server.http.reading import SMALL
-from whet.server.http.tensors import HEADER_LENGTH, Inference, InferenceRequest, read_inference, write_inference
+from whet.server.http.tensors import (
+    HEADER_LENGTH,
+    Inference,
+    InferenceRequest,
+    json_size,
+    read_inference,
+    write_inference,
+)
 
 T = TypeVar("T")
 
 _log = logging.getLogger("whet.server")
 
 VERSION = "1"  # of every model: a tuned directory holds one
-GONE = 499
 _PLATFORM = "whet"
 
 
@@ -144,7 +150,7 @@ async def _read(artefact: ServedArtefact, request: Request) -> Inference:
     if encoding := request.headers.get("content-encoding"):
         raise ApiError(415, f"a body that is encoded ({encoding}) is not read: send it as it is")
     arguments = (content, header_length, artefact.inputs, artefact.output_names)
-    if len(content) <= SMALL or header_length is not None:
+    if json_size(content, header_length) <= SMALL:
         asked = read_inference(*arguments)
     else:
         asked = await asyncio.to_thread(read_inference, *arguments)

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from whet.server.artefacts.tensor_specs import DATATYPES, TensorSpec
+from whet.server.artefacts.tensor_specs import TensorSpec, datatype_of
 from whet.server.http.answer import json_in_turns
 from whet.server.http.errors import ApiError, invalid, of_field
 from whet.server.http.reading import SMALL
@@ -24,8 +25,9 @@ HEADER_LENGTH = "Inference-Header-Content-Length"
 
 _MAX_DIMS = 32
 _MAX_TENSORS = 1024
+_MAX_DIGITS = 10  # of the number of bytes of the JSON
+_MOST_VALUES = 2**18  # in the JSON of a request; the interpreter's lock is held while they are read
 
-Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 Parameters = Mapping[str, Any]
 Size = Annotated[int, Field(ge=0, lt=2**31)]
 
@@ -101,9 +103,12 @@ def read_inference(
         outputs: The names of what it returns.
 
     Raises:
-        ApiError: 400, with what is wrong.
+        ApiError: 400, with what is wrong; 413 where the JSON holds too many values.
     """
-    head, rest = _split(content, header_length)
+    size = json_size(content, header_length)
+    head, rest = content[:size], memoryview(content)[size:]
+    if head.count(b",") >= _MOST_VALUES:
+        raise ApiError(413, f"the JSON holds more than {_MOST_VALUES} values: send large tensors as binary data")
     request = _parse(head)
     by_name = {spec.name: spec for spec in inputs}
     found: dict[str, Tensor] = {}
@@ -123,17 +128,21 @@ def read_inference(
     return Inference(request.id, tuple(found[spec.name] for spec in inputs), _wishes(request, outputs))
 
 
-def _split(content: bytes, header_length: str | None) -> tuple[bytes, memoryview]:
-    """Return the JSON and the bytes behind it."""
+def json_size(content: bytes, header_length: str | None) -> int:
+    """Return how many bytes of a body are its JSON.
+
+    Raises:
+        ApiError: 400 where the header says something impossible.
+    """
     if header_length is None:
-        return content, memoryview(b"")
-    if not (header_length.isascii() and header_length.isdigit()) or not 0 < int(header_length) <= len(content):
+        return len(content)
+    is_number = header_length.isascii() and header_length.isdigit() and len(header_length) <= _MAX_DIGITS
+    if not is_number or not 0 < int(header_length) <= len(content):
         raise invalid(
-            f"{HEADER_LENGTH} is {header_length!r}: it is the number of bytes of the JSON, from 1 to the body's "
+            f"{HEADER_LENGTH} is {header_length[:40]!r}: it is the number of bytes of the JSON, from 1 to the body's "
             f"{len(content)}"
         )
-    size = int(header_length)
-    return content[:size], memoryview(content)[size:]
+    return int(header_length)
 
 
 def _parse(head: bytes) -> InferenceRequest:
@@ -187,46 +196,55 @@ def _from_bytes(given: InputTensor, spec: TensorSpec, size: object, rest: memory
 
 
 def _from_json(given: InputTensor, spec: TensorSpec, data: list[Any]) -> Tensor:
+    """Return the values of `data` as a tensor. Their types and their number are checked before numpy takes them."""
     dtype = spec.dtype
-    try:
-        values = np.array(data, dtype=object if dtype is torch.uint64 else None)  # it would mix them as float64
-    except ValueError:
-        raise invalid(f"input {given.name!r}: the lists in `data` have different lengths") from None
-    if not _is_of(values, dtype):
+    values, found = _flattened(given, data)
+    if not set(map(type, values)) <= _types_for(dtype):
         raise invalid(f"input {given.name!r}: `data` holds values that are no {given.datatype}")
-    if values.size != (wanted := math.prod(given.shape)):
-        raise invalid(f"input {given.name!r}: `data` holds {values.size} values, and {given.shape} takes {wanted}")
-    if values.ndim > 1 and list(values.shape) != given.shape:
-        raise invalid(f"input {given.name!r}: `data` has shape {list(values.shape)}, and `shape` says {given.shape}")
-    if values.dtype.kind in "iuO":
-        values = _within(given, dtype, values)
-    tensor = torch.from_numpy(values).to(dtype).reshape(given.shape)
+    if len(values) != (wanted := math.prod(given.shape)):
+        raise invalid(f"input {given.name!r}: `data` holds {len(values)} values, and {given.shape} takes {wanted}")
+    if len(found) > 1 and found != given.shape:
+        raise invalid(f"input {given.name!r}: `data` has shape {found}, and `shape` says {given.shape}")
+    if not (dtype.is_floating_point or dtype is torch.bool):
+        limits = torch.iinfo(dtype)
+        if min(values) < limits.min or max(values) > limits.max:
+            raise _out_of_range(given)
+    try:
+        array: np.ndarray[Any, Any] = np.array(values, dtype=_read_as(dtype))
+    except OverflowError:
+        raise _out_of_range(given) from None
+    tensor = torch.from_numpy(array).to(dtype).reshape(given.shape)
     if dtype.is_floating_point and not tensor.isfinite().all():
         raise _out_of_range(given)
     return tensor
 
 
-def _is_of(values: Array, dtype: torch.dtype) -> bool:
-    """Return whether all values are numbers that a type takes; their range aside."""
+def _flattened(given: InputTensor, data: list[Any]) -> tuple[list[Any], list[int]]:
+    """Return the values of nested lists as one list, and the shape of the lists."""
+    values, shape = data, [len(data)]
+    while values and type(values[0]) is list:
+        lengths = {len(one) if type(one) is list else -1 for one in values}
+        if len(lengths) > 1:
+            raise invalid(f"input {given.name!r}: the lists in `data` have different lengths")
+        values = list(chain.from_iterable(values))
+        shape.append(lengths.pop())
+    return values, shape
+
+
+def _types_for(dtype: torch.dtype) -> set[type]:
+    """Return what JSON values may be. A boolean is no number here, although Python takes it for one."""
     if dtype is torch.bool:
-        return values.dtype.kind == "b"
-    if values.dtype.kind == "O":
-        return dtype is torch.uint64 and all(type(value) is int for value in values.flat)
-    return values.dtype.kind in ("fiu" if dtype.is_floating_point else "iu")
+        return {bool}
+    return {int, float} if dtype.is_floating_point else {int}
 
 
-def _within(given: InputTensor, dtype: torch.dtype, values: Array) -> Array:
-    """Return whole numbers in a form that torch reads.
-
-    Raises:
-        ApiError: A number is out of the type's range.
-    """
+def _read_as(dtype: torch.dtype) -> type:
+    """Return the numpy type that holds every value of a type, and that torch reads."""
+    if dtype is torch.bool:
+        return np.bool_
     if dtype.is_floating_point:
-        return values.astype(np.float64)
-    limits = torch.iinfo(dtype)
-    if int(values.min()) < limits.min or int(values.max()) > limits.max:
-        raise _out_of_range(given)
-    return values.astype(np.uint64 if dtype is torch.uint64 else np.int64)
+        return np.float64
+    return np.uint64 if dtype is torch.uint64 else np.int64
 
 
 def _out_of_range(given: InputTensor) -> ApiError:
@@ -283,7 +301,7 @@ async def write_inference(
     described, binary = [], []
     for name, is_binary in wishes.items():
         tensor = outputs[name].contiguous()
-        one: dict[str, Any] = {"name": name, "datatype": _datatype(tensor), "shape": list(tensor.shape)}
+        one: dict[str, Any] = {"name": name, "datatype": datatype_of(tensor.dtype), "shape": list(tensor.shape)}
         if is_binary:
             binary.append(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
             one["parameters"] = {"binary_data_size": len(binary[-1])}
@@ -308,13 +326,6 @@ async def _data(name: str, tensor: Tensor) -> bytes:
         raise invalid(f"output {name!r} holds NaN or infinity, which JSON has no numbers for: ask for binary_data")
     values = tensor.reshape(-1).tolist()
     return _json(values) if tensor.nbytes < SMALL else await json_in_turns(values)
-
-
-_DATATYPES = {dtype: name for name, dtype in DATATYPES.items()}
-
-
-def _datatype(tensor: Tensor) -> str:
-    return _DATATYPES[tensor.dtype]
 
 
 def _json(content: object) -> bytes:
