@@ -189,8 +189,8 @@ def _guided(report: dict[str, Any]) -> str:
         "",
         *_where(report),
         "",
-        f"What masks cost a step of {report['num_seqs']} sequences over {report['vocab_size']:,} tokens; whet's goal is "
-        f"less than {report['target']:.0%}.",
+        f"What masks cost a step of {report['num_seqs']} sequences over {report['vocab_size']:,} tokens; whet's goal "
+        f"is less than {report['target']:.0%}.",
         "",
         "| structure | step without | step with masks | cost (95%) | waited for masks |",
         "|---|---|---|---|---|",
