@@ -27,6 +27,9 @@ _HEAD = """# Measured results
 `python benchmarks/results.py` wrote this page from the figures of the benchmark scripts; nothing here is typed by hand.
 Each table says where it was measured, and times of different machines cannot be compared
 ([why two machines differ](machines.md)). Ratios are measured in pairs within one run and have 95% bootstrap intervals.
+
+Some tables name a goal. These goals are whet's own. A goal is *reached* if the whole interval reaches it, and *missed*
+if no part of it does. Otherwise it is *open*: the measurements do not decide it.
 """
 
 
@@ -154,18 +157,18 @@ def _peers(report: dict[str, Any]) -> str:
 
 
 def _aims(report: dict[str, Any]) -> list[str]:
-    """What was aimed at: shown where the whole interval reaches it, missed where none of it does, else open."""
+    """whet's own goals: reached if the whole interval reaches it, missed if no part of it does, else open."""
     aims = [("over_best_peer", 0.97, "the best peer")] if report["extras"] else []
     if not report.get("builtin"):
         aims.append(("over_eager", 6.0 if report["extras"] else 5.0, "eager"))
     lines = []
     for key, aim, whom in aims:
-        words: dict[str, list[str]] = {"shown for": [], "open for": [], "missed by": []}
+        words: dict[str, list[str]] = {"reached by": [], "open for": [], "missed by": []}
         for row in report["models"]:
             low, high = row[key]["ci95"]
-            words["shown for" if low >= aim else "missed by" if high < aim else "open for"].append(row["name"])
+            words["reached by" if low >= aim else "missed by" if high < aim else "open for"].append(row["name"])
         said = "; ".join(f"{word} {', '.join(names)}" for word, names in words.items() if names)
-        lines.append(f"- At least {aim:g}x over {whom}, by the whole interval: {said}.")
+        lines.append(f"- Goal: at least {aim:g}x as fast as {whom}; {said}.")
     return lines
 
 
@@ -186,8 +189,8 @@ def _guided(report: dict[str, Any]) -> str:
         "",
         *_where(report),
         "",
-        f"What masks cost a step of {report['num_seqs']} sequences over {report['vocab_size']:,} tokens; the target is "
-        f"less than {report['target']:.0%}.",
+        f"What masks cost a step of {report['num_seqs']} sequences over {report['vocab_size']:,} tokens; whet's goal "
+        f"is less than {report['target']:.0%}.",
         "",
         "| structure | step without | step with masks | cost (95%) | waited for masks |",
         "|---|---|---|---|---|",
@@ -209,10 +212,10 @@ def _serve_artefacts(report: dict[str, Any]) -> str:
         "",
         *_where(report),
         "",
-        f"The batcher's own time per request: {costs} (target {report['target_us']:.0f} µs).",
+        f"The batcher's own time per request: {costs} (whet's goal is {report['target_us']:.0f} µs).",
         "",
         f"docs-encoder over HTTP, in turns: 1 client {rates['one']:.0f} requests/s, {many} clients "
-        f"{rates['many']:.0f}/s, **{report['ratio']:.2f}x** (target {report['target_ratio']}x).",
+        f"{rates['many']:.0f}/s, **{report['ratio']:.2f}x** (whet's goal is {report['target_ratio']}x).",
         "",
     ]
     return "\n".join(lines)
@@ -255,8 +258,8 @@ def _gate(report: dict[str, Any]) -> str:
         f"The share of comparisons that called the new code slower. Each row has {first['num_rounds']} comparisons by "
         f"whet's gate, and {first['num_single_rounds']} by the common ways.",
         "",
-        "| benchmark | whet's gate | not clear | pairs (median) | seconds (median) | scatter "
-        "| min:5% | Mann–Whitney | scatter |",
+        "| benchmark | whet's gate | not clear | pairs (median) | seconds (median) "
+        "| scatter, in turns | min:5% | Mann–Whitney | scatter, one after the other |",
         "|---" * 9 + "|",
     ]
     lines += [

@@ -190,7 +190,7 @@ def _show(report: dict[str, Any]) -> None:
             table.add_row(name, *(_cell(row.get(heading)) for heading in part))
         Console().print(table)
     claims = Table(title="what was asked for", title_justify="left")
-    for heading in ("", "whet", "the best peer", "ratio (95%)", "wanted"):
+    for heading in ("", "whet", "the best peer", "ratio (95%)", "goal"):
         claims.add_column(heading)
     for claim in report["claims"]:
         low, high = claim["ci95"]

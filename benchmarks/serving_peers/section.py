@@ -4,7 +4,7 @@ from typing import Any
 
 
 def serving_lines(report: dict[str, Any]) -> list[str]:
-    """Markdown: every figure of every engine, what was asked of whet, and how each engine was set."""
+    """Markdown: every figure of every engine, whet beside the best of its peers, and how each engine was set."""
     figures, num_rounds = report["figures"], len(report["rounds"])
     lines = [
         "The model is Llama-shaped with 246 million random weights (hidden size 1024, 16 layers, 16 query and 4 key",
@@ -19,7 +19,7 @@ def serving_lines(report: dict[str, Any]) -> list[str]:
             bold = "**" if name.startswith("whet") else ""
             cells = [f"{bold}{_number(row[h])}{bold}" if h in row else "failed" for h in part]
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines += ["", "| asked of whet | whet | the best peer | ratio (95%) | wanted |", "|---|---|---|---|---|"]
+    lines += ["", "| comparison | whet | the best peer | ratio (95%) | whet's goal |", "|---|---|---|---|---|"]
     for claim in report["claims"]:
         low, high = claim["ci95"]
         lines.append(
