@@ -3,8 +3,7 @@
 InductorRuntime   AOTInductor: compiled once, here; loading takes milliseconds and needs no compiler.
 CompileRuntime    torch.compile, as most people call it: compiled again in every process that loads the artefact.
 
-A package is a zip archive with a shared library. Loading it maps native code into the process, so load a package only
-from a source whose programs you would install. It runs on machines that have the instructions it was compiled for.
+A package holds a shared library with native code: load one only from a source whose programs you would install.
 """
 
 import os
@@ -81,7 +80,7 @@ class InductorRuntime(Runtime):
             module: The module.
             examined: The workload whose inputs it is compiled for.
             freezing: Whether weights become constants of the code.
-            max_autotune: Whether the compiler tries several kernels for each operator.
+            max_autotune: Whether several kernels are tried for each operator.
 
         Raises:
             TargetError: The compiler fails, or makes a model whose outputs are wrong.
@@ -107,11 +106,7 @@ class InductorRuntime(Runtime):
         return runtime
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the outputs for flat inputs.
-
-        Raises:
-            InputsError: An input lies on another device than the model's.
-        """
+        """Return the outputs for flat inputs, or raise InputsError where one lies on another device than the model."""
         for tensor in tensors:
             if tensor.device.type != self._device:  # the compiled code reads addresses, wherever they lie
                 raise InputsError(f"this model runs on {self._device}, and an input lies on {tensor.device}; move it")
@@ -141,11 +136,7 @@ class InductorRuntime(Runtime):
 
     @classmethod
     def read(cls, directory: Path, manifest: Manifest) -> Self:
-        """Load the package.
-
-        Raises:
-            ArtefactError: It is damaged, or this machine cannot run it.
-        """
+        """Load the package, or raise ArtefactError where it is damaged or this machine cannot run it."""
         path = directory / FILE
         isa, gpu = _compiled_for(path, manifest), _gpu_compiled_for(path, manifest)
         packing = {**read_packing(path, manifest), **read_ranges(manifest)}
@@ -173,8 +164,7 @@ class InductorRuntime(Runtime):
 class CompileRuntime(ProgramRuntime):
     """Run a program that torch.compile compiles at its first call in each process.
 
-    A CUDA graph (`reduce_overhead`) writes into the same outputs at every call, so they are copied before they are
-    returned.
+    A CUDA graph (`reduce_overhead`) writes into the same outputs at every call, so copies of them are returned.
     """
 
     NAME = "compile"
@@ -282,10 +272,7 @@ def try_compiler() -> tuple[str, str]:
 
 
 def _has_cuda_headers() -> bool:
-    """Return whether the CUDA toolkit is where torch.utils.cpp_extension looks for it.
-
-    That module itself takes a second to import.
-    """
+    """Return whether the CUDA toolkit is where torch.utils.cpp_extension, which is slow to import, looks for it."""
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     if not home:
         nvcc = shutil.which("nvcc")
@@ -385,11 +372,7 @@ def _gpu_of(examined: ExaminedWorkload) -> str:
 
 
 def _gpu_compiled_for(path: Path, manifest: Manifest) -> str:
-    """Return the GPU architecture that a package was compiled for; "" for none.
-
-    Raises:
-        ArtefactError: This machine has no such GPU.
-    """
+    """Return the GPU architecture that a package was compiled for ("" for none); ArtefactError without such a GPU."""
     gpu = str(manifest.settings.get("gpu", ""))
     if not gpu:
         return ""

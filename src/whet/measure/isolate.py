@@ -106,11 +106,10 @@ class Outcome:
 
 
 Function = Callable[..., BaseModel | dict[str, Any] | None]
-"""What a child calls: a function of a module. It takes one pydantic model, or arguments that are JSON; it returns a
-model, a dict that is JSON, or nothing."""
+"""A function that a child calls, with a pydantic model or JSON arguments. It returns a model, a JSON dict, or None."""
 
 Arguments = BaseModel | Mapping[str, Any]
-"""What a function is called with: the model that it takes, or its arguments by name."""
+"""The pydantic model that a function takes, or its arguments by name."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +134,7 @@ class Job:
 
 
 def address_of(function: Callable[..., Any]) -> str:
-    """Return "module:name" of a function, by which another process finds it.
-
-    Raises:
-        ValueError: The function is no function of a module, such as a lambda, or its module is the program itself.
-    """
+    """Return "module:name" of a function, or raise ValueError where another process cannot import it by that."""
     name, module = function.__qualname__, function.__module__
     if not name.isidentifier() or module == "__main__":
         raise ValueError(f"{module}:{name} cannot be imported by another process; use a function of a module")
@@ -346,10 +341,7 @@ def _rss(tree: list[psutil.Process]) -> int:
 
 
 def _pss(tree: list[psutil.Process]) -> int:
-    """Return the memory of several processes in bytes, with each shared page counted once.
-
-    Forks share all pages that they have not written to.
-    """
+    """Return the memory of several processes in bytes, with pages that forks share counted once."""
     if len(tree) <= 1:
         return _rss(tree)
     total = 0

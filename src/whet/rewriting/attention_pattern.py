@@ -144,10 +144,7 @@ def _is_consistent(attention: Attention, num_dims: int) -> bool:
 
 
 def _scores(node: Any) -> Scores | None:
-    """Return the product of query and key with the steps from it to this node, or None.
-
-    Every node between them must have exactly one user.
-    """
+    """Return the product of query and key with the steps to this node; None unless each node has a single user."""
     if _only_user(node) is None:
         return None
     name, args = operator(node), list(node.args)
