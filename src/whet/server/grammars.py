@@ -188,7 +188,7 @@ def _on_large_stack(work: Callable[[], Any]) -> Any:
     def run() -> None:
         try:
             result.set_result(work())
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
             result.set_exception(error)
 
     thread = threading.Thread(target=run, name="whet-compile", daemon=True)
