@@ -128,6 +128,32 @@ def test_what_cannot_be_enforced_is_refused_by_name(
     assert re.search(message, answer.error["message"])
 
 
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"enum": [float("nan")]}, "cannot be written as JSON"),
+        (nested(201), "201 levels deep, and 200 is the most"),
+        (nested(600), "600 levels deep"),
+        ({"$defs": {f"a{i}": {"$ref": "#/$defs/a0"} for i in range(501)}}, r"references \(\$ref\)"),
+    ],
+)
+def test_a_schema_that_nobody_can_write_or_compile_is_refused(
+    server: HttpServer, schema: dict[str, Any], message: str
+) -> None:
+    formatted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for fields in ({"guided_json": schema}, {"response_format": formatted}, {"structured_outputs": {"json": schema}}):
+        answer = chat(server, **fields)
+        assert (answer.status, answer.error["param"]) == (400, next(iter(fields)))
+        assert re.search(message, answer.error["message"])
+
+
 def test_a_large_body_keeps_its_structure(server: HttpServer) -> None:
     schema = {**PERSON, "description": "x" * 20_000, "examples": [None]}
     fields = {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": schema}}}
