@@ -97,3 +97,16 @@ def test_a_grammar_that_is_too_ambiguous_ends_its_request_alone() -> None:
     assert "too ambiguous" in (found[0].error or "")
     assert 0 < len(found[0].token_ids) < 60
     assert (found[1].finish_reason, len(found[1].text)) == ("stop", 40)
+
+
+def test_a_token_that_exceeds_a_limit_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = request(Structure.regex("[ab]{9}")), request(Structure.regex("[ab]{9}"))
+    assert one.guide is not None
+
+    def consume(token_id: int) -> bool:
+        raise RequestError("the structure cannot go on")
+
+    monkeypatch.setattr(one.guide, "consume", consume)
+    found = outputs(random_stepper(), [one, other])
+    assert [done.finish_reason for done in found] == ["error", "stop"]
+    assert found[0].error == "the structure cannot go on"

@@ -57,6 +57,10 @@ class Guide:
         if self.matcher.is_error():
             self.error = f"the structure cannot go on: {_short(self.matcher.get_error())}"
 
+    def copy(self) -> "Guide":
+        """Return a guide at the same place, for another request."""
+        return Guide(self.matcher.deep_copy())
+
     def num_valid(self, token_ids: Sequence[int]) -> int:
         """Return how many of these tokens, one after another, the grammar allows next."""
         return int(self.matcher.validate_tokens(list(token_ids)))

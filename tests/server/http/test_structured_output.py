@@ -12,6 +12,7 @@ from asking import Answer, ask, serving
 from guided import PERSON, random_engine
 from pydantic import BaseModel
 
+from whet.server import grammars
 from whet.server.grammars import Grammars
 from whet.server.http.run import HttpServer
 from whet.server.structure import Structure
@@ -179,6 +180,24 @@ def test_others_are_answered_while_a_structure_is_compiled(server: HttpServer, m
     may_end.set()
     waiting.join()
     assert answers[0].json["choices"][0]["message"]["content"] == "never before"
+
+
+def test_a_structure_is_compiled_once_even_where_none_is_kept(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the event loop would compile it once more."""
+    compiled: list[str] = []
+    compile_anew = Grammars._compile
+
+    def counted(self: Grammars, structure: Structure) -> Any:
+        compiled.append(structure.text)
+        return compile_anew(self, structure)
+
+    monkeypatch.setattr(grammars, "_MOST_KEPT", 0)
+    monkeypatch.setattr(Grammars, "_compile", counted)
+    answer = chat(server, guided_regex="kept by (no|any)one", n=2)
+    assert len(answer.json["choices"]) == 2
+    assert compiled == ["kept by (no|any)one"]
 
 
 class Person(BaseModel):
