@@ -31,7 +31,7 @@ def why_too_large(structure: Structure) -> str | None:
 
 
 def num_levels(value: Any) -> int:
-    """Return how deep lists and objects nest in a JSON value: 0 for a number, 1 for an empty list."""
+    """Return how deep lists and objects nest in JSON. A number has 0 levels, and an empty list has 1."""
     return max((level for level, _ in _nested(value)), default=0)
 
 

@@ -18,7 +18,11 @@ _STRICT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected
 
 
 def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that can be written as JSON and nests few enough levels. Raises PydanticCustomError otherwise."""
+    """Return the schema, once it is known that it can be written as JSON and nests few enough levels.
+
+    Raises:
+        PydanticCustomError: It cannot, or it nests too deep.
+    """
     if (levels := num_levels(schema)) > MOST_LEVELS:
         message = "the schema nests {levels} levels deep, and {most} is the most: write inner ones as $defs"
         raise PydanticCustomError("too_deep", message, {"levels": levels, "most": MOST_LEVELS})
