@@ -138,3 +138,60 @@ def test_a_head_without_end_is_content() -> None:
     shown = [event for letter in (text[i : i + 100] for i in range(0, len(text), 100)) for event in parser.add(letter)]
     assert shown, "it is shown before the end"
     assert "".join(event.text for event in [*shown, *parser.finish()] if isinstance(event, Content)) == text
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        (r'{"b": "\ud83d"}', r'{"b": "\ud83d"}'),
+        ('{"b":  1.50, "c": 1E2}', '{"b":  1.50, "c": 1E2}'),
+        (r'"{\"b\": \"\\ud83d\"}"', r'{"b": "\ud83d"}'),
+        ("null", "{}"),
+    ],
+)
+def test_arguments_before_the_name_are_passed_on_as_written(written: str, arguments: str) -> None:
+    text = f'<tool_call>{{"arguments": {written}, "name": "f"}}</tool_call>'
+    assert read("hermes", [text]) == read("hermes", list(text)) == ("", [("f", arguments)])
+
+
+@pytest.mark.parametrize(
+    "written", ['{"b": 1e999}', '{"b": -Infinity}', '{"b": NaN}', r'"\ud83d"', r'"{\"b\": NaN}"', '"{"']
+)
+def test_arguments_that_are_no_finite_json_are_content(written: str) -> None:
+    text = f'<tool_call>{{"arguments": {written}, "name": "f"}}</tool_call>'
+    assert read("hermes", [text]) == read("hermes", list(text)) == (text, [])
+
+
+ENDLESS = [
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}', " "),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}, "x": "', "a"),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}', ', "a": 1'),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}}', "\n"),
+    ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {}},', " "),
+    ("hermes", '<tool_call>{"x": {', '"a": {'),
+    ("hermes", "", '<tool_call>{"a": ["'),
+    ("hermes", "", " "),
+]
+
+
+@pytest.mark.parametrize(("name", "first", "more"), ENDLESS)
+def test_reading_takes_time_that_grows_as_the_text(
+    monkeypatch: pytest.MonkeyPatch, name: str, first: str, more: str
+) -> None:
+    """Counted is how many characters stand in what is read each time; the text that waits is bounded."""
+    num_read = 0
+    parser = ToolParser(FORMATS[name], NAMES)
+    settle = parser._settled
+
+    def counted() -> list[Any]:
+        nonlocal num_read
+        num_read += len(parser._text)
+        return settle()
+
+    monkeypatch.setattr(parser, "_settled", counted)
+    most = 0
+    for piece in [first, *[more] * 8_000]:
+        parser.add(piece)
+        most = max(most, len(parser._text))
+    assert most < 10_000
+    assert num_read < 512**2 + 40 * len(first + more * 8_000)

@@ -34,6 +34,7 @@ class Admission:
         params: SamplingParams | None = None,
         request_id: str | None = None,
         cache_salt: str = "",
+        guide: Guide | None = None,
     ) -> Request:
         """Return a request that can be queued.
 
@@ -42,6 +43,8 @@ class Admission:
             params: How to sample.
             request_id: The request's id. By default, a number is counted up.
             cache_salt: Only requests with the same salt share cached prompts.
+            guide: What `guide` returned for the structure of `params`; it stays as it is. Without it, the structure is
+                compiled now unless it is kept.
 
         Raises:
             RequestError: The request cannot be served, now or later.
@@ -55,6 +58,8 @@ class Admission:
         if params.stop and tokenizer is None:
             message = "stop strings need a tokenizer, and the model has none: use stop_token_ids"
             raise RequestError(message, param="stop")
+        if params.structure is not None:
+            guide = guide.copy() if guide is not None else self.guide(params.structure)
         return Request(
             id=request_id if request_id is not None else f"request-{next(self._numbers)}",
             prompt_ids=prompt_ids,
@@ -64,7 +69,7 @@ class Admission:
             stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids),
             output=OutputText(_detokenizer(tokenizer, params), params.stop) if tokenizer is not None else None,
             cache_salt=cache_salt,
-            guide=self.guide(params.structure) if params.structure is not None else None,
+            guide=guide,
         )
 
     def guide(self, structure: Structure) -> Guide:

@@ -5,11 +5,11 @@ import secrets
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, cast, overload
 
 from whet.errors import OptionError, RequestError
@@ -19,6 +19,7 @@ from whet.server.admission import Admission, Prompt
 from whet.server.assembly import Models, assemble
 from whet.server.completion import Completion, Delta, join
 from whet.server.delivery import AsyncStream, DeltaStream
+from whet.server.grammars import Guide
 from whet.server.loop import EngineLoop, Reservation
 from whet.server.options import EngineOptions
 from whet.server.request import Request
@@ -131,12 +132,15 @@ class Engine:
             RequestError: A prompt cannot be served.
             QueueFull: Too many requests are waiting.
         """
+        guides: dict[Structure | None, Guide] = {}
         for one in [params] if params is None or isinstance(params, SamplingParams) else params:
             if one is not None and one.structure is not None:
-                await asyncio.to_thread(self.compile, one.structure)  # others have the loop meanwhile
+                guides[one.structure] = await asyncio.to_thread(
+                    self.compile, one.structure
+                )  # others have the loop meanwhile
         streams = []
         try:
-            for request in self._requests(prompts, params, cache_salt):
+            for request in self._requests(prompts, params, cache_salt, guides):
                 streams.append(self._async_stream(request))  # noqa: PERF401 - those made must be closed if one fails
             completions = [join([delta async for delta in stream]) for stream in streams]
         finally:
@@ -188,6 +192,7 @@ class Engine:
         cache_salt: str = "",
         reservation: Reservation | None = None,
         asyncio_loop: asyncio.AbstractEventLoop | None = None,
+        guide: Guide | None = None,
     ) -> str:
         """Queue a request whose pieces are passed to a callback. It raises the same errors as `stream_async`.
 
@@ -199,15 +204,16 @@ class Engine:
             cache_salt: Only requests with the same salt share cached prompts.
             reservation: A place in the queue that was reserved before.
             asyncio_loop: The loop in which `on_delta` is called. By default, the engine's thread calls it.
+            guide: What `compile` returned for the structure of `params`, so that nothing is compiled here.
 
         Returns:
             The id of the request.
         """
-        request = self._admission.request(prompt_ids, params, request_id, cache_salt)
+        request = self._admission.request(prompt_ids, params, request_id, cache_salt, guide)
         self._loop.submit(request, on_delta, reservation, asyncio_loop=asyncio_loop)
         return request.id
 
-    def compile(self, structure: Structure) -> None:
+    def compile(self, structure: Structure) -> Guide:
         """Compile a structure that requests will have, so that they need not wait for it. From any thread.
 
         A request compiles its structure itself where this was not called, before it is queued: `stream_async` would
@@ -216,10 +222,13 @@ class Engine:
         Args:
             structure: What outputs will have to match.
 
+        Returns:
+            The compiled structure, which `submit` takes for any number of requests.
+
         Raises:
             RequestError: It cannot be enforced; the message says why.
         """
-        self._admission.guide(structure)
+        return self._admission.guide(structure)
 
     def abort(self, request_id: str) -> None:
         """End a request. Its last delta has the finish_reason "abort". If it has ended already, nothing happens."""
@@ -274,14 +283,23 @@ class Engine:
         """Abort all requests and end the thread. The engine cannot be used afterwards."""
         self._finalizer()
 
-    def _requests(self, prompts: Prompt | Sequence[Prompt], params: Params, cache_salt: str = "") -> list[Request]:
+    def _requests(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: Params,
+        cache_salt: str = "",
+        guides: Mapping[Structure | None, Guide] = MappingProxyType({}),
+    ) -> list[Request]:
         several = cast(Sequence[Prompt], [prompts] if _is_one(prompts) else prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(several)
         if len(params) != len(several):
             raise RequestError(f"{len(several)} prompts and {len(params)} params: give one for each, or one for all")
         make = self._admission.request
-        return [make(prompt, one, cache_salt=cache_salt) for prompt, one in zip(several, params, strict=True)]
+        return [
+            make(prompt, one, cache_salt=cache_salt, guide=guides.get(one.structure))
+            for prompt, one in zip(several, params, strict=True)
+        ]
 
     def _stream(self, request: Request) -> DeltaStream:
         stream = DeltaStream(self.abort)

@@ -6,21 +6,29 @@ Source: github.com/guidance-ai/llguidance.
 """
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, cast
 
 from whet.errors import MissingExtra, RequestError, reason
 from whet.server.structure import Structure
+from whet.server.structure_size import why_too_large
 from whet.server.text import Tokenizer
 
 _MOST_KEPT = 64  # compiled structures
 _MOST_FUEL = 2_000_000  # for the expressions of one structure: about 40 ms
 _MOST_SYMBOLS = 200_000  # of one grammar
+_MOST_ITEMS = 10_000  # of the parser for one mask: about 20 ms; every request of a step waits for each mask
+_MOST_STEP_FUEL = 200_000  # for the expressions of one mask: about 4 ms
+_STACK_BYTES = 512 * 2**20  # of the thread that compiles: only what is used of it takes memory
+_STARTING = threading.Lock()  # the size of the stack is set for all threads that start
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 _BEFORE = "\x02"  # a character that no token continues
 _AS_OBJECTS = {"true": "{}", "false": '{"enum":[]}'}  # the library takes options for objects only
+_TOO_MANY = re.compile("Too many items|Current row has [0-9]+ items")  # as the library says it
 _LONGEST_REASON = 500  # characters of what the library says
 
 
@@ -48,6 +56,10 @@ class Guide:
         """Note in `error` what went wrong with the last mask, if anything did."""
         if self.matcher.is_error():
             self.error = f"the structure cannot go on: {_short(self.matcher.get_error())}"
+
+    def copy(self) -> "Guide":
+        """Return a guide at the same place, for another request."""
+        return Guide(self.matcher.deep_copy())
 
     def num_valid(self, token_ids: Sequence[int]) -> int:
         """Return how many of these tokens, one after another, the grammar allows next."""
@@ -84,7 +96,7 @@ class Grammars:
             if matcher is not None:
                 self._compiled.move_to_end(structure)
         if matcher is None:
-            matcher = self._compile(structure)
+            matcher = _on_large_stack(lambda: self._compile(structure))
             with self._changing:
                 self._compiled[structure] = matcher
                 while len(self._compiled) > _MOST_KEPT:
@@ -93,10 +105,16 @@ class Grammars:
 
     def _compile(self, structure: Structure) -> Any:
         structure.check()
+        if (why := why_too_large(structure)) is not None:
+            raise _refused(structure, why)
         self._build()
         grammar = self._grammar(structure)
         limits = self._library.LLParserLimits(
-            initial_lexer_fuel=_MOST_FUEL, max_grammar_size=_MOST_SYMBOLS, verbose_errors=False
+            initial_lexer_fuel=_MOST_FUEL,
+            step_lexer_fuel=_MOST_STEP_FUEL,
+            step_max_items=_MOST_ITEMS,
+            max_grammar_size=_MOST_SYMBOLS,
+            verbose_errors=False,
         )
         matcher = self._library.LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
         error = matcher.get_error()
@@ -167,6 +185,27 @@ class _Vocabulary:
         return self.greedy(text)
 
 
+def _on_large_stack(work: Callable[[], Any]) -> Any:
+    """Return what `work` returns in a thread of its own, where the library's recursion has much room."""
+    result = Future[Any]()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
+            result.set_exception(error)
+
+    thread = threading.Thread(target=run, name="whet-compile", daemon=True)
+    with _STARTING:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return result.result()
+
+
 def _json_options(structure: Structure) -> dict[str, Any]:
     pattern = structure.whitespace_pattern
     if pattern is None:
@@ -189,6 +228,8 @@ def _refused(structure: Structure, why: str) -> RequestError:
 
 def _short(why: str) -> str:
     why = " ".join(why.removesuffix("<non-verbose/>").split())
+    if _TOO_MANY.search(why):
+        return "the grammar is too ambiguous: write it so that few rules can go on at each place"
     if why.startswith("NoExtension"):
         return "no token of the model's vocabulary can stand where it goes on"
     return why if len(why) <= _LONGEST_REASON else f"{why[:_LONGEST_REASON]} ..."

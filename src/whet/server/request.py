@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
 
+from whet.errors import RequestError
 from whet.server.grammars import Guide
 from whet.server.sampling_params import SamplingParams
 from whet.server.stopping import OutputText
@@ -131,8 +132,11 @@ class Request:
                 text += self.output.add(token_id, may_stop=num_tokens >= min_len)
                 if self.output.is_stopped:
                     self.finish_reason = "stop"
-            if self.guide is not None and self.finish_reason is None and self.guide.consume(token_id):
-                self.finish_reason = "stop"
+            if self.guide is not None and self.finish_reason is None:
+                try:
+                    self.finish_reason = "stop" if self.guide.consume(token_id) else None
+                except RequestError as error:  # a limit of the grammar: this request alone ends
+                    self.finish_reason, self.error = "error", str(error)
             if self.finish_reason is None and num_tokens >= self.max_len:
                 self.finish_reason = "length"
             if self.finish_reason is not None:

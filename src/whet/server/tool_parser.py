@@ -5,6 +5,7 @@ soon as its name is known and its arguments have begun; they are passed on as th
 """
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from whet.server.tool_formats import ToolFormat
 _SPACE = " \t\r\n"
 _KEYS = ("arguments", "parameters")
 _LONGEST_HEAD = 8 * 2**10  # characters before a call's arguments: what goes on for longer is content
-_DECODER = json.JSONDecoder()
+_SHORT = 512  # characters that are read again with each piece of text; longer ones as often as they grow by an eighth
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ class ToolParser:
         self._num_calls = 0
         self._has_content = False  # that is more than whitespace
         self._scan = _Scan()
+        self._least = 0  # characters before the text is read again, so that reading takes time that grows as the text
 
     @property
     def has_calls(self) -> bool:
@@ -79,6 +81,16 @@ class ToolParser:
     def add(self, text: str) -> list[Event]:
         """Return what new text makes certain."""
         self._text += text
+        return self._settled() if len(self._text) >= self._least else []
+
+    def finish(self) -> list[Event]:
+        """Return the rest, once there is no more text. What has not come to its arguments is content."""
+        events = self._settled()
+        text, self._text = self._mark + self._text, ""
+        is_rest_of_calls = self._num_calls and not self._has_content and not text.strip("}]" + _SPACE)
+        return [*events, Content(text)] if text and not is_rest_of_calls else events
+
+    def _settled(self) -> list[Event]:
         events: list[Event] = []
         try:
             while True:
@@ -86,13 +98,9 @@ class ToolParser:
                     if self._several or isinstance(event, Content) or event.index == 0:
                         events.append(event)  # noqa: PERF401 - those before _NotYet are kept
         except _NotYet:
+            size = len(self._text)
+            self._least = 0 if size <= _SHORT else size + size // 8
             return events
-
-    def finish(self) -> list[Event]:
-        """Return the rest, once there is no more text. What has not come to its arguments is content."""
-        text, self._text = self._mark + self._text, ""
-        is_rest_of_calls = self._num_calls and not self._has_content and not text.strip("}]" + _SPACE)
-        return [Content(text)] if text and not is_rest_of_calls else []
 
     def _say(self, text: str) -> Iterator[Event]:
         if text:
@@ -116,7 +124,7 @@ class ToolParser:
                 (size for size in range(min(len(begin) - 1, len(text)), 0, -1) if begin.startswith(text[-size:])), 0
             )
             certain = text[: len(text) - keep]
-            if certain.strip() or (certain and self._has_content):
+            if certain.strip() or (certain and (self._has_content or len(certain) > _LONGEST_HEAD)):
                 self._text = text[len(certain) :]
                 yield from self._say(certain)
             raise _NotYet
@@ -136,7 +144,8 @@ class ToolParser:
         except _NotYet:
             if len(text) <= _LONGEST_HEAD:
                 raise
-            yield from self._refuse()
+            said, self._mark, self._text, self._read = self._mark + text, "", "", self._read_content
+            yield from self._say(said)
         except _NoCall:
             yield from self._refuse()
         else:
@@ -165,27 +174,23 @@ class ToolParser:
             where these stand before the name or are no object.
         """
         _expect(text, first, "{")
-        place, name, is_whole = _skip(text, first + 1), "", False
-        while not is_whole or not name:
+        place, name, written = _skip(text, first + 1), "", ""
+        while not written or not name:
             key, place = _string(text, place)
             place = _skip(text, _expect(text, _skip(text, place), ":"))
             if key in _KEYS:
                 if name and text[place] == "{":
                     return name, place, None
-                is_whole = True
+                written = text[place : _value_end(text, place)]
             if key == "name":
                 name, place = _string(text, place)
                 if name not in self._names:
                     raise _NoCall
             else:
                 place = _value_end(text, place)
-            if not is_whole or not name:
+            if not written or not name:
                 place = _skip(text, _expect(text, _skip(text, place), ","))
-        end = _value_end(text, first)
-        value, _ = _DECODER.raw_decode(text, first)
-        arguments = next(value[key] for key in _KEYS if key in value)
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-        return name, end - 1, written
+        return name, _value_end(text, first) - 1, _arguments(written)
 
     def _read_arguments(self) -> Iterator[Event]:
         end = self._scan.end(self._text)
@@ -207,6 +212,10 @@ class ToolParser:
                 place = _value_end(text, _skip(text, _expect(text, _skip(text, place), ":")))
                 place = _skip(text, place)
             place = _expect(text, place, "}")
+        except _NotYet:
+            if len(text) <= _LONGEST_HEAD:
+                raise
+            place = 0
         except _NoCall:
             place = 0
         self._text, self._read = text[place:], self._read_between
@@ -214,6 +223,9 @@ class ToolParser:
 
     def _read_between(self) -> Iterator[Event]:
         """Read what stands between two calls, or after the last one."""
+        if len(self._text) > _LONGEST_HEAD and not self._text[:_LONGEST_HEAD].strip(_SPACE + ",;"):
+            self._read, self._has_content = self._read_content, False
+            return
         place, end = _skip(self._text, 0), self._format.end
         separators = ("," if self._is_list else ";") if self._is_list or self._format.separator.strip() else ""
         if separators and self._text[place] in separators:
@@ -306,8 +318,32 @@ def _value_end(text: str, place: int) -> int:
     return end
 
 
+def _arguments(written: str) -> str:
+    """Return arguments that are known as a whole: as they were written, or as the text that a JSON string holds.
+
+    Raises _NoCall where that text is no JSON.
+    """
+    value = _decoded(written)
+    if not isinstance(value, str):
+        return written if value else "{}"
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise _NoCall  # half a character cannot be written as UTF-8
+    if value:
+        _decoded(value)
+    return value
+
+
 def _decoded(text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise _NoCall from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no finite number")

@@ -12,7 +12,7 @@ from typing import Any
 
 from whet.errors import EngineClosed, QueueFull
 from whet.server.completion import Delta
-from whet.server.grammars import Grammars
+from whet.server.grammars import Grammars, Guide
 from whet.server.options import EngineOptions
 from whet.server.request import TokenLogprobs
 from whet.server.sampling_params import SamplingParams
@@ -86,6 +86,7 @@ class FakeEngine:
         asyncio_loop: asyncio.AbstractEventLoop,
         cache_salt: str = "",
         reservation: "FakeReservation",
+        guide: Guide | None = None,
     ) -> str:
         params.check(self.model.vocab_size)
 
@@ -103,9 +104,9 @@ class FakeEngine:
             threading.Thread(target=self._run, args=(asked,), daemon=True).start()
         return asked.id
 
-    def compile(self, structure: Structure) -> None:
+    def compile(self, structure: Structure) -> Guide:
         """As the engine does. What the fake says does not follow it."""
-        self.grammars.guide(structure)
+        return self.grammars.guide(structure)
 
     def abort(self, request_id: str) -> None:
         with self._changed:

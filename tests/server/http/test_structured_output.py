@@ -12,6 +12,7 @@ from asking import Answer, ask, serving
 from guided import PERSON, random_engine
 from pydantic import BaseModel
 
+from whet.server import grammars
 from whet.server.grammars import Grammars
 from whet.server.http.run import HttpServer
 from whet.server.structure import Structure
@@ -128,6 +129,32 @@ def test_what_cannot_be_enforced_is_refused_by_name(
     assert re.search(message, answer.error["message"])
 
 
+def nested(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(levels - 1):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"enum": [float("nan")]}, "cannot be written as JSON"),
+        (nested(201), "201 levels deep, and 200 is the most"),
+        (nested(600), "600 levels deep"),
+        ({"$defs": {f"a{i}": {"$ref": "#/$defs/a0"} for i in range(501)}}, r"references \(\$ref\)"),
+    ],
+)
+def test_a_schema_that_nobody_can_write_or_compile_is_refused(
+    server: HttpServer, schema: dict[str, Any], message: str
+) -> None:
+    formatted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for fields in ({"guided_json": schema}, {"response_format": formatted}, {"structured_outputs": {"json": schema}}):
+        answer = chat(server, **fields)
+        assert (answer.status, answer.error["param"]) == (400, next(iter(fields)))
+        assert re.search(message, answer.error["message"])
+
+
 def test_a_large_body_keeps_its_structure(server: HttpServer) -> None:
     schema = {**PERSON, "description": "x" * 20_000, "examples": [None]}
     fields = {"response_format": {"type": "json_schema", "json_schema": {"name": "p", "schema": schema}}}
@@ -153,6 +180,24 @@ def test_others_are_answered_while_a_structure_is_compiled(server: HttpServer, m
     may_end.set()
     waiting.join()
     assert answers[0].json["choices"][0]["message"]["content"] == "never before"
+
+
+def test_a_structure_is_compiled_once_even_where_none_is_kept(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the event loop would compile it once more."""
+    compiled: list[str] = []
+    compile_anew = Grammars._compile
+
+    def counted(self: Grammars, structure: Structure) -> Any:
+        compiled.append(structure.text)
+        return compile_anew(self, structure)
+
+    monkeypatch.setattr(grammars, "_MOST_KEPT", 0)
+    monkeypatch.setattr(Grammars, "_compile", counted)
+    answer = chat(server, guided_regex="kept by (no|any)one", n=2)
+    assert len(answer.json["choices"]) == 2
+    assert compiled == ["kept by (no|any)one"]
 
 
 class Person(BaseModel):

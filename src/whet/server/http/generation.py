@@ -7,6 +7,7 @@ from functools import partial
 
 from whet.server.completion import Delta
 from whet.server.engine import Engine
+from whet.server.grammars import Guide
 from whet.server.http.errors import ApiError, failed, unavailable
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.loop import Reservation
@@ -21,6 +22,7 @@ class Order:
 
     prompt_ids: Sequence[int]
     params: SamplingParams
+    guide: Guide | None = None  # the compiled structure of `params`
 
 
 class Generation:
@@ -56,6 +58,7 @@ class Generation:
                     asyncio_loop=loop,
                     cache_salt=cache_salt,
                     reservation=slots[0],
+                    guide=order.guide,
                 )
                 del slots[0]
                 if len(order.prompt_ids) > _LONG:

@@ -9,6 +9,7 @@ from fastapi import Request
 
 from whet.errors import RequestError, TargetError
 from whet.server.engine import Engine
+from whet.server.grammars import Guide
 from whet.server.http.errors import ApiError, as_api_errors, invalid
 from whet.server.http.generation import Generation, Order
 from whet.server.http.intake import Intake
@@ -100,24 +101,26 @@ class ModelService:
             ApiError: The engine refused the request.
         """
         by_choice = [params(choice) for choice in range(body.num_choices)]
-        await self._compile(body, by_choice[0].structure)
+        guide = await self._compile(body, by_choice[0].structure)
         generation = Generation(self.engine, self.lifecycle)
         salt = self.settings.cache_salt(request.scope.get(KEY, ""), body.cache_salt)
         with as_api_errors():
-            await generation.start([Order(ids, one) for ids in prompts for one in by_choice], slots, salt)
+            await generation.start([Order(ids, one, guide) for ids in prompts for one in by_choice], slots, salt)
         return generation
 
-    async def _compile(self, body: Sampling, structure: Structure | None) -> None:
-        """Compile the structure of a request's answers, if any, while others have their turn on the event loop.
+    async def _compile(self, body: Sampling, structure: Structure | None) -> Guide | None:
+        """Return the compiled structure of a request's answers, if any.
+
+        Others have their turn on the event loop meanwhile.
 
         Raises ApiError (400) where it cannot be enforced, in the name of the field that asks for it.
         """
         if structure is None:
-            return
+            return None
         field = "tools" if (asked := body.structure()) is None else asked[0]
         async with self._compiling:
             try:
-                await asyncio.to_thread(self.engine.compile, structure)
+                return await asyncio.to_thread(self.engine.compile, structure)
             except RequestError as error:
                 raise invalid(f"{field}: {error}", field.partition(".")[0], error.code) from error
 

@@ -7,14 +7,33 @@ tools/server/README.md; docs.sglang.ai, "Structured Outputs".
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from whet.errors import RequestError
 from whet.server.structure import MAX_CHARACTERS, Structure
+from whet.server.structure_size import MOST_LEVELS, num_levels
 
 _STRICT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
 
-Schema = dict[str, Any] | bool
+
+def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema, once it is known that it can be written as JSON and nests few enough levels.
+
+    Raises:
+        PydanticCustomError: It cannot, or it nests too deep.
+    """
+    if (levels := num_levels(schema)) > MOST_LEVELS:
+        message = "the schema nests {levels} levels deep, and {most} is the most: write inner ones as $defs"
+        raise PydanticCustomError("too_deep", message, {"levels": levels, "most": MOST_LEVELS})
+    try:
+        Structure.json_schema(schema)
+    except RequestError as error:
+        raise PydanticCustomError("no_schema", "{why}", {"why": str(error)}) from error
+    return schema
+
+
+Schema = Annotated[dict[str, Any], AfterValidator(check_schema)] | bool
 SchemaOrText = Schema | Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)]
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_CHARACTERS)]
 Whitespace = Annotated[str, Field(max_length=1024)]

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from whet.server.http.errors import invalid
+from whet.server.http.structures import check_schema
 from whet.server.sampling_params import SamplingParams
 from whet.server.structure import Structure
 from whet.server.text import Tokenizer
@@ -30,7 +31,7 @@ class Function(BaseModel):
 
     name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(check_schema)] | None = None
     strict: bool | None = None
 
 
