@@ -20,6 +20,10 @@ FORMAT = 1
 Pooling = Literal["mean", "cls", "max", "lasttoken"]
 
 
+class Unfit(Exception):
+    """Says why a model gives neither embeddings nor scores of texts, and what to do."""
+
+
 class TextUse(BaseModel):
     """Describe what a text encoder is for, and what is done before and after the model.
 

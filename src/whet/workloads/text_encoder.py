@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from whet.artefact.text_use import TOKENIZER, Pooling, TextUse, write_text_use
+from whet.artefact.text_use import TOKENIZER, Pooling, TextUse, Unfit, write_text_use
 from whet.errors import TargetError, named_reason
 from whet.files import read_object
 
@@ -21,10 +21,6 @@ _POOLINGS: dict[str, Pooling] = {
 _ACTIVATIONS = {"": "sigmoid", "Sigmoid": "sigmoid", "Identity": "identity"}
 _SMALL = 2**20  # a larger number of tokens is none that a model takes: tokenizers write 1e30 for "unknown"
 _OFFSET = {"camembert", "data2vec-text", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"}  # positions begin late
-
-
-class Unfit(Exception):
-    """Says why a directory's model gives neither embeddings nor scores, and what to do."""
 
 
 def directory_of(target: str) -> Path | None:

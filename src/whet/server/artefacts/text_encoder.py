@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whet.artefact.text_use import TextUse, read_text_use
+from whet.artefact.text_use import TextUse, Unfit, read_text_use
 from whet.errors import RequestError
 from whet.server.artefacts.probing import is_close
 from whet.server.artefacts.served_artefact import ServedArtefact
@@ -24,10 +24,6 @@ from whet.workload import is_near
 _IDS, _MASK, _TYPES = "input_ids", "attention_mask", "token_type_ids"
 _STRIDE = 7919  # a prime: its multiples hit ids all over a vocabulary
 _BUCKET = 16  # tokens: texts are filled up to a multiple, so that those of like lengths share a call
-
-
-class Unfit(Exception):
-    """Says why an artefact takes no texts, and what to do."""
 
 
 @dataclass(frozen=True)
