@@ -1,7 +1,7 @@
 """whet.tune from end to end, in real processes, on models that take milliseconds."""
 
-import inspect
 import contextlib
+import inspect
 import json
 import os
 import shlex

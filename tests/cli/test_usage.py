@@ -37,7 +37,7 @@ def refusal(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
         ("tune --max-drop 100% a", "--max-drop '100%': write a fraction from 0 to below 1, such as 0.01 or 1%"),
         ("bench --tolerance x a", "--tolerance 'x': write a fraction such as 0.03, or 3%"),
         ("bench --tolerance 300% a", "--tolerance must lie between 0 and 1: 0.02 or 2% allows two percent; got 3"),
-        ("bench --budgett 3 a", "there is no option --budgett; did you mean --budget? whet bench --help lists what there is"),
+        ("tune --fast a", "there is no option --fast; whet tune --help lists what there is"),
         ("audit --steps abc .", "--steps takes a whole number; got 'abc'"),
         ("audit --steps", "--steps takes a value, and none is given"),
         ("audit --fix=3", "--fix takes no value; got '3'"),
@@ -54,6 +54,11 @@ def test_the_choices_of_the_auditor_are_listed(capsys: pytest.CaptureFixture[str
     said = refusal(capsys, ["audit", "--output-format", "x", "."])
     assert said.startswith("--output-format takes one of ")
     assert said.endswith("; got 'x'")
+
+
+def test_a_misspelt_option_is_pointed_out(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(capsys, ["bench", "--budgett", "3", "a"])
+    assert said.startswith("there is no option --budgett; did you mean --budget? ")
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
