@@ -28,6 +28,7 @@ def test_a_missing_extra_says_how_to_get_it() -> None:
         raise MissingExtra("xlib", "x", "reading X")
     assert isinstance(e.value, MissingExtra)
     assert (e.value.package, e.value.extra) == ("xlib", "x")
+    assert str(e.value).endswith("pip install 'whet[x]', or in a clone of whet: pip install '.[x]'")
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,22 @@ import socket
 import pytest
 
 from whet.errors import OptionError
-from whet.network import LOOPBACK, bind, http_url, is_loopback, listen, names_loopback
+from whet.network import LOOPBACK, bind, checked_port, http_url, is_loopback, listen, names_loopback
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70_000), ("192.0.2.1", 0), ("no.such.host.invalid", 0)])
 def test_an_address_that_cannot_be_had(host: str, port: int) -> None:
     with pytest.raises(OptionError):
         bind(host, port)
+
+
+def test_a_port_out_of_range_is_named_as_the_user_named_it() -> None:
+    assert checked_port(0, "port") == 0
+    assert checked_port(65535, "port") == 65535
+    with pytest.raises(OptionError, match=r"^port takes 0 \(any free port\) to 65535; got 99999$"):
+        bind(LOOPBACK, 99_999)
+    with pytest.raises(OptionError, match=r"^--port takes 0 \(any free port\) to 65535; got -1$"):
+        checked_port(-1, "--port")
 
 
 def test_a_port_in_use_is_one_clear_message() -> None:

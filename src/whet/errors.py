@@ -116,9 +116,14 @@ class MissingExtra(WhetError):
     """An optional package is not installed."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
-        super().__init__(f"{purpose} needs {package}, which is not installed: pip install 'whet[{extra}]'")
+        super().__init__(f"{purpose} needs {package}, which is not installed: {how_to_install(extra)}")
         self.package = package
         self.extra = extra
+
+
+def how_to_install(extra: str) -> str:
+    """Return the commands that install one of whet's extras: from a package index, and in a clone of whet."""
+    return f"pip install 'whet[{extra}]', or in a clone of whet: pip install '.[{extra}]'"
 
 
 @contextmanager

@@ -19,10 +19,9 @@ def bind(host: str, port: int) -> socket.socket:
         port: The port; 0 takes any free one.
 
     Raises:
-        OptionError: The address is in use, or does not belong to this machine.
+        OptionError: The port's number is out of range, or the address is in use, or does not belong to this machine.
     """
-    if not 0 <= port <= 65535:
-        raise OptionError(f"port {port} does not exist: write 0 for any free one, or 1 to 65535")
+    checked_port(port, "port")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio switches Nagle's algorithm off only if the protocol is named. Otherwise each token would wait until the
     # one before is acknowledged.
@@ -34,6 +33,21 @@ def bind(host: str, port: int) -> socket.socket:
         bound.close()
         raise _unusable(host, port, error) from error
     return bound
+
+
+def checked_port(port: int, name: str) -> int:
+    """Return a port.
+
+    Args:
+        port: The port; 0 means any free one.
+        name: What the user calls it: "port" in Python, "--port" on the command line.
+
+    Raises:
+        OptionError: No port has this number.
+    """
+    if not 0 <= port <= 65535:
+        raise OptionError(f"{name} takes 0 (any free port) to 65535; got {port}")
+    return port
 
 
 def listen(bound: socket.socket, backlog: int) -> None:

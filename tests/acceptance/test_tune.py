@@ -1,6 +1,7 @@
 """whet.tune from end to end, in real processes, on models that take milliseconds."""
 
 import contextlib
+import inspect
 import json
 import os
 import shlex
@@ -22,7 +23,7 @@ from whet.signature import read_signature
 from whet.techniques import TABLE
 from whet.tuner.apply import apply_recipe
 from whet.tuner.budget import Runner
-from whet.tuner.command import command_line, without_password
+from whet.tuner.command import BUDGET_S, command_line, without_password
 from whet.tuner.goal import Goal
 from whet.tuner.preparation import open_study
 from whet.tuner.processes import forking
@@ -204,6 +205,14 @@ def test_a_search_can_be_typed_again() -> None:
     )
     words += "|--storage|sqlite:///x.db|--exclude|bf16,fp16|--out|o|--resume"
     assert shlex.split(line) == words.split("|")
+
+
+def test_options_at_their_default_are_not_repeated() -> None:
+    limits = {"objective": "latency", "max_drop": 0.01, "max_memory_bytes": None, "budget_s": 300.0, "storage": None}
+    assert command_line("digits-cnn", **limits, exclude=[], resume=True) == "whet tune digits-cnn --resume"
+    busy = command_line("digits-cnn", **limits, exclude=[], on_busy="go-on", busy_wait_s=600.0, as_json=True)
+    assert busy == "whet tune digits-cnn --on-busy go-on --busy-wait 600s --json"
+    assert inspect.signature(tune).parameters["budget_s"].default == BUDGET_S
 
 
 def test_a_file_in_the_place_of_a_directory_is_named(tmp_path: Path) -> None:

@@ -187,3 +187,21 @@ def test_ctrl_c_leaves_what_is_done(here: Path) -> None:
     assert report["figures"]["num_answered"] >= 9
     assert "ended early" in err
     assert json.loads((here / "kept" / "report.json").read_text()) == report
+
+
+def test_a_wrong_address_is_told_before_the_wait_for_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def waits(_: object) -> None:
+        raise AssertionError("it waited before it asked the server")
+
+    monkeypatch.setattr("whet.measure.quiet.Patience.begin", waits)
+    assert exit_code(["http://127.0.0.1:9", "--rate", "1"]) == 2
+    assert "cannot reach http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_a_load_may_be_a_percentage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code(["http://127.0.0.1:9", "--trace", "t.csv", "--load", "70%"]) == 2
+    assert "cannot reach" in capsys.readouterr().err
+    assert exit_code(["http://127.0.0.1:9", "--trace", "t.csv", "--load", "much"]) == 2
+    assert "--load 'much': write a fraction such as 0.03, or 3%" in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """--help of what serves, asks and watches: every option says what it is, and nothing of that is lost."""
 
 import importlib
+import re
 from typing import Any
 
 import pytest
@@ -43,3 +44,34 @@ def test_it_fits_a_terminal(name: str, capsys: pytest.CaptureFixture[str], monke
     assert max(map(len, said.splitlines())) <= 80
     assert [default for default in DEFAULTS[name] if default not in said] == []
     assert "…" not in said  # nothing is cut off
+
+
+TYPED = [name for name in COMMANDS if name not in ("audit", "doctor")]
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_no_type_of_python_is_shown(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.rich_utils.MAX_WIDTH", 80)
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    said = capsys.readouterr().out
+    assert end.value.code == 0
+    assert max(map(len, said.splitlines())) <= 80
+    assert not re.search(r"<[a-z]+|[{}]|list\[", said)
+
+
+def test_values_have_names_and_flags_have_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["apply", "--help"])
+    said = capsys.readouterr().out
+    assert "whet apply [OPTIONS] RECIPE TARGET" in said
+    assert re.search(r"--out +DIR +a new directory", said)
+    assert re.search(r"--force +apply it", said)
+    assert re.search(r"--help +Show this", said)
+    with pytest.raises(SystemExit):
+        main(["profile", "--help"])
+    said = capsys.readouterr().out
+    assert re.search(r"--depth +N +how deep", said)
+    assert re.search(r"--trace +FILE +a trace", said)

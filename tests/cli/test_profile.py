@@ -177,7 +177,7 @@ def test_ctrl_c_shows_what_is_known(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         ([], "give a TARGET"),
         (["a", "b"], "one target"),
         (["a", "--depth", "0"], "--depth 0 and --rows 12: both must be 1"),
-        (["a", "--limit", "soon"], "no|not a duration"),
+        (["a", "--limit", "soon"], "write a duration"),
         (["--trace", "x.json", "--out", "y"], "--trace reads"),
     ],
 )

@@ -89,7 +89,7 @@ def test_a_model_that_cannot_be_served(
     ("options", "message"),
     [
         (["--memory", "100kB"], "one sequence of 512 tokens takes"),
-        (["--memory", "lots"], "is not a size"),
+        (["--memory", "lots"], "--memory 'lots': write a size above 0"),
         (["--max-model-len", "513"], "512"),
         (["--max-model-len", "0"], "max_model_len"),
         (["--max-num-seqs", "0"], "max_num_seqs"),
@@ -97,9 +97,9 @@ def test_a_model_that_cannot_be_served(
         (["--draft", "nowhere"], "nowhere"),
         (["--api-key", ""], "--api-key"),
         (["--served-model-name", ""], "--served-model-name"),
-        (["--shutdown-timeout", "soon"], "is not a duration"),
+        (["--shutdown-timeout", "soon"], "--shutdown-timeout 'soon': write a duration above 0"),
         (["--recipe", "nowhere.toml"], "nowhere.toml does not exist"),
-        (["--port", "70000"], "port 70000 does not exist"),
+        (["--port", "70000"], "--port takes 0 (any free port) to 65535; got 70000"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1"),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     code = "import sys; sys.modules['uvicorn'] = None; from whet.cli import main; main(['serve', 'DIR'])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2
-    assert "whet serve needs uvicorn, which is not installed: pip install 'whet[serve]'" in ended.stderr
+    assert "whet serve needs uvicorn, which is not installed: pip install 'whet[serve]', or in a clone" in ended.stderr
 
 
 KEY = "the-key"

@@ -40,11 +40,12 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(whet.cli.tune, "run_tune", interrupted)
     monkeypatch.setenv("COLUMNS", "80")
     options = ["--objective", "size", "--max-memory", "1GB", "--exclude", "bf16,fp16", "--out", "a directory"]
+    options += ["--on-busy", "go-on", "--busy-wait", "5m"]
     assert exit_code("hf:some where?batch=8&seq=256", *options) == INTERRUPTED
     again = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("whet tune"))
     words = shlex.split(again)
     assert words[2] == "hf:some where?batch=8&seq=256"
-    assert {"--resume", "size", "1000000000", "bf16,fp16", "a directory"} <= set(words)
+    assert {"--resume", "size", "1000000000", "bf16,fp16", "a directory", "--on-busy", "go-on", "300s"} <= set(words)
 
 
 def test_results_go_to_a_new_directory_of_the_targets_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """`whet doctor`: broken extras are reported, nothing private is shown, and the exit code says whether whet can tune."""
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import subprocess
@@ -14,7 +16,7 @@ import whet
 from whet.installation import doctor as module
 from whet.installation.checkup import Advice, Checkup, Compiler, Extra, Package, Place, State
 from whet.installation.doctor import _on_compilers, _on_machine, _on_packages
-from whet.installation.packages import EXTRAS, ImportTrials, installed, requirements
+from whet.installation.packages import EXTRAS, ImportTrials, installed, module_of, requirements
 from whet.installation.privacy import Anonymiser, environment
 
 WHET = [sys.executable, "-P", "-m", "whet", "doctor"]
@@ -106,7 +108,7 @@ def test_each_problem_comes_with_what_to_do() -> None:
     entries = list(_on_packages(found_with(required=(torch,), extras=(extra,))))
     assert [(entry.remedy, entry.is_essential) for entry in entries] == [
         ("pip install 'torch>=2.13'", True),
-        ("pip install 'whet[openvino]'", False),
+        ("pip install 'whet[openvino]', or in a clone of whet: pip install '.[openvino]'", False),
         ("pip install --force-reinstall --no-deps 'openvino>=2026.4'", False),
     ]
     problem = "torch compiles with g++, which is not installed: install it (Debian: apt install g++)"
@@ -165,3 +167,18 @@ def test_secrets_in_the_environment_are_not_shown() -> None:
     assert shown["OMP_NUM_THREADS"] == "4"
     assert set(shown) == {"OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR", "WHET_API_KEY", "HF_TOKEN", "WHET_STORAGE"}
     assert "s3cret" not in " ".join(shown.values())
+
+
+@pytest.mark.parametrize("extra", ["", "docs", *EXTRAS])
+def test_each_installed_package_has_the_module_that_is_tried(extra: str) -> None:
+    """The module is looked up, and not imported, which takes half a minute for all of them."""
+    needed = [Requirement(text) for text in importlib.metadata.requires("whet") or ()]
+    names = {one.name for one in needed if one.marker is None or one.marker.evaluate({"extra": extra})}
+    there = {found.name for found in map(installed, map(Requirement, names)) if found.version}
+    assert [name for name in sorted(there) if importlib.util.find_spec(module_of(name)) is None] == []
+    assert {"torch", "tomli-w"} <= there
+
+
+def test_extras_for_developers_are_not_reported() -> None:
+    _, extras = requirements()
+    assert set(extras) == set(EXTRAS)

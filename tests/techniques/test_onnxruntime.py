@@ -15,7 +15,7 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 from whet.artefact.onnxruntime import DATA
-from whet.errors import MissingExtra, OptionError, TargetError
+from whet.errors import MissingExtra, OptionError, TargetError, how_to_install
 from whet.machine import Limits
 from whet.profiler import LayerCost, Profile
 from whet.rewriting import onnx_graph
@@ -156,11 +156,11 @@ def test_refusals(subjects, machine, monkeypatch) -> None:
     assert "16-bit" in reason(half, Options())
     assert isinstance(onnxruntime.check(encoder, machine, Options(mode="dynamic")), Applies)
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    assert reason(conv, Options()) == "onnxscript is not installed: pip install 'whet[onnx]'"
+    assert reason(conv, Options()) == "onnxscript is not installed: " + how_to_install("onnx")
     with pytest.raises(MissingExtra, match="onnxscript"):
         onnxruntime.apply(Candidate.original(conv), Options())
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    assert reason(conv, Options()) == "onnxruntime and onnxscript are not installed: pip install 'whet[onnx]'"
+    assert reason(conv, Options()) == "onnxruntime and onnxscript are not installed: " + how_to_install("onnx")
 
 
 @pytest.mark.parametrize("wrong", [{"precision": "bf16"}, {"mode": "both"}])

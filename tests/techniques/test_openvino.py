@@ -15,7 +15,7 @@ from torch import Tensor, nn
 pytest.importorskip("nncf")
 
 from whet.artefact.openvino import core, import_openvino
-from whet.errors import MissingExtra, OptionError, TargetError
+from whet.errors import MissingExtra, OptionError, TargetError, how_to_install
 from whet.machine import Limits
 from whet.profiler import LayerCost, Profile
 from whet.technique import Applies, Candidate, NotApplicable
@@ -194,12 +194,12 @@ def test_refusals(subjects, machine, monkeypatch) -> None:
     assert "linear layers" in reason(conv, Options(smooth_quant=True))
     assert isinstance(openvino.check(encoder, machine, Options(smooth_quant=True)), Applies)
     monkeypatch.setitem(sys.modules, "nncf", None)
-    assert reason(conv, Options()) == "nncf, which int8 needs, is not installed: pip install 'whet[openvino]'"
+    assert reason(conv, Options()) == "nncf, which int8 needs, is not installed: " + how_to_install("openvino")
     assert isinstance(openvino.check(conv, machine, Options(precision="bf16")), Applies)
     with pytest.raises(MissingExtra, match="nncf"):
         openvino.apply(Candidate.original(conv), Options())
     monkeypatch.setitem(sys.modules, "openvino", None)
-    assert reason(conv, Options(precision="f32")) == "openvino is not installed: pip install 'whet[openvino]'"
+    assert reason(conv, Options(precision="f32")) == "openvino is not installed: " + how_to_install("openvino")
     with pytest.raises(MissingExtra, match="openvino"):
         openvino.apply(Candidate.original(conv), Options(precision="f32"))
 

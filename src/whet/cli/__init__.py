@@ -27,6 +27,13 @@ COMMANDS = {
     "monitor": ("whet.cli.monitor", "Watch a command as it runs: live page, Prometheus metrics, summary."),
 }
 
+# functions of whet that have no command, and what a user who looks for one is told
+FUNCTIONS = {
+    "compare": "whet.compare(old, new); see docs/compare.md",
+    "load": "whet.load(directory); see docs/tune.md",
+    "watch": "whet.watch(model, optimizer, loader); see docs/watch.md",
+}
+
 USAGE_ERROR = 2
 INTERRUPTED = 130
 NO_READER = 141  # 128 and SIGPIPE, as of any command whose reader has left
@@ -69,7 +76,9 @@ def _run(arguments: Sequence[str] | None) -> None:
         print(_help())
         return
     if given[0] not in COMMANDS:
-        print(f"error: there is no command {given[0]!r}; there are: {', '.join(COMMANDS)}", file=sys.stderr)
+        function = f"; {given[0]} is a function: {FUNCTIONS[given[0]]}" if given[0] in FUNCTIONS else ""
+        there_are = f"there are: {', '.join(COMMANDS)}"
+        print(f"error: there is no command {given[0]!r}; {there_are}{function}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
     module, text = COMMANDS[given[0]]
     try:

@@ -16,11 +16,15 @@ _REFUSED = 3
 
 
 def apply(
-    recipe: Annotated[Path, typer.Argument(help="a recipe.toml that whet tune wrote")],
-    target: Annotated[str, typer.Argument(help="the target, named as for whet tune")],
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", help="a recipe.toml that whet tune wrote")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="the target, named as for whet tune")],
     out: Annotated[
         Path | None,
-        typer.Option(help="a new directory for the artefact", show_default="none for a recipe that cannot be saved"),
+        typer.Option(
+            metavar="DIR",
+            help="a new directory for the artefact",
+            show_default="none for a recipe that cannot be saved",
+        ),
     ] = None,
     force: Annotated[
         bool,

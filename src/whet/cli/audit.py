@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TextIO
 
 from whet.auditor.audit import audit
 from whet.auditor.card import Card
@@ -17,6 +17,7 @@ from whet.auditor.report import MachineFacts, count
 from whet.auditor.run import Change, Outcome, cards
 from whet.auditor.settings import near
 from whet.cli.audit_table import table
+from whet.cli.usage import Parser
 from whet.errors import AuditError, OptionError
 from whet.files import check_file, write_whole
 
@@ -25,11 +26,6 @@ _REPORTS = ("markdown", "html")  # formats that give advice for the machine at h
 _ABOUT = """Find what makes PyTorch code slow, say what it may cost, and fix it.
 
 Exits with 0 where nothing is found, 1 where findings are left, 2 on wrong use or where a file cannot be read."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{message}; whet audit --help says what there is")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="whet audit",
         description=_ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -147,12 +143,14 @@ def _measured(given: argparse.Namespace) -> Outcome:
         given.paths[0],
         given.arguments,
         num_steps=given.steps,
-        budget_s=seconds(given.budget),
+        budget_s=seconds("--budget", given.budget),
         select=_split(given.select) if given.select else None,
         ignore=_split(given.ignore or []),
         fix=given.fix or given.diff,
         write=not given.diff,
-        patience=patience_of(on_busy, seconds(given.busy_wait), report=lambda text: _say(text, sys.stderr)),
+        patience=patience_of(
+            on_busy, seconds("--busy-wait", given.busy_wait), report=lambda text: _say(text, sys.stderr)
+        ),
         report=lambda line: _say(line, sys.stderr),
     )
     return outcome

@@ -15,7 +15,7 @@ from whet.benchmark.sweep import bench as run_bench
 from whet.cli.bench_checks import check_bench
 from whet.cli.bench_tables import show_gate, show_growth, show_notes, show_sweep, show_verdict
 from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_of
-from whet.cli.units import num_bytes, seconds
+from whet.cli.units import fraction, num_bytes, seconds
 from whet.comparison.claim import Verdict
 from whet.comparison.sequential import TOLERANCE
 from whet.errors import OptionError
@@ -29,21 +29,24 @@ _Targets = Annotated[
     list[str],
     typer.Argument(metavar="TARGET...", help="a built-in name, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION"),
 ]
-_Batch = Annotated[str, typer.Option(help="batch sizes to measure, as 1,8,32")]
-_Seq = Annotated[str, typer.Option(help="sequence lengths to measure, as 128,512")]
+_Batch = Annotated[str, typer.Option(metavar="N,N", help="batch sizes to measure, as 1,8,32")]
+_Seq = Annotated[str, typer.Option(metavar="N,N", help="sequence lengths to measure, as 128,512")]
 _Save = Annotated[Path | None, typer.Option(help="write the sweep as JSON, as a baseline for --compare")]
 _Compare = Annotated[Path | None, typer.Option(help="compare with a baseline that --save wrote on this machine")]
-_Against = Annotated[str | None, typer.Option(help="compare with a git reference, in pairs of processes")]
-_Tolerance = Annotated[float, typer.Option(help="the slowdown that passes: 0.02 is two percent")]
+_Against = Annotated[
+    str | None, typer.Option(metavar="REF", help="compare with a git reference, in pairs of processes")
+]
+_Tolerance = Annotated[str, typer.Option(metavar="NUMBER", help="the slowdown that passes, as 0.02 or 2%")]
 _Processes = Annotated[
     int | None, typer.Option(help="processes for each point", show_default="1; 5 with --save or --compare")
 ]
 _Budget = Annotated[
-    str | None, typer.Option(help="seconds of timing in each process", show_default="1s; 0.5s with --against")
+    str | None,
+    typer.Option(metavar="TIME", help="seconds of timing in each process", show_default="1s; 0.5s with --against"),
 ]
-_Limit = Annotated[str, typer.Option(help="the time limit of each process")]
+_Limit = Annotated[str, typer.Option(metavar="TIME", help="the time limit of each process")]
 _Memory = Annotated[bool, typer.Option("--memory", help="measure working memory and live tensors as well")]
-_MemoryLimit = Annotated[str | None, typer.Option(help="the memory limit of each process, as 8GB")]
+_MemoryLimit = Annotated[str | None, typer.Option(metavar="SIZE", help="the memory limit of each process, as 8GB")]
 _Energy = Annotated[bool, typer.Option("--energy", help="measure joules as well, where the machine has counters")]
 _Csv = Annotated[Path | None, typer.Option(help="write the sweep as CSV")]
 _Plot = Annotated[Path | None, typer.Option(help="plot the sweep into a .svg, .png or .pdf file")]
@@ -59,7 +62,7 @@ def bench(
     save: _Save = None,
     compare: _Compare = None,
     against: _Against = None,
-    tolerance: _Tolerance = TOLERANCE,
+    tolerance: _Tolerance = f"{TOLERANCE:g}",
     processes: _Processes = None,
     budget: _Budget = None,
     limit: _Limit = "5m",
@@ -82,34 +85,44 @@ def bench(
     console = Console(stderr=as_json or github)
     patience = patience_of(on_busy, busy_wait, console)
     sizes = {"batch": _sizes(batch, "batch"), "seq": _sizes(seq, "seq")}
+    allowed = fraction("--tolerance", tolerance)
     check_bench(
         sizes,
         files=(save, csv, plot),
         plot=plot,
         junit=junit,
         processes=processes,
-        tolerance=tolerance,
+        tolerance=allowed,
         gates={"--compare": compare is not None, "--against": against is not None},
         github=github,
     )
     if against is not None:
-        gate = _pairs(console, targets, against, tolerance, seconds(budget or "0.5s"), seconds(limit), sizes, patience)
+        gate = _pairs(
+            console,
+            targets,
+            against,
+            allowed,
+            seconds("--budget", budget or "0.5s"),
+            seconds("--limit", limit),
+            sizes,
+            patience,
+        )
         _conclude(console, gate, junit, github=github, as_json=as_json)
     baseline = None if compare is None else read_baseline(compare)
     options: dict[str, Any] = {
         **sizes,
         "processes": processes or (1 if save is None and compare is None else BASELINE_PROCESSES),
-        "budget_s": seconds(budget or "1s"),
+        "budget_s": seconds("--budget", budget or "1s"),
         "with_memory": memory,
         "with_energy": energy,
-        "time_limit_s": seconds(limit),
-        "memory_limit_bytes": None if memory_limit is None else num_bytes(memory_limit),
+        "time_limit_s": seconds("--limit", limit),
+        "memory_limit_bytes": None if memory_limit is None else num_bytes("--memory-limit", memory_limit),
         "patience": patience,
     }
     sweep = _sweep(console, targets, options)
     _write(sweep, save, csv, plot)
     if baseline is not None:
-        gate = against_baseline(baseline, sweep, tolerance=tolerance)
+        gate = against_baseline(baseline, sweep, tolerance=allowed)
         _conclude(console, gate, junit, github=github, as_json=as_json)
     _leave(sweep, patience, as_json=as_json)
 

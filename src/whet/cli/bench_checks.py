@@ -48,7 +48,7 @@ def check_bench(
     if processes is not None and processes < 1:
         raise OptionError(f"--processes {processes}: each point is measured in at least one process; give 1 or more")
     if not 0 < tolerance < 1:
-        raise OptionError(f"--tolerance must lie between 0 and 1: 0.02 allows two percent; got {tolerance}")
+        raise OptionError(f"--tolerance must lie between 0 and 1: 0.02 or 2% allows two percent; got {tolerance:g}")
     if not any(gates.values()):
         for name, is_given in (("--junit", junit is not None), ("--github", github)):
             if is_given:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, patience_of
-from whet.cli.units import seconds
+from whet.cli.units import fraction, seconds
 from whet.errors import OptionError
 from whet.load_test.bench_serve import LoadTest
 from whet.load_test.bench_serve import bench_serve as run_bench
@@ -47,12 +47,14 @@ _Rate = Annotated[
 _NumRequests = Annotated[int | None, typer.Option(help="the most requests to send", show_default="no limit")]
 _Duration = Annotated[
     str | None,
-    typer.Option(metavar="DURATION", help="how long to send", show_default="60s, or what --num-requests take"),
+    typer.Option(metavar="TIME", help="how long to send", show_default="60s, or what --num-requests take"),
 ]
 _Load = Annotated[
-    float | None,
+    str | None,
     typer.Option(
-        help="with --trace: the load, as a share of the server's capacity, which is measured first", show_default="0.7"
+        metavar="NUMBER",
+        help="with --trace: the load, as a share of the server's capacity (0.7 or 70%), which is measured first",
+        show_default="0.7",
     ),
 ]
 _TimeScale = Annotated[
@@ -126,8 +128,8 @@ def bench_serve(
         source="" if trace is None else trace.name,
         rate=rate,
         num_requests=num_requests,
-        duration_s=None if duration is None else seconds(duration),
-        load=load,
+        duration_s=None if duration is None else seconds("--duration", duration),
+        load=None if load is None else fraction("--load", load),
         time_scale=time_scale,
         length_scale=length_scale,
         max_input=max_input,

@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whet.benchmark.formats import sentence
-from whet.benchmark.report import BenchmarkVerdict, Gate, Sweep
+from whet.benchmark.report import BenchmarkVerdict, Gate, Point, Sweep
 from whet.benchmark.rows import COLUMNS, ENERGY_COLUMNS, MEMORY_COLUMNS, cells
 
 _STYLES = {"pass": "green", "fail": "bold red", "inconclusive": "yellow"}
@@ -53,8 +53,20 @@ def show_notes(console: Console, sweep: Sweep, *, with_energy: bool) -> None:
     if with_energy:
         for text in dict.fromkeys(p.energy_reason for p in sweep.points if p.energy_reason):
             console.print(f"energy: not available here: {text}", highlight=False)
+    for point in sweep.points:
+        if point.latency_ms is not None and point.share_of_limit is None:
+            console.print(Text(f"{point.label}: the share of the limit is not known: {_why_no_share(point)}"))
     if any(point.latency_ms is not None and point.p99_ms is None for point in sweep.points):
-        console.print("P99 wants 500 calls; a longer --budget gives them.", highlight=False)
+        console.print("P99 needs 500 calls: raise --budget", highlight=False)
+
+
+def _why_no_share(point: Point) -> str:
+    """Say why a point has no share of the machine's limit."""
+    if point.busy:
+        return "the machine was busy"
+    if point.status != "done":
+        return "the measurement ended early"
+    return "the model's operations cannot be counted, as in a compiled or scripted model"
 
 
 def show_gate(console: Console, gate: Gate) -> None:

@@ -19,7 +19,9 @@ OnBusyOption = Annotated[
         help="on a busy machine: wait (for quiet), inconclusive (give no verdict) or go-on (measure anyway)",
     ),
 ]
-BusyWaitOption = Annotated[str, typer.Option("--busy-wait", help="how long to wait for a quiet machine in all, as 2m")]
+BusyWaitOption = Annotated[
+    str, typer.Option("--busy-wait", metavar="TIME", help="how long to wait for a quiet machine in all, as 2m")
+]
 
 
 def patience_of(on_busy: str, busy_wait: str, console: Console) -> Patience:
@@ -28,7 +30,9 @@ def patience_of(on_busy: str, busy_wait: str, console: Console) -> Patience:
     Raises:
         OptionError: An option has no such value.
     """
-    return Patience(OnBusy.checked(on_busy), seconds(busy_wait), report=lambda text: show_waiting(console, text))
+    return Patience(
+        OnBusy.checked(on_busy), seconds("--busy-wait", busy_wait), report=lambda text: show_waiting(console, text)
+    )
 
 
 def show_waiting(console: Console, text: str) -> None:

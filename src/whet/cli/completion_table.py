@@ -18,12 +18,10 @@ from whet.cli import COMMANDS
 from whet.fast_import import import_large
 from whet.files import write_whole
 from whet.measure.quiet import OnBusy
-from whet.tuner.result import Objective
 
 FILE = Path(__file__).with_name("completion.json")
 
 _CHOICES = {
-    "objective": list(get_args(Objective)),
     "on_busy": [str(one) for one in OnBusy],
 }  # of options that take text
 

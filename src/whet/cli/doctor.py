@@ -7,20 +7,15 @@ import argparse
 import json
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
 
-from whet.errors import OptionError, reason
+from whet.cli.usage import Parser
+from whet.errors import reason
 
 _FINE, _BROKEN = 0, 1
 _ABOUT = """Say what is installed here, what works, and what is missing for which command.
 
 The page can be pasted into a bug report: it names neither users nor hosts, and shows no secrets.
 Exits with 0 where whet can tune, 1 where something essential is broken."""
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise OptionError(f"{message}; whet doctor takes --json and nothing else")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def parser_of() -> argparse.ArgumentParser:
     """Return the parser of the command's options."""
-    parser = _Parser(
+    parser = Parser(
         prog="whet doctor", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -11,7 +11,7 @@ from whet.cli.units import seconds
 from whet.monitor.monitor_command import DEFAULT_PORT, monitor_command
 from whet.monitor.summary import Summary
 from whet.monitor.terminal import show_summary
-from whet.network import LOOPBACK
+from whet.network import LOOPBACK, checked_port
 
 
 def monitor(
@@ -30,7 +30,7 @@ def monitor(
     ] = LOOPBACK,
     page: Annotated[bool, typer.Option("--page/--no-page", help="serve the live page and /metrics")] = True,
     keep: Annotated[bool, typer.Option("--keep", help="go on serving the page after the end, until Ctrl-C")] = False,
-    interval: Annotated[str, typer.Option(metavar="DURATION", help="the time between samples, as 1s or 0.5s")] = "1s",
+    interval: Annotated[str, typer.Option(metavar="TIME", help="the time between samples, as 1s or 0.5s")] = "1s",
     name: Annotated[
         str | None, typer.Option(help="the name of the run in titles", show_default="the script's name")
     ] = None,
@@ -44,6 +44,8 @@ def monitor(
     The exit code is the command's.
     """
     console = Console(stderr=True)
+    if port is not None:
+        checked_port(port, "--port")
 
     def show(summary: Summary) -> None:
         show_summary(console, summary)
@@ -67,7 +69,7 @@ def monitor(
         host=host,
         page=page,
         keep=keep,
-        interval_s=seconds(interval),
+        interval_s=seconds("--interval", interval),
         name=name,
         out=out,
         on_start=began,

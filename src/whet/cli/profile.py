@@ -20,10 +20,14 @@ def profile(
         ),
     ] = None,
     others: Annotated[list[str] | None, typer.Argument(metavar="FILE", hidden=True)] = None,
-    out: Annotated[Path | None, typer.Option(help="a new directory for profile.json and trace.json.gz")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="a new directory for profile.json and trace.json.gz")
+    ] = None,
     depth: Annotated[int, typer.Option(help="how deep the tree of modules is shown")] = 3,
     rows: Annotated[int, typer.Option(help="the most rows of each table")] = 12,
-    limit: Annotated[str, typer.Option(help="the time limit of the whole profile, as 5m or 90s")] = "5m",
+    limit: Annotated[
+        str, typer.Option(metavar="TIME", help="the time limit of the whole profile, as 5m or 90s")
+    ] = "5m",
     trace: Annotated[
         list[Path] | None,
         typer.Option(help="a trace of PyTorch's profiler, in place of a target; two traces are compared"),
@@ -57,7 +61,7 @@ def profile(
     if depth < 1 or rows < 1:
         raise OptionError(f"--depth {depth} and --rows {rows}: both must be 1 or more")
     options: dict[str, Any] = {
-        "limit_s": seconds(limit),
+        "limit_s": seconds("--limit", limit),
         "on_busy": on_busy,
         "busy_wait": busy_wait,
         "as_json": as_json,

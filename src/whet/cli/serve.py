@@ -24,7 +24,7 @@ from whet.cli.engine_options import (
 )
 from whet.cli.units import num_bytes, seconds
 from whet.errors import OptionError
-from whet.network import LOOPBACK, is_loopback
+from whet.network import LOOPBACK, checked_port, is_loopback
 from whet.server.artefacts.directories import EngineSource, Source
 from whet.server.engine import Engine
 from whet.server.http.cors import ANY
@@ -88,22 +88,22 @@ _Names = Annotated[
     ),
 ]
 _Timeout = Annotated[
-    str, typer.Option(metavar="DURATION", help="how long running requests may take to finish after SIGTERM or Ctrl-C")
+    str, typer.Option(metavar="TIME", help="how long running requests may take to finish after SIGTERM or Ctrl-C")
 ]
 _MaxConnections = Annotated[
     int, typer.Option(help="the most connections; beyond it the one that has been idle for longest is closed")
 ]
 _HeadTimeout = Annotated[
     str,
-    typer.Option(metavar="DURATION", help="how long the head of a request may take to arrive; then the answer is 408"),
+    typer.Option(metavar="TIME", help="how long the head of a request may take to arrive; then the answer is 408"),
 ]
 _BodyTimeout = Annotated[
     str,
-    typer.Option(metavar="DURATION", help="how long the body of a request may take to arrive; then the answer is 408"),
+    typer.Option(metavar="TIME", help="how long the body of a request may take to arrive; then the answer is 408"),
 ]
 _WriteTimeout = Annotated[
     str,
-    typer.Option(metavar="DURATION", help="a client that reads nothing of its answer for this long is disconnected"),
+    typer.Option(metavar="TIME", help="a client that reads nothing of its answer for this long is disconnected"),
 ]
 _MaxBody = Annotated[
     str, typer.Option(metavar="SIZE", help="the largest body of a request; larger ones are refused (413)")
@@ -176,20 +176,23 @@ def serve(
 ) -> None:
     """Serve language models over HTTP as OpenAI does, and what `whet tune` made by the Open Inference Protocol."""
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-    logging.basicConfig(format="%(levelname)s: %(message)s")
+    warnings = logging.StreamHandler()
+    warnings.setLevel(logging.WARNING)  # below it are notices, which are shown as they are
+    logging.basicConfig(format="%(levelname)s: %(message)s", handlers=[warnings])
+    checked_port(port, "--port")
     others = _by_name(models or ())
     sources = checked_sources(model, others, served_model_name or ())
     settings = Settings(
         served_names=next(iter(sources)),
         api_keys=tuple(api_key or ()),
         is_local=is_loopback(host),
-        shutdown_timeout_s=0.0 if shutdown_timeout in ("0", "0s") else seconds(shutdown_timeout),
+        shutdown_timeout_s=0.0 if shutdown_timeout in ("0", "0s") else seconds("--shutdown-timeout", shutdown_timeout),
         max_connections=max_connections,
-        head_timeout_s=seconds(head_timeout),
-        body_timeout_s=seconds(body_timeout),
-        write_timeout_s=seconds(write_timeout),
-        max_body_bytes=num_bytes(max_body),
-        max_pending_bytes=num_bytes(max_pending),
+        head_timeout_s=seconds("--head-timeout", head_timeout),
+        body_timeout_s=seconds("--body-timeout", body_timeout),
+        write_timeout_s=seconds("--write-timeout", write_timeout),
+        max_body_bytes=num_bytes("--max-body", max_body),
+        max_pending_bytes=num_bytes("--max-pending", max_pending),
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,
         ssl_keyfile_password=ssl_keyfile_password,
@@ -203,7 +206,7 @@ def serve(
         max_batch_tokens=max_num_batched_tokens or max_batch_tokens,
         max_model_len=max_model_len,
         max_waiting=DEFAULTS.max_waiting if max_waiting is None else max_waiting,
-        memory=None if memory is None else num_bytes(memory),
+        memory=None if memory is None else num_bytes("--memory", memory),
     )
     run(
         model,

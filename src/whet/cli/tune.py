@@ -3,6 +3,8 @@
 import json
 import re
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +16,15 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from whet.auditor.report import count
 from whet.cli import tables
 from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, show_waiting
-from whet.cli.units import num_bytes, seconds
+from whet.cli.units import fraction, num_bytes, seconds
+from whet.errors import OptionError
 from whet.measure.quiet import OnBusy
 from whet.tuner.command import command_line
 from whet.tuner.facts import TargetFacts
 from whet.tuner.figures import one_line
 from whet.tuner.outlook import Outlook, going_on
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import Result
+from whet.tuner.result import Objective, Result
 from whet.tuner.tuning import Listener
 from whet.tuner.tuning import tune as run_tune
 from whet.tuner.verdict import out_of_reach
@@ -38,49 +41,60 @@ def tune(
             help="the targets: digits-cnn, docs-encoder, docs-gpt, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION",
         ),
     ],
-    objective: Annotated[str, typer.Option(help="what to improve: latency, throughput, memory or size")] = "latency",
+    objective: Annotated[
+        Objective, typer.Option(metavar="GOAL", help="what to improve: latency, throughput, memory or size")
+    ] = "latency",
     max_drop: Annotated[
-        float,
-        typer.Option(help="how much quality may be lost, as a fraction of the original's: 0.01 allows one percent"),
-    ] = 0.01,
+        str,
+        typer.Option(
+            metavar="NUMBER", help="how much quality may be lost, as a fraction of the original's: 0.01 or 1%"
+        ),
+    ] = "0.01",
     max_memory: Annotated[
-        str | None, typer.Option(help="the most resident memory that the process may take, as 800MB")
+        str | None, typer.Option(metavar="SIZE", help="the most resident memory that the process may take, as 800MB")
     ] = None,
-    budget: Annotated[str, typer.Option(help="the time for each target, with everything included, as 5m")] = "5m",
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="the time for each target, with everything included, as 5m")
+    ] = "5m",
     out: Annotated[
-        Path | None, typer.Option(help="a new directory for the results", show_default="whet-out/TARGET")
+        Path | None, typer.Option(metavar="DIR", help="a new directory for the results", show_default="whet-out/TARGET")
     ] = None,
     storage: Annotated[
-        str | None, typer.Option(help="the URL of an Optuna storage, which machines of one kind may share")
+        str | None,
+        typer.Option(metavar="URL", help="the URL of an Optuna storage, which machines of one kind may share"),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the search whose results are in --out")] = False,
-    exclude: Annotated[str, typer.Option(help="techniques that are not tried, separated by commas")] = "",
+    exclude: Annotated[
+        str, typer.Option(metavar="NAMES", help="techniques that are not tried, separated by commas")
+    ] = "",
     on_busy: OnBusyOption = "wait",
     busy_wait: BusyWaitOption = "2m",
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
 ) -> None:
     """Find the fastest recipe for a model on this machine, and prove it.
 
-    The exit code is 0 with a verdict, 3 if the machine was too busy for one, and 1 if nothing could be measured.
+    The exit code is 0 with a verdict, 3 if the machine was too busy, or the budget too short, for one,
+    and 1 if nothing could be measured.
     """
     console = Console(stderr=as_json)
     options: dict[str, Any] = {
         "objective": objective,
-        "max_drop": max_drop,
-        "max_memory_bytes": num_bytes(max_memory) if max_memory is not None else None,
-        "budget_s": seconds(budget),
+        "max_drop": _max_drop(max_drop),
+        "max_memory_bytes": num_bytes("--max-memory", max_memory) if max_memory is not None else None,
+        "budget_s": seconds("--budget", budget),
         "storage": storage,
         "exclude": [name.strip() for name in exclude.split(",") if name.strip()],
     }
-    wait_s = seconds(busy_wait)
+    wait_s = seconds("--busy-wait", busy_wait)
     OnBusy.checked(on_busy)
     verdicts = set()
     for target in targets:
         directory = _directory(target, out, alone=len(targets) == 1, resume=resume)
+        again = partial(command_line, target, on_busy=on_busy, busy_wait_s=wait_s, as_json=as_json, resume=True)
         busy = {"on_busy": on_busy, "busy_wait_s": wait_s}
-        result = _tuned(console, target, options, out=directory, resume=resume, **busy)
+        result = _tuned(console, target, options, again, out=directory, resume=resume, **busy)
         tables.show_result(console, result)
-        _show_rest(console, result, target, options)
+        _show_rest(console, result, options, again)
         if as_json:
             print(json.dumps(result.summary()))
         verdicts.add(result.verdict)
@@ -88,13 +102,23 @@ def tune(
         raise typer.Exit(min(_EXIT_CODES[verdict] for verdict in verdicts & _EXIT_CODES.keys()))
 
 
-def _tuned(console: Console, target: str, options: dict[str, Any], *, out: Path, resume: bool, **busy: Any) -> Result:
+def _tuned(
+    console: Console,
+    target: str,
+    options: dict[str, Any],
+    again: Callable[..., str],
+    *,
+    out: Path,
+    resume: bool,
+    **busy: Any,
+) -> Result:
     """Tune one target and show how it goes. On Ctrl-C, print the command that goes on with the search.
 
     Args:
         console: Where progress is shown.
         target: As the user named it.
         options: Those of `whet.tune` that say what is searched for.
+        again: Returns the command that goes on with the search, given these options and `out`.
         out: The directory for the results.
         resume: Whether to go on with an earlier search.
         busy: The options of `whet.tune` for a busy machine.
@@ -106,19 +130,30 @@ def _tuned(console: Console, target: str, options: dict[str, Any], *, out: Path,
             if listener.num_trials:
                 kept = "is kept" if listener.num_trials == 1 else "are kept"
                 console.print(f"stopped; {count(listener.num_trials, 'trial')} {kept}. To go on:")
-                again = command_line(target, **options, out=out, resume=True)
-                console.print(again, markup=False, highlight=False, soft_wrap=True)
+                console.print(again(**options, out=out), markup=False, highlight=False, soft_wrap=True)
             raise
 
 
-def _show_rest(console: Console, result: Result, target: str, options: dict[str, Any]) -> None:
+def _show_rest(console: Console, result: Result, options: dict[str, Any], again: Callable[..., str]) -> None:
     """One line where the time was up before every technique was tried: how many are untried, and how to go on."""
     num_untried = out_of_reach(result.untried)
     if not num_untried and result.needed_s is None:
         return
     budget_s = max(options["budget_s"], result.needed_s or 0.0)
-    again = command_line(target, **{**options, "budget_s": budget_s}, out=Path(result.out), resume=True)
-    console.print(going_on(num_untried, again), markup=False, highlight=False, soft_wrap=True)
+    command = again(**{**options, "budget_s": budget_s}, out=Path(result.out))
+    console.print(going_on(num_untried, command), markup=False, highlight=False, soft_wrap=True)
+
+
+def _max_drop(text: str) -> float:
+    """Return the fraction of --max-drop.
+
+    Raises:
+        OptionError: The text is no fraction from 0 to below 1.
+    """
+    drop = fraction("--max-drop", text)
+    if not 0 <= drop < 1:
+        raise OptionError(f"--max-drop {text!r}: write a fraction from 0 to below 1, such as 0.01 or 1%")
+    return drop
 
 
 def _directory(target: str, out: Path | None, *, alone: bool, resume: bool) -> Path:

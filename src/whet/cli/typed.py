@@ -2,12 +2,19 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
-from whet.cli import NO_READER, is_unread
+from whet.cli import NO_READER, is_unread, notices
+from whet.cli.usage import said, takes
+from whet.errors import OptionError
+
+_METAVARS: dict[type, str] = {int: "N", float: "NUMBER", Path: "FILE"}  # of other types: TEXT
 
 
 def run(command: Callable[..., None], name: str, text: str, arguments: Sequence[str]) -> None:
@@ -18,10 +25,96 @@ def run(command: Callable[..., None], name: str, text: str, arguments: Sequence[
         name: The command's name.
         text: The help of a command without a docstring.
         arguments: The arguments after the command's name.
+
+    Raises:
+        OptionError: The arguments cannot be parsed.
     """
+    notices.show()
+    program = f"whet {name}"
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name=name, help=_paragraphs(command.__doc__ or text))(_quiet(command))
-    app(list(arguments), prog_name=f"whet {name}")
+    app.command(name=name, cls=_Command, help=_paragraphs(command.__doc__ or text))(_quiet(command))
+    try:
+        code = typer.main.get_command(app).main(list(arguments), prog_name=program, standalone_mode=False)
+    except typer.TyperException as error:
+        raise OptionError(_message(error, program)) from error
+    except typer.Abort:  # typer's word for an input that has ended
+        raise OptionError("standard input has ended") from None
+    sys.exit(code or 0)
+
+
+class _Command(TyperCommand):
+    """Show options in help as `--port N`, and arguments as TARGET: no types of Python, no braces."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for param in self.params:
+            _name_value(param)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line after the command's name."""
+        arguments = [param for param in self.get_params(ctx) if isinstance(param, TyperArgument) and not param.hidden]
+        return [self.options_metavar or "", *map(_in_usage, arguments)]
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option --help, which takes no value."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            _name_value(option)
+        return option
+
+
+def _name_value(param: Any) -> None:
+    """Set what the help calls a parameter's value: nothing for a flag, a choice's values, else a word for its type."""
+    if isinstance(param, TyperArgument):
+        param.metavar = param.metavar or param.name.upper()
+        param.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
+    elif isinstance(param, TyperOption) and param.is_flag:
+        param.metavar = ""
+    elif param.metavar is None:
+        choices = param.type_descriptor.choices
+        param.metavar = "|".join(map(str, choices)) if choices else _METAVARS.get(_kind(param), "TEXT")
+
+
+def _in_usage(argument: TyperArgument) -> str:
+    """Return an argument as the usage line shows it. Brackets say that it may be left out."""
+    name = argument.metavar or argument.name
+    return name if argument.required or name.startswith("[") else f"[{name}]"
+
+
+def _kind(param: Any) -> type:
+    """Return the type of a parameter's values: of each value, where it takes several."""
+    annotation = param.type_descriptor.annotation
+    kind: type = next(iter(get_args(annotation)), annotation)
+    return kind
+
+
+def _message(error: typer.TyperException, program: str) -> str:
+    """Return what was wrong with the arguments in one line, which names the option and what it takes."""
+    param: Any = getattr(error, "param", None)
+    if not isinstance(error, typer.BadParameter) or param is None:
+        return said(error.format_message(), program, getattr(error, "possibilities", None) or ())
+    name = max(param.opts, key=len) if isinstance(param, TyperOption) else param.metavar
+    found: Any = error.__cause__
+    if not hasattr(found, "errors"):  # not from pydantic: nothing was given
+        return (
+            f"{name} is missing; {program} --help says what it is" if not error.message else f"{name}: {error.message}"
+        )
+    fault = found.errors()[0]
+    if choices := param.type_descriptor.choices:
+        return takes(name, _either(list(map(str, choices))), fault["input"])
+    kind = {int: "a whole number", float: "a number"}.get(_kind(param))
+    if kind is None:
+        return f"{name} {fault['input']!r}: {error.message}"
+    for bound in ("min", "max"):
+        limit = getattr(param.type_descriptor.parameter_info, bound, None)
+        if limit is not None:
+            kind += f" of {limit} or {'more' if bound == 'min' else 'less'}"
+    return takes(name, kind, fault["input"])
+
+
+def _either(values: Sequence[str]) -> str:
+    """Return "a, b or c"."""
+    return " or ".join(filter(None, [", ".join(values[:-1]), values[-1]]))
 
 
 def _paragraphs(text: str) -> str:

@@ -1,5 +1,6 @@
-"""Parse durations and sizes as people type them."""
+"""Parse durations, sizes and fractions as people type them. Each message names the option."""
 
+import math
 import re
 
 from whet.errors import OptionError
@@ -9,32 +10,59 @@ _BYTES = {"": 1, "b": 1, "k": 1000, "kb": 1000, "m": 10**6, "mb": 10**6, "g": 10
 _BYTES |= {"kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
-def seconds(text: str) -> float:
+def seconds(option: str, text: str) -> float:
     """Return the seconds of "5m", "90s", "1.5h" or a number of seconds.
 
+    Args:
+        option: The option's name, as "--budget".
+        text: What the user wrote.
+
     Raises:
-        OptionError: The text is no duration.
+        OptionError: The text is no duration above 0.
     """
-    number, unit = _split(text, "a duration", "5m, 90s or 1h")
+    number, unit = _split(text)
     if unit not in _SECONDS or number <= 0:
-        raise OptionError(f"{text!r} is no duration above 0; write 5m, 90s or 1h")
+        raise OptionError(f"{option} {text!r}: write a duration above 0 such as 5m, 90s or 1h")
     return number * _SECONDS[unit]
 
 
-def num_bytes(text: str) -> int:
+def num_bytes(option: str, text: str) -> int:
     """Return the bytes of "512MB", "2GiB" or a number of bytes.
 
+    Args:
+        option: The option's name, as "--memory".
+        text: What the user wrote.
+
     Raises:
-        OptionError: The text is no size.
+        OptionError: The text is no size above 0.
     """
-    number, unit = _split(text, "a size", "512MB or 2GiB")
+    number, unit = _split(text)
     if unit not in _BYTES or number <= 0:
-        raise OptionError(f"{text!r} is no size above 0; write 512MB or 2GiB")
+        raise OptionError(f"{option} {text!r}: write a size above 0 such as 512MB or 2GiB")
     return int(number * _BYTES[unit])
 
 
-def _split(text: str, what: str, example: str) -> tuple[float, str]:
+def fraction(option: str, text: str) -> float:
+    """Return the fraction of "0.03" or "3%". The caller checks its range.
+
+    Args:
+        option: The option's name, as "--tolerance".
+        text: What the user wrote.
+
+    Raises:
+        OptionError: The text is no number.
+    """
+    number, is_percent = text.strip(), text.strip().endswith("%")
+    try:
+        value = float(number.removesuffix("%"))
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise OptionError(f"{option} {text!r}: write a fraction such as 0.03, or 3%")
+    return value / 100 if is_percent else value
+
+
+def _split(text: str) -> tuple[float, str]:
+    """Return a number and its unit in lower case; (0, "") where the text is neither."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
-    if found is None:
-        raise OptionError(f"{text!r} is not {what}; write {example}")
-    return float(found.group(1)), found.group(2).lower()
+    return (float(found.group(1)), found.group(2).lower()) if found else (0.0, "")

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any
 
 from whet import __version__
-from whet.errors import named_reason
+from whet.errors import how_to_install, named_reason
 from whet.fast_import import import_large
 from whet.installation.checkup import Advice, Checkup, Hardware, Place, State
 from whet.installation.packages import (
@@ -123,7 +123,7 @@ def _on_packages(found: Checkup) -> Iterator[Advice]:
             verb = "is" if len(missing) == 1 else "are"
             if extra.name == "nvidia" and not (found.hardware and found.hardware.gpus):
                 continue
-            remedy = f"pip install 'whet[{extra.name}]'"
+            remedy = how_to_install(extra.name)
             yield Advice(concerns=extra.gives, problem=f"{names} {verb} not installed", remedy=remedy)
         for package in extra.unusable:
             if package.version:

@@ -17,8 +17,13 @@ from pydantic import BaseModel
 from whet.errors import reason
 
 _LIMIT_S = 90.0  # for the imports of all packages together
-_MODULES = {"scikit-learn": "sklearn", "nvidia-ml-py": "pynvml"}  # where a package's module has another name
-_NOT_FOR_USE = frozenset({"all", "dev", "mutants"})  # extras that are no feature of their own
+_MODULES = {  # where a package's module has another name
+    "scikit-learn": "sklearn",
+    "nvidia-ml-py": "pynvml",
+    "markdown-it-py": "markdown_it",
+    "mkdocs-material": "material",
+}
+_NOT_FOR_USE = frozenset({"all", "dev", "docs", "mutants"})  # extras for developers, and all extras together
 
 EXTRAS = {
     "openvino": "the technique openvino, and saved models that run in OpenVINO",

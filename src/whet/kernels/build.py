@@ -183,7 +183,7 @@ def try_compiler() -> tuple[str, str]:
 
 
 def _compile(isa: Isa, path: Path) -> None:
-    _log.warning("compiling whet's kernels for %s; once, in about half a minute", isa)
+    _log.info("compiling whet's kernels for %s, once, which takes about half a minute", isa)
     with tempfile.TemporaryDirectory(prefix="whet-kernels-") as scratch:
         target = Path(scratch) / path.name
         command = [_compiler(), *_FLAGS, *_TARGETS[isa], str(_DIRECTORY / "library.cpp"), "-o", str(target)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from whet.errors import OptionError
-from whet.load_test.benchmark import Options, run
+from whet.load_test.benchmark import Options, check_server, run
 from whet.load_test.record import Record
 from whet.load_test.replay import Progress
 from whet.load_test.report import Report, make_directory, write_report
@@ -87,5 +87,7 @@ def bench_serve(
             report, records = run(url, options, api_key=api_key, on_progress=on_progress, on_stage=on_stage)
             return LoadTest(report, tuple(records))
 
+    if is_remote:
+        check_server(target, api_key=api_key)  # before the wait for a quiet machine
     patience.begin()
     return patience.measure(once, lambda test: test.report.busy)

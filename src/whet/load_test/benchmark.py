@@ -142,6 +142,25 @@ def run(
     return asyncio.run(_run(url, options, api_key, on_progress, on_stage))
 
 
+def check_server(url: str, *, api_key: str | None = None) -> None:
+    """Connect to a server, so that a wrong address is told at once.
+
+    Args:
+        url: The address of the server.
+        api_key: The server's API key.
+
+    Raises:
+        TargetError: The server cannot be reached.
+        OptionError: The address is not valid.
+    """
+    asyncio.run(_check_server(url, api_key))
+
+
+async def _check_server(url: str, api_key: str | None) -> None:
+    async with CompletionClient(url, api_key=api_key) as client:
+        await client.get("/v1/models")
+
+
 async def _run(
     url: str, options: Options, api_key: str | None, on_progress: Progress | None, on_stage: Callable[[str], None]
 ) -> tuple[Report, list[Record]]:

@@ -1,7 +1,6 @@
 """Start `whet serve DIR` for a benchmark, or find the process of a server by its address."""
 
 import contextlib
-import itertools
 import os
 import signal
 import socket
@@ -105,12 +104,9 @@ def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: IO[bytes]) -
 
 
 def _last_line(log: IO[bytes]) -> str:
-    """Return the last line of the server's output, or the text of the last error box that typer drew."""
+    """Return the last line of the server's output."""
     log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
     lines = [line.strip() for line in log.read().decode(errors="replace").split("\n") if line.strip()]
-    if lines and lines[-1].startswith("╰"):
-        boxed = itertools.takewhile(lambda line: line.startswith("│"), reversed(lines[:-1]))
-        lines = [" ".join(line.strip("│ ") for line in reversed(list(boxed)))]
     return lines[-1].removeprefix("error: ") if lines else "it said nothing"
 
 

@@ -4,11 +4,11 @@ import os
 import re
 from typing import Any
 
-from whet.errors import reason
+from whet.errors import how_to_install, reason
 from whet.monitor import metrics
 from whet.monitor.series import Cell
 
-_NO_PACKAGE = "nvidia-ml-py is not installed: pip install 'whet[nvidia]'"
+_NO_PACKAGE = f"nvidia-ml-py is not installed: {how_to_install('nvidia')}"
 
 
 class GpuCollector:

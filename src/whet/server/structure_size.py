@@ -12,7 +12,7 @@ from typing import Any
 from whet.server.structure import Structure
 
 MOST_LINKS = 500  # rules of a grammar; references and levels of a schema
-MOST_LEVELS = 200  # of brackets in a grammar, and of lists and objects in a request's schema
+MOST_LEVELS = 200  # of brackets in a grammar
 
 _REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 _TEXTS = r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*'

@@ -103,9 +103,9 @@ class TraceFile:
                     if key != "traceEvents":
                         self.header[key] = value
         elif first:
-            raise TraceError(f"{self.path}: is not JSON; {_WANTED}")
+            raise TraceError(f"{self.path} is not JSON; {_WANTED}")
         else:
-            raise TraceError(f"{self.path}: holds only whitespace; record the trace again")
+            raise TraceError(f"{self.path} holds only whitespace; record the trace again")
         if self._next_character():
             raise self._broken("goes on after the end of its JSON")
         if not found:
@@ -211,12 +211,12 @@ class TraceFile:
         if self._ended and (_WORD_AT_END.fullmatch(rest) or what.startswith("Unterminated string")):
             return self._broken("is cut off")
         if not self._is_json:
-            return TraceError(f"{self.path}: is not JSON; {_WANTED}")
+            return TraceError(f"{self.path} is not JSON; {_WANTED}")
         return self._broken(f"is damaged: {what} at {_short(rest)!r}")
 
     def _broken(self, what: str) -> TraceError:
         where = f" after {self.num_seen:,} events" if self.num_seen else ""
-        return TraceError(f"{self.path}: {what}{where}; copy the file again, or record the trace again")
+        return TraceError(f"{self.path} {what}{where}; copy the file again, or record the trace again")
 
 
 def _gzip_fault(error: Exception) -> str:

@@ -7,6 +7,11 @@ from pathlib import Path
 from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
+from whet.measure.quiet import WAIT_S, OnBusy
+from whet.tuner.goal import Goal
+
+BUDGET_S = 300.0  # of `whet tune` without --budget
+
 
 def command_line(
     target: str,
@@ -19,25 +24,30 @@ def command_line(
     exclude: Sequence[str],
     out: Path | None = None,
     resume: bool = False,
+    on_busy: str = OnBusy.WAIT,
+    busy_wait_s: float = WAIT_S,
+    as_json: bool = False,
 ) -> str:
-    """Return `whet tune TARGET ...` with every option that tells one search from another, quoted for a shell."""
-    words = [
-        "whet",
-        "tune",
-        target,
-        "--objective",
-        objective,
-        "--max-drop",
-        str(max_drop),
-        "--budget",
-        f"{budget_s:.12g}s",
-    ]
+    """Return `whet tune TARGET ...` with every option that is not at its default, quoted for a shell."""
+    words = ["whet", "tune", target]
+    if objective != Goal.objective:
+        words += ["--objective", objective]
+    if max_drop != Goal.max_drop:
+        words += ["--max-drop", str(max_drop)]
+    if budget_s != BUDGET_S:
+        words += ["--budget", f"{budget_s:.12g}s"]
     if max_memory_bytes is not None:
         words += ["--max-memory", str(max_memory_bytes)]
     if storage is not None:
         words += ["--storage", storage]
     if exclude:
         words += ["--exclude", ",".join(exclude)]
+    if on_busy != OnBusy.WAIT:
+        words += ["--on-busy", on_busy]
+    if busy_wait_s != WAIT_S:
+        words += ["--busy-wait", f"{busy_wait_s:.12g}s"]
+    if as_json:
+        words.append("--json")
     if out is not None:
         words += ["--out", str(out)]
     return shlex.join([*words, "--resume"] if resume else words)

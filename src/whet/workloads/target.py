@@ -129,7 +129,7 @@ def _reject(target: str) -> NoReturn:
         close = difflib.get_close_matches(target, BUILTIN, n=1)
         hint = f"did you mean {close[0]}? If not, " if close else ""
         hint += f"give {_FORMS}"
-    raise TargetError(f"no workload is named {target!r}; {hint}")
+    raise TargetError(f"no target is named {target!r}; {hint}")
 
 
 def _call(function: Callable[..., Any], name: str, place: str, given: Mapping[str, Any]) -> AnyWorkload:

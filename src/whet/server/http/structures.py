@@ -12,20 +12,16 @@ from pydantic_core import PydanticCustomError
 
 from whet.errors import RequestError
 from whet.server.structure import MAX_CHARACTERS, Structure
-from whet.server.structure_size import MOST_LEVELS, num_levels
 
 _STRICT = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
 def check_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema, once it is known that it can be written as JSON and nests few enough levels.
+    """Return the schema, once it is known that it can be written as JSON. The body's reader limits its levels.
 
     Raises:
-        PydanticCustomError: It cannot, or it nests too deep.
+        PydanticCustomError: It cannot.
     """
-    if (levels := num_levels(schema)) > MOST_LEVELS:
-        message = "the schema nests {levels} levels deep, and {most} is the most: write inner ones as $defs"
-        raise PydanticCustomError("too_deep", message, {"levels": levels, "most": MOST_LEVELS})
     try:
         Structure.json_schema(schema)
     except RequestError as error:

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from whet.artefact.onnxruntime import ONNXRuntime
-from whet.errors import OptionError
+from whet.errors import OptionError, how_to_install
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
@@ -67,7 +67,7 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
-        return NotApplicable(f"{' and '.join(missing)} {verb} not installed: pip install 'whet[onnx]'")
+        return NotApplicable(f"{' and '.join(missing)} {verb} not installed: {how_to_install('onnx')}")
     if any(tensor.dtype.is_floating_point and tensor.dtype.itemsize == 2 for tensor in examined.flat_inputs[0]):
         return NotApplicable("the model takes 16-bit floats; ONNX Runtime's CPU kernels are for float32 and int8")
     if options.precision != "int8":

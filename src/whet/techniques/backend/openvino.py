@@ -24,7 +24,7 @@ from torch import nn
 
 from whet.artefact import program
 from whet.artefact.openvino import OpenVINORuntime, Settings, import_openvino, said
-from whet.errors import OptionError, TargetError, foreign
+from whet.errors import OptionError, TargetError, foreign, how_to_install
 from whet.machine import Limits, Machine, describe
 from whet.profiler import Profile
 from whet.profiler.diagnosis import speedup_bound
@@ -92,7 +92,7 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     if examined.device_type != "cpu":
         return NotApplicable("the model is not on the CPU, where this backend runs")
     if find_spec("openvino") is None:
-        return NotApplicable("openvino is not installed: pip install 'whet[openvino]'")
+        return NotApplicable(f"openvino is not installed: {how_to_install('openvino')}")
     if "bf16" in (options.precision, options.rest) and (why := bfloat16_refusal(examined, machine)):
         return NotApplicable(why)
     if options.precision != "int8":
@@ -102,7 +102,7 @@ def check(examined: ExaminedWorkload, machine: Machine, options: Options) -> App
     if why := branch_refusal(examined):
         return NotApplicable(why)
     if find_spec("nncf") is None:
-        return NotApplicable("nncf, which int8 needs, is not installed: pip install 'whet[openvino]'")
+        return NotApplicable(f"nncf, which int8 needs, is not installed: {how_to_install('openvino')}")
     if options.smooth_quant and not _has_inner_linear(examined.workload.model):
         return NotApplicable("smooth_quant pays only with two or more linear layers, and the model has one at most")
     num_batches = len(examined.workload.calibration)
