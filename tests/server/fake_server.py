@@ -118,7 +118,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, json.dumps(self.server.fake.tuned[path.rpartition("/")[2]]).encode(), "application/json")
             return
         if path == "/metrics":
-            counts = "".join(f'whet:infer_samples_total{{model_name="{name}"}} 3.0\n' for name in self.server.fake.tuned)
+            counts = "".join(
+                f'whet:infer_samples_total{{model_name="{name}"}} 3.0\n' for name in self.server.fake.tuned
+            )
             self._send(200, counts.encode(), "text/plain")
             return
         name = "index.html" if path == "/" else path.removeprefix("/static/")

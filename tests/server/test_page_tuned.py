@@ -58,7 +58,7 @@ def test_the_command_sends_a_tensor_of_the_right_size(page: Page, model: str, si
         page.locator(f'[data-model="{model}"] pre').wait_for()
         line = page.locator(f'[data-model="{model}"] pre').inner_text()
         assert f"{server.url}v2/models/{model}/infer" in line
-        echoed = f"curl() {{ for last; do :; done; case $last in @-) cat;; *) echo \"$last\";; esac; }}; {line}"
+        echoed = f'curl() {{ for last; do :; done; case $last in @-) cat;; *) echo "$last";; esac; }}; {line}'
         sent = json.loads(subprocess.run(["sh", "-c", echoed], capture_output=True, check=True, text=True).stdout)
     assert [len(one["data"]) for one in sent["inputs"]] == [size, 2]
     assert sent["inputs"][1]["data"] == [True, True]

@@ -102,7 +102,10 @@ NO_GAINS = [
         {"verdict": "inconclusive", "busy": "3 of 4 cores"},
         "Inconclusive: the machine was busy, and the original stays",
     ),
-    ({"verdict": "inconclusive", "needed_s": 90.0}, "Inconclusive: the time was up before anything was proved, and the original stays"),
+    (
+        {"verdict": "inconclusive", "needed_s": 90.0},
+        "Inconclusive: the time was up before anything was proved, and the original stays",
+    ),
     ({"verdict": "inconclusive"}, "Inconclusive: the measurements do not settle it, and the original stays"),
 ]
 

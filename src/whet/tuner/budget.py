@@ -103,7 +103,9 @@ def run_within(
     if failure is None or failure.kind is not FailureKind.TIMEOUT or left_s >= limit_s:
         return outcome
     message = f"was stopped after {left_s:.0f} s, which was all that the budget left for it"
-    return Outcome(None, BudgetEnded(FailureKind.TIMEOUT, message, left_s=left_s), outcome.seconds, outcome.peak_rss_bytes)
+    return Outcome(
+        None, BudgetEnded(FailureKind.TIMEOUT, message, left_s=left_s), outcome.seconds, outcome.peak_rss_bytes
+    )
 
 
 def needed_for(seconds: float) -> float:

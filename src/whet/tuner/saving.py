@@ -101,7 +101,5 @@ def _out_of_time(failure: BudgetEnded) -> Saved:
     took = f"saving the original took longer than the {failure.left_s:.0f} s that were left"
     if failure.left_s <= 0:
         took = "no time was left to save the original"
-    reason = (
-        f"No {MODEL}/ was written: {took}. Run the command below again with --resume, or give a larger --budget."
-    )
+    reason = f"No {MODEL}/ was written: {took}. Run the command below again with --resume, or give a larger --budget."
     return Saved(reason=reason, is_out_of_time=True)

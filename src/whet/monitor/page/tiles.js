@@ -59,10 +59,11 @@ whet.gpuTiles = function (rows, state) {
     const split = cell("cuda_fragmentation");
     const held = reserved ? `reserved ${whet.measured("B", reserved.mean)} · fragmentation ${whet.measured("%", split.mean)}` : "nothing held by this run";
     const memory = used || reserved;
-    return [
-      busy ? whet.tile(`GPU ${number}`, "%", busy.mean, state.gpus[number] || "") : whet.missing(`GPU ${number}`, state.unavailable[`GPU ${number} utilisation`] || state.unavailable.GPU || ""),
-      memory ? whet.tile(`GPU ${number} memory`, "B", memory.mean, held) : whet.missing(`GPU ${number} memory`, state.unavailable[`GPU ${number} memory`] || ""),
+    const tiles = [
+      busy ? whet.tile(`GPU ${number}`, "%", busy.mean, state.gpus[number] || "") : null,
+      memory ? whet.tile(`GPU ${number} memory`, "B", memory.mean, held) : null,
     ];
+    return tiles.filter(Boolean);
   });
 };
 

@@ -32,7 +32,9 @@ class Models:
         """
         if not self.artefacts:
             names = ", ".join(one for names in self.engines for one in names)
-            said = f"no model of this server speaks the Open Inference Protocol; its language models are at /v1: {names}"
+            said = (
+                f"no model of this server speaks the Open Inference Protocol; its language models are at /v1: {names}"
+            )
             raise ApiError(404, said, param="model", code="model_not_found")
         if name not in self.artefacts:
             raise unknown_model(name, list(self.artefacts))
