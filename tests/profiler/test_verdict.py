@@ -115,3 +115,14 @@ def test_any_facts_have_a_verdict(
     verdict = block_verdict(facts(thread_s, cpu_s, cores, on_gpu=on_gpu, operators=found, leaks=leaks), LIMITS)
     assert verdict.bound and all(verdict.sentences)
     assert "nan" not in verdict.text
+
+
+def test_a_disturbed_pass_gives_no_gains() -> None:
+    profile = Profile(4.0, (layer(4.0, 10**6, 10**6),))
+    verdict = model_verdict(profile, LIMITS, hints=[Hint("bf16", 526.0)], target="t", is_disturbed=True)
+    assert "Techniques that address it here: bf16 (gains not given: the machine was busy)." in verdict.text
+    assert "526" not in verdict.text
+    assert verdict.hints == ()
+    assert "at below 1% of the memory bandwidth" in verdict.text
+    nothing = model_verdict(profile, LIMITS, hints=[Hint("bf16", 1.0)], is_disturbed=True)
+    assert "No technique" not in nothing.text

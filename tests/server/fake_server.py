@@ -45,6 +45,8 @@ class FakeServer:
 
     port: int = 0
     key: str = ""
+    tuned: dict[str, dict[str, Any]] = field(default_factory=dict)
+    has_chat: bool = True
     live: dict[str, Any] = field(default_factory=dict)
     replies: deque[Reply] = field(default_factory=deque)
     asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -105,6 +107,21 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         if path == "/live":
             self._send(200, json.dumps(self.server.fake.live).encode(), "application/json")
+            return
+        if path == "/v1/models":
+            fake = self.server.fake
+            listed = [{"id": name, "max_model_len": None} for name in fake.tuned]
+            listed += [{"id": fake.live["model"], "max_model_len": 2048}] if fake.has_chat else []
+            self._send(200, json.dumps({"data": listed}).encode(), "application/json")
+            return
+        if path.startswith("/v2/models/"):
+            self._send(200, json.dumps(self.server.fake.tuned[path.rpartition("/")[2]]).encode(), "application/json")
+            return
+        if path == "/metrics":
+            counts = "".join(
+                f'whet:infer_samples_total{{model_name="{name}"}} 3.0\n' for name in self.server.fake.tuned
+            )
+            self._send(200, counts.encode(), "text/plain")
             return
         name = "index.html" if path == "/" else path.removeprefix("/static/")
         shared = next((room for room in (charts, look) if name in room.FILES), None)

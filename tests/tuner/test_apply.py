@@ -127,3 +127,28 @@ def test_the_architecture_is_names_shapes_and_dtypes() -> None:
     assert of(torch.nn.Linear(4, 2)) == of(torch.nn.Linear(4, 2))
     others = [torch.nn.Linear(4, 3), torch.nn.Linear(4, 2).double(), torch.nn.Sequential(torch.nn.Linear(4, 2))]
     assert len({of(torch.nn.Linear(4, 2)), *map(of, others)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("dropped", "said"),
+    [
+        ([], "The recipe has no steps: the tuning run kept the original. It is saved as it is."),
+        ([(Step(technique="bf16"), "not here")], "applied  nothing: no step of the recipe applies here"),
+    ],
+)
+def test_a_recipe_without_steps_says_what_that_means(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    dropped: list[tuple[Step, str]],
+    said: str,
+) -> None:
+    more: dict[str, Any] = {"size_bytes": 18_700_000, "original_bytes": 11_200_000, "quality_name": "q"}
+    applied = Applied(out="o", steps=[], dropped=dropped, agreement={"relative_error": None, "cosine": 1.0}, **more)
+    monkeypatch.setattr("whet.cli.apply.apply_recipe", lambda *_, **__: applied)
+    with pytest.raises(SystemExit) as ended:
+        main(["apply", "recipe.toml", "docs-gpt", "--out", str(tmp_path / "o")])
+    assert not ended.value.code
+    shown = capsys.readouterr().out
+    assert said in shown
+    assert "beside the weights, it holds the model's graph" in shown

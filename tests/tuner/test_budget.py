@@ -3,6 +3,7 @@
 import contextlib
 import math
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -270,3 +271,31 @@ def test_sentences() -> None:
     assert going_on(1, "whet tune x") == "1 technique is untried, as the time was up. To go on: whet tune x"
     assert going_on(7, "whet tune x").startswith("7 techniques are untried")
     assert (needed_for(41), needed_for(118), needed_for(121)) == (50, 120, 180)
+
+
+@pytest.mark.parametrize("trial_s", [10.0, 400.0])
+def test_the_original_is_saved_however_long_the_trials_take(tmp_path: Path, trial_s: float) -> None:
+    """Trials and finals that take all they may leave the time that is kept for saving."""
+    runner = SlowRunner(Clock(), trial_s={"any": trial_s}, original_s=40.0, variant_s=40.0, save_s=8.0)
+    result, _, took_s = tuned(runner, tmp_path / "out", 60)
+    assert result.verdict == "inconclusive"
+    assert (result.unsaved, result.has_model) == ("", True)
+    assert took_s <= allowed(60)
+
+
+def test_what_is_kept_for_saving_is_at_most_the_overrun() -> None:
+    budget = Budget(100.0, clock=Clock())
+    assert budget.left_at_most_s == 130.0
+    assert budget.keeping(12.0).left_at_most_s == 118.0
+    assert budget.keeping(500.0).left_at_most_s == budget.left_s == 100.0
+    assert budget.left_at_most_s == 130.0
+
+
+def test_too_short_a_time_for_saving_says_what_to_do(tmp_path: Path) -> None:
+    runner = SlowRunner(Clock(), trial_s={"any": 400.0}, save_s=400.0)
+    result, _, _ = tuned(runner, tmp_path / "out", 20)
+    assert re.fullmatch(
+        r"No model/ was written: saving the original took longer than the \d+ s that were left\. "
+        r"Run the command below again with --resume, or give a larger --budget\.",
+        result.unsaved,
+    )

@@ -187,7 +187,7 @@ def test_nothing_passes_where_the_original_differs_from_itself(monkeypatch: pyte
     baseline, (point,), patience = judge(TrialRecord(number=1, steps=[], status="done"))
     assert baseline.noise > 1.25
     assert point.verdict == "inconclusive"
-    assert "runs of the original differ from each other" in verdict.inconclusive(baseline, [point], patience)
+    assert "runs of the original differ by up to" in verdict.inconclusive(baseline, [point], patience)
 
 
 @pytest.mark.parametrize(("again", "word"), [(2.1, "pass"), (30.0, "inconclusive")])

@@ -102,7 +102,10 @@ NO_GAINS = [
         {"verdict": "inconclusive", "busy": "3 of 4 cores"},
         "Inconclusive: the machine was busy, and the original stays",
     ),
-    ({"verdict": "inconclusive", "needed_s": 90.0}, "Inconclusive: the time was up, and the original stays"),
+    (
+        {"verdict": "inconclusive", "needed_s": 90.0},
+        "Inconclusive: the time was up before anything was proved, and the original stays",
+    ),
     ({"verdict": "inconclusive"}, "Inconclusive: the measurements do not settle it, and the original stays"),
 ]
 
@@ -209,3 +212,28 @@ def test_older_results_get_the_same_words() -> None:
     words = "9.5x faster, accuracy 0.08% lower (limit 1%), about a quarter of the size"
     assert headline(fake_results.gain()).words == words
     assert headline(fake_results.no_gain()).words == "No gain: the original stays"
+
+
+def test_one_cause_is_named_once() -> None:
+    sentence = (
+        "Inconclusive: the time was up before anything was proved; in the screening, a was 2.00x as fast as the "
+        "original, which proves nothing. A verdict takes a budget of about 90 s. The original stays."
+    )
+    said = headline(found(verdict="inconclusive", needed_s=90.0, busy="the machine was busy: x", sentence=sentence))
+    assert said.words == "Inconclusive: the time was up before anything was proved, and the original stays"
+    assert said.details == (
+        "In the screening, a was 2.00x as fast as the original, which proves nothing. "
+        "A verdict takes a budget of about 90 s."
+    )
+
+
+@pytest.mark.parametrize(
+    ("sentence", "details"),
+    [
+        ("No verdict: openvino(precision=int8) cannot be judged: x.", "openvino(precision=int8) cannot be judged: x."),
+        ("No verdict: runs differ.", "Runs differ."),
+        ("No verdict: original cannot be judged: x.", "Original cannot be judged: x."),
+    ],
+)
+def test_a_technique_keeps_its_small_letter(sentence: str, details: str) -> None:
+    assert headline(found(verdict="inconclusive", sentence=sentence)).details == details

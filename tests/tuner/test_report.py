@@ -11,7 +11,7 @@ from whet.errors import OutputError
 from whet.recipe import Step
 from whet.tuner import plots
 from whet.tuner.figures import final_points, over_compile_only
-from whet.tuner.report import write_report
+from whet.tuner.report import render, write_report
 from whet.tuner.result import RefusedTechnique, Result
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -284,3 +284,36 @@ def test_finals_hold_each_variant_once() -> None:
     assert [p.label for p in points].count(points[1].label) == 1
     assert points[0].label == "original"
     assert [p.speedup for p in points[1:]] == sorted((p.speedup for p in points[1:]), reverse=True)
+
+
+def test_a_doubted_speedup_is_shown_nowhere() -> None:
+    result = fake_results.gain()
+    result.finalists[0].doubt, result.finalists[0].verdict = "runs differ", "inconclusive"
+    result.finalists[0].speedup, result.finalists[0].speedup_ci95 = 30.5, (13.8, 56.8)
+    result.finalists[0].p_value = 0.0314
+    finals = section(render(result, ""), "finals")
+    text = " ".join("".join(finals.text).split())
+    assert "INCONCLUSIVE" in text
+    assert not any(figure in text for figure in ("30.5", "13.8", "0.031"))
+
+
+def test_the_original_is_offered_as_what_it_is(tmp_path: Path) -> None:
+    result = fake_results.no_gain()
+    result.out = str(tmp_path)
+    (tmp_path / "model").mkdir()
+    assert "<h2>Load the model (the original: nothing was proved faster)</h2>" in render(result, "")
+
+
+def test_no_line_ends_within_an_option() -> None:
+    result = fake_results.gain()
+    result.unsaved, result.command = "Use --resume, or <b> a-b.", "whet tune x--y --budget 300s"
+    page = render(result, "")
+    assert '<span class="option">--budget</span> 300s' in page
+    assert "x--y" in page
+    assert '<span class="option">--out</span> DIR' in page
+    assert ".option { white-space: nowrap; }" in page
+
+
+def test_the_link_to_the_finals_has_their_heading(htmls: dict[str, str]) -> None:
+    assert '<a href="#finals">Final comparison</a>' in htmls["gain"]
+    assert "<h2>Final comparison</h2>" in htmls["gain"]

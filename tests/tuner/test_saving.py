@@ -64,7 +64,7 @@ def test_an_original_that_cannot_be_saved_or_loaded_is_no_model(tmp_path: Path, 
     (out / MODEL).mkdir(parents=True)
     save_model(TrialContext("x", FACTS, tmp_path, Runner(fails)), result, out)
     assert not (out / MODEL).exists()
-    assert result.unsaved.startswith("there is no model/ to load, since the original could not be saved: ")
+    assert result.unsaved.startswith("No model/ was written, since the original could not be saved: ")
     assert f"{fails} met a wall" in result.unsaved
     assert not result.has_model
     terminal, page, summary = shown(result)

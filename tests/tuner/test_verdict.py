@@ -219,7 +219,7 @@ def test_why_there_is_no_verdict() -> None:
     doubted = [point(), point("y", doubt="it is odd"), point("z", doubt="it is odder")]
     assert verdict.inconclusive(BASELINE, doubted, Patience()).startswith("No verdict: y cannot be judged: it is odd. ")
     loud = BASELINE.model_copy(update={"noise": 1.4})
-    assert "runs of the original differ from each other by up to 40%." in verdict.inconclusive(
+    assert "runs of the original differ by up to 1.40x; a verdict needs at most 1.25x. " in verdict.inconclusive(
         loud, [point()], Patience()
     )
     assert verdict.inconclusive(loud, [], Patience()) == ""

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from whet.errors import RecipeRefused
 from whet.tuner import figures
-from whet.tuner.apply import apply_recipe
+from whet.tuner.apply import Applied, apply_recipe
 from whet.tuner.figures import load_call
 
 _REFUSED = 3
@@ -58,7 +58,7 @@ def apply(
         console.print(f"left out {step}: {reason}", markup=False)
     for note in applied.notes:
         console.print(f"note: {note}", markup=False)
-    console.print(f"applied  {' + '.join(map(str, applied.steps)) or 'nothing'}", markup=False)
+    console.print(_done(applied), markup=False)
     before = "" if applied.quality_baseline is None else f"{applied.quality_baseline:.4g} before, "
     after = "none" if applied.quality is None else f"{applied.quality:.4g}"
     console.print(f"quality  {applied.quality_name}: {before}{after} after", markup=False)
@@ -66,9 +66,20 @@ def apply(
         console.print(f"         {figures.change(applied.change, applied.max_drop or 0.0)}", markup=False)
     if applied.out:
         console.print(f"size     {applied.original_bytes / 1e6:.1f} MB before, {applied.size_bytes / 1e6:.1f} MB after")
+        if not applied.steps and applied.size_bytes > applied.original_bytes:
+            console.print("         beside the weights, it holds the model's graph, its constants and example inputs")
         console.print(f"load it  {load_call(str(out), applied.libraries)}", markup=False)
     else:
         console.print("saved    nothing: torch.compile makes it anew from the model's own code in each process")
         console.print(f"use it   whet.apply({str(recipe)!r}, MODEL, INPUTS) in Python", markup=False)
     if as_json:
         print(applied.model_dump_json())
+
+
+def _done(applied: Applied) -> str:
+    """Say which steps were applied, or why there are none."""
+    if applied.steps:
+        return f"applied  {' + '.join(map(str, applied.steps))}"
+    if applied.dropped:
+        return "applied  nothing: no step of the recipe applies here, and the model is saved as it is"
+    return "The recipe has no steps: the tuning run kept the original. It is saved as it is."

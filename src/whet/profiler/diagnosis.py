@@ -191,9 +191,14 @@ def _phrase(bound: Bound, share: float, layers: Sequence[LayerCost], limits: Lim
         return where + "where calling operators costs more than their work"
     if bound is Bound.COMPUTE:
         reached = sum(_compute_s(layer, limits, dtype) for layer in layers) / time_s
-        return where + f"which run at {percent(min(1.0, reached), decimals=0)} of the {dtype} limit"
+        return where + f"which run at {_reached(reached)} of the {dtype} limit"
     reached = sum(_memory_s(layer, limits) for layer in layers) / time_s
-    return where + f"which read at {percent(min(1.0, reached), decimals=0)} of the memory bandwidth"
+    return where + f"which read at {_reached(reached)} of the memory bandwidth"
+
+
+def _reached(share: float) -> str:
+    """Format a share of a limit in whole percent. Layers that ran reached some of it, so 0% is never shown."""
+    return "below 1%" if share < 0.01 else percent(min(1.0, share), decimals=0)
 
 
 def _sentence(phrases: list[str]) -> str:

@@ -56,7 +56,9 @@ class ProfileVerdict:
         return " ".join(self.sentences)
 
 
-def model_verdict(profile: Profile, limits: Limits, *, hints: Sequence[Hint] = (), target: str = "") -> ProfileVerdict:
+def model_verdict(
+    profile: Profile, limits: Limits, *, hints: Sequence[Hint] = (), target: str = "", is_disturbed: bool = False
+) -> ProfileVerdict:
     """Return the verdict on a model whose layers have been profiled.
 
     Args:
@@ -64,6 +66,7 @@ def model_verdict(profile: Profile, limits: Limits, *, hints: Sequence[Hint] = (
         limits: The machine's limits.
         hints: The techniques that apply to the model on this machine.
         target: The name for `whet tune`; "" suggests no command.
+        is_disturbed: Whether other processes disturbed the pass over the layers. Its times say nothing about gains.
     """
     diagnosis = diagnose(profile, limits)
     least_s = least_time_s(profile, limits)
@@ -81,11 +84,16 @@ def model_verdict(profile: Profile, limits: Limits, *, hints: Sequence[Hint] = (
         )
     useful = sorted((h for h in hints if h.speedup_bound >= _WORTH), key=lambda h: -h.speedup_bound)[:_MOST_NAMED]
     if useful:
-        named = ", ".join(f"{h.technique} ({digits(h.speedup_bound)}×)" for h in useful)
-        sentences.append(f"Techniques that address it here, and the most each could gain alone: {named}.")
+        if is_disturbed:
+            named = ", ".join(h.technique for h in useful)
+            sentences.append(f"Techniques that address it here: {named} (gains not given: the machine was busy).")
+            useful = []
+        else:
+            named = ", ".join(f"{h.technique} ({digits(h.speedup_bound)}×)" for h in useful)
+            sentences.append(f"Techniques that address it here, and the most each could gain alone: {named}.")
         if target:
             sentences.append(f"`whet tune {target}` tries them.")
-    elif hints:
+    elif hints and not is_disturbed:
         sentences.append("No technique that whet knows promises a gain here.")
     return ProfileVerdict(diagnosis.bound, tuple(sentences), diagnosis.share_of_limit, tuple(useful))
 

@@ -234,6 +234,7 @@ def _profile_layers(run: _Run) -> None:
             f"the layers' times add up to {percent(sum_s / profile.total_s)} of the whole call: the calls are so "
             "short, or the machine is so busy, that watching the layers changes the times"
         )
+    is_disturbed = bool(run.report.busy or busy)
     _keep(
         run,
         busy=run.report.busy or busy,
@@ -241,7 +242,7 @@ def _profile_layers(run: _Run) -> None:
         call_s=profile.total_s,
         dtype=profile.dtype,
         notes=(*notes, *limits.notes),
-        verdict=model_verdict(profile, limits, hints=hints, target=run.target),
+        verdict=model_verdict(profile, limits, hints=hints, target=run.target, is_disturbed=is_disturbed),
         commands=nsight_commands(f"-m whet profile {shlex.quote(run.target)} --nvtx", marked=True)
         if run.device == "cuda"
         else (),

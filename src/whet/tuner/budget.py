@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +19,13 @@ Runner = Callable[[Function, Arguments, Path, float], Outcome]
 
 @dataclass(frozen=True)
 class BudgetEnded(Failure):
-    """Report that a process was ended, or not started, because its share of the budget was used up."""
+    """Report that a process was ended, or not started, because its share of the budget was used up.
+
+    Attributes:
+        left_s: The seconds that the budget left for the process.
+    """
+
+    left_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -29,11 +36,13 @@ class Budget:
         seconds: The budget that the user asked for.
         clock: Returns the time in seconds. It never runs backwards.
         started: When the search began, as `clock` tells.
+        kept_s: Seconds at the end that are kept for saving the original.
     """
 
     seconds: float
     clock: Callable[[], float] = time.monotonic
     started: float = field(init=False)
+    kept_s: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "started", self.clock())
@@ -50,8 +59,17 @@ class Budget:
 
     @property
     def left_at_most_s(self) -> float:
-        """Return the seconds until every process must have ended: 1.25 times the budget and 5 s after the start."""
-        return _OVERRUN * self.seconds + _GRACE_S - _WRITING_S - self.elapsed_s
+        """Return the seconds until every process must have ended: 1.25 times the budget and 5 s after the start.
+
+        What is kept for saving the original is subtracted.
+        """
+        return _OVERRUN * self.seconds + _GRACE_S - _WRITING_S - self.kept_s - self.elapsed_s
+
+    def keeping(self, seconds: float) -> "Budget":
+        """Return this budget with seconds kept for saving the original, at most those by which it may be exceeded."""
+        kept = copy(self)
+        object.__setattr__(kept, "kept_s", min(seconds, (_OVERRUN - 1) * self.seconds + _GRACE_S - _WRITING_S))
+        return kept
 
     def bounded(self, run: Runner) -> Runner:
         """Return a runner whose processes end, at the latest, when `left_at_most_s` is 0."""
@@ -85,7 +103,9 @@ def run_within(
     if failure is None or failure.kind is not FailureKind.TIMEOUT or left_s >= limit_s:
         return outcome
     message = f"was stopped after {left_s:.0f} s, which was all that the budget left for it"
-    return Outcome(None, BudgetEnded(FailureKind.TIMEOUT, message), outcome.seconds, outcome.peak_rss_bytes)
+    return Outcome(
+        None, BudgetEnded(FailureKind.TIMEOUT, message, left_s=left_s), outcome.seconds, outcome.peak_rss_bytes
+    )
 
 
 def needed_for(seconds: float) -> float:

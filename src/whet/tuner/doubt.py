@@ -27,10 +27,7 @@ def doubt_about(context: TrialContext, finalist: TrialRecord, claim: Claim, pati
         patience: How long to wait for a quiet machine.
     """
     if claim.noise > MAX_NOISE:
-        return (
-            f"runs of the original differ from each other by {figures.spread(claim.noise)}, "
-            f"more than the {MAX_NOISE - 1:.0%} up to which a verdict is given"
-        )
+        return figures.spread(claim.noise)
     if finalist.speedup is None or finalist.speedup_ci95 is None:
         return ""
     if _agree(finalist.speedup, finalist.speedup_ci95, claim):

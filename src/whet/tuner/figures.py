@@ -4,12 +4,15 @@ A figure that was not measured is shown as a dash, never as a zero.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from whet.comparison.claim import Claim, claim_of
 from whet.figures import DASH, digits, num_bytes, one_line, operations, percent
 from whet.figures import milliseconds as duration
+from whet.measure.stats import MAX_NOISE
+from whet.techniques import TABLE
 from whet.tuner.records import Agreement, QualityChange
 from whet.tuner.result import MeasuredVariant, Result
 
@@ -28,8 +31,12 @@ def ratio(value: float | None) -> str:
 
 
 def spread(noise: float) -> str:
-    """Say in words how far apart runs of one variant are: "up to 40%", or "a factor of up to 3.1" from 2 on."""
-    return f"up to {noise - 1:.0%}" if noise < 2 else f"a factor of up to {digits(noise)}"
+    """Say that runs of the original differ too much for a verdict: "by up to 3.87x; a verdict needs at most 1.25x".
+
+    The factor is rounded up, so that it never reads as the limit that it exceeds.
+    """
+    factor = math.ceil(100 * noise - 1e-9) / 100 if noise < 9.995 else noise
+    return f"runs of the original differ by up to {_hundredths(factor)}x; a verdict needs at most {MAX_NOISE:g}x"
 
 
 def interval(ci95: Sequence[float] | None) -> str:
@@ -59,6 +66,12 @@ def change(found: QualityChange | None, max_drop: float) -> str:
 def most_drop(found: QualityChange | None) -> str:
     """Format the upper end of the interval of a drop as ≤0.95%."""
     return "" if found is None else f"≤{percent(found.ci95[1])}"
+
+
+def capital(sentence: str) -> str:
+    """Return a sentence with a capital first letter, unless it begins with the name of a technique."""
+    first = re.match(r"\w*", sentence)
+    return sentence if first and first[0] in TABLE else sentence[:1].upper() + sentence[1:]
 
 
 def score(value: float | None) -> str:

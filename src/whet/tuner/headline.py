@@ -19,7 +19,7 @@ _FRACTIONS = {
     Fraction(3, 4): "three quarters", Fraction(2, 3): "two thirds", Fraction(1, 2): "half", Fraction(1, 3): "a third",
     Fraction(1, 4): "a quarter", Fraction(1, 5): "a fifth", Fraction(1, 8): "an eighth", Fraction(1, 10): "a tenth",
 }  # fmt: skip
-_PREFIXES = ("No gain: ", "No verdict: ", "Inconclusive: ")
+_PREFIXES = ("No gain: ", "No verdict: ", "Inconclusive: ", "the time was up before anything was proved; ")
 _STAYS = ("; the original stays", " The original stays.")
 
 
@@ -50,10 +50,10 @@ def _not_gained(result: Result) -> str:
         return "No gain: the original stays"
     if result.verdict == "failed":
         return "Failed: nothing could be measured, and the original stays"
+    if result.needed_s is not None:  # too small a budget is the cause, whatever disturbed the measurements
+        return "Inconclusive: the time was up before anything was proved, and the original stays"
     if result.busy:
         return "Inconclusive: the machine was busy, and the original stays"
-    if result.needed_s is not None:
-        return "Inconclusive: the time was up, and the original stays"
     return "Inconclusive: the measurements do not settle it, and the original stays"
 
 
@@ -63,7 +63,7 @@ def _reason(sentence: str) -> str:
         sentence = sentence.removeprefix(prefix)
     for words in _STAYS:
         sentence = sentence.replace(words, "")
-    return sentence[:1].upper() + sentence[1:]
+    return figures.capital(sentence)
 
 
 def _gained(result: Result) -> list[str]:

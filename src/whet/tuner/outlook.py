@@ -18,6 +18,7 @@ _START_S = 2.0  # to start a process of the finals, before it loads anything
 _BUILD_S = 5.0  # to convert, save and load the model in a trial; used until one has been timed
 _MIN_CALLS = 5  # the fewest calls that a process of the finals times
 _PAIR_CALLS = 64  # the fewest calls that a trial makes to time a variant beside the original
+_SAVING_SHARE = 0.1  # the least share of the budget that is kept for saving the original
 _FINALS_SHARE = 0.4  # the largest share of the budget that is kept for the finals
 
 
@@ -137,6 +138,18 @@ class Outlook:
             f"{spent} What fits: {trials}; no finals, so nothing can be proved. A verdict takes a budget of about "
             f"{self.costs.needed_s(self.spent_s):.0f} s."
         )
+
+
+def saving_s(budget: Budget, facts: TargetFacts, records: Sequence[TrialRecord] = ()) -> float:
+    """Return the seconds to keep for saving the original and loading it again.
+
+    That is twice what it should take, since other processes may slow it down. It is less where a trial and its finals
+    would not fit otherwise, but at least a tenth of the budget and 5 s.
+    """
+    wanted_s = 2 * (facts.examined_s + _BUILD_S + _START_S)
+    outlook = Outlook.of(budget, facts, records)
+    spare_s = outlook.stop_s - outlook.costs.trial_s if outlook.has_verdict else 0.0
+    return min(wanted_s, max(spare_s, _SAVING_SHARE * budget.seconds + _BUILD_S))
 
 
 def going_on(num_untried: int, command: str) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from whet.errors import ArtefactError
 from whet.measure.closeness import distance_between
+from whet.measure.isolate import Failure
 from whet.tuner.budget import Runner
 from whet.tuner.known_target import read_inputs
 from whet.tuner.variant_process import load_with
@@ -102,6 +103,37 @@ def reload_refusal(
 ) -> str:
     """Return why a fresh process cannot load and run an artefact as its maker did, or "" where it can.
 
+    The arguments are those of `reload_failure`.
+    """
+    failure = reload_failure(
+        run,
+        artefact,
+        inputs=inputs,
+        libraries=libraries,
+        sys_path=sys_path,
+        num_threads=num_threads,
+        limit_s=limit_s,
+    )
+    return "" if failure is None else refusal(failure)
+
+
+def refusal(failure: Failure) -> str:
+    """Return a failure to load an artefact as a clause for people."""
+    return f"a fresh process cannot use it: {failure.message}"
+
+
+def reload_failure(
+    run: Runner,
+    artefact: Path,
+    *,
+    inputs: Path,
+    libraries: Sequence[str],
+    sys_path: Sequence[str],
+    num_threads: int | None,
+    limit_s: float = LIMIT_S,
+) -> Failure | None:
+    """Return the failure of a fresh process that loads and runs an artefact as its maker did, or None.
+
     The outputs that its maker wrote lie beside the artefact's directory.
 
     Args:
@@ -121,5 +153,4 @@ def reload_refusal(
         sys_path=tuple(sys_path),
         num_threads=num_threads,
     )
-    failure = run(reload, request, artefact.parent / "reload", limit_s).failure
-    return "" if failure is None else f"a fresh process cannot use it: {failure.message}"
+    return run(reload, request, artefact.parent / "reload", limit_s).failure

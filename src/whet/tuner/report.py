@@ -5,6 +5,7 @@ report's own (report.css), and SVG plots. It contains no script and refers to no
 """
 
 import datetime
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 
 import tomli_w
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from whet import look
 from whet.errors import MissingExtra, TargetError
@@ -41,6 +42,7 @@ _MEANINGS = {
     "bandwidth": "moving bytes is the limit: fusion, smaller weights or smaller activations would help",
     "overhead": "calling operators costs more than they do: compilation, fusion or larger batches would help",
 }
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 _NO_PLOTS = "plots need matplotlib: pip install 'whet[report]'"
 
 
@@ -134,12 +136,18 @@ def _environment() -> Environment:
     named = (
         figures.cosine, figures.digits, figures.interval, figures.measured,
         figures.num_bytes, figures.operations, figures.p_value, figures.percent, figures.ratio, figures.score,
-        figures.most_drop,
+        figures.most_drop, figures.capital,
     )  # fmt: skip
     environment.filters |= {function.__name__: function for function in named}
+    environment.filters["unbroken"] = _unbroken
     environment.filters["duration"] = figures.duration
     environment.filters["kind"] = lambda bound: bound.removesuffix("-bound")
     return environment
+
+
+def _unbroken(text: str) -> Markup:
+    """Return a text as markup in which no line ends within an option such as --resume."""
+    return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', str(escape(text))))
 
 
 def _figure(title: str, draw: Callable[[Result], str | None], result: Result) -> Figure:

@@ -6,9 +6,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from whet.files import replace_directory
+from whet.tuner.budget import BudgetEnded
 from whet.tuner.build import is_in_process
 from whet.tuner.in_process import ADVICE
 from whet.tuner.records import Built
+from whet.tuner.reloading import refusal
 from whet.tuner.result import MODEL, Result
 from whet.tuner.trial import TrialRequest, save_original
 from whet.tuner.trial_context import TrialContext
@@ -23,7 +25,8 @@ class Saved(BaseModel):
     Attributes:
         directory: The artefact; None where there is none.
         libraries: The libraries that whet.load needs with it.
-        reason: Why there is none.
+        reason: Why there is none, in sentences.
+        is_out_of_time: Whether there is none because the budget ended.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -31,6 +34,7 @@ class Saved(BaseModel):
     directory: Path | None = None
     libraries: tuple[str, ...] = ()
     reason: str = ""
+    is_out_of_time: bool = False
 
 
 def save_model(context: TrialContext, result: Result, directory: Path) -> None:
@@ -58,15 +62,14 @@ def saved_winner(context: TrialContext, result: Result) -> Saved:
 def saved_original(context: TrialContext) -> Saved:
     """Save the original as an artefact, so that there is a model to load whatever the verdict is.
 
-    It is tried once; a second call returns the outcome of the first.
+    It is tried once; a second call returns the outcome of the first, unless the budget ended that.
     """
     folder = context.directory / "original"
     if (folder / _RECORD).is_file():
         return Saved.model_validate_json((folder / _RECORD).read_text(encoding="utf-8"))
     found = _try_original(context, folder / "artefact")
-    if found.directory is None:
-        reason = f"there is no {MODEL}/ to load, since the original could not be saved: {found.reason}"
-        found = Saved(reason=reason)
+    if found.is_out_of_time:
+        return found
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _RECORD).write_text(found.model_dump_json(), encoding="utf-8")
     return found
@@ -78,7 +81,25 @@ def _try_original(context: TrialContext, artefact: Path) -> Saved:
     request = TrialRequest(known=context.known, directory=artefact)
     outcome = context.run(save_original, request, artefact.parent, context.trial_limit_s)
     built = outcome.answer(Built)
+    if isinstance(outcome.failure, BudgetEnded):
+        return _out_of_time(outcome.failure)
     if built is None:
-        return Saved(reason=outcome.failure.message if outcome.failure else "its process gave no result")
-    why = context.reload_refusal(artefact, built.libraries)
-    return Saved(reason=why) if why else Saved(directory=artefact, libraries=built.libraries)
+        return _unsaved(outcome.failure.message if outcome.failure else "its process gave no result")
+    failure = context.reload_failure(artefact, built.libraries)
+    if isinstance(failure, BudgetEnded):
+        return _out_of_time(failure)
+    if failure is not None:
+        return _unsaved(refusal(failure))
+    return Saved(directory=artefact, libraries=built.libraries)
+
+
+def _unsaved(why: str) -> Saved:
+    return Saved(reason=f"No {MODEL}/ was written, since the original could not be saved: {why}")
+
+
+def _out_of_time(failure: BudgetEnded) -> Saved:
+    took = f"saving the original took longer than the {failure.left_s:.0f} s that were left"
+    if failure.left_s <= 0:
+        took = "no time was left to save the original"
+    reason = f"No {MODEL}/ was written: {took}. Run the command below again with --resume, or give a larger --budget."
+    return Saved(reason=reason, is_out_of_time=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from whet.measure.isolate import Outcome
+from whet.measure.isolate import Failure, Outcome
 from whet.recipe import Step
 from whet.tuner.budget import Runner
 from whet.tuner.build import is_in_process
@@ -13,7 +13,7 @@ from whet.tuner.in_process import RebuildRequest, measure_rebuilt
 from whet.tuner.known_target import INPUTS, KnownTarget
 from whet.tuner.least_time import mean_least_time_s
 from whet.tuner.records import TrialRecord
-from whet.tuner.reloading import reload_refusal
+from whet.tuner.reloading import refusal, reload_failure
 from whet.tuner.space import Space
 from whet.tuner.variant_process import VariantRequest, measure_variant
 
@@ -88,7 +88,12 @@ class TrialContext:
 
     def reload_refusal(self, artefact: Path, libraries: Sequence[str]) -> str:
         """Return why a fresh process cannot load and run an artefact as its maker did, or "" where it can."""
-        return reload_refusal(
+        failure = self.reload_failure(artefact, libraries)
+        return "" if failure is None else refusal(failure)
+
+    def reload_failure(self, artefact: Path, libraries: Sequence[str]) -> Failure | None:
+        """Return the failure of a fresh process that loads and runs an artefact as its maker did, or None."""
+        return reload_failure(
             self.run,
             artefact,
             inputs=self.directory / INPUTS,

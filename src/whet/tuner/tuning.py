@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import nn
@@ -28,7 +28,7 @@ from whet.tuner.command import command_line, without_password
 from whet.tuner.conclusion import conclude
 from whet.tuner.facts import TargetFacts
 from whet.tuner.goal import Goal
-from whet.tuner.outlook import Outlook
+from whet.tuner.outlook import Outlook, saving_s
 from whet.tuner.preparation import check_memory, checked_directory, open_study, prepare_work_directory
 from whet.tuner.processes import forking
 from whet.tuner.records import TrialRecord
@@ -188,13 +188,14 @@ def _tuned(plan: Plan, preparing: AbstractContextManager[Prepared], patience: Pa
         study = open_study(plan.storage, directory, target.name, plan.goal, facts, plan.resume, plan.exclude)
         facts = facts if study.facts is None else facts.gone_on_with(study.facts)
         work = prepare_work_directory(target.scratch, directory)
-        context = TrialContext(target.address, facts, work, run, plan.trial_limit_s)
-        result = _concluded(context, study, plan.goal, budget, listener, patience)
+        searching = budget.keeping(saving_s(budget, facts, study.records()))
+        context = TrialContext(target.address, facts, work, searching.bounded(unbounded), plan.trial_limit_s)
+        result = _concluded(context, study, plan.goal, searching, listener, patience)
         result.target, result.out = target.name, str(directory)
         result.model_directory, result.model_type = identity_of(target.name)
         result.started_at = began.isoformat(timespec="seconds")
         result.command = plan.command(target, facts.exclude)
-        _write(context, result, directory)
+        _write(replace(context, run=run), result, directory)
         result.seconds = budget.elapsed_s
         shutil.rmtree(context.directory, ignore_errors=True)
     return result

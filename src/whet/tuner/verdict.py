@@ -75,7 +75,7 @@ def inconclusive(
     elif doubtful := [p for p in points if p.doubt]:
         why = f"{doubtful[0].label} cannot be judged: {doubtful[0].doubt}"
     elif points and baseline.noise > MAX_NOISE:
-        why = f"runs of the original differ from each other by {figures.spread(baseline.noise)}"
+        why = figures.spread(baseline.noise)
     else:
         return ""
     return f"No verdict: {why}. The original stays. On a quiet machine, --resume goes on from here."

@@ -321,3 +321,11 @@ def test_two_engines_answer_by_name() -> None:
         for name in ("a", "b"):
             assert f'whet:time_to_first_token_seconds_count{{model_name="{name}"}} 1.0' in metrics
             assert f'whet:num_requests_waiting{{model_name="{name}"}} 3.0' in metrics
+
+
+def test_a_server_without_artefacts_names_its_language_models() -> None:
+    with serving(Models({("docs-gpt",): FakeEngine()})) as server:  # type: ignore[arg-type, dict-item]
+        answer = ask(server, "/v2/models/x")
+        assert refusal(answer, 404) == (
+            "no model of this server speaks the Open Inference Protocol; its language models are at /v1: docs-gpt"
+        )

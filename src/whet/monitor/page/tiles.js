@@ -6,8 +6,6 @@ whet.tile = function (label, unit, value, detail) {
   return { label, number, unit: name, detail };
 };
 
-whet.missing = (label, why) => ({ label, missing: "not available here", detail: why });
-
 /* The latest cell of a key, or null. */
 whet.latest = function (rows, key) {
   const row = rows.findLast((r) => r.cells[key]);
@@ -31,7 +29,6 @@ whet.stepTiles = function (rows, state) {
   if (tokens) tiles.push(whet.tile("Tokens per second", "/s", tokens.mean, `${whet.count(state.num_tokens)} tokens`));
   const wait = latest("share:data_wait");
   if (wait) tiles.push(whet.tile("Data wait", "%", wait.mean, `of the step; compute and the rest ${whet.measured("%", 100 - wait.mean)}`));
-  else tiles.push(whet.missing("Data wait", state.unavailable["data wait"] || ""));
   return tiles;
 };
 
@@ -54,7 +51,6 @@ whet.gpuTiles = function (rows, state) {
     const [name, number] = key.split(":");
     if (/^(gpu|cuda)_/.test(name)) numbers.add(number);
   }
-  if (!numbers.size) return [whet.missing("GPU", state.unavailable.GPU || "")];
   return [...numbers].flatMap((number) => {
     const cell = (key) => whet.latest(rows, `${key}:${number}`);
     const busy = cell("gpu_utilisation");
@@ -63,10 +59,11 @@ whet.gpuTiles = function (rows, state) {
     const split = cell("cuda_fragmentation");
     const held = reserved ? `reserved ${whet.measured("B", reserved.mean)} · fragmentation ${whet.measured("%", split.mean)}` : "nothing held by this run";
     const memory = used || reserved;
-    return [
-      busy ? whet.tile(`GPU ${number}`, "%", busy.mean, state.gpus[number] || "") : whet.missing(`GPU ${number}`, state.unavailable[`GPU ${number} utilisation`] || state.unavailable.GPU || ""),
-      memory ? whet.tile(`GPU ${number} memory`, "B", memory.mean, held) : whet.missing(`GPU ${number} memory`, state.unavailable[`GPU ${number} memory`] || ""),
+    const tiles = [
+      busy ? whet.tile(`GPU ${number}`, "%", busy.mean, state.gpus[number] || "") : null,
+      memory ? whet.tile(`GPU ${number} memory`, "B", memory.mean, held) : null,
     ];
+    return tiles.filter(Boolean);
   });
 };
 
@@ -80,4 +77,12 @@ whet.showTiles = function (host, rows, state) {
     return whet.element("div", { class: "tile", "data-label": tile.label }, whet.element("dt", {}, tile.label), value, whet.element("dd", { class: "detail" }, tile.detail));
   });
   host.replaceChildren(...shown);
+  host.style.setProperty("--columns", whet.columns(tiles.length, 6));
+  host.style.setProperty("--few-columns", whet.columns(tiles.length, 4));
+};
+
+/* Return the largest number of columns, at most `most`, in which no row holds a single tile. */
+whet.columns = function (numTiles, most) {
+  for (let columns = Math.min(numTiles, most); columns > 2; columns--) if (numTiles % columns !== 1) return columns;
+  return Math.max(1, Math.min(numTiles, 2));
 };

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from whet.server.artefacts.served_artefact import ServedArtefact
 from whet.server.artefacts.text_encoder import TextEncoder
 from whet.server.engine import Engine
-from whet.server.http.errors import invalid
+from whet.server.http.errors import ApiError, invalid
 from whet.server.http.reading import unknown_model
 
 
@@ -30,6 +30,12 @@ class Models:
         Raises:
             ApiError: 404 if there is none.
         """
+        if not self.artefacts:
+            names = ", ".join(one for names in self.engines for one in names)
+            said = (
+                f"no model of this server speaks the Open Inference Protocol; its language models are at /v1: {names}"
+            )
+            raise ApiError(404, said, param="model", code="model_not_found")
         if name not in self.artefacts:
             raise unknown_model(name, list(self.artefacts))
         return self.artefacts[name]

@@ -4,6 +4,7 @@ import { Chart } from "./chart.js";
 import { DASH, count, digits, duration, element, get, percent } from "./format.js";
 import { fitTokens, key } from "./settings.js";
 import { authorised, failureOf } from "./stream.js";
+import { showAnswered, showTuned } from "./tuned.js";
 
 const PERIOD_MS = 1000;
 const TIMEOUT_MS = 5000;
@@ -29,20 +30,31 @@ let rows = []; // one for each answer of the last two minutes: {at_s, stats, and
 let stats = null;
 let failure = null; // why there are no new figures: {since, message, status}
 let charts = null;
+let served = null; // what the server serves, asked again after each failure
 
 /* Return the name of the served model for requests, or null before the server has answered. */
 export const model = () => (stats ? stats.model || null : null);
 
-async function ask() {
+async function ask(path) {
   let response;
   try {
     const signal = AbortSignal.timeout(TIMEOUT_MS);
-    response = await fetch("/live", { cache: "no-store", headers: authorised(key()), signal });
+    response = await fetch(path, { cache: "no-store", headers: authorised(key()), signal });
   } catch {
     throw new Error("Nothing answers: the server has ended, or the connection to it is broken.");
   }
   if (!response.ok) throw await failureOf(response);
-  return response.json();
+  return response;
+}
+
+const askJson = async (path) => (await ask(path)).json();
+
+/* Return what the server serves: whether a language model is there, and the tuned models with their tensors. */
+async function askServed() {
+  const { data } = await askJson("/v1/models");
+  const names = data.filter((one) => one.max_model_len === null).map((one) => one.id);
+  const tuned = await Promise.all(names.map((name) => askJson(`/v2/models/${encodeURIComponent(name)}`)));
+  return { hasChat: tuned.length === 0 || data.length > names.length, tuned };
 }
 
 /* Return the share of one counter in another over the last seconds, or null if nothing was counted. */
@@ -104,6 +116,14 @@ function showCharts() {
   for (const chart of charts) chart.draw(rows, now_s());
 }
 
+/* Name a server that has only tuned models. */
+function showTunedNames() {
+  const names = served.tuned.map((one) => one.name).join(", ");
+  document.title = `${names} · whet serve`;
+  get("model").textContent = names;
+  get("facts").textContent = "";
+}
+
 function showNames() {
   const name = stats.model || "a model";
   document.title = `${name} · whet serve`;
@@ -118,7 +138,7 @@ function showNames() {
 /* Set the status only if it has changed: screen readers read a status aloud whenever it is written. */
 function showStatus() {
   const lost = failure && [failure.status === 401 ? "key wanted" : "no answer", "bad"];
-  const [word, kind] = lost || PHASES[stats.phase] || ["serving", "good"];
+  const [word, kind] = lost || PHASES[stats?.phase] || ["serving", "good"];
   const since = failure ? failure.since.toLocaleTimeString() : "";
   const text = failure ? `${failure.message} No figures since ${since}; asking again every second.` : "";
   if (get("status").textContent !== word) get("status").textContent = word;
@@ -130,15 +150,21 @@ function showStatus() {
 
 async function news() {
   try {
-    keep(await ask());
+    served = served || (await askServed());
+    showTuned(served.tuned, served.hasChat);
+    if (served.tuned.length) showAnswered(await (await ask("/metrics")).text());
+    if (served.hasChat) keep(await askJson("/live"));
+    else [stats, rows] = [null, []];
     failure = null;
-    fitTokens(stats.max_model_len);
+    if (stats) fitTokens(stats.max_model_len);
   } catch (error) {
+    served = null; // another server may answer next
     failure = { since: failure ? failure.since : new Date(), message: error.message, status: error.status };
   }
   showStatus();
   if (stats) showCharts();
   if (failure) return;
+  if (!stats) return showTunedNames();
   showTiles();
   showNames();
 }
