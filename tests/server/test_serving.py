@@ -65,5 +65,5 @@ def test_what_is_wrong_is_raised() -> None:
         serve("no-such-model")
     with pytest.raises(TargetError, match="no-such-model"):
         serve("docs-gpt", draft="no-such-model")
-    with pytest.raises(OptionError, match="port 70000"):
+    with pytest.raises(OptionError, match="got 70000"):
         serve("docs-gpt", port=70000)
