@@ -66,7 +66,12 @@ def batcher_us(num_clients: int, num_requests: int, rounds: int) -> list[float]:
     """The batcher's own time per request in each round, in µs."""
     function = Shortened()
     batches = [torch.zeros(2, 256), torch.zeros(3, 256)]
-    artefact: Any = SimpleNamespace(signature=read_signature(batches, function(batches[0])), run=function)
+    artefact: Any = SimpleNamespace(
+        signature=read_signature(batches, function(batches[0])),
+        run=function,
+        manifest=SimpleNamespace(conditions=(), runtime="program"),
+        runtime=SimpleNamespace(ranges_per_call=False),
+    )
     served = ServedArtefact("shortened", artefact)
     x = torch.zeros(1, 256)
 
