@@ -252,3 +252,9 @@ def test_two_processes_on_each_side_are_enough_without_pairs() -> None:
 def test_without_benchmarks_nothing_fails() -> None:
     assert overall([]) is Verdict.PASS
     assert holm([]) == []
+
+
+def test_equal_times_give_a_claim_without_a_warning() -> None:
+    claim = judge_unpaired([0.01, 0.01], [0.012, 0.0121])
+    assert claim.ratio == pytest.approx(0.01 / math.sqrt(0.012 * 0.0121))
+    assert judge_unpaired([0.01, 0.01], [0.01, 0.01]).verdict is not Verdict.FAIL

@@ -15,6 +15,7 @@ Boundaries for Clinical Trials" (1983), on spending the error over looks.
 """
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -133,10 +134,12 @@ def judge_unpaired(old_s: Sequence[float], new_s: Sequence[float], *, tolerance:
     if min(len(old_s), len(new_s)) < 2:
         raise ValueError("two processes on each side at the least")
     old, new = np.log(np.asarray(old_s, dtype=float)), np.log(np.asarray(new_s, dtype=float))
-    slower = scipy.stats.ttest_ind(new, old, equal_var=False, alternative="greater")
-    worse = scipy.stats.ttest_ind(new - math.log1p(tolerance), old, equal_var=False, alternative="less")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # equal times have no variance, which scipy warns of
+        slower = scipy.stats.ttest_ind(new, old, equal_var=False, alternative="greater")
+        worse = scipy.stats.ttest_ind(new - math.log1p(tolerance), old, equal_var=False, alternative="less")
+        low, high = scipy.stats.ttest_ind(old, new, equal_var=False).confidence_interval(0.95)
     p_slower, p_worse = _or_one(float(slower.pvalue)), _or_one(float(worse.pvalue))
-    low, high = scipy.stats.ttest_ind(old, new, equal_var=False).confidence_interval(0.95)
     slowdown = math.exp(float(new.mean() - old.mean()))
     num_pairs = min(len(old_s), len(new_s))
     noise = noise_floor([list(old_s), list(new_s)], num_pairs=num_pairs)
