@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from refusals import refusal
 from whet.cli import main
 from whet.errors import OptionError
 from whet.recipe import Recipe, Step
@@ -32,17 +33,6 @@ def model(tmp_path: Path) -> Path:
 def no_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process nothing may get as far as to listen."""
     monkeypatch.setattr(socket.socket, "listen", lambda *_: pytest.fail("the port was opened"))
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that `whet serve` ends with, exit code 2."""
-    with pytest.raises(SystemExit) as end:
-        main(["serve", "--port", "0", *arguments])
-    said = capsys.readouterr()
-    assert (end.value.code, said.out) == (2, "")
-    [line] = said.err.strip().splitlines()
-    assert line.startswith("error: ")
-    return line
 
 
 def edit(path: Path, **fields: Any) -> None:

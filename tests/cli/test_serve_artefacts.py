@@ -14,20 +14,10 @@ import torch
 from small_programs import save, small
 
 import whet
-from whet.cli import main
+from refusals import refusal
 from whet.server.artefacts.directories import ArtefactSource
 from whet.server.opening import Given, opened
 from whet.server.options import EngineOptions
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line that `whet serve` ends with, exit code 2."""
-    with pytest.raises(SystemExit) as end:
-        main(["serve", "--port", "0", *arguments])
-    said = capsys.readouterr()
-    assert (end.value.code, said.out) == (2, "")
-    [line] = said.err.strip().splitlines()
-    return line
 
 
 @pytest.fixture(scope="module")

@@ -1,52 +1,36 @@
 """The live page in a real browser: numbers that move, the end of the watched process, a new one at its place."""
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from made_runs import feed, make_run
 
+from browsing import Page, launched, watched
 from whet.monitor.run import Run
 from whet.monitor.server import PageServer
 from whet.monitor.summary_page import render
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-Page = Any
 
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-_FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
-_FLAGS += ("--disable-component-update", "--disable-sync")
+
+# The browser itself writes a line for each connection that breaks.
+_EXPECTED = ("ERR_CONNECTION", "ERR_EMPTY")
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    path = os.environ.get("WHET_CHROMIUM") or next(filter(None, map(shutil.which, _BROWSERS)), None)
-    if path is None:
-        pytest.skip(f"none of {', '.join(_BROWSERS)} on the path: install Debian's chromium, or set WHET_CHROMIUM")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=list(_FLAGS))
+    with launched() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Page]:
-    """A page that fails the test when its scripts do, or when it asks for anything but its own server."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
-    errors: list[str] = []
-    asked: list[str] = []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
-    page.on("request", lambda request: asked.append(request.url))
-    page.set_default_timeout(10_000)
-    yield page
-    context.close()
-    assert [url for url in asked if not url.startswith(("http://127.0.0.1:", "data:", "file:", "about:"))] == []
-    assert [error for error in errors if "ERR_CONNECTION" not in error and "ERR_EMPTY" not in error] == []
+    with watched(
+        browser, height=900, addresses=("http://127.0.0.1:", "data:", "file:", "about:"), expected=_EXPECTED
+    ) as page:
+        yield page
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from whet.files import write_whole
 from whet.signature import Signature
 
 MANIFEST = "artefact.json"
+RESULT = "result.json"  # what a tuning run found, in its output directory
+MODEL = "model"  # the artefact that a tuning run saved, in its output directory
 FORMAT = 2  # 1 had a signature of tensors alone, without the structure around them
 
 
@@ -152,7 +154,7 @@ def read_manifest(directory: Path) -> Manifest:
 def _why_unsaved(directory: Path) -> str:
     """Return what result.json, beside a missing directory, says: why nothing was saved, and what to do instead."""
     try:
-        result = json.loads((directory.parent / "result.json").read_text(encoding="utf-8"))
+        result = json.loads((directory.parent / RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return ""
     why = result.get("unsaved") if isinstance(result, dict) else None

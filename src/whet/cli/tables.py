@@ -7,12 +7,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from whet.artefact.runtime import MODEL
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Step
 from whet.tuner import figures
 from whet.tuner.headline import headline
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import MODEL, MeasuredVariant, Result
+from whet.tuner.result import MeasuredVariant, Result
 
 _VERDICTS = {
     "pass": ("PASS", "green"),

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 
 from whet.errors import OptionError
 
@@ -20,10 +21,7 @@ def seconds(option: str, text: str) -> float:
     Raises:
         OptionError: The text is no duration above 0.
     """
-    number, unit = _split(text)
-    if unit not in _SECONDS or number <= 0:
-        raise OptionError(f"{option} {text!r}: write a duration above 0 such as 5m, 90s or 1h")
-    return number * _SECONDS[unit]
+    return _scaled(option, text, _SECONDS, "a duration above 0 such as 5m, 90s or 1h")
 
 
 def num_bytes(option: str, text: str) -> int:
@@ -36,10 +34,7 @@ def num_bytes(option: str, text: str) -> int:
     Raises:
         OptionError: The text is no size above 0.
     """
-    number, unit = _split(text)
-    if unit not in _BYTES or number <= 0:
-        raise OptionError(f"{option} {text!r}: write a size above 0 such as 512MB or 2GiB")
-    return int(number * _BYTES[unit])
+    return int(_scaled(option, text, _BYTES, "a size above 0 such as 512MB or 2GiB"))
 
 
 def fraction(option: str, text: str) -> float:
@@ -62,7 +57,10 @@ def fraction(option: str, text: str) -> float:
     return value / 100 if is_percent else value
 
 
-def _split(text: str) -> tuple[float, str]:
-    """Return a number and its unit in lower case; (0, "") where the text is neither."""
+def _scaled(option: str, text: str, units: Mapping[str, float], what: str) -> float:
+    """Return a number above 0 times its unit, or raise OptionError with what to write."""
     found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", text)
-    return (float(found.group(1)), found.group(2).lower()) if found else (0.0, "")
+    number, unit = (float(found.group(1)), found.group(2).lower()) if found else (0.0, "")
+    if unit not in units or number <= 0:
+        raise OptionError(f"{option} {text!r}: write {what}")
+    return number * units[unit]

@@ -35,9 +35,10 @@ def kernels() -> Library | None:
 
 
 def kernels_for(x: Tensor, *others: Tensor | None) -> Library | None:
-    """Those for the device of x, or None where torch has to do; logged once for a device.
+    """Return the kernels for the device of x, or None where torch has to compute. That is logged once for a device.
 
-    Raises InputsError where the other tensors are not on that device.
+    Raises:
+        InputsError: The other tensors are not on that device.
     """
     device = x.device
     for other in others:

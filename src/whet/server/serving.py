@@ -72,9 +72,16 @@ def serve(
     smaller = None if draft is None else model_directory(os.fspath(draft))
     settings = settings or Settings(served_names=next(iter(sources)))
     settings = replace(settings, is_local=is_loopback(host))
-    given = Given(options or EngineOptions(), recipe, dtype, weights, smaller, tuple(libraries))
-    most = MAX_WAITING if max_waiting is None else max(1, max_waiting)
-    given = replace(given, max_waiting=most, max_waiting_bytes=settings.max_pending_bytes)
+    given = Given(
+        options or EngineOptions(),
+        recipe,
+        dtype,
+        weights,
+        smaller,
+        tuple(libraries),
+        max_waiting=MAX_WAITING if max_waiting is None else max(1, max_waiting),
+        max_waiting_bytes=settings.max_pending_bytes,
+    )
     # The port is bound before the models are loaded, and accepts connections once they are ready.
     with bind(host, port) as bound, opened(sources, given, note) as served:
         server = HttpServer(served, settings, bound)

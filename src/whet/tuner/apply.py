@@ -24,7 +24,7 @@ from whet.tuner.in_process import as_artefact
 from whet.tuner.known_target import INPUTS
 from whet.tuner.processes import isolated
 from whet.tuner.recipe_replay import AppliedSteps, Replayed, ReplayRequest, doubt_about_model, refuse, replay_recipe
-from whet.tuner.reloading import reload_refusal
+from whet.tuner.reloading import refusal, reload_failure
 from whet.tuner.tuning import workload_of
 from whet.workload import Workload, examine
 from whet.workloads import resolve
@@ -163,15 +163,16 @@ def apply_recipe(
             raise OptionError(
                 "with the steps that apply here, the model can be saved: give --out, a new directory for it"
             )
-        if why := reload_refusal(
+        failure = reload_failure(
             run,
             artefact,
             inputs=artefact.parent / INPUTS,
             libraries=found.libraries,
             sys_path=found.sys_path,
             num_threads=found.num_threads,
-        ):
-            raise ArtefactError(f"the model that this recipe makes cannot be saved: {why}")
+        )
+        if failure is not None:
+            raise ArtefactError(f"the model that this recipe makes cannot be saved: {refusal(failure)}")
         try:
             directory.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

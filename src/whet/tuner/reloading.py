@@ -91,32 +91,6 @@ def check_answers(run: Callable[..., Sequence[Tensor]], batch: Sequence[Tensor],
         )
 
 
-def reload_refusal(
-    run: Runner,
-    artefact: Path,
-    *,
-    inputs: Path,
-    libraries: Sequence[str],
-    sys_path: Sequence[str],
-    num_threads: int | None,
-    limit_s: float = LIMIT_S,
-) -> str:
-    """Return why a fresh process cannot load and run an artefact as its maker did, or "" where it can.
-
-    The arguments are those of `reload_failure`.
-    """
-    failure = reload_failure(
-        run,
-        artefact,
-        inputs=inputs,
-        libraries=libraries,
-        sys_path=sys_path,
-        num_threads=num_threads,
-        limit_s=limit_s,
-    )
-    return "" if failure is None else refusal(failure)
-
-
 def refusal(failure: Failure) -> str:
     """Return a failure to load an artefact as a clause for people."""
     return f"a fresh process cannot use it: {failure.message}"

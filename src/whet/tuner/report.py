@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from whet import look
+from whet.artefact.runtime import MODEL
 from whet.errors import MissingExtra, TargetError
 from whet.files import write_whole
 from whet.models.config_file import read_json
@@ -29,7 +30,7 @@ from whet.tuner.figures import DASH
 from whet.tuner.headline import headline
 from whet.tuner.key_figures import key_figures, record_of
 from whet.tuner.records import TrialRecord
-from whet.tuner.result import MODEL, MeasuredVariant, Result
+from whet.tuner.result import MeasuredVariant, Result
 from whet.tuner.verdict import noise_in_words
 from whet.workloads.model_directory import model_directory
 

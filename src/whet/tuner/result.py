@@ -9,12 +9,13 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from whet.artefact import load
+from whet.artefact.runtime import MODEL, RESULT
 from whet.errors import ArtefactError
+from whet.recipe import FILE as RECIPE
 from whet.recipe import Recipe, Step
 from whet.tuner.records import Agreement, QualityChange, TrialRecord
 
-FILE = "result.json"
-MODEL = "model"  # the tuned model's directory inside the output directory
+FILE = RESULT
 
 Objective = Literal["latency", "throughput", "memory", "size"]
 Word = Literal["gain", "no-gain", "inconclusive", "failed"]
@@ -242,7 +243,7 @@ class Result(BaseModel):
             "peak_bytes_baseline": self.baseline.peak_bytes,
             "peak_bytes_best": self.best.peak_bytes,
             "share_of_limit": self.best.share_of_limit,
-            "recipe": str(self.directory / "recipe.toml"),
+            "recipe": str(self.directory / RECIPE),
             "steps": [step.model_dump() for step in self.best.steps],
             "model": str(self.directory / MODEL) if self.has_model else None,
             "libraries": self.libraries,

@@ -5,13 +5,14 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
+from whet.artefact.runtime import MODEL
 from whet.files import replace_directory
 from whet.tuner.budget import BudgetEnded
 from whet.tuner.build import is_in_process
 from whet.tuner.in_process import ADVICE
 from whet.tuner.records import Built
 from whet.tuner.reloading import refusal
-from whet.tuner.result import MODEL, Result
+from whet.tuner.result import Result
 from whet.tuner.trial import TrialRequest, save_original
 from whet.tuner.trial_context import TrialContext
 from whet.workloads.text_encoder import save_text_use

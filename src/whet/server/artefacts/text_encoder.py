@@ -189,11 +189,16 @@ class TextEncoder:
             length = self._length
         elif self._pads:
             length = min(-(-num_tokens // _BUCKET) * _BUCKET, self.max_tokens)
-        fill = length - num_tokens
+        return self._filled(tokens, length, fill=self.use.pad_id)
+
+    def _filled(self, tokens: Tokens, length: int, *, fill: int) -> tuple[Tensor, ...]:
+        """Return the inputs of one text, filled up to a length with one token: int64 [T] each."""
+        num_tokens = len(tokens.ids)
+        more = length - num_tokens
         values = {
-            _IDS: [*tokens.ids, *[self.use.pad_id] * fill],
-            _MASK: [1] * num_tokens + [0] * fill,
-            _TYPES: [*(tokens.types or [0] * num_tokens), *[0] * fill],
+            _IDS: [*tokens.ids, *[fill] * more],
+            _MASK: [1] * num_tokens + [0] * more,
+            _TYPES: [*(tokens.types or [0] * num_tokens), *[0] * more],
         }
         return tuple(torch.tensor(values[spec.name]).to(spec.dtype) for spec in self.artefact.inputs)
 
@@ -212,11 +217,11 @@ class TextEncoder:
         num_tokens = max(1, length // 2)
         vocab_size = self._tokenizer.vocab_size
         largest = max(1, min(self.artefact.largest.get(self._places[_IDS], vocab_size), vocab_size - 1))
-        ids = [1 + _STRIDE * place % largest for place in range(num_tokens)]
+        text = Tokens([1 + _STRIDE * place % largest for place in range(num_tokens)])
         fills = (self.use.pad_id, 0 if self.use.pad_id else 1, largest)
-        variants = [self._sample_of(ids, length, fill=fill) for fill in fills]
+        variants = [self._filled(text, length, fill=fill) for fill in fills]
         if self._length is None:
-            variants.append(self._sample_of(ids, num_tokens, fill=0))
+            variants.append(self._filled(text, num_tokens, fill=0))
         rows = self.artefact.batch_size or 2
         with torch.no_grad():
             outputs = [
@@ -226,11 +231,6 @@ class TextEncoder:
         used = [y[0, :num_tokens] if self.use.task == "embed" else y[0] for y in outputs]
         is_same = all(is_near(used[0], y) for y in used[1 : len(fills)])
         return is_same and all(is_close(used[0], y) for y in used[len(fills) :])
-
-    def _sample_of(self, ids: list[int], length: int, *, fill: int) -> tuple[Tensor, ...]:
-        more = length - len(ids)
-        values = {_IDS: [*ids, *[fill] * more], _MASK: [1] * len(ids) + [0] * more, _TYPES: [0] * length}
-        return tuple(torch.tensor(values[spec.name]).to(spec.dtype) for spec in self.artefact.inputs)
 
 
 def text_encoder(artefact: ServedArtefact, directory: Path) -> TextEncoder | str:

@@ -17,7 +17,7 @@ from whet.server.http import documented
 from whet.server.http.answer import GONE, unless_gone
 from whet.server.http.errors import ApiError, as_api_errors, invalid
 from whet.server.http.inference import Work, model_errors
-from whet.server.http.intake import AT_ONCE, content_of, release
+from whet.server.http.intake import AT_ONCE, content_of, release, unless_long
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.models import Models
 from whet.server.http.reading import SMALL, parse_body
@@ -67,10 +67,7 @@ def encoder_routes(models: Models, lifecycle: Lifecycle) -> APIRouter:
 async def _read(request: Request, kind: type[Body]) -> Body:
     content = await content_of(request)
     content_type = request.headers.get("content-type", "")
-    if len(content) <= SMALL:
-        body = parse_body(kind, content, content_type)
-    else:
-        body = await asyncio.to_thread(parse_body, kind, content, content_type)
+    body: Body = await unless_long(len(content), SMALL, parse_body, kind, content, content_type)
     release(request)
     return body
 
@@ -157,8 +154,7 @@ async def _scored(
     """Return the tokens that were read, and float32 [texts]: the model's outputs, or cosines of its vectors."""
     with as_api_errors():
         if encoder.use.task == "rerank":
-            is_short = len(query) <= AT_ONCE
-            first = encoder.query(query) if is_short else await asyncio.to_thread(encoder.query, query)
+            first = await unless_long(len(query), AT_ONCE, encoder.query, query)
             tokens = await tokenised(
                 contents, lambda some: encoder.pairs(first, some, cut_to=cut_to), num_beside=len(query)
             )

@@ -18,7 +18,7 @@ from whet.server.artefacts.tensor_specs import TensorSpec
 from whet.server.http import documented
 from whet.server.http.answer import GONE, json_response, unless_gone
 from whet.server.http.errors import ApiError, as_api_errors, failed, invalid, unavailable
-from whet.server.http.intake import content_of, release
+from whet.server.http.intake import content_of, release, unless_long
 from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.models import Models
 from whet.server.http.reading import SMALL
@@ -150,10 +150,7 @@ async def _read(artefact: ServedArtefact, request: Request) -> Inference:
     if encoding := request.headers.get("content-encoding"):
         raise ApiError(415, f"a body that is encoded ({encoding}) is not read: send it as it is")
     arguments = (content, header_length, artefact.inputs, artefact.output_names)
-    if json_size(content, header_length) <= SMALL:
-        asked = read_inference(*arguments)
-    else:
-        asked = await asyncio.to_thread(read_inference, *arguments)
+    asked = await unless_long(json_size(content, header_length), SMALL, read_inference, *arguments)
     del content, arguments
     release(request)
     places = artefact.num_places(asked.tensors)
@@ -169,10 +166,10 @@ async def _answered(artefact: ServedArtefact, asked: Inference) -> Response:
     if asked.id is not None:
         head["id"] = asked.id
     named = dict(zip(artefact.output_names, outputs, strict=True))
-    body, json_size = await write_inference(head, named, asked.wishes)
-    if json_size is None:
+    body, num_json = await write_inference(head, named, asked.wishes)
+    if num_json is None:
         return Response(body, media_type="application/json")
-    return Response(body, media_type="application/octet-stream", headers={HEADER_LENGTH: str(json_size)})
+    return Response(body, media_type="application/octet-stream", headers={HEADER_LENGTH: str(num_json)})
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -16,6 +16,8 @@ from whet.server.http.lifecycle import Lifecycle
 from whet.server.http.reading import SMALL, Prompts, Reader, Readers, Served
 from whet.server.http.reading_process import ReadingProcess
 from whet.server.text import Tokenizer
+
+T = TypeVar("T")
 
 AT_ONCE = 2**11  # up to so many bytes, a body is tokenised on the event loop; a larger one in a thread
 _MOST_THREADS = 2  # threads that tokenise at the same time
@@ -125,6 +127,11 @@ class _ReadThere:
 
     async def answer(self) -> bytes:
         return await self.process.answer()
+
+
+async def unless_long(size: int, most: int, work: Callable[..., T], *arguments: Any) -> T:
+    """Return what `work` returns. It runs on the event loop, or in a thread where its size is more than `most`."""
+    return work(*arguments) if size <= most else await asyncio.to_thread(work, *arguments)
 
 
 async def content_of(request: Request) -> bytes:

@@ -24,6 +24,16 @@ class Models:
     artefacts: Mapping[str, ServedArtefact] = field(default_factory=dict)
     encoders: Mapping[str, TextEncoder | str] = field(default_factory=dict)
 
+    @property
+    def names_of_engines(self) -> list[str]:
+        """Return every name that a request may call an engine by."""
+        return [name for names in self.engines for name in names]
+
+    @property
+    def names(self) -> list[str]:
+        """Return every name that a request may call a model by."""
+        return [*self.names_of_engines, *self.artefacts]
+
     def artefact(self, name: str) -> ServedArtefact:
         """Return the artefact of a name.
 
@@ -31,7 +41,7 @@ class Models:
             ApiError: 404 if there is none.
         """
         if not self.artefacts:
-            names = ", ".join(one for names in self.engines for one in names)
+            names = ", ".join(self.names_of_engines)
             said = (
                 f"no model of this server speaks the Open Inference Protocol; its language models are at /v1: {names}"
             )
@@ -47,9 +57,8 @@ class Models:
             ApiError: 404 where no model has that name, 400 where it does not do the task.
         """
         if name is not None and name not in self.encoders:
-            names = [*(one for names in self.engines for one in names), *self.artefacts]
-            if name not in names:
-                raise unknown_model(name, names)
+            if name not in self.names:
+                raise unknown_model(name, self.names)
             raise invalid(f"{name} is a language model: it gives neither embeddings nor scores", "model")
         asked = self.encoders.items() if name is None else [(name, self.encoders[name])]
         whys = []

@@ -135,17 +135,12 @@ class Service:
     def __init__(self, models: Models, settings: Settings, lifecycle: Lifecycle) -> None:
         self.settings = settings
         self.lifecycle = lifecycle
-        self.artefacts = models.artefacts
+        self.artefacts, self.names = models.artefacts, models.names
         self.started_s = time.monotonic()
         self.created = int(time.time())
         self.engines = [ModelService(engine, names, settings, lifecycle) for names, engine in models.engines.items()]
         read = [(one.tokenizer, one.served) for one in self.engines]
         self.intake = Intake(read, list(models.artefacts), lifecycle, self._check_room)
-
-    @property
-    def names(self) -> list[str]:
-        """Return every name that a request may call a model by."""
-        return [*(name for one in self.engines for name in one.served.names), *self.artefacts]
 
     def engine(self, name: str | None) -> ModelService:
         """Return the engine of a name, which the intake has checked; the first one where no name is given."""
