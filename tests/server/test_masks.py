@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from driving import make_request
-from guided import VOCAB, request
+from guided import TOKENIZER, VOCAB, request
 from naive import drawn, processed
 
 from whet.kernels.sample import UNUSABLE
@@ -36,7 +36,7 @@ def masks_of(allowed_RV: np.ndarray, rows: list[int]) -> Masks:
     words = np.packbits(padded, axis=1, bitorder="little").view(np.uint32)
     of_row = np.full(len(allowed_RV), -1, np.int32)
     of_row[rows] = np.arange(len(rows))
-    return Masks(words, of_row, frozenset())
+    return Masks(words, of_row)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 200, 1037])
@@ -90,7 +90,7 @@ def test_rows_without_a_structure_have_no_mask() -> None:
 
 def test_masks_are_made_while_the_model_computes() -> None:
     """`begin` returns before the work is done, and leaves the thread that runs the model free."""
-    filler = MaskFiller(VOCAB)
+    filler = MaskFiller(VOCAB, is_beside=True)
     filler.begin([Row(request(Structure.choice(["yes"])))])()
     waiting: Future[None] = Future()
     assert filler._thread is not None
@@ -99,3 +99,19 @@ def test_masks_are_made_while_the_model_computes() -> None:
     assert not blocker.done()
     waiting.set_result(None)
     assert masking() is not None
+
+
+@pytest.mark.parametrize("text", ['["a", 1.5, {"b": null}]', "[]", '[{"name": "zoo"}, false]'])
+def test_masks_are_the_same_beside_the_model_and_after_it(text: str) -> None:
+    """Both ways allow what the text goes on with, and the same tokens."""
+    guided = [request(Structure.json_schema({"type": "array"})) for _ in range(3)]
+    fillers = [MaskFiller(VOCAB, is_beside=is_beside) for is_beside in (False, True)]
+    rows = [Row(one) for one in guided]
+    for token_id in TOKENIZER.encode(text, False):
+        after, beside = (filler.begin(rows)() for filler in fillers)
+        assert after is not None and beside is not None
+        np.testing.assert_array_equal(after.words, beside.words)
+        assert (after.words[:, token_id // 32] >> np.uint32(token_id % 32) & 1 == 1).all()
+        for one in guided:
+            assert one.guide is not None
+            one.guide.consume(token_id)

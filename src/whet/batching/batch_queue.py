@@ -18,6 +18,7 @@ class QueuedSample:
         length: Its length, by which samples are sorted; 0 if it has none.
         arrived_s: When it arrived.
         future: Gets its result.
+        num_bytes: The bytes of its tensors.
     """
 
     sample: Sample
@@ -25,6 +26,10 @@ class QueuedSample:
     length: int
     arrived_s: float
     future: Answer = field(default_factory=Future)
+    num_bytes: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_bytes = self.sample.num_bytes
 
 
 class BatchQueue:
@@ -57,14 +62,14 @@ class BatchQueue:
     def add(self, entry: QueuedSample) -> None:
         """Put a sample into the queue."""
         self._kinds.setdefault(entry.kind, []).append(entry)
-        self.num_bytes += entry.sample.num_bytes
+        self.num_bytes += entry.num_bytes
 
     def discard(self, entry: QueuedSample) -> None:
         """Remove a sample, if it still waits."""
         entries = self._kinds.get(entry.kind, [])
         if entry in entries:
             entries.remove(entry)
-            self.num_bytes -= entry.sample.num_bytes
+            self.num_bytes -= entry.num_bytes
             if not entries:
                 del self._kinds[entry.kind]
 
@@ -97,11 +102,11 @@ class BatchQueue:
     def begin(self, batch: Sequence[QueuedSample]) -> None:
         """Count samples that were taken no longer: they run now, or are given up."""
         self.num_taken -= len(batch)
-        self.num_bytes -= sum(entry.sample.num_bytes for entry in batch)
+        self.num_bytes -= sum(entry.num_bytes for entry in batch)
 
     def clear(self) -> list[QueuedSample]:
         """Remove and return all samples that wait."""
         entries = [entry for entries in self._kinds.values() for entry in entries]
         self._kinds = {}
-        self.num_bytes -= sum(entry.sample.num_bytes for entry in entries)
+        self.num_bytes -= sum(entry.num_bytes for entry in entries)
         return entries

@@ -22,6 +22,7 @@ from torch import nn
 from whet.artefact import Artefact
 from whet.batching.batch_queue import BatchQueue, QueuedSample
 from whet.batching.gathering import Answer, Request
+from whet.batching.loop_mail import LoopMail
 from whet.batching.padding import Cut, Padding, Sample, next_size, read_sample
 from whet.batching.worker import Worker
 from whet.errors import EngineClosed, InputsError, OptionError, QueueFull
@@ -136,6 +137,7 @@ class DynamicBatcher:
         self._example, self._example_text = None if read is None else read.kind(length_dim), str(read)
         self._first_length: int | None = None
         self._totals = _Totals()
+        self._mail = LoopMail(give=Request.settle, lost=_unread)
         self._queue = BatchQueue(max_batch, max_wait_ms / 1e3, sort_by_length=sort_by_length)
         self._worker = Worker("whet-batcher", self._queue, self._work, failed=_report, clock=clock)
         self._changed = self._worker.changed  # guards the queue and the totals
@@ -164,18 +166,20 @@ class DynamicBatcher:
         future.add_done_callback(partial(self._ended, entry))
         return future
 
-    def submit_all(self, samples: Sequence[Any]) -> "Future[list[Any]]":
-        """Queue the samples of one request, all of them or none, and return one future of their results in order.
+    async def run_all(self, samples: Sequence[Any]) -> list[Any]:
+        """Queue the samples of one request, all of them or none, and return their results in order.
 
-        Cancel it to take back every sample that has not begun to run. Raises what `submit` raises, and no sample is
-        queued then.
+        Cancelled, it takes back every sample that has not begun to run, and so it does where one of them fails. Raises
+        what `submit` and the function raise.
         """
+        if not samples:
+            return []
         entries = [self._entry(read_sample(sample)) for sample in samples]
-        request = Request(len(entries), partial(self._take_back, entries))
+        request = Request(len(entries), self._mail, lambda _: self._take_back(entries))
         for entry, part in zip(entries, request.parts, strict=True):
             entry.future = part
         self._queue_all(entries)
-        return request.whole
+        return await request.whole
 
     def _queue_all(self, entries: Sequence[QueuedSample]) -> None:
         with self._changed:
@@ -186,16 +190,15 @@ class DynamicBatcher:
             for entry in entries:
                 entry.arrived_s = now_s
                 self._queue.add(entry)
-            if self._queue.due_s() != due_s:  # the thread sleeps until the old time
+            if due_s is None or (due_s > now_s and self._queue.due_s() != due_s):  # the thread sleeps until then
                 self._changed.notify()
 
     def _check_room(self, entries: Sequence[QueuedSample]) -> None:
         """Raise QueueFull where more samples, or more bytes, would wait than may."""
         waiting, most, most_bytes = self._queue.num_waiting, self._max_waiting, self._max_waiting_bytes
-        num_bytes = sum(entry.sample.num_bytes for entry in entries)
         if waiting + len(entries) > most:
             told = f"{waiting} samples wait already, of {most}"
-        elif waiting and most_bytes is not None and self._queue.num_bytes + num_bytes > most_bytes:
+        elif waiting and most_bytes is not None and self._queue.num_bytes + _num_bytes(entries) > most_bytes:
             told = f"{self._queue.num_bytes} bytes of samples wait already, of {most_bytes}"
         else:
             return
@@ -282,6 +285,7 @@ class DynamicBatcher:
             self._totals.begin(begun, self._clock())
         if begun:
             self._answer(begun)
+        self._mail.deliver()
 
     def _answer(self, begun: list[QueuedSample]) -> None:
         """Run samples as one batch, and hand each its result or what went wrong."""
@@ -314,6 +318,14 @@ def _begins(future: Answer) -> bool:
     if future.done() and not future.cancelled():
         return False
     return future.set_running_or_notify_cancel()
+
+
+def _num_bytes(entries: Sequence[QueuedSample]) -> int:
+    return sum(entry.num_bytes for entry in entries)
+
+
+def _unread(request: Request) -> None:
+    """Do nothing: the loop of the request's coroutine is closed, so nobody waits for it."""
 
 
 def _report(error: Exception) -> None:

@@ -5,6 +5,7 @@ import logging
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator
 
+from whet.batching.loop_mail import LoopMail
 from whet.server.completion import Delta
 
 Abort = Callable[[str], None]
@@ -76,30 +77,19 @@ class AsyncBridge:
         Args:
             abort: Ends a request whose reader fails or whose loop is closed. Any thread must be able to call it.
         """
-        self._abort = abort
-        self._waiting: dict[asyncio.AbstractEventLoop, list[tuple[OnDelta, Delta]]] = {}
+        self._mail = LoopMail[tuple[OnDelta, Delta]](
+            give=lambda read: give(*read, abort),
+            lost=lambda read: abort(read[1].request_id),  # the loop is closed, so nothing reads the delta
+        )
+        self.deliver = self._mail.deliver  # sends what was collected to the loops; for the engine's thread
 
     def to_loop(self, loop: asyncio.AbstractEventLoop, on_delta: OnDelta) -> OnDelta:
         """Return a callback for the engine's thread that has `on_delta` called in the loop."""
 
         def collect(delta: Delta) -> None:
-            self._waiting.setdefault(loop, []).append((on_delta, delta))
+            self._mail.put(loop, (on_delta, delta))
 
         return collect
-
-    def deliver(self) -> None:
-        """Send the deltas collected since the last call to their loops. Call it on the engine's thread."""
-        waiting, self._waiting = self._waiting, {}
-        for loop, deltas in waiting.items():
-            try:
-                loop.call_soon_threadsafe(self._give, deltas)
-            except RuntimeError:  # the loop is closed, so nothing reads the deltas
-                for _, delta in deltas:
-                    self._abort(delta.request_id)
-
-    def _give(self, deltas: list[tuple[OnDelta, Delta]]) -> None:
-        for on_delta, delta in deltas:
-            give(on_delta, delta, self._abort)
 
 
 def give(on_delta: OnDelta, delta: Delta, abort: Abort) -> None:

@@ -8,6 +8,7 @@ Suffixes: R rows of the step, M rows with a mask, W words of a mask, V vocabular
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whet.measure.cores import allowed_cores
 from whet.server.request import Request
 
 Words = NDArray[np.uint32]
@@ -26,17 +28,20 @@ _ALL = np.uint32(2**32 - 1)
 
 @dataclass(frozen=True)
 class Masks:
-    """Keep the allowed tokens of a step.
+    """Keep the allowed tokens of a step, until the masks of the next step are computed.
 
     Attributes:
         words: uint32 [M, W]. Bits beyond the vocabulary are 0.
         of_row: int32 [R]. The place of each row's mask in `words`; -1 for a row that may choose any token.
-        ended: The rows whose mask is empty since the output is complete.
     """
 
     words: Words
     of_row: NDArray[np.int32]
-    ended: frozenset[int]
+
+    def is_empty(self, row: int) -> bool:
+        """Return whether a row has a mask that allows no token, since its output is complete."""
+        place = int(self.of_row[row])
+        return place >= 0 and not self.words[place].any()
 
     def pointers(self) -> tuple[int, int, int]:
         """Return what the kernel takes: the masks, the words of each, and the place of each row's mask."""
@@ -62,18 +67,29 @@ Masking = Callable[[], Masks | None]  # waits for the masks; None where no row h
 
 
 class MaskFiller:
-    """Computes the masks of one step after another, in a thread of its own.
+    """Computes the masks of one step after another.
 
-    `begin` starts the work, and the function that it returns waits for the result. Nothing may touch the requests'
-    guides in between. The thread ends with this object.
+    `begin` starts the work, and the function that it returns gives the result. Nothing may touch the requests' guides
+    in between. Where the model leaves a core free, a thread of its own computes beside the model's step; the thread
+    ends with this object. Where the model's threads take all cores, one more thread delays the step by more time than
+    the masks take, so they are computed after the model.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, *, is_beside: bool | None = None) -> None:
+        """Start with no thread.
+
+        Args:
+            vocab_size: The number of the model's logits.
+            is_beside: Whether to compute beside the model's step. None decides by the cores and torch's threads.
+        """
         self._vocab_size = vocab_size
+        self._is_beside = is_beside
         self._thread: ThreadPoolExecutor | None = None
         self._executor: Any = None  # of llguidance, which has threads of its own
         self._rows: Rows = ()
         self._guided: list[int] = []
+        self._of_row = np.empty(0, np.int32)
+        self._words = np.empty((0, vocab_size // _BITS + 1), np.uint32)  # with a bit for the end
 
     def begin(self, rows: Rows) -> Masking:
         """Start to compute the masks of a step.
@@ -85,59 +101,71 @@ class MaskFiller:
         if rows is not self._rows:
             self._rows = rows
             self._guided = [i for i, (request, _) in enumerate(rows) if request.guide is not None]
+            self._of_row = np.full(len(rows), -1, np.int32)
+            self._of_row[self._guided] = np.arange(len(self._guided), dtype=np.int32)
         if not self._guided:
             return _nothing
+        if self._is_beside is None:
+            self._is_beside = torch.get_num_threads() < len(allowed_cores())
+        if not self._is_beside:
+            return partial(self._fill, rows, self._guided)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="whet-masks")
         return self._thread.submit(self._fill, rows, self._guided).result
 
     def _fill(self, rows: Rows, guided: list[int]) -> Masks:
-        width = self._vocab_size // _BITS + 1  # with a bit for the end
-        words = np.full((len(guided), width), _ALL)
-        guides, single, drafted = [], [], []
+        if len(self._words) < len(guided):
+            self._words = np.empty((len(guided), self._words.shape[1]), np.uint32)
+        words = self._words[: len(guided)]
+        single, drafted = [], []
         for place, i in enumerate(guided):
             request, num_drafts = rows[i]
             if num_drafts or request.guide is None:
                 continue  # its first row is asked for all of them
-            guides.append(request.guide)
             if request.drafts:
                 drafted.append((request.guide.matcher, place, request.drafts))
             else:
                 single.append((request.guide.matcher, place))
+        self._compute(words, single, drafted)
+        may_end = _take_bit(words, self._vocab_size)
+        for place, i in enumerate(guided):
+            request, num_drafts = rows[i]
+            if request.guide is not None and request.guide.has_failed():
+                words[place] = 0  # the request ends with the error
+            else:
+                _mark_ends(words[place], request, num_drafts, may_end=may_end[place])
+        return Masks(words, self._of_row)
+
+    def _compute(self, words: Words, single: list[tuple[Any, int]], drafted: list[tuple[Any, int, list[int]]]) -> None:
+        """Have llguidance write the masks: of rows without drafts, and of requests with drafts."""
+        begin, row_bytes = words.ctypes.data, words.strides[0]
+        if not self._is_beside:
+            for matcher, place in single:
+                matcher.unsafe_compute_mask_ptr(begin + place * row_bytes, row_bytes)
+            single = []
+        if not single and not drafted:
+            return
         if self._executor is None:
             import llguidance
 
             self._executor = llguidance.LLExecutor()
-        at = (words.ctypes.data, 4 * width, len(words))
         if single:
-            self._executor.unsafe_compute_mask_ptr(single, *at)
+            self._executor.unsafe_compute_mask_ptr(single, begin, row_bytes, len(words))
         if drafted:
-            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *at)
-        for guide in guides:
-            guide.check()
-        may_end = _take_bit(words, self._vocab_size)
-        for place, i in enumerate(guided):
-            request, num_drafts = rows[i]
-            if request.guide is not None and request.guide.error is not None:
-                words[place] = 0  # the request ends with the error
-            else:
-                _mark_ends(words[place], request, num_drafts, may_end=bool(may_end[place]))
-        is_empty = ~words.any(axis=1)
-        of_row = np.full(len(rows), -1, np.int32)
-        of_row[guided] = np.arange(len(guided), dtype=np.int32)
-        return Masks(words, of_row, frozenset(guided[place] for place in np.flatnonzero(is_empty).tolist()))
+            for _, place, drafts in drafted:
+                words[place : place + len(drafts) + 1] = _ALL  # what follows a draft that is not allowed stays so
+            self._executor.unsafe_compute_mask_ptr_with_draft_token(drafted, begin, row_bytes, len(words))
 
 
 def _nothing() -> None:
     return None
 
 
-def _take_bit(words: Words, number: int) -> NDArray[np.bool_]:
-    """Clear everything from one bit on in each mask. Returns where that bit was set."""
-    word, bit = divmod(number, _BITS)
-    was_set: NDArray[np.bool_] = (words[:, word] >> np.uint32(bit)) & np.uint32(1) == 1
-    words[:, word] &= np.uint32((1 << bit) - 1)
-    words[:, word + 1 :] = 0
+def _take_bit(words: Words, number: int) -> list[bool]:
+    """Clear the last word of each mask from one of its bits on. Returns where that bit was set."""
+    last, bit = words[:, number // _BITS], number % _BITS
+    was_set = [bool(word >> bit & 1) for word in last.tolist()]
+    last &= np.uint32((1 << bit) - 1)
     return was_set
 
 

@@ -246,7 +246,7 @@ def _end_of_bad(request: Request, chosen: _Chosen, row: int) -> tuple[FinishReas
     """Return how a request ends whose last row chose no token: complete, or with an error."""
     if request.guide is not None and request.guide.error is not None:
         return "error", request.guide.error
-    if chosen.masks is not None and row in chosen.masks.ended:
+    if chosen.masks is not None and chosen.masks.is_empty(row):
         return "stop", None
     return "error", _BAD_LOGITS
 

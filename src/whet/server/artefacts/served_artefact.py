@@ -1,6 +1,5 @@
 """Let many clients use one artefact at once. Requests are split into samples, which are run in batches."""
 
-import asyncio
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -101,7 +100,7 @@ class ServedArtefact:
         different numbers of samples, and what the model raises.
         """
         if self.why_alone:
-            [outputs] = await asyncio.wrap_future(self._batcher.submit_all([tuple(tensors)]))
+            [outputs] = await self._batcher.run_all([tuple(tensors)])
             return list(outputs)
         rows = len(tensors[0])
         if any(len(tensor) != rows for tensor in tensors):
@@ -118,7 +117,7 @@ class ServedArtefact:
 
         Cancelled, it takes them back. Raises as `infer`.
         """
-        return await asyncio.wrap_future(self._batcher.submit_all(samples))
+        return await self._batcher.run_all(samples)
 
     def stats(self) -> BatcherStats:
         """Return what the batcher has done until now."""
