@@ -212,7 +212,8 @@ def _serve_artefacts(report: dict[str, Any]) -> str:
         "",
         *_where(report),
         "",
-        f"The batcher's own time per request: {costs} (whet's goal is {report['target_us']:.0f} µs).",
+        f"The batcher's own time per request: {costs} (whet's goal is {report['target_us']:.0f} µs). Two threads that "
+        f"wake each other in turn take {report['hand_over_us']:.0f} µs: one request at a time costs at least that.",
         "",
         f"docs-encoder over HTTP, in turns: 1 client {rates['one']:.0f} requests/s, {many} clients "
         f"{rates['many']:.0f}/s, **{report['ratio']:.2f}x** (whet's goal is {report['target_ratio']}x).",

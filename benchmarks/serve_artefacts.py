@@ -3,7 +3,8 @@
     python benchmarks/serve_artefacts.py [--requests 4000] [--rounds 8] [--seconds 4] [--try]
 
 The batcher: a function that returns part of its input takes single samples from coroutines, 1 and 16 at a time. Its own
-time is that of all requests less what the function itself took; the median of the rounds, in µs per request.
+time is that of all requests less what the function itself took; the median of the rounds, in µs per request. Beside
+it stands a bare hand-over: a thread wakes another one and is woken by it. One request at a time costs at least that.
 
 Over HTTP: docs-encoder, saved as `whet tune` saves the original, behind `whet serve` in a process of its own. Clients
 send one passage each, as bytes, on connections that stay open; 1 client and 16 clients in turns, so that both see the
@@ -93,6 +94,28 @@ def batcher_us(num_clients: int, num_requests: int, rounds: int) -> list[float]:
     return found[1:]  # the first one warms up
 
 
+def hand_over_us(num_rounds: int) -> float:
+    """Return how long two threads take to wake each other in turn, in µs for both."""
+    mine, theirs = threading.Lock(), threading.Lock()
+    mine.acquire()
+    theirs.acquire()
+
+    def answer() -> None:
+        for _ in range(num_rounds):
+            theirs.acquire()
+            mine.release()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    began = time.perf_counter()
+    for _ in range(num_rounds):
+        theirs.release()
+        mine.acquire()
+    took_s = time.perf_counter() - began
+    thread.join()
+    return took_s / num_rounds * 1e6
+
+
 @dataclass(frozen=True)
 class Passages:
     """What the clients send, and what whet.load answers."""
@@ -179,6 +202,7 @@ def main() -> None:
     options = parser.parse_args()
     with nullcontext() if options.is_trial else quiet_machine():
         costs = {str(count): batcher_us(count, options.requests, options.rounds) for count in (1, CLIENTS)}
+        hand_over = statistics.median(hand_over_us(options.requests) for _ in range(options.rounds))
         rates = over_http(options.rounds, options.seconds)
     ratios = [many / one for one, many in zip(rates["one"], rates["many"], strict=True)]
     given = f"--requests {options.requests} --rounds {options.rounds} --seconds {options.seconds:g}"
@@ -188,6 +212,7 @@ def main() -> None:
         "target_us": TARGET_US,
         "target_ratio": TARGET_RATIO,
         "batcher_us": {count: statistics.median(times) for count, times in costs.items()},
+        "hand_over_us": hand_over,
         "per_second": {key: statistics.median(found) for key, found in rates.items()},
         "ratio": statistics.median(ratios),
         "ratios": ratios,
@@ -197,6 +222,7 @@ def main() -> None:
         write_whole(RESULT, json.dumps(report, indent=1) + "\n")
     for count, cost in report["batcher_us"].items():
         print(f"batcher, {count} at a time: {cost:.0f} µs a request (target {TARGET_US:.0f})")
+    print(f"a bare hand-over between two threads and back: {report['hand_over_us']:.0f} µs")
     one, many = report["per_second"]["one"], report["per_second"]["many"]
     print(
         f"{NAME}: 1 client {one:.0f}/s, {CLIENTS} clients {many:.0f}/s: {report['ratio']:.2f}x (target {TARGET_RATIO}x)"

@@ -104,12 +104,15 @@ def test_a_loop_that_is_closed_harms_no_other_request() -> None:
         assert gate.wait(10)
         return x * 2
 
+    left: list[asyncio.Task[list[Tensor]]] = []
+
     async def leave(batcher: DynamicBatcher) -> None:
-        _left = asyncio.create_task(batcher.run_all([torch.ones(1)]))
+        left.append(asyncio.create_task(batcher.run_all([torch.ones(1)])))
         assert await asyncio.to_thread(begun.wait, 10)
 
     with DynamicBatcher(held, max_wait_ms=0) as batcher:
         asyncio.run(leave(batcher))  # cancels the task and closes the loop while its sample runs
         gate.set()
+        assert left[0].cancelled()
         [y] = asyncio.run(asyncio.wait_for(batcher.run_all([torch.full((1,), 3.0)]), 30))
         assert y.item() == 6
