@@ -7,7 +7,7 @@ docs.vllm.ai, "Tool Calling", whose names of parsers these are.
 import json
 import secrets
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from whet.server.structure import Structure
 
 _MOST_CALLS = 32  # in one answer that must call
 _WHITESPACE = r"\x20"  # as models were shown calls, written by json.dumps
+_Rule = tuple[str, str]  # of a grammar: its name and its body
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -61,14 +62,8 @@ class ToolFormat:
             token_id: Gives the special token that reads so, or None where it is text.
             several: Whether there may be more than one call.
         """
-        more = f"({_literal(self.separator)} call){{0,{_MOST_CALLS - 1}}}" if several else ""
         begin = "" if self.is_bare else _mark(self.begin, token_id)
-        opening, closing = f"{begin} {_literal(self.inner)}", f"{_literal(self.inner)} {_mark(self.end, token_id)}"
-        if self.is_list:
-            rules = [f'start: {opening} "[" call {more} "]" {closing}', f"call: {_options(functions)}"]
-        else:
-            rules = [f"start: call {more}", f"call: {opening} ({_options(functions)}) {closing}"]
-        return Structure.grammar("\n".join([*rules, *self._objects(functions)]))
+        return _grammar([*self._calls("start", "call", begin, functions, token_id, several), *self._objects(functions)])
 
     def strict(
         self, functions: Mapping[str, Mapping[str, Any] | None], token_id: Callable[[str], int | None], *, several: bool
@@ -80,32 +75,67 @@ class ToolFormat:
             token_id: See `required`.
             several: See `required`.
         """
-        calls = self.required(functions, token_id, several=several).text.replace("start:", "calls:", 1)
+        begin = "" if self.is_bare else _mark(self.begin, token_id)
         if self.is_bare:
-            rules = ["start: calls | TEXT", r"TEXT: /([^{\s](.|\n)*)?/"]
+            rules = [("start", "calls | TEXT"), ("TEXT", r"/([^{\s](.|\n)*)?/")]
+            rules += self._calls("calls", "call", begin, functions, token_id, several)
         elif token_id(self.begin) is not None:
-            rules = ["start: TEXT calls?", r"TEXT: /(.|\n)*/"]
+            rules = [("start", "TEXT calls?"), ("TEXT", r"/(.|\n)*/")]
+            rules += self._calls("calls", "call", begin, functions, token_id, several)
         else:
-            # Text ends lazily where the mark does; so the mark stands in this rule, not in those of the calls.
-            calls = calls.replace(_literal(self.begin), "", 1) if self.is_list else calls
-            rules = ["start: TEXT | until " + ("calls" if self.is_list else "rest"), r"TEXT: /(.|\n)*/"]
-            rules.append(f"until[lazy]: /(.|\\n)*/ {_literal(self.begin)}")
+            # Text ends lazily with the mark. So the first call has its mark in `until`, and none of its own.
+            rules = [("start", "TEXT | until calls"), ("TEXT", r"/(.|\n)*/")]
+            rules.append(("until[lazy]", rf"/(.|\n)*/ {_literal(self.begin)}"))
+            first = "call" if self.is_list else "first"
+            rules += self._calls("calls", first, "" if self.is_list else begin, functions, token_id, several)
             if not self.is_list:
-                more = f"({_literal(self.separator)} call){{0,{_MOST_CALLS - 1}}}" if several else ""
-                closing = f"{_literal(self.inner)} {_mark(self.end, token_id)}"
-                rules.append(f"rest: {_literal(self.inner)} ({_options(functions)}) {closing} {more}")
-                calls = calls.partition("\n")[2]
-        return Structure.grammar("\n".join([*rules, calls]))
+                rules.append(("first", self._call("", functions, token_id)))
+        return _grammar([*rules, *self._objects(functions)])
 
-    def _objects(self, functions: Mapping[str, Mapping[str, Any] | None]) -> list[str]:
-        rules = []
+    def _calls(
+        self,
+        name: str,
+        first: str,
+        begin: str,
+        functions: Mapping[str, Mapping[str, Any] | None],
+        token_id: Callable[[str], int | None],
+        several: bool,
+    ) -> list[_Rule]:
+        """Return the rules of all calls of an answer.
+
+        Args:
+            name: The name of the rule.
+            first: The name of the rule of the first call.
+            begin: The mark before the list, or before each call, as a grammar writes it; "" for none.
+            functions: See `required`.
+            token_id: See `required`.
+            several: See `required`.
+        """
+        calls = f"{first} ({_literal(self.separator)} call){{0,{_MOST_CALLS - 1}}}" if several else first
+        if not self.is_list:
+            return [(name, calls), ("call", self._call(begin, functions, token_id))]
+        inner, end = _literal(self.inner), _mark(self.end, token_id)
+        return [(name, f'{begin} {inner} "[" {calls} "]" {inner} {end}'), ("call", _options(functions))]
+
+    def _call(self, begin: str, functions: Mapping[str, Any], token_id: Callable[[str], int | None]) -> str:
+        """Return the body of the rule of one call between its marks."""
+        inner = _literal(self.inner)
+        return f"{begin} {inner} ({_options(functions)}) {inner} {_mark(self.end, token_id)}"
+
+    def _objects(self, functions: Mapping[str, Mapping[str, Any] | None]) -> list[_Rule]:
+        """Return the rules of the JSON object of a call, for each function."""
+        rules = list[_Rule]()
         for number, (name, parameters) in enumerate(functions.items()):
             schema = {"type": "object", **parameters} if parameters is not None else dict(_NO_PARAMETERS)
             schema["x-guidance"] = {"whitespace_pattern": _WHITESPACE}
             head = _literal(f'{{"name": {json.dumps(name)}, "{self.arguments}": ')
-            rules.append(f'object_{number}: {head} arguments_{number} "}}"')
-            rules.append(f"arguments_{number}: %json {json.dumps(schema)}")
+            rules.append((f"object_{number}", f'{head} arguments_{number} "}}"'))
+            rules.append((f"arguments_{number}", f"%json {json.dumps(schema)}"))
         return rules
+
+
+def _grammar(rules: Iterable[_Rule]) -> Structure:
+    return Structure.grammar("\n".join(f"{name}: {body}" for name, body in rules))
 
 
 def _options(functions: Mapping[str, Any]) -> str:
