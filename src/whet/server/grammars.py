@@ -30,6 +30,7 @@ _WORDS = "[a-z]+"  # a mask that allows all tokens of such a set is made from th
 _BEFORE = "\x02"  # a character that no token continues
 _AS_OBJECTS = {"true": "{}", "false": '{"enum":[]}'}  # the library takes options for objects only
 _TOO_MANY = re.compile("Too many items|Current row has [0-9]+ items")  # as the library says it
+_TOO_MUCH = re.compile("lexer precomputation failed|fuel exhausted|Unable to determine if regex is empty")
 _LONGEST_REASON = 500  # characters of what the library says
 
 
@@ -138,7 +139,7 @@ class Grammars:
             if structure.kind == "choice":
                 choices = dict.fromkeys(json.loads(structure.text))
                 written = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
-                return str(make.grammar_from_lark(f"start: {written}"))
+                return str(make.grammar_from_lark(f"start: CHOICE\nCHOICE: {written}"))  # a terminal shares prefixes
             return str(self._library.grammar_from("grammar", structure.text))
         except (ValueError, RecursionError) as error:
             raise _refused(structure, reason(error)) from error
@@ -232,7 +233,16 @@ def _refused(structure: Structure, why: str) -> RequestError:
 def _short(why: str) -> str:
     why = " ".join(why.removesuffix("<non-verbose/>").split())
     if _TOO_MANY.search(why):
-        return "the grammar is too ambiguous: write it so that few rules can go on at each place"
+        return (
+            f"too many alternatives can go on at one place (the parser follows {_MOST_ITEMS} at most): shorten long "
+            "lists of alternatives or optional properties, write a list as one regular expression or as choices, and "
+            "give each text one way to be read"
+        )
+    if _TOO_MUCH.search(why):
+        return (
+            "its expressions need too much work: write shorter ones, with fewer optional parts and alternatives in a "
+            "row, and fewer expressions for one text"
+        )
     if why.startswith("NoExtension"):
         return "no token of the model's vocabulary can stand where it goes on"
     return why if len(why) <= _LONGEST_REASON else f"{why[:_LONGEST_REASON]} ..."

@@ -1,74 +1,132 @@
-"""Find structures that nest or chain so far that compiling them could overflow the stack of a thread.
+"""Find structures that nest, chain or branch so far that compiling them would overflow a stack or take seconds.
 
 llguidance follows chains of rules, terminals and `$ref`s by recursion in native code, where an overflow ends the whole
-process. So what could be a long chain is counted before anything is compiled.
+process. It cannot be interrupted either, and its fuel does not bound all of its work. So what could be expensive is
+counted before anything is compiled.
 """
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
+from whet.server.expression_size import MOST_PLAIN, why_expensive, why_too_plain
+from whet.server.schema_size import nested, why_schema_expensive
 from whet.server.structure import Structure
 
 MOST_LINKS = 500  # rules of a grammar; references and levels of a schema
 MOST_LEVELS = 200  # of brackets in a grammar
+MOST_PARTS = 10_000  # texts, sets and names in one rule of a grammar
+MOST_TERMINAL_PARTS = 1_000  # names and optional parts in one terminal of a Lark grammar
+MOST_INTERSECTED = 10  # the signs `&` of a Lark grammar
 
 _REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 _TEXTS = r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*'
 _IN_LARK = re.compile(_TEXTS)
 _IN_GBNF = re.compile(rf"\[(?:\\.|[^\]\\\n])*\]|{_TEXTS}")
 _REFERENCE = re.compile(r'"(?:\$|\\u0024)(?:ref|dynamicRef|recursiveRef)"')
-_RULE = re.compile(r"[\w-]+\s*(?:\[[^\]\n]*\]\s*)?:+=?")
+_SCHEMA = re.compile(r"%json\s*")
+_RULE = re.compile(r"([\w-]+)\s*(?:\[[^\]\n]*\]\s*)?:+=?")
 _BRACKET = re.compile(r"[({\[)}\]]")
+_TERMINAL = re.compile(r"_?[A-Z]")
+_PLAIN = re.compile(r'"([0-9]*)"')  # what stands for a text, with its length
+_PART = re.compile(r'"[0-9]*"|[\w-]+')
+_NAME_OR_OPTIONAL = re.compile(r"[A-Za-z_][\w-]*|[?*]|\{0?,|\{0\}|\|(?=\s*(?:[|)]|$))")
 
 
 def why_too_large(structure: Structure) -> str | None:
     """Return why a structure is not compiled, and what to do about it; None where it is."""
     if structure.kind == "json_schema":
-        return _why_schema(structure.text)
-    return _why_grammar(structure.text) if structure.kind == "grammar" else None
+        try:
+            schema = json.loads(structure.text)
+        except (ValueError, RecursionError):
+            return None  # the library refuses it: it reads 128 levels at most
+        return _why_schema(schema, structure.whitespace_pattern or "")
+    if structure.kind == "regex":
+        return why_expensive([structure.text])
+    if structure.kind == "choice":
+        return why_too_plain(max(len(choice.encode(errors="replace")) for choice in json.loads(structure.text)))
+    return _why_grammar(structure.text)
 
 
 def num_levels(value: Any) -> int:
     """Return how deep lists and objects nest in JSON. A number has 0 levels, and an empty list has 1."""
-    return max((level for level, _ in _nested(value)), default=0)
+    return max((level for level, _ in nested(value)), default=0)
 
 
-def _why_schema(text: str) -> str | None:
-    try:
-        schema = json.loads(text)
-    except (ValueError, RecursionError):
-        return None  # the library refuses it: it reads 128 levels at most
+def _why_schema(schema: Any, whitespace: str = "") -> str | None:
     count = num_levels(schema)
-    count += sum(len(_REFERENCES & one.keys()) for _, one in _nested(schema) if isinstance(one, dict))
-    if count <= MOST_LINKS:
-        return None
-    return f"it has {count} references ($ref) and levels, and {MOST_LINKS} is the most: write a smaller schema"
+    count += sum(len(_REFERENCES & one.keys()) for _, one in nested(schema) if isinstance(one, dict))
+    if count > MOST_LINKS:
+        return f"it has {count} references ($ref) and levels, and {MOST_LINKS} is the most: write a smaller schema"
+    return why_schema_expensive(schema, [whitespace])
 
 
 def _why_grammar(text: str) -> str | None:
     num_references = len(_REFERENCE.findall(text))
     if num_references > MOST_LINKS:
         return f"its schemas have {num_references} references ($ref), and {MOST_LINKS} is the most: write smaller ones"
-    text = (_IN_GBNF if "::=" in text else _IN_LARK).sub('""', text)
-    num_rules = len(_RULE.findall(text))
-    if num_rules > MOST_LINKS:
-        return f"it has {num_rules} rules, and {MOST_LINKS} is the most: join rules, or write a smaller grammar"
+    text, schemas = _split(text)
+    for schema in schemas:
+        if (why := _why_schema(schema)) is not None:
+            return f"one of its schemas is too large: {why}"
+    is_gbnf = "::=" in text
+    pattern = _IN_GBNF if is_gbnf else _IN_LARK
+    texts = pattern.findall(text)
+    if not is_gbnf and (why := why_expensive(one[1:-1] for one in texts if re.match("/[^/]", one))) is not None:
+        return why
+    text = pattern.sub(_shortened, text)
+    rules = list(_RULE.finditer(text))
+    if len(rules) > MOST_LINKS:
+        return f"it has {len(rules)} rules, and {MOST_LINKS} is the most: join rules, or write a smaller grammar"
     level = deepest = 0
     for bracket in _BRACKET.findall(text):
         level += 1 if bracket in "({[" else -1
         deepest = max(deepest, level)
     if deepest > MOST_LEVELS:
         return f"its brackets nest {deepest} levels deep, and {MOST_LEVELS} is the most: give inner ones a rule"
+    if text.count("&") > MOST_INTERSECTED:
+        return f"it has {text.count('&')} signs &, and {MOST_INTERSECTED} is the most: join expressions"
+    ends = [*(rule.start() for rule in rules[1:]), len(text)]
+    whys = (_why_rule(rule[1], text[rule.end() : end], is_gbnf) for rule, end in zip(rules, ends, strict=True))
+    return next((why for why in whys if why is not None), None)
+
+
+def _why_rule(name: str, body: str, is_gbnf: bool) -> str | None:
+    """Return why a rule is too large, given its body with shortened texts."""
+    is_terminal = not is_gbnf and _TERMINAL.match(name) is not None
+    texts = [_PLAIN.findall(run) for run in body.split("|")] if is_terminal else [[one] for one in _PLAIN.findall(body)]
+    plain = max((sum(int(length or 0) for length in run) for run in texts), default=0)
+    if plain > MOST_PLAIN:
+        return f"in {name}, {why_too_plain(plain)}"
+    if is_terminal:
+        count = len(_NAME_OR_OPTIONAL.findall(body))
+        if count > MOST_TERMINAL_PARTS:
+            return (
+                f"{name} has {count} names and optional parts, and {MOST_TERMINAL_PARTS} is the most: write a counted "
+                f'repeat, such as ("a" | "b"){{0,1000}}'
+            )
+    elif (count := len(_PART.findall(body))) > MOST_PARTS:
+        return (
+            f"{name} has {count} parts, and {MOST_PARTS} is the most: give a list of choices as such, or write it as "
+            f"one regular expression"
+        )
     return None
 
 
-def _nested(value: Any) -> Iterator[tuple[int, Any]]:
-    """Yield each list and object of a JSON value with its level, from 1 on, without recursion."""
-    level, inner = 1, [value]
-    while inner := [one for one in inner if isinstance(one, (dict, list))]:
-        for one in inner:
-            yield level, one
-        inner = [item for one in inner for item in (one.values() if isinstance(one, dict) else one)]
-        level += 1
+def _split(text: str) -> tuple[str, list[Any]]:
+    """Return a grammar without its JSON schemas, and these."""
+    decoder, schemas, kept, at = json.JSONDecoder(), list[Any](), list[str](), 0
+    while (found := _SCHEMA.search(text, at)) is not None:
+        kept.append(text[at : found.end()])
+        at = found.end()
+        try:
+            schema, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            continue  # the library refuses it
+        schemas.append(schema)
+    return "".join([*kept, text[at:]]), schemas
+
+
+def _shortened(text: re.Match[str]) -> str:
+    """Return what stands for a text, a set or an expression of a grammar: the length of a text, in quotes."""
+    return f'"{len(text[0].encode(errors="replace")) - 2}"' if text[0].startswith('"') else '""'
