@@ -1,18 +1,22 @@
 """Estimate what a JSON schema costs llguidance, so that an expensive one is refused before it is compiled.
 
-Four costs grow faster than the schema: optional properties of an object (with the square), patterns of property names
-(each pair is checked), patterns that one text must match together, and `anyOf`s that hold together (each combination
-becomes a schema of its own).
+Some costs grow faster than the schema: optional properties of an object (with the square), numbers in `multipleOf` (a
+state for each remainder), patterns of property names (each pair is checked), patterns that one text must match
+together, and `anyOf`s that hold together (each combination becomes a schema of its own).
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple, cast
 
 from whet.server.expression_size import why_expensive, why_too_plain
 
-MOST_OPTIONAL = 2_000  # properties of one object; for several objects, the root of the sum of the squares
+MOST_OPTIONAL = 1_000  # properties of one object; for several objects, the root of the sum of the squares
 MOST_NAME_PATTERNS = 100  # of the property names of one schema
+MOST_FORMATS = 1_000  # uses of `format` in one schema
+MOST_VALUES = 3_000  # lists and objects among the values of enum and const
+MOST_MULTIPLES = 50_000  # the sum of the different values of multipleOf, without their decimal points
 MOST_TOGETHER = 6  # patterns and formats of one text
 MOST_COMBINED = 1_000  # combinations of the members of anyOf and oneOf
 
@@ -21,10 +25,14 @@ _INNER = "[]"  # the name of all values that have no name in the schema
 
 
 class _Count(NamedTuple):
-    """What holds together for one value: so many patterns and formats, and so many combinations of alternatives."""
+    """What holds together for one value: so many patterns and formats, and so many alternatives.
+
+    `combined` is how many of these alternatives are combinations of others, which hold together.
+    """
 
     patterns: int = 0
-    combined: int = 1
+    members: int = 1
+    combined: int = 0
 
 
 _Counts = Mapping[str, _Count]  # of the value itself (""), and of the properties in it by their names
@@ -50,6 +58,8 @@ def why_schema_expensive(schema: Any, others: Iterable[str] = ()) -> str | None:
     texts = [text for one in objects for key in ("enum", "const") for text in _texts(one.get(key))]
     if (why := why_too_plain(max((len(text.encode(errors="replace")) for text in texts), default=0))) is not None:
         return why
+    if (why := _why_many(objects)) is not None:
+        return why
     try:
         counts = _Counter(schema).counts(schema).values()
     except RecursionError:
@@ -57,13 +67,40 @@ def why_schema_expensive(schema: Any, others: Iterable[str] = ()) -> str | None:
     if (most := max((count.patterns for count in counts), default=0)) > MOST_TOGETHER:
         many = f"more than {_FAR - 1}" if most == _FAR else most
         return f"one text must match {many} patterns and formats together, and {MOST_TOGETHER} is the most: join some"
-    if (most := max((count.combined for count in counts), default=1)) > MOST_COMBINED:
+    if (most := max((count.combined for count in counts), default=0)) > MOST_COMBINED:
         many = f"more than {_FAR - 1}" if most == _FAR else most
         return (
             f"the members of its anyOf and oneOf that hold together can be combined in {many} ways, and "
             f"{MOST_COMBINED} is the most: put fewer of them in allOf"
         )
     return None
+
+
+def _why_many(objects: Sequence[dict[str, Any]]) -> str | None:
+    """Return which of the parts that are only counted are too many; None where none are."""
+    formats = sum("format" in one for one in objects)
+    if formats > MOST_FORMATS:
+        return f"it has {formats} formats, and {MOST_FORMATS} is the most: write a smaller schema"
+    values = sum(1 for one in objects for key in ("enum", "const") for _ in nested(one.get(key)))
+    values -= sum(isinstance(one.get("enum"), list) for one in objects)
+    if values > MOST_VALUES:
+        return f"enum and const have {values} lists and objects, and {MOST_VALUES} is the most: shorten the lists"
+    numbers = {one["multipleOf"] for one in objects if isinstance(one.get("multipleOf"), (int, float))}
+    multiples = sum(_without_point(number) for number in numbers)
+    if multiples > MOST_MULTIPLES:
+        return (
+            f"the values of multipleOf add up to {multiples} without their decimal points, and {MOST_MULTIPLES} is "
+            f"the most: use smaller or fewer ones"
+        )
+    return None
+
+
+def _without_point(number: float) -> int:
+    """Return a number's decimal digits as a whole number: 25 for 0.25."""
+    if not math.isfinite(number):
+        return 0
+    _, digits, exponent = Decimal(repr(number)).as_tuple()
+    return int("".join(map(str, digits))) * 10 ** max(0, int(exponent))
 
 
 def nested(value: Any) -> Iterator[tuple[int, Any]]:
@@ -97,8 +134,9 @@ class _Counter:
             together.append(self._followed(reference))
         for key in ("anyOf", "oneOf"):
             if options := [self.counts(one) for one in _list(schema, key)]:
-                combined = sum(option.get("", _Count()).combined for option in options)
-                together.append({**_apart(options), "": _Count(_apart(options).get("", _Count()).patterns, combined)})
+                own = [option.get("", _Count()) for option in options]
+                members, combined = sum(one.members for one in own), sum(one.combined for one in own)
+                together.append({**_apart(options), "": _Count(max(one.patterns for one in own), members, combined)})
         together.append(_apart(self._inner(schema)))
         return _together(together)
 
@@ -133,8 +171,9 @@ def _together(several: Iterable[_Counts]) -> _Counts:
     for counts in several:
         for name, count in counts.items():
             other = joined.get(name, _Count())
-            patterns, combined = count.patterns + other.patterns, count.combined * other.combined
-            joined[name] = _Count(min(patterns, _FAR), min(combined, _FAR))
+            patterns, members = count.patterns + other.patterns, count.members * other.members
+            combined = members if min(count.members, other.members) > 1 else max(count.combined, other.combined)
+            joined[name] = _Count(min(patterns, _FAR), min(members, _FAR), min(combined, _FAR))
     return joined
 
 
@@ -144,7 +183,7 @@ def _apart(several: Iterable[_Counts]) -> _Counts:
     for counts in several:
         for name, count in counts.items():
             other = joined.get(name, _Count())
-            joined[name] = _Count(max(count.patterns, other.patterns), max(count.combined, other.combined))
+            joined[name] = _Count(*map(max, count, other))
     return joined
 
 

@@ -15,7 +15,7 @@ from whet.server.structure import Structure
 
 MOST_LINKS = 500  # rules of a grammar; references and levels of a schema
 MOST_LEVELS = 200  # of brackets in a grammar
-MOST_PARTS = 10_000  # texts, sets and names in one rule of a grammar
+MOST_PARTS = 5_000  # texts, sets and names in one rule of a grammar
 MOST_TERMINAL_PARTS = 1_000  # names and optional parts in one terminal of a Lark grammar
 MOST_INTERSECTED = 10  # the signs `&` of a Lark grammar
 
@@ -24,7 +24,7 @@ _TEXTS = r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|(?://|#)[^\n]*'
 _IN_LARK = re.compile(_TEXTS)
 _IN_GBNF = re.compile(rf"\[(?:\\.|[^\]\\\n])*\]|{_TEXTS}")
 _REFERENCE = re.compile(r'"(?:\$|\\u0024)(?:ref|dynamicRef|recursiveRef)"')
-_SCHEMA = re.compile(r"%json\s*")
+_INSERTED = re.compile(r"%(json|regex)\s*")  # JSON follows
 _RULE = re.compile(r"([\w-]+)\s*(?:\[[^\]\n]*\]\s*)?:+=?")
 _BRACKET = re.compile(r"[({\[)}\]]")
 _TERMINAL = re.compile(r"_?[A-Z]")
@@ -114,16 +114,17 @@ def _why_rule(name: str, body: str, is_gbnf: bool) -> str | None:
 
 
 def _split(text: str) -> tuple[str, list[Any]]:
-    """Return a grammar without its JSON schemas, and these."""
+    """Return a grammar without the JSON in it, and its schemas."""
     decoder, schemas, kept, at = json.JSONDecoder(), list[Any](), list[str](), 0
-    while (found := _SCHEMA.search(text, at)) is not None:
+    while (found := _INSERTED.search(text, at)) is not None:
         kept.append(text[at : found.end()])
         at = found.end()
         try:
-            schema, at = decoder.raw_decode(text, at)
+            inserted, at = decoder.raw_decode(text, at)
         except (ValueError, RecursionError):
             continue  # the library refuses it
-        schemas.append(schema)
+        if found[1] == "json":
+            schemas.append(inserted)
     return "".join([*kept, text[at:]]), schemas
 
 
