@@ -98,6 +98,12 @@ FAMILIES: dict[str, tuple[Callable[[int], Structure], int, int, str]] = {
         300,
         f"{MOST_MULTIPLES} is the most",
     ),
+    "objects in anyOf": (
+        lambda n: schema(anyOf=[{"type": "object", "properties": {f"p{i}": {}}} for i in range(n)]),
+        200,
+        5_000,
+        "5000 members",
+    ),
     "objects in enum": (lambda n: schema(enum=[{"a": i} for i in range(n)]), 1_000, 9_000, "9000 lists and objects"),
 }
 

@@ -29,7 +29,7 @@ _SETS = frozenset("dDsSwWpP")
 
 @dataclass(frozen=True)
 class ExpressionSize:
-    """The size of an expression.
+    """A size says what an expression costs.
 
     Attributes:
         starts: For each optional part, in how many ways the text can go on from there, added up.
@@ -42,7 +42,7 @@ class ExpressionSize:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of an expression.
+    """A part is a character, a set, or a group, with its repeat.
 
     Attributes:
         is_optional: Whether the empty text matches.
@@ -59,7 +59,7 @@ class _Part:
 
 @dataclass
 class _Group:
-    """A group that is being read: the alternatives before the last `|`, and the parts after it."""
+    """A group is being read. It has alternatives before the last `|`, and parts after it."""
 
     alternatives: list[_Part] = field(default_factory=list)
     parts: list[_Part] = field(default_factory=list)

@@ -15,6 +15,7 @@ from whet.server.expression_size import why_expensive, why_too_plain
 MOST_OPTIONAL = 1_000  # properties of one object; for several objects, the root of the sum of the squares
 MOST_NAME_PATTERNS = 100  # of the property names of one schema
 MOST_FORMATS = 1_000  # uses of `format` in one schema
+MOST_MEMBERS = 1_000  # of anyOf and oneOf in one schema, without those that are constants
 MOST_VALUES = 3_000  # lists and objects among the values of enum and const
 MOST_MULTIPLES = 50_000  # the sum of the different values of multipleOf, without their decimal points
 MOST_TOGETHER = 6  # patterns and formats of one text
@@ -25,7 +26,7 @@ _INNER = "[]"  # the name of all values that have no name in the schema
 
 
 class _Count(NamedTuple):
-    """What holds together for one value: so many patterns and formats, and so many alternatives.
+    """A count says what holds together for one value: so many patterns and formats, and so many alternatives.
 
     `combined` is how many of these alternatives are combinations of others, which hold together.
     """
@@ -81,6 +82,10 @@ def _why_many(objects: Sequence[dict[str, Any]]) -> str | None:
     formats = sum("format" in one for one in objects)
     if formats > MOST_FORMATS:
         return f"it has {formats} formats, and {MOST_FORMATS} is the most: write a smaller schema"
+    members = [member for one in objects for key in ("anyOf", "oneOf") for member in _list(one, key)]
+    others = sum(not (isinstance(one, dict) and ("const" in one or "enum" in one)) for one in members)
+    if others > MOST_MEMBERS:
+        return f"anyOf and oneOf have {others} members without const, and {MOST_MEMBERS} is the most: write fewer"
     values = sum(1 for one in objects for key in ("enum", "const") for _ in nested(one.get(key)))
     values -= sum(isinstance(one.get("enum"), list) for one in objects)
     if values > MOST_VALUES:
@@ -96,11 +101,12 @@ def _why_many(objects: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _without_point(number: float) -> int:
-    """Return a number's decimal digits as a whole number: 25 for 0.25."""
+    """Return the decimal digits of a JSON number as a whole number: 25 for 0.25."""
     if not math.isfinite(number):
         return 0
     _, digits, exponent = Decimal(repr(number)).as_tuple()
-    return int("".join(map(str, digits))) * 10 ** max(0, int(exponent))
+    zeros = max(0, int(exponent))
+    return int("".join(map(str, digits)) + "0" * zeros)
 
 
 def nested(value: Any) -> Iterator[tuple[int, Any]]:
@@ -134,9 +140,9 @@ class _Counter:
             together.append(self._followed(reference))
         for key in ("anyOf", "oneOf"):
             if options := [self.counts(one) for one in _list(schema, key)]:
-                own = [option.get("", _Count()) for option in options]
-                members, combined = sum(one.members for one in own), sum(one.combined for one in own)
-                together.append({**_apart(options), "": _Count(max(one.patterns for one in own), members, combined)})
+                each = [option.get("", _Count()) for option in options]
+                members, combined = sum(one.members for one in each), sum(one.combined for one in each)
+                together.append({**_apart(options), "": _Count(max(one.patterns for one in each), members, combined)})
         together.append(_apart(self._inner(schema)))
         return _together(together)
 
@@ -205,4 +211,4 @@ def _object(schema: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _list(schema: dict[str, Any], key: str) -> list[Any]:
-    return cast(list[Any], value) if isinstance(value := schema.get(key), list) else []
+    return value if isinstance(value := schema.get(key), list) else []
