@@ -204,4 +204,5 @@ def test_apart_is_not_together() -> None:
     assert why_schema_expensive({"properties": {f"p{i}": one for i, one in enumerate(patterns)}}) is None
     assert why_schema_expensive({"allOf": [{"properties": {f"p{i}": one}} for i, one in enumerate(patterns)]}) is None
     assert why_schema_expensive({"multipleOf": 0.0001}) is None
+    assert why_schema_expensive({"multipleOf": True}) is None
     assert why_schema_expensive({"properties": {"pattern": {"type": "string"}}, "enum": 5, "allOf": "x"}) is None
