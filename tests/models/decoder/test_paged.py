@@ -140,9 +140,8 @@ def test_logits_only_where_wanted(served):
 def test_rewind_and_a_shared_prefix(served):
     first, second = [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 50, 60, 7]
     step(served, [(first, 0, 9, [3, 1, 2])])
-    assert_close(
-        step(served, [(second, 4, 3, [3, 7])]), whole(served, second)[4:]
-    )  # the first block is read, not computed
+    # The first block is read, not computed.
+    assert_close(step(served, [(second, 4, 3, [3, 7])]), whole(served, second)[4:])
     changed = [*first[:6], 30, 31]
     assert_close(step(served, [(changed, 6, 2, [3, 1])]), whole(served, changed)[6:])
 
