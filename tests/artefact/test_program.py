@@ -1,5 +1,6 @@
 """Programs through their archive and back."""
 
+import io
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_programs import Small, save, small
+from small_programs import Small, rewrite, save, small
 from torch import Tensor, nn
 
 from whet.artefact import load, program
@@ -60,6 +61,28 @@ def test_the_archive_tells_nothing_of_where_the_model_came_from(tmp_path: Path) 
     assert str(Path(__file__).parent) not in text
     assert "Small" not in text
     assert json.loads((tmp_path / "artefact.json").read_text())["runtime"] == "program"
+
+
+def test_an_archive_holds_weights_and_graph_and_none_of_the_inputs(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.Linear(128, 10)).eval()
+    samples = torch.randn(100_000, 64)  # 25 MB; torch would write all of it beside the two rows that are taken
+    save(examine(Workload(model=model, inputs=[samples[:2], samples[2:5]])), tmp_path)
+    with zipfile.ZipFile(tmp_path / FILE) as archive:
+        sizes = {entry.filename.partition("/")[2]: entry.file_size for entry in archive.infolist()}
+    weights = sum(size for name, size in sizes.items() if name.startswith("data/weights/weight_"))
+    assert weights == sum(tensor.nbytes for tensor in model.state_dict().values())
+    assert sizes["data/sample_inputs/model.pt"] == 0
+    assert (tmp_path / FILE).stat().st_size < weights + 40_000
+
+
+def test_an_archive_that_holds_sample_inputs_still_loads(tmp_path: Path) -> None:
+    examined = small()
+    save(examined, tmp_path)
+    buffer = io.BytesIO()
+    torch.save(((torch.randn(2, 4),), {}), buffer)
+    rewrite(tmp_path, replace={"data/sample_inputs/model.pt": buffer.getvalue()})
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(load(tmp_path)(x).logits, examined.workload.model(x)["logits"].detach())
 
 
 def test_saving_twice_gives_the_same_graph_and_weights(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from guided import TOKENIZER, VOCAB, request
 from naive import drawn, processed
 
 from whet.kernels.sample import UNUSABLE
+from whet.server import masks
 from whet.server import sampler as sampler_module
 from whet.server.masks import MaskFiller, Masks
 from whet.server.randomness import uniform
@@ -82,10 +83,10 @@ def test_rows_without_a_structure_have_no_mask() -> None:
     plain, guided = request(None), request(Structure.choice(["yes", "no"]))
     filler = MaskFiller(VOCAB)
     assert filler.begin([Row(plain)])() is None
-    masks = filler.begin([Row(plain), Row(guided), Row(plain)])()
-    assert masks is not None
-    assert masks.of_row.tolist() == [-1, 0, -1]
-    assert 2 <= np.unpackbits(masks.words.view(np.uint8)).sum() <= 6
+    found = filler.begin([Row(plain), Row(guided), Row(plain)])()
+    assert found is not None
+    assert found.of_row.tolist() == [-1, 0, -1]
+    assert 2 <= np.unpackbits(found.words.view(np.uint8)).sum() <= 6
 
 
 def test_masks_are_made_while_the_model_computes() -> None:
@@ -115,3 +116,29 @@ def test_masks_are_the_same_beside_the_model_and_after_it(text: str) -> None:
         for one in guided:
             assert one.guide is not None
             one.guide.consume(token_id)
+
+
+def test_no_rows_have_no_masks() -> None:
+    assert MaskFiller(VOCAB).begin(())() is None
+
+
+@pytest.mark.parametrize("num_cores", [2, 3])
+def test_masks_are_made_beside_the_model_where_it_leaves_a_core(
+    num_cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks, "allowed_cores", lambda: range(num_cores))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    filler = MaskFiller(VOCAB)
+    assert filler.begin([Row(request(Structure.choice(["yes"])))])() is not None
+    assert (filler._thread is not None) is (num_cores == 3)
+
+
+def test_before_min_tokens_a_stop_token_is_forbidden_even_as_text() -> None:
+    letter, other = (TOKENIZER.encode(text, False)[0] for text in ("e", "x"))
+    word = Structure.regex("[a-z]{9}")
+    rows = [Row(request(word, stop_token_ids=[letter], min_tokens=count)) for count in (0, 3)]
+    found = MaskFiller(VOCAB, is_beside=False).begin(rows)()
+    assert found is not None
+    bits = np.unpackbits(found.words.view(np.uint8), axis=1, bitorder="little")
+    assert bits[:, letter].tolist() == [1, 0]
+    assert bits[:, other].tolist() == [1, 1]

@@ -49,6 +49,7 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("hermes", '<tool_call>{"arguments":{"a": "é"},"name":"f"}</tool_call>tail', "tail", [("f", '{"a": "é"}')]),
     ("hermes", '<tool_call>{"name":"f","arguments":"{\\"a\\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
     ("hermes", '<tool_call>{"name":"f","arguments":null}</tool_call>', "", [F]),
+    ("hermes", '<tool_call>{"id":"a\\n","name":"f","arguments":{}}</tool_call>', "", [F]),
     ("hermes", '<tool_call>[{"name":"f","arguments":{}},{"name":"g","arguments":{}}]</tool_call>', "", [F, G]),
     ("hermes", '<tool_call>what <tool_call>{"name":"f","arguments":{}}</tool_call>', "<tool_call>what ", [F]),
     ("hermes", '<tool_call>{"name":"f","arguments":{"a": 1', "", [("f", '{"a": 1')]),

@@ -151,4 +151,4 @@ def test_a_recipe_without_steps_says_what_that_means(
     assert not ended.value.code
     shown = capsys.readouterr().out
     assert said in shown
-    assert "beside the weights, it holds the model's graph" in shown
+    assert "beside the weights, it holds the model's graph and its constants\n" in shown

@@ -7,7 +7,7 @@ from pathlib import Path
 import fake_results
 import pytest
 
-from whet.errors import OutputError
+from whet.errors import OutputError, how_to_install
 from whet.recipe import Step
 from whet.tuner import plots
 from whet.tuner.figures import final_points, over_compile_only
@@ -243,7 +243,7 @@ def test_without_matplotlib_one_line_says_so(tmp_path: Path, monkeypatch: pytest
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = Page(written(fake_results.gain(), tmp_path))
-    assert page.text.count("plots need matplotlib: pip install 'whet[report]'") == 3
+    assert page.text.count("plots need matplotlib: " + how_to_install("report")) == 3
     assert "9.49×" in page.text
 
 

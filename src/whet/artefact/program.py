@@ -244,7 +244,7 @@ class ProgramRuntime(Runtime):
             # A weight that is a view of a larger storage is saved as such, and read back right.
             warnings.filterwarnings("ignore", message="No complete tensor found in the group", category=UserWarning)
             try:
-                torch.export.save(self._program, path)
+                torch.export.save(_without_example(self._program), path)
             except (OSError, MemoryError):
                 raise
             except Exception as error:  # torch's writer raises whatever it cannot write, as autocast inside torch.cond
@@ -318,6 +318,17 @@ def _flat_module(program: torch.export.ExportedProgram) -> torch.fx.GraphModule:
     module.graph.set_codegen(torch.fx.graph.CodeGen())
     module.recompile()
     return module
+
+
+def _without_example(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return the same program without the inputs that it was traced with.
+
+    They are the user's own data, and nothing reads them. torch would write the whole storage of each tensor: all
+    samples, where the inputs are a part of a data set.
+    """
+    bare = copy.copy(program)
+    bare.example_inputs = None
+    return bare
 
 
 def _forget_sources(program: torch.export.ExportedProgram) -> None:

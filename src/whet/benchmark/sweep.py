@@ -66,13 +66,7 @@ def bench(
         TargetError: A target's name alone shows that there is no such target.
         WhetError: A target cannot be had at any size.
     """
-    if processes < 1 or budget_s <= 0:
-        raise OptionError(
-            f"processes={processes}, budget_s={budget_s:g}: a point needs at least one process and some time; give more"
-        )
-    all_sizes = grid(batch, seq)
-    for target in targets:
-        check_name(target)
+    all_sizes = _checked(targets, batch, seq, processes, budget_s)
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
     machine = describe()
@@ -94,6 +88,20 @@ def bench(
         points=points,
         growth={target: _growth([p for p in points if p.target == target]) for target in targets},
     )
+
+
+def _checked(
+    targets: Sequence[str], batch: Sequence[int], seq: Sequence[int], processes: int, budget_s: float
+) -> list[dict[str, int]]:
+    """Check what can be checked before the work, and return the sizes to measure."""
+    if processes < 1 or budget_s <= 0:
+        raise OptionError(
+            f"processes={processes}, budget_s={budget_s:g}: a point needs at least one process and some time; give more"
+        )
+    all_sizes = grid(batch, seq)
+    for target in targets:
+        check_name(target)
+    return all_sizes
 
 
 def _measured(

@@ -67,7 +67,7 @@ def apply(
     if applied.out:
         console.print(f"size     {applied.original_bytes / 1e6:.1f} MB before, {applied.size_bytes / 1e6:.1f} MB after")
         if not applied.steps and applied.size_bytes > applied.original_bytes:
-            console.print("         beside the weights, it holds the model's graph, its constants and example inputs")
+            console.print("         beside the weights, it holds the model's graph and its constants")
         console.print(f"load it  {load_call(str(out), applied.libraries)}", markup=False)
     else:
         console.print("saved    nothing: torch.compile makes it anew from the model's own code in each process")

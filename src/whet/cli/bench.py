@@ -86,27 +86,14 @@ def bench(
     patience = patience_of(on_busy, busy_wait, console)
     sizes = {"batch": _sizes(batch, "batch"), "seq": _sizes(seq, "seq")}
     allowed = fraction("--tolerance", tolerance)
+    files = (save, csv, plot)
+    gates = {"--compare": compare is not None, "--against": against is not None}
     check_bench(
-        sizes,
-        files=(save, csv, plot),
-        plot=plot,
-        junit=junit,
-        processes=processes,
-        tolerance=allowed,
-        gates={"--compare": compare is not None, "--against": against is not None},
-        github=github,
+        sizes, files=files, plot=plot, junit=junit, processes=processes, tolerance=allowed, gates=gates, github=github
     )
     if against is not None:
-        gate = _pairs(
-            console,
-            targets,
-            against,
-            allowed,
-            seconds("--budget", budget or "0.5s"),
-            seconds("--limit", limit),
-            sizes,
-            patience,
-        )
+        budget_s = seconds("--budget", budget or "0.5s")
+        gate = _pairs(console, targets, against, allowed, budget_s, seconds("--limit", limit), sizes, patience)
         _conclude(console, gate, junit, github=github, as_json=as_json)
     baseline = None if compare is None else read_baseline(compare)
     options: dict[str, Any] = {
@@ -120,7 +107,7 @@ def bench(
         "patience": patience,
     }
     sweep = _sweep(console, targets, options)
-    _write(sweep, save, csv, plot)
+    _write(sweep, *files)
     if baseline is not None:
         gate = against_baseline(baseline, sweep, tolerance=allowed)
         _conclude(console, gate, junit, github=github, as_json=as_json)

@@ -13,31 +13,37 @@ from whet.monitor.summary import Summary
 from whet.monitor.terminal import show_summary
 from whet.network import LOOPBACK, checked_port
 
+_Command = Annotated[
+    list[str], typer.Argument(metavar="-- COMMAND...", help="the command, as: -- python train.py --epochs 3")
+]
+_Port = Annotated[
+    int | None,
+    typer.Option(
+        help="the port of the page; 0 takes any free one",
+        show_default=f"{DEFAULT_PORT}, or any where that is in use",
+    ),
+]
+_Host = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="the address of the page; 127.0.0.1 is for this machine alone")
+]
+_Page = Annotated[bool, typer.Option("--page/--no-page", help="serve the live page and /metrics")]
+_Keep = Annotated[bool, typer.Option("--keep", help="go on serving the page after the end, until Ctrl-C")]
+_Interval = Annotated[str, typer.Option(metavar="TIME", help="the time between samples, as 1s or 0.5s")]
+_Name = Annotated[str | None, typer.Option(help="the name of the run in titles", show_default="the script's name")]
+_Out = Annotated[Path | None, typer.Option(metavar="DIR", help="a directory for summary.json and summary.html")]
+_AsJson = Annotated[bool, typer.Option("--json", help="print the summary as one JSON object at the end")]
+
 
 def monitor(
-    command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="the command, as: -- python train.py --epochs 3")
-    ],
-    port: Annotated[
-        int | None,
-        typer.Option(
-            help="the port of the page; 0 takes any free one",
-            show_default=f"{DEFAULT_PORT}, or any where that is in use",
-        ),
-    ] = None,
-    host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="the address of the page; 127.0.0.1 is for this machine alone")
-    ] = LOOPBACK,
-    page: Annotated[bool, typer.Option("--page/--no-page", help="serve the live page and /metrics")] = True,
-    keep: Annotated[bool, typer.Option("--keep", help="go on serving the page after the end, until Ctrl-C")] = False,
-    interval: Annotated[str, typer.Option(metavar="TIME", help="the time between samples, as 1s or 0.5s")] = "1s",
-    name: Annotated[
-        str | None, typer.Option(help="the name of the run in titles", show_default="the script's name")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="a directory for summary.json and summary.html")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print the summary as one JSON object at the end")] = False,
+    command: _Command,
+    port: _Port = None,
+    host: _Host = LOOPBACK,
+    page: _Page = True,
+    keep: _Keep = False,
+    interval: _Interval = "1s",
+    name: _Name = None,
+    out: _Out = None,
+    as_json: _AsJson = False,
 ) -> None:
     """Watch a command as it runs: a live page, Prometheus metrics, and a summary at the end.
 

@@ -10,35 +10,40 @@ from whet.cli.busy import BusyWaitOption, OnBusyOption
 from whet.cli.units import seconds
 from whet.errors import OptionError
 
+_Target = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="TARGET",
+        help="the target: digits-cnn, docs-encoder, docs-gpt, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION",
+    ),
+]
+_Others = Annotated[list[str] | None, typer.Argument(metavar="FILE", hidden=True)]
+_Out = Annotated[Path | None, typer.Option(metavar="DIR", help="a new directory for profile.json and trace.json.gz")]
+_Depth = Annotated[int, typer.Option(help="how deep the tree of modules is shown")]
+_Rows = Annotated[int, typer.Option(help="the most rows of each table")]
+_Limit = Annotated[str, typer.Option(metavar="TIME", help="the time limit of the whole profile, as 5m or 90s")]
+_Trace = Annotated[
+    list[Path] | None,
+    typer.Option(help="a trace of PyTorch's profiler, in place of a target; two traces are compared"),
+]
+_Step = Annotated[bool, typer.Option("--step", help="show the phases of the target's training loop")]
+_Nvtx = Annotated[bool, typer.Option("--nvtx", help="only run the target, inside NVTX ranges, for nsys and ncu")]
+_AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
+
 
 def profile(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TARGET",
-            help="the target: digits-cnn, docs-encoder, docs-gpt, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION",
-        ),
-    ] = None,
-    others: Annotated[list[str] | None, typer.Argument(metavar="FILE", hidden=True)] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="a new directory for profile.json and trace.json.gz")
-    ] = None,
-    depth: Annotated[int, typer.Option(help="how deep the tree of modules is shown")] = 3,
-    rows: Annotated[int, typer.Option(help="the most rows of each table")] = 12,
-    limit: Annotated[
-        str, typer.Option(metavar="TIME", help="the time limit of the whole profile, as 5m or 90s")
-    ] = "5m",
-    trace: Annotated[
-        list[Path] | None,
-        typer.Option(help="a trace of PyTorch's profiler, in place of a target; two traces are compared"),
-    ] = None,
-    step: Annotated[bool, typer.Option("--step", help="show the phases of the target's training loop")] = False,
-    nvtx: Annotated[
-        bool, typer.Option("--nvtx", help="only run the target, inside NVTX ranges, for nsys and ncu")
-    ] = False,
+    target: _Target = None,
+    others: _Others = None,
+    out: _Out = None,
+    depth: _Depth = 3,
+    rows: _Rows = 12,
+    limit: _Limit = "5m",
+    trace: _Trace = None,
+    step: _Step = False,
+    nvtx: _Nvtx = False,
     on_busy: OnBusyOption = "wait",
     busy_wait: BusyWaitOption = "2m",
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Say what bounds a model, how far it is from the machine's limit, and what would make it faster.
 

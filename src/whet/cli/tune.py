@@ -33,43 +33,49 @@ _EXIT_CODES = {"failed": 1, "inconclusive": INCONCLUSIVE}
 _LONGEST = 100  # characters of a directory's name; file systems take 255 bytes
 
 
+_Targets = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="TARGET...",
+        help="the targets: digits-cnn, docs-encoder, docs-gpt, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION",
+    ),
+]
+_Objective = Annotated[
+    Objective, typer.Option(metavar="GOAL", help="what to improve: latency, throughput, memory or size")
+]
+_MaxDrop = Annotated[
+    str,
+    typer.Option(metavar="NUMBER", help="how much quality may be lost, as a fraction of the original's: 0.01 or 1%"),
+]
+_MaxMemory = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="the most resident memory that the process may take, as 800MB")
+]
+_Budget = Annotated[str, typer.Option(metavar="TIME", help="the time for each target, with everything included, as 5m")]
+_Out = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="a new directory for the results", show_default="whet-out/TARGET")
+]
+_Storage = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="the URL of an Optuna storage, which machines of one kind may share"),
+]
+_Resume = Annotated[bool, typer.Option("--resume", help="continue the search whose results are in --out")]
+_Exclude = Annotated[str, typer.Option(metavar="NAMES", help="techniques that are not tried, separated by commas")]
+_AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
+
+
 def tune(
-    targets: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="TARGET...",
-            help="the targets: digits-cnn, docs-encoder, docs-gpt, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION",
-        ),
-    ],
-    objective: Annotated[
-        Objective, typer.Option(metavar="GOAL", help="what to improve: latency, throughput, memory or size")
-    ] = "latency",
-    max_drop: Annotated[
-        str,
-        typer.Option(
-            metavar="NUMBER", help="how much quality may be lost, as a fraction of the original's: 0.01 or 1%"
-        ),
-    ] = "0.01",
-    max_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="the most resident memory that the process may take, as 800MB")
-    ] = None,
-    budget: Annotated[
-        str, typer.Option(metavar="TIME", help="the time for each target, with everything included, as 5m")
-    ] = "5m",
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="a new directory for the results", show_default="whet-out/TARGET")
-    ] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="the URL of an Optuna storage, which machines of one kind may share"),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="continue the search whose results are in --out")] = False,
-    exclude: Annotated[
-        str, typer.Option(metavar="NAMES", help="techniques that are not tried, separated by commas")
-    ] = "",
+    targets: _Targets,
+    objective: _Objective = "latency",
+    max_drop: _MaxDrop = "0.01",
+    max_memory: _MaxMemory = None,
+    budget: _Budget = "5m",
+    out: _Out = None,
+    storage: _Storage = None,
+    resume: _Resume = False,
+    exclude: _Exclude = "",
     on_busy: OnBusyOption = "wait",
     busy_wait: BusyWaitOption = "2m",
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")] = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Find the fastest recipe for a model on this machine, and prove it.
 

@@ -116,11 +116,7 @@ def measure_impact(
     started = time.monotonic()
     originals = list(files)
     as_is = script.version("original", originals, originals)
-    report("running the script as it is")
-    first = patience.measure(as_is.run, lambda found: found.busy)
-    if first.failure:
-        raise TargetError(first.failure)
-    report(f"{first.latency_ms:.4g} ms a step")
+    first = _first_run(as_is, report, patience)
     current, trials, tried, unfixed = originals, list[FixTrial](), set[str](), list[str]()
     now = as_is
     while True:
@@ -133,26 +129,17 @@ def measure_impact(
         chosen = [finding for finding in findings if finding.code == code and finding.fix is not None]
         if patience.has_run_out:
             trials.append(_trial(chosen, "not measured", why=patience.sentence))
-            continue
-        if time.monotonic() - patience.spent_s - started > budget_s * (1 - _SHARE_FOR_FINAL):
+        elif time.monotonic() - patience.spent_s - started > budget_s * (1 - _SHARE_FOR_FINAL):
             trials.append(_trial(chosen, "not tried", why="the budget was used up"))
-            continue
-        trial, version, run = _try(script, len(trials), chosen, current, originals, now, report, patience)
-        trials.append(trial)
-        if trial.is_kept:
-            current, now = version, run
-    total = None
-    if any(trial.is_kept for trial in trials):
-        report("all that were kept, against the script as it is")
-        total = compare(as_is, now, schedule=ABBA(), stop=_PROOF, patience=patience)
-        if total.failure:
-            raise TargetError(
-                f"the script failed in the last comparison: {total.failure}; run it by itself, and mend what it raises"
-            )
+        else:
+            trial, version, run = _try(script, len(trials), chosen, current, originals, now, report, patience)
+            trials.append(trial)
+            if trial.is_kept:
+                current, now = version, run
+    total = _total(as_is, now, report, patience) if any(trial.is_kept for trial in trials) else None
     trials += _in_inference(look(current), tried)
     seconds = time.monotonic() - started
     is_unknown = any(trial.status == "not measured" for trial in trials) or (total is not None and total.busy)
-    busy = patience.sentence if is_unknown else ""
     has_ratio = total is not None and total.ratio is not None
     impact = Impact(
         command=script.command,
@@ -163,9 +150,38 @@ def measure_impact(
         num_steps=script.num_steps,
         seconds=seconds,
         unfixed=tuple(unfixed),
-        busy=busy,
+        busy=patience.sentence if is_unknown else "",
     )
     return impact, tuple(current)
+
+
+def _first_run(as_is: ScriptVersion, report: Callable[[str], None], patience: Patience) -> Run:
+    """Run the unchanged script once.
+
+    Raises:
+        TargetError: It cannot be run.
+    """
+    report("running the script as it is")
+    first = patience.measure(as_is.run, lambda found: found.busy)
+    if first.failure:
+        raise TargetError(first.failure)
+    report(f"{first.latency_ms:.4g} ms a step")
+    return first
+
+
+def _total(as_is: ScriptVersion, now: ScriptVersion, report: Callable[[str], None], patience: Patience) -> Claim:
+    """Compare the script with all kept fixes to the unchanged script.
+
+    Raises:
+        TargetError: One of the two failed.
+    """
+    report("all that were kept, against the script as it is")
+    total = compare(as_is, now, schedule=ABBA(), stop=_PROOF, patience=patience)
+    if total.failure:
+        raise TargetError(
+            f"the script failed in the last comparison: {total.failure}; run it by itself, and mend what it raises"
+        )
+    return total
 
 
 def _in_inference(findings: Sequence[Finding], tried: Collection[str]) -> list[FixTrial]:

@@ -61,28 +61,24 @@ def quantize(
         "subset_size": len(shared),
     }
     ignored = {*(_pooled(model) if smooth_quant else ()), *(() if quantizes_attention else _activation_products(model))}
-    notes = []
-    with foreign(TargetError, "NNCF cannot quantise the model", words=said), _quiet(nncf), _one_core(openvino):
-        if keep:
-            draft = nncf.quantize(
-                model.clone(),
-                nncf.Dataset(shared),
-                **arguments,
-                ignored_scope=nncf.IgnoredScope(names=sorted(ignored)),
-                advanced_parameters=_advanced(nncf, ranges, smooth_quant=False, corrects_bias=False),
-            )
-            names, places = rank(model, draft, shared[0])
-            ignored |= set(names[:keep])
-            kept = ", ".join(str(place + 1) for place in sorted(places[:keep]))
-            notes.append(f"openvino: of {len(names)} layers in order, kept out of int8: {kept}")
-        quantized = nncf.quantize(
+
+    def int8(*, smooth_quant: bool, corrects_bias: bool) -> Any:
+        return nncf.quantize(
             model.clone(),
             nncf.Dataset(shared),
             **arguments,
             ignored_scope=nncf.IgnoredScope(names=sorted(ignored)),
-            advanced_parameters=_advanced(nncf, ranges, smooth_quant=smooth_quant, corrects_bias=True),
+            advanced_parameters=_advanced(nncf, ranges, smooth_quant=smooth_quant, corrects_bias=corrects_bias),
         )
-    return quantized, notes
+
+    notes = []
+    with foreign(TargetError, "NNCF cannot quantise the model", words=said), _quiet(nncf), _one_core(openvino):
+        if keep:
+            names, places = rank(model, int8(smooth_quant=False, corrects_bias=False), shared[0])
+            ignored |= set(names[:keep])
+            kept = ", ".join(str(place + 1) for place in sorted(places[:keep]))
+            notes.append(f"openvino: of {len(names)} layers in order, kept out of int8: {kept}")
+        return int8(smooth_quant=smooth_quant, corrects_bias=True), notes
 
 
 def is_transformer(model: Any) -> bool:

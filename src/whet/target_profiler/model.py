@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from whet.errors import MachineError, ModelError, OptionError, OutputError
+from whet.errors import MachineError, ModelError, OptionError, OutputError, WhetError
 from whet.files import names_in, replace_directory, writable_parent, write_whole
 from whet.machine import Limits, describe, load_limits
 from whet.measure.isolate import QUIET
@@ -80,14 +80,7 @@ def profile_target(
             lambda: _seen(target, folder, depth, limit_s, ended_early),
             lambda seen: seen.report.busy if seen.report is not None else "",
         )
-        report, failure = seen.report, seen.failure
-        if report is None:
-            assert failure is not None
-            raise failure
-        if report.busy and not patience.goes_on:
-            report = replace(report, verdict=None)  # times from a busy machine justify no verdict
-        if failure is None and report.partial:
-            failure = ModelError(f"{report.partial}; the report is partial: it shows what was measured before that")
+        report, failure = _judged(seen, patience)
         try:
             if directory is not None:
                 _write(report, folder / TRACE, directory)
@@ -97,6 +90,23 @@ def profile_target(
         ended_early(report)
         raise failure
     return report
+
+
+def _judged(seen: Seen[Report], patience: Patience) -> tuple[Report, WhetError | None]:
+    """Return the report, without a verdict if the machine was busy, and why it is only a part, if it is.
+
+    Raises:
+        WhetError: There is no report.
+    """
+    report, failure = seen.report, seen.failure
+    if report is None:
+        assert failure is not None
+        raise failure
+    if report.busy and not patience.goes_on:
+        report = replace(report, verdict=None)  # times from a busy machine justify no verdict
+    if failure is None and report.partial:
+        failure = ModelError(f"{report.partial}; the report is partial: it shows what was measured before that")
+    return report, failure
 
 
 def profile_nvtx(target: str) -> None:

@@ -19,7 +19,7 @@ from markupsafe import Markup, escape
 
 from whet import look
 from whet.artefact.runtime import MODEL
-from whet.errors import MissingExtra, TargetError
+from whet.errors import MissingExtra, TargetError, how_to_install
 from whet.files import write_whole
 from whet.models.config_file import read_json
 from whet.models.families import FAMILIES
@@ -44,7 +44,7 @@ _MEANINGS = {
     "overhead": "calling operators costs more than they do: compilation, fusion or larger batches would help",
 }
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
-_NO_PLOTS = "plots need matplotlib: pip install 'whet[report]'"
+_NO_PLOTS = f"plots need matplotlib: {how_to_install('report')}"
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,10 @@ class SearchTime:
         """Return whether there is time for torch.compile alone, the reference, beside other trials."""
         return self.clock() + _NUM_WITH_REFERENCE * self.expected_s(records) <= self.deadline
 
+    def left_s(self, *, is_reference: bool) -> float:
+        """Return how many seconds a trial may take: all that are left, and half of them for the reference."""
+        return (self.stop_at - self.clock()) * (0.5 if is_reference else 1.0)
+
 
 def search(
     context: TrialContext,
@@ -96,7 +100,6 @@ def search(
     """
     patience = patience or Patience()
     space = context.space
-    reference = compile_only(space)
     records = study.records()
     stopped: list[TrialRecord] = []
     repeats = 0  # how many known recipes the sampler has chosen in a row
@@ -113,8 +116,7 @@ def search(
             study.pass_over(number)
             repeats += 1
             continue
-        is_reference = reference is not None and chosen.key == reference.key
-        left_s = (limit.stop_at - limit.clock()) * (0.5 if is_reference else 1.0)
+        left_s = limit.left_s(is_reference=_is_reference(chosen, space))
         trial = partial(try_recipe, context, goal, number, chosen, space, left_s)
         record = _tried(trial, study, number, goal, patience)
         report(record)
@@ -125,6 +127,12 @@ def search(
         records = study.records()
         _drop_losers(context, goal, records)
     return [*records, *stopped]
+
+
+def _is_reference(recipe: Recipe, space: Space) -> bool:
+    """Return whether a recipe is torch.compile alone."""
+    reference = compile_only(space)
+    return reference is not None and recipe.key == reference.key
 
 
 def _tried(trial: Callable[[], TrialRecord], study: Study, number: int, goal: Goal, patience: Patience) -> TrialRecord:

@@ -78,7 +78,7 @@ def whole(model, tokens):
         return model.decoder(torch.tensor([tokens]))[0].float()
 
 
-def close(got, wanted, atol=1e-4):
+def assert_close(got, wanted, atol=1e-4):
     torch.testing.assert_close(got, wanted, rtol=0, atol=atol)
 
 
@@ -101,7 +101,7 @@ def test_any_chunks_in_any_batch_in_any_blocks(served, data):
             got[i].append(rows)
             done[i] += count
     for text, rows in zip(texts, got, strict=True):
-        close(torch.cat(rows), whole(served, text))
+        assert_close(torch.cat(rows), whole(served, text))
 
 
 def test_trained_model_token_by_token():
@@ -116,7 +116,7 @@ def test_trained_model_token_by_token():
         logits = step(model, [(tokens, len(tokens) - 1, 1, blocks)])[-1]
     assert tokens == wanted
     assert len(set(tokens)) > 10
-    close(logits, whole(model, tokens)[-1])
+    assert_close(logits, whole(model, tokens)[-1])
 
 
 def test_others_in_the_batch_change_only_rounding(served):
@@ -125,14 +125,14 @@ def test_others_in_the_batch_change_only_rounding(served):
     tables = [list(range(i * 5, i * 5 + 5)) for i in range(5)]
     together = step(served, [(text, 0, len(text), table) for text, table in zip(texts, tables, strict=True)])
     alone = torch.cat([step(served, [(text, 0, len(text), [9, 8, 7, 6, 5])]) for text in texts])
-    close(together, alone, atol=1e-5 * float(alone.abs().max()))
+    assert_close(together, alone, atol=1e-5 * float(alone.abs().max()))
 
 
 def test_logits_only_where_wanted(served):
     parts = [([1, 2, 3, 4, 5], 0, 5, [3, 9]), ([6, 7], 0, 2, [1])]
     every = step(served, parts)
     assert every.shape == (7, 61)
-    close(step(served, parts, rows=[6, 4]), every[[6, 4]])
+    assert_close(step(served, parts, rows=[6, 4]), every[[6, 4]])
     assert step(served, parts, rows=[]).shape == (0, 61)
     assert every.dtype == torch.float32
 
@@ -140,9 +140,10 @@ def test_logits_only_where_wanted(served):
 def test_rewind_and_a_shared_prefix(served):
     first, second = [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 50, 60, 7]
     step(served, [(first, 0, 9, [3, 1, 2])])
-    close(step(served, [(second, 4, 3, [3, 7])]), whole(served, second)[4:])  # the first block is read, not computed
+    # The first block is read, not computed.
+    assert_close(step(served, [(second, 4, 3, [3, 7])]), whole(served, second)[4:])
     changed = [*first[:6], 30, 31]
-    close(step(served, [(changed, 6, 2, [3, 1])]), whole(served, changed)[6:])
+    assert_close(step(served, [(changed, 6, 2, [3, 1])]), whole(served, changed)[6:])
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.float32, torch.bfloat16, torch.int8])

@@ -131,9 +131,16 @@ def test_metrics(server: HttpServer) -> None:
 
 
 def test_two_servers_do_not_share_metrics() -> None:
-    """A registry of its own: making another one must not fail, nor add to the first."""
-    for _ in range(2):
-        make_app(FakeEngine(), Settings(served_names=("fake",)), Lifecycle())  # type: ignore[arg-type]
+    with serving(FakeEngine()) as one, serving(FakeEngine()) as other:
+        ask(one, "/v1/completions", {"prompt": "Once", "max_tokens": 5})
+        made = [samples(server) for server in (one, other)]
+    for name, counts in (
+        ("generation_tokens_total", [5, 0]),
+        ("request_success_total", [1, 0]),
+        ("e2e_request_latency_seconds_count", [1, 0]),
+    ):
+        label = "length" if name == "request_success_total" else ""
+        assert [each[f"whet:{name}", label] for each in made] == counts, name
 
 
 def test_a_server_needs_a_tokenizer() -> None:
