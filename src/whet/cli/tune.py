@@ -65,7 +65,10 @@ def tune(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue the search whose results are in --out")] = False,
     exclude: Annotated[
-        str, typer.Option(metavar="NAMES", help="techniques that are not tried, separated by commas")
+        str,
+        typer.Option(
+            metavar="NAMES", help="techniques that are not tried, separated by commas; `whet techniques` lists all"
+        ),
     ] = "",
     on_busy: OnBusyOption = "wait",
     busy_wait: BusyWaitOption = "2m",
