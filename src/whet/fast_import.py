@@ -1,7 +1,9 @@
 """Import modules that take long to import."""
 
+import atexit
 import gc
 import importlib
+import sys
 from types import ModuleType
 
 
@@ -16,5 +18,16 @@ def import_large(name: str) -> ModuleType:
         return importlib.import_module(name)
     finally:
         gc.freeze()
+        atexit.unregister(_unfreeze)
+        atexit.register(_unfreeze)
         if was_enabled:
             gc.enable()
+
+
+def _unfreeze() -> None:
+    """Let the interpreter free Triton's objects as it ends, or Triton reports each of them as leaked.
+
+    Other processes skip this: with torch imported, to visit all objects takes about a second.
+    """
+    if "triton._C.libtriton" in sys.modules:
+        gc.unfreeze()

@@ -62,6 +62,13 @@ def test_nothing_found(whet: Any) -> None:
     assert whet("empty").code == 0
 
 
+def test_nothing_to_audit_is_said(whet: Any, here: Path) -> None:
+    (here / "empty").mkdir()
+    ran = whet("empty")
+    assert ran.code == 0
+    assert ran.out.startswith("No findings: there is no Python file or notebook to audit; check the paths")
+
+
 def test_selection_by_options_settings_and_comments(whet: Any, here: Path) -> None:
     assert codes(whet("train.py", "--json", "--select", "MOV")) == ["MOV101", "MOV102"]
     assert codes(whet("--select", "MOV,SYN", "--ignore", "mov102", "train.py", "--json")) == ["MOV101", "SYN101"]

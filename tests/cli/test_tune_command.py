@@ -107,7 +107,7 @@ def test_the_plan_is_one_plain_line_and_the_end_says_how_to_go_on(
     assert exit_code("docs-gpt", "--budget", "20s") == 3
     said = capsys.readouterr().out
     assert (
-        "Looking at the model took 9 s of the 20 s. What fits: trials of about 12 s each: 1; no finals, so nothing can "
+        "Looking at the model took 9 s of the 20 s. What fits: 1 trial of about 12 s; no finals, so nothing can "
         "be proved. A verdict takes a budget of about 70 s."
     ) in " ".join(said.split())
     last = said.strip().splitlines()[-1]

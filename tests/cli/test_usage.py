@@ -61,6 +61,11 @@ def test_a_misspelt_option_is_pointed_out(capsys: pytest.CaptureFixture[str]) ->
     assert said.startswith("there is no option --budgett; did you mean --budget? ")
 
 
+def test_a_misspelt_command_is_pointed_out(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal(capsys, ["serv", "docs-gpt"])
+    assert said.startswith("there is no command 'serv'; did you mean serve? there are: tune, ")
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_without_a_command_is_pointed_out(capsys: pytest.CaptureFixture[str], name: str) -> None:
     said = refusal(capsys, [name, "a", "b"])

@@ -204,9 +204,15 @@ def test_the_built_in_model() -> None:
     [(None, "has no tokenizer.json"), ("{", "cannot be read as a tokenizer"), ("{}", "cannot be read as a tokenizer")],
 )
 def test_a_missing_or_damaged_file(tmp_path: Path, content: str | None, message: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
     if content is not None:
         (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(TargetError, match=message):
+        Tokenizer(tmp_path)
+
+
+def test_a_directory_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match=r"neither config.json nor tokenizer.json: it is no model directory"):
         Tokenizer(tmp_path)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from whet.errors import OptionError, TargetError
+from whet.errors import MissingExtra, OptionError, TargetError
 from whet.workload import examine
 from whet.workloads import BUILTIN, resolve
 from whet.workloads.target import check_name
@@ -229,6 +229,23 @@ def test_a_tuple_of_mixed_arguments_is_one_call(rest: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("target", ["nonsense", "absent.py:build", "hf:/nowhere", "file.py"])
 def test_a_wrong_name_is_told_before_anything_waits(target: str) -> None:
     with pytest.raises(TargetError):
+        check_name(target)
+
+
+def test_a_file_that_is_no_python_is_told_before_anything_waits(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def f(:\n")
+    with pytest.raises(TargetError, match=r"importing .*mine.py failed: SyntaxError: .*line 1 of mine.py"):
+        check_name(f"{tmp_path}/mine.py:build")
+
+
+@pytest.mark.parametrize(
+    ("target", "package"), [("digits-cnn", "scikit-learn"), ("docs-gpt?device=cuda", "tokenizers")]
+)
+def test_a_missing_extra_is_told_before_anything_waits(
+    target: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("whet.workloads.target.find_spec", lambda _: None)
+    with pytest.raises(MissingExtra, match=rf"needs {package}, which is not installed"):
         check_name(target)
 
 

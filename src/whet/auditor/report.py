@@ -151,6 +151,8 @@ class Report:
         lines[0] += f" in {count(self.num_files, 'file')}"
         if self.num_fixed:
             lines[0] += f"; {count(self.num_fixed, 'finding')} fixed"
+        if not self.num_files and not self.problems:
+            lines[0] = "No findings: there is no Python file or notebook to audit; check the paths and `exclude`"
         if self.problems:
             unread = len({problem.path for problem in self.problems})
             lines[0] += f"; {count(unread, 'file')} not read"

@@ -1,5 +1,6 @@
 """Run the command line. It imports only the command that is called, so that `whet --help` starts at once."""
 
+import difflib
 import importlib
 import os
 import select
@@ -21,7 +22,7 @@ COMMANDS = {
     "techniques": ("whet.cli.techniques", "List the techniques, what each does, and which can run on this machine."),
     "doctor": ("whet.cli.doctor", "Say what is installed, what works, and what is missing for which command."),
     "limits": ("whet.cli.limits", "Measure what this machine can do at best."),
-    "serve": ("whet.cli.serve", "Serve a language model over HTTP, as OpenAI does."),
+    "serve": ("whet.cli.serve", "Serve language models, and what whet tune saved, over HTTP."),
     "bench-serve": ("whet.cli.bench_serve", "Put a server under load: latencies, throughput and goodput of its users."),
     "chat": ("whet.cli.chat", "Talk to a model in the terminal."),
     "monitor": ("whet.cli.monitor", "Watch a command as it runs: live page, Prometheus metrics, summary."),
@@ -78,7 +79,9 @@ def _run(arguments: Sequence[str] | None) -> None:
     if given[0] not in COMMANDS:
         function = f"; {given[0]} is a function: {FUNCTIONS[given[0]]}" if given[0] in FUNCTIONS else ""
         there_are = f"there are: {', '.join(COMMANDS)}"
-        print(f"error: there is no command {given[0]!r}; {there_are}{function}", file=sys.stderr)
+        close = [] if function else difflib.get_close_matches(given[0], COMMANDS, n=1)
+        meant = f"did you mean {close[0]}? " if close else ""
+        print(f"error: there is no command {given[0]!r}; {meant}{there_are}{function}", file=sys.stderr)
         sys.exit(USAGE_ERROR)
     module, text = COMMANDS[given[0]]
     try:

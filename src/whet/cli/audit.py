@@ -25,7 +25,8 @@ _CLEAN, _FINDINGS, _FAILED, _INCONCLUSIVE = 0, 1, 2, 3
 _REPORTS = ("markdown", "html")  # formats that give advice for the machine at hand
 _ABOUT = """Find what makes PyTorch code slow, say what it may cost, and fix it.
 
-Exits with 0 where nothing is found, 1 where findings are left, 2 on wrong use or where a file cannot be read."""
+The exit code is 0 if nothing is found, 1 if findings are left, 2 on wrong use
+or if a file cannot be read, and 3 if the machine was too busy for --measure."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -14,8 +14,9 @@ from whet.errors import reason
 _FINE, _BROKEN = 0, 1
 _ABOUT = """Say what is installed here, what works, and what is missing for which command.
 
-The page can be pasted into a bug report: it names neither users nor hosts, and shows no secrets.
-Exits with 0 where whet can tune, 1 where something essential is broken."""
+The output can go into a bug report: it names neither users nor hosts, and shows
+no secrets. The exit code is 0 if whet can tune here, and 1 if something
+essential is broken."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -174,7 +174,7 @@ def serve(
     tool_call_parser: _ToolCallParser = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Serve language models over HTTP as OpenAI does, and what `whet tune` made by the Open Inference Protocol."""
+    """Serve language models over HTTP by OpenAI's API, and what `whet tune` saved by the Open Inference Protocol."""
     console = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
     warnings = logging.StreamHandler()
     warnings.setLevel(logging.WARNING)  # below it are notices, which are shown as they are

@@ -59,7 +59,12 @@ _Storage = Annotated[
     typer.Option(metavar="URL", help="the URL of an Optuna storage, which machines of one kind may share"),
 ]
 _Resume = Annotated[bool, typer.Option("--resume", help="continue the search whose results are in --out")]
-_Exclude = Annotated[str, typer.Option(metavar="NAMES", help="techniques that are not tried, separated by commas")]
+_Exclude = Annotated[
+    str,
+    typer.Option(
+        metavar="NAMES", help="techniques that are not tried, separated by commas; `whet techniques` lists all"
+    ),
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
 
 

@@ -232,6 +232,11 @@ def _load(path: Path) -> tuple[Any, dict[str, Any]]:
     except ImportError as error:
         raise MissingExtra("tokenizers", "serve", "reading text") from error
     if not path.is_file():
+        if not (path.parent / "config.json").is_file():
+            raise TargetError(
+                f"{path.parent} has neither config.json nor {FILE}: it is no model directory; give one with both and "
+                "safetensors, or, to whet serve, a directory that `whet tune` or `whet apply` wrote"
+            )
         raise TargetError(
             f"{path.parent} has no {FILE}: put the checkpoint's there "
             "(transformers: AutoTokenizer.from_pretrained(NAME).save_pretrained(DIR) writes it)"

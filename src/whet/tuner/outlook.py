@@ -128,9 +128,9 @@ class Outlook:
     def sentence(self) -> str:
         """Return a sentence that tells the user, before the search begins, what fits."""
         spent = f"Looking at the model took {self.elapsed_s:.0f} s of the {self.budget_s:g} s."
-        trials = (
-            f"{'more ' if self.has_trials else ''}trials of about {self.costs.trial_s:.0f} s each: {self.num_trials}"
-        )
+        more = "more " if self.has_trials else ""
+        each = " each" if self.num_trials != 1 else ""
+        trials = f"{self.num_trials} {more}trial{'s' * bool(each)} of about {self.costs.trial_s:.0f} s{each}"
         if self.has_verdict:
             finals_s = self.costs.finals_s(1, MIN_ROUNDS)
             return f"{spent} What fits: {trials}; then finals, about {finals_s:.0f} s for one variant."

@@ -9,13 +9,14 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from whet.errors import TargetError, WhetError, type_name
+from whet.errors import MissingExtra, TargetError, WhetError, type_name
 from whet.workload import InferenceWorkload, Quality
 from whet.workload.measurables import AnyWorkload
 from whet.workloads import BUILTIN, huggingface
@@ -65,10 +66,12 @@ def check_name(target: str) -> None:
         target: As for `resolve`.
 
     Raises:
-        TargetError: The name is of no known form, or its file or directory is not there.
+        TargetError: The name is of no known form, or its file or directory is not there or cannot be read.
+        MissingExtra: A package that a built-in workload needs is not installed.
     """
     address = target.partition("?")[0]
     if address in BUILTIN:
+        _check_extra(address)
         return
     if address.startswith("hf:"):
         if directory := address.removeprefix("hf:"):
@@ -79,6 +82,13 @@ def check_name(target: str) -> None:
         _reject(target)
     if place.endswith(".py"):
         check_file(place)
+
+
+def _check_extra(name: str) -> None:
+    """Raise MissingExtra where the package that a built-in workload reads its data with is not installed."""
+    package, module = ("scikit-learn", "sklearn") if name == "digits-cnn" else ("tokenizers", "tokenizers")
+    if find_spec(module) is None:
+        raise MissingExtra(package, "examples", f"loading the data of {name}")
 
 
 def inference_only(workload: AnyWorkload, target: str) -> InferenceWorkload:

@@ -54,10 +54,14 @@ def what_and_where(error: BaseException) -> str:
 
 
 def check_file(name: str) -> None:
-    """Raise TargetError where a Python file that a target names is not there."""
+    """Raise TargetError where a Python file that a target names is not there, or is no Python. Nothing is run."""
     if not Path(name).expanduser().is_file():
         where = "" if Path(name).is_absolute() else f" in {Path.cwd()}"
         raise TargetError(f"no file {name}{where}; give the path of a Python file, as FILE.py:FUNCTION")
+    try:
+        compile(Path(name).expanduser().read_bytes(), name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, OSError) as error:
+        raise TargetError(f"importing {name} failed: {what_and_where(error)}") from error
 
 
 def _load_file(name: str) -> ModuleType:
