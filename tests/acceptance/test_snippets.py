@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 from forked import ForkedPython
-
 from whet.techniques import TABLE
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +31,7 @@ _BUDGET_S = re.compile(r"(whet\.tune\(.*)budget_s=\d+")
 
 
 @pytest.fixture(scope="module")
-def python() -> Iterator[ForkedPython]:
+def python(children_server: None) -> Iterator[ForkedPython]:
     with ForkedPython() as running:
         yield running
 
