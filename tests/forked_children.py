@@ -1,8 +1,8 @@
 """Let whet's child processes be forks of one process that has imported torch, and let each of them measure shortly.
 
-Most of the time of a short measurement goes into imports. This is for tests in which the figures do not matter. That
-child processes start by themselves is tested where it is the point: in tests/measure, tests/comparison, and by one run
-of each command.
+Most of the time of a short measurement goes into imports. `whet.doctor` looks packages up and does not import them.
+This is for tests in which the figures do not matter. That child processes start by themselves is tested where it is the
+point: in tests/measure, tests/comparison, and by one run of each command.
 """
 
 import importlib.util
@@ -22,6 +22,7 @@ from typing import Any, Self
 import pytest
 
 from whet.fast_import import import_large
+from whet.installation import packages
 from whet.measure import isolate, load
 from whet.measure.child import ending_with_parent, main
 from whet.measure.fork_server import ForkedChild
@@ -71,6 +72,9 @@ def use(patch: pytest.MonkeyPatch) -> None:
     """Start whet's child processes in this process as forks of the server that the environment names."""
     patch.setattr(isolate, "_start", _start)
     patch.setattr("whet.tuner.processes.ForkServer", NoServer)
+    looked_up = packages._CHILD.replace("importlib.import_module(name)", "importlib.util.find_spec(name)")
+    assert looked_up != packages._CHILD
+    patch.setattr(packages, "_CHILD", f"import importlib.util\n{looked_up}")
 
 
 @contextmanager

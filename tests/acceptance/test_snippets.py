@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from forked import ForkedPython
+
 from whet.techniques import TABLE
 
 ROOT = Path(__file__).parents[2]
