@@ -1,6 +1,7 @@
 """What every test runs under: one thread that sleeps while it waits, a fixed seed, no deadline on single examples."""
 
 import gc
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -52,9 +53,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.fixture(scope="session")
 def children_server() -> Iterator[None]:
-    """Run the process whose forks whet's child processes are, where a test asks for `short_children`."""
+    """Run the process whose forks whet's child processes are, where a test asks for that."""
     with forked_children.server():
         yield
+
+
+@pytest.fixture
+def forked(children_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let whet's child processes be forks. For tests that are not about how processes start, or about their memory."""
+    forked_children.use(monkeypatch, timed_s=math.inf)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +29,7 @@ from whet.measure.child import ending_with_parent, main
 from whet.measure.fork_server import ForkedChild
 
 ADDRESS = "WHET_TESTS_CHILDREN"  # the environment variable with the server's socket
-TIMED_S = 0.05  # the most seconds of timing in each process
+TIMED_S = 0.05  # the most seconds of timing in each process, where no figure matters
 PRELOAD = (
     "torch",
     "torch._dynamo",
@@ -68,9 +69,14 @@ class _Child(ForkedChild):
         return code
 
 
-def use(patch: pytest.MonkeyPatch) -> None:
-    """Start whet's child processes in this process as forks of the server that the environment names."""
-    patch.setattr(isolate, "_start", _start)
+def use(patch: pytest.MonkeyPatch, *, timed_s: float = TIMED_S) -> None:
+    """Start whet's child processes in this process as forks of the server that the environment names.
+
+    Args:
+        patch: Undoes it.
+        timed_s: The most seconds of timing in each child.
+    """
+    patch.setattr(isolate, "_start", partial(_start, timed_s=timed_s))
     patch.setattr("whet.tuner.processes.ForkServer", NoServer)
     looked_up = packages._CHILD.replace("importlib.import_module(name)", "importlib.util.find_spec(name)")
     assert looked_up != packages._CHILD
@@ -100,6 +106,8 @@ def _start(
     environment: Mapping[str, str],
     working_directory: Path | None,
     inherit: Sequence[int],
+    *,
+    timed_s: float,
 ) -> _Child:
     """Start a child as whet.measure.isolate does."""
     request = {
@@ -108,6 +116,7 @@ def _start(
         "environment": {**os.environ, **load.environment(), **environment},
         "working_directory": str(working_directory or Path.cwd()),
         "inherit": list(inherit),
+        "timed_s": timed_s,
     }
     wire = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     wire.connect(os.environ[ADDRESS])
@@ -170,7 +179,7 @@ def _become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
         os.environ.update(request["environment"])
         theirs = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[:0] = [place for place in theirs if place and place not in own]
-        _shorten(Path(request["directory"]) / isolate.ARGUMENTS)
+        _shorten(Path(request["directory"]) / isolate.ARGUMENTS, request["timed_s"])
         main(request["function"], request["directory"])
     except BaseException:  # noqa: BLE001 - nothing may unwind into the server's loop
         sys.excepthook(*sys.exc_info())
@@ -179,12 +188,12 @@ def _become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
         os._exit(1)
 
 
-def _shorten(path: Path) -> None:
-    """Let a child's arguments ask for no more than `TIMED_S` seconds of timing."""
+def _shorten(path: Path, timed_s: float) -> None:
+    """Let a child's arguments ask for no more than `timed_s` seconds of timing."""
     arguments = json.loads(path.read_text(encoding="utf-8"))
     for asked in (arguments, *(value for value in arguments.values() if isinstance(value, dict))):
         if "budget_s" in asked:
-            asked["budget_s"] = min(asked["budget_s"], TIMED_S)
+            asked["budget_s"] = min(asked["budget_s"], timed_s)
     path.write_text(json.dumps(arguments), encoding="utf-8")
 
 
