@@ -1,8 +1,10 @@
 """What every test runs under: one thread that sleeps while it waits, a fixed seed, no deadline on single examples."""
 
 import gc
+import math
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 # Before torch is imported, and handed on to child processes. Threads that spin while they wait make two processes on
@@ -19,6 +21,8 @@ os.environ.setdefault("WHET_PRETENDED_LOAD", "0")
 import pytest
 import torch
 from hypothesis import settings
+
+import forked_children
 
 # Nothing that is imported or collected goes away: walking it again and again takes a part of the time of all tests.
 gc.disable()
@@ -45,6 +49,25 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != "gpu" or not collection_path.name.startswith("test_"):
         return None
     return True if "mark.gpu" not in collection_path.read_text(encoding="utf-8") else None
+
+
+@pytest.fixture(scope="session")
+def children_server() -> Iterator[None]:
+    """Run the process whose forks whet's child processes are, where a test asks for that."""
+    with forked_children.server():
+        yield
+
+
+@pytest.fixture
+def forked(children_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let whet's child processes be forks. For tests that are not about how processes start, or about their memory."""
+    forked_children.use(monkeypatch, timed_s=math.inf)
+
+
+@pytest.fixture
+def short_children(children_server: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let whet's child processes be forks that measure shortly. For tests in which the figures do not matter."""
+    forked_children.use(monkeypatch)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Python programs as forks of one process that has imported torch: what a short program would spend most time on.
 
-For documents with many small programs. That a program starts by itself is tested where it is the point.
+For documents with many small programs. That a program starts by itself is tested where it is the point. What whet
+starts is forked too: run this within `forked_children.server()`.
 """
 
 import json
@@ -14,9 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+import pytest
+
 from whet.fast_import import import_large
 
-_PRELOAD = ("torch", "torch._dynamo")  # any optimizer imports the second
+_PRELOAD = ("torch", "torch._dynamo", "whet.tuner.tuning")  # any optimizer imports the second
+_TESTS = str(Path(__file__).parents[1])
 
 
 class ForkedPython:
@@ -54,6 +58,9 @@ def _forked() -> tuple[list[str], str, str, str]:
     """Fork for each line of stdin, one after the other. Returns in the forks alone."""
     for name in _PRELOAD:
         import_large(name)
+    sys.path.append(_TESTS)
+    import_large("forked_children").use(pytest.MonkeyPatch())
+    sys.path.remove(_TESTS)
     for line in sys.stdin:
         if (pid := os.fork()) == 0:
             arguments, directory, stdout, stderr = json.loads(line)

@@ -1,8 +1,6 @@
 """Constants, masks of -inf and batch sizes from `whet tune` to whet.load."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,22 +8,26 @@ import targets
 import torch
 
 import whet
+from whet.cli import main
 from whet.errors import InputsError
 from whet.techniques import TABLE
 
 ONLY_BF16 = ",".join(name for name in TABLE if name != "bf16")
 
 
-def tuned(target: str, out: Path) -> str:
+pytestmark = pytest.mark.usefixtures("short_children")
+
+
+def tune(target: str, out: Path) -> None:
     command = ["tune", f"{targets.HERE}:{target}", "--budget", "5m", "--exclude", ONLY_BF16, "--out", str(out)]
-    done = subprocess.run([sys.executable, "-m", "whet", *command], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    with pytest.raises(SystemExit) as left:
+        main(command)
+    assert left.value.code == 0
 
 
 def test_a_decoder_with_constants_and_a_mask_is_loaded_for_any_batch(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    tuned("decoder", tmp_path / "out")
+    tune("decoder", tmp_path / "out")
     artefact = whet.load(tmp_path / "out" / "model")
     assert "use_cache=False, output_hidden_states=True" in str(artefact.signature)
     model, inputs = targets.decoder()
@@ -41,9 +43,9 @@ def test_a_decoder_with_constants_and_a_mask_is_loaded_for_any_batch(tmp_path: P
             artefact(**{**inputs, **change})
 
 
-def test_a_batch_that_stays_fixed_is_said_while_tuning(tmp_path: Path) -> None:
-    said = tuned("fixed_batch", tmp_path / "out")
-    trials = said.partition("speedup")[0]
+def test_a_batch_that_stays_fixed_is_said_while_tuning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tune("fixed_batch", tmp_path / "out")
+    trials = capsys.readouterr().out.partition("speedup")[0]
     assert "fixed to batch 4: the model does not take a batch of 1: shape " in " ".join(trials.split())
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["trials"][0]["fixed_batch"] == 4

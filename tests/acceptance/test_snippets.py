@@ -32,7 +32,7 @@ _BUDGET_S = re.compile(r"(whet\.tune\(.*)budget_s=\d+")
 
 
 @pytest.fixture(scope="module")
-def python() -> Iterator[ForkedPython]:
+def python(children_server: None) -> Iterator[ForkedPython]:
     with ForkedPython() as running:
         yield running
 

@@ -17,6 +17,7 @@ import torch
 from fake_search import facts, techniques
 
 import whet
+from whet.cli import main
 from whet.errors import InputsError, ModelError, OptionError, OutputError, StudyError, TargetError
 from whet.machine import describe
 from whet.signature import read_signature
@@ -66,13 +67,15 @@ def test_a_model_on_which_nothing_helps_gives_no_gain_and_the_original(tmp_path:
     torch.testing.assert_close(whet.load(out / "model")(x), model(x))
 
 
-def test_a_model_that_branches_on_values_is_told_why_nothing_is_tried(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("short_children")
+def test_a_model_that_branches_on_values_is_told_why_nothing_is_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "whet", "tune", f"{targets.HERE}:branching", "--budget", "60s", "--out", str(out)]
-    command += ["--exclude", "torch_compile"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    told = " ".join(done.stdout.split())
+    with pytest.raises(SystemExit) as left:
+        main(["tune", f"{targets.HERE}:branching", "--budget", "60s", "--out", str(out), "--exclude", "torch_compile"])
+    assert left.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
     assert "refused: every technique that makes a graph of the model: torch.export cannot trace the model" in told
     result = json.loads((out / "result.json").read_text())
     assert result["verdict"] == "no-gain"
@@ -83,6 +86,7 @@ def test_a_model_that_branches_on_values_is_told_why_nothing_is_tried(tmp_path: 
     assert not (out / "model").exists()
 
 
+@pytest.mark.usefixtures("short_children")
 def test_tuning_goes_on_past_a_trial_that_is_killed_and_one_that_breaks_quality(tmp_path: Path) -> None:
     heard: list[TrialRecord] = []
 

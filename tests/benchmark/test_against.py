@@ -18,6 +18,8 @@ from whet.machine import describe
 from whet.measure.load import Load
 from whet.measure.quiet import Patience
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 OLD, NEW = Tree("old", Path(), Path()), Tree("new", Path(), Path())
 
 TARGET = """

@@ -61,6 +61,7 @@ def test_every_pair_of_sizes_once() -> None:
         grid([1], [0])
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_sweep_goes_on_past_a_point_that_fails(targets: Path, tmp_path: Path) -> None:
     sweep = bench([f"{targets}:squares"], batch=[1, 64, 256], budget_s=0.1, with_memory=True, with_energy=True)
     assert [p.status for p in sweep.points] == ["done", "failed", "done"]
@@ -82,6 +83,7 @@ def test_a_sweep_goes_on_past_a_point_that_fails(targets: Path, tmp_path: Path) 
     assert "samples per batch" in (tmp_path / "sweep.svg").read_text() or (tmp_path / "sweep.svg").stat().st_size > 5000
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_was_timed_before_a_call_raised_is_kept(targets: Path) -> None:
     (point,) = bench([f"{targets}:impatient"], budget_s=30.0).points
     assert point.status == "partial"

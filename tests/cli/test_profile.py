@@ -85,15 +85,22 @@ def test_a_target_from_end_to_end(targets: str, tmp_path: Path) -> None:
     assert json.loads(gzip.decompress((out / "trace.json.gz").read_bytes()))["traceEvents"]
 
 
-def test_a_target_that_raises_or_is_killed_is_one_message(targets: str, tmp_path: Path) -> None:
-    raised = run(f"{targets}:raises", "--out", str(tmp_path / "part"))
-    assert raised.returncode == 2
-    assert "PARTIAL" in raised.stdout and "one call" in raised.stdout
-    assert raised.stderr.count("the wheel came off") == 1 and "Traceback" not in raised.stderr
+@pytest.mark.usefixtures("short_children")
+def test_a_target_that_raises_or_is_killed_is_one_message(
+    targets: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["profile", f"{targets}:raises", "--out", str(tmp_path / "part")])
+    assert left.value.code == 2
+    raised = capfd.readouterr()
+    assert "PARTIAL" in raised.out and "one call" in raised.out
+    assert raised.err.count("the wheel came off") == 1 and "Traceback" not in raised.err
     assert json.loads((tmp_path / "part" / "profile.json").read_text())["partial"]
-    killed = run(f"{targets}:killed", "--out", str(tmp_path / "none"))
-    assert killed.returncode == 2
-    assert killed.stderr.splitlines()[-1].startswith("error: ") and "SIGKILL" in killed.stderr
+    with pytest.raises(SystemExit) as left:
+        cli.main(["profile", f"{targets}:killed", "--out", str(tmp_path / "none")])
+    assert left.value.code == 2
+    said = capfd.readouterr().err
+    assert said.splitlines()[-1].startswith("error: ") and "SIGKILL" in said
     assert not (tmp_path / "none").exists()
 
 

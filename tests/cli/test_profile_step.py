@@ -12,6 +12,8 @@ from whet.errors import ModelError, OptionError, TargetError
 from whet.step_profiler.report import StepReport
 from whet.target_profiler.training import profile_step
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 OPTIONS = {"on_busy": "wait", "busy_wait": "2m"}
 SCRIPT = """
 import os, time

@@ -42,6 +42,7 @@ def test_the_page_names_every_command_and_functions_that_are_there() -> None:
         assert set(functions) <= set(whet.__all__)
 
 
+@pytest.mark.usefixtures("short_children")
 def test_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     sweep = whet.bench(["net.py:net"], batch=[1, 2], budget_s=0.1, with_memory=True, on_busy="go-on")
     words = ["--batch", "1,2", "--budget", "0.1s", "--memory", "--on-busy", "go-on", "--json"]
@@ -56,6 +57,7 @@ def test_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
             assert one[key] == other[key]
 
 
+@pytest.mark.usefixtures("short_children")
 def test_a_baseline(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--budget", "0.1s", "--processes", "2", "--on-busy", "go-on", "--json"]
     shown(capsys, "bench", "net.py:net", "--save", "baseline.json", *words)
@@ -91,6 +93,7 @@ def test_a_load_test(capsys: pytest.CaptureFixture[str], here: Path) -> None:
         whet.bench_serve("http://127.0.0.1:1", Options(rate=1), serve_options=["--port", "1"])
 
 
+@pytest.mark.usefixtures("short_children")
 def test_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     whet.Recipe(steps=[]).write(Path("recipe.toml"))
     mine = whet.apply_recipe("recipe.toml", "net.py:net", "mine").model_dump(mode="json")

@@ -14,6 +14,8 @@ from whet.comparison.targets import compare, opened
 from whet.comparison.variant import Variant
 from whet.errors import OptionError, TargetError
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 FEW = Fixed(most=2, least=1, lost_after=0)  # pairs: what is tested here is the way there and back
 
 TRAINING = """

@@ -31,7 +31,18 @@ def cells(path: Path, kind: str) -> list[dict[str, Any]]:
     return [cell for cell in json.loads(path.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == kind]
 
 
+# Run by the kernel before the first cell.
+FORK = f"""
+import sys
+sys.path.append({str(Path(__file__).parents[1])!r})
+import pytest, forked_children
+forked_children.use(pytest.MonkeyPatch())
+sys.path.pop()
+"""
+
+
 @pytest.mark.timeout(420)
+@pytest.mark.usefixtures("children_server")
 def test_the_notebook_runs(tmp_path: Path) -> None:
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
@@ -41,6 +52,9 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     short, num = re.subn(r"EXCLUDED = \[[^\]]*\]", f"EXCLUDED = {list(TABLE)}", text)
     assert num == 1
     copy.write_text(short, encoding="utf-8")
+    startup = tmp_path / "ipython" / "profile_default" / "startup"
+    startup.mkdir(parents=True)
+    (startup / "fork.py").write_text(FORK, encoding="utf-8")
     there = {**os.environ, "IPYTHONDIR": str(tmp_path / "ipython"), "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime")}
     done = subprocess.run(
         [sys.executable, "-c", EXECUTE, str(copy)], cwd=tmp_path, env=there, capture_output=True, text=True, check=False

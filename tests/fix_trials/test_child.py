@@ -9,6 +9,8 @@ import pytest
 from whet.fix_trials.child import run_script
 from whet.measure.isolate import Outcome, run_isolated
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 SCRIPT = """
 import argparse
 import torch

@@ -10,6 +10,8 @@ from whet.errors import OptionError, OutputError, TargetError
 from whet.profiler.report import Report, as_json
 from whet.target_profiler.model import profile_target
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 TARGET = """
 import torch
 from torch import nn

@@ -15,6 +15,8 @@ from whet.tuner.recipe_replay import Replayed, ReplayRequest, replay_recipe
 from whet.tuner.target_examination import architecture
 from whet.workloads import resolve
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 BF16 = (Step(technique="bf16"),)
 MODELS = """
 import torch

@@ -30,6 +30,8 @@ from whet.tuner.target_examination import ExaminationRequest, examine_target
 from whet.tuner.trial import TrialRequest, save_original
 from whet.tuner.trial_context import TrialContext
 
+pytestmark = pytest.mark.usefixtures("forked")
+
 
 def test_twenty_real_comparisons_of_a_model_with_itself_give_no_gain() -> None:
     torch.manual_seed(0)
