@@ -121,11 +121,16 @@ def test_a_damaged_recipe_says_what_is_wrong(path: Path, text: str, message: str
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="does not exist; `whet tune` writes one"):
         Recipe.read(tmp_path / "none.toml")
-    with pytest.raises(RecipeError, match="cannot be read as a recipe"):
+    with pytest.raises(RecipeError, match=r"recipe.toml does not exist"):
         Recipe.read(tmp_path)
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecipeError, match="cannot be read as a recipe"):
         Recipe.read(tmp_path / "binary.toml")
+
+
+def test_the_directory_of_a_tuning_run_stands_for_its_recipe(tmp_path: Path) -> None:
+    Recipe(steps=(Step(technique="bf16"),)).write(tmp_path / "recipe.toml")
+    assert str(Recipe.read(tmp_path)) == "bf16"
 
 
 def test_a_recipe_cannot_be_written_into_nothing(tmp_path: Path) -> None:

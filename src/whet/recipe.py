@@ -110,9 +110,13 @@ class Recipe(BaseModel):
     def read(cls, path: Path) -> "Recipe":
         """Read and check a recipe.
 
+        Args:
+            path: The file, or the directory of a tuning run, which holds it.
+
         Raises:
             RecipeError: It is missing or damaged; the message says what is wrong.
         """
+        path = path / FILE if path.is_dir() else path
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:

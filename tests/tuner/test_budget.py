@@ -271,6 +271,7 @@ def test_a_slow_model_is_known_to_be_slow_before_its_first_trial() -> None:
 def test_sentences() -> None:
     assert going_on(1, "whet tune x") == "1 technique is untried, as the time was up. To go on: whet tune x"
     assert going_on(7, "whet tune x").startswith("7 techniques are untried")
+    assert "as the machine was busy" in going_on(7, "whet tune x", was_busy=True)
     assert (needed_for(41), needed_for(118), needed_for(121)) == (50, 120, 180)
 
 

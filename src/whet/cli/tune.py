@@ -152,7 +152,8 @@ def _show_rest(console: Console, result: Result, options: dict[str, Any], again:
         return
     budget_s = max(options["budget_s"], result.needed_s or 0.0)
     command = again(**{**options, "budget_s": budget_s}, out=Path(result.out))
-    console.print(going_on(num_untried, command), markup=False, highlight=False, soft_wrap=True)
+    line = going_on(num_untried, command, was_busy=bool(result.busy))
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _max_drop(text: str) -> float:

@@ -152,7 +152,8 @@ def saving_s(budget: Budget, facts: TargetFacts, records: Sequence[TrialRecord] 
     return min(wanted_s, max(spare_s, _SAVING_SHARE * budget.seconds + _BUILD_S))
 
 
-def going_on(num_untried: int, command: str) -> str:
-    """Return one line for the end: how many techniques were not reached in time, and the command that goes on."""
+def going_on(num_untried: int, command: str, *, was_busy: bool = False) -> str:
+    """Return one line for the end: how many techniques were not reached, why, and the command that goes on."""
     techniques = "technique is" if num_untried == 1 else "techniques are"
-    return f"{num_untried} {techniques} untried, as the time was up. To go on: {command}"
+    why = "the machine was busy" if was_busy else "the time was up"
+    return f"{num_untried} {techniques} untried, as {why}. To go on: {command}"
