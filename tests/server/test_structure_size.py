@@ -1,5 +1,6 @@
 """Structures that chain, nest or branch without bound: a refusal or a success, and never the end of the process."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 from driving import outputs
 from guided import TOKENIZER, VOCAB, random_stepper, request
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from whet.errors import RequestError
 from whet.server import grammars
@@ -111,3 +114,34 @@ def test_a_token_that_exceeds_a_limit_ends_its_request_alone(monkeypatch: pytest
     found = outputs(random_stepper(), [one, other])
     assert [done.finish_reason for done in found] == ["error", "stop"]
     assert found[0].error == "the structure cannot go on"
+
+
+_KEYWORDS = st.sampled_from(
+    ["type", "enum", "const", "anyOf", "oneOf", "allOf", "properties", "required", "items", "prefixItems", "pattern",
+     "format", "multipleOf", "patternProperties", "additionalProperties", "$ref", "$defs", "minItems", "maxItems"]
+)  # fmt: skip
+
+
+def _nested_schemas(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(children, max_size=4) | st.dictionaries(_KEYWORDS | st.text(max_size=2), children, max_size=4)
+
+
+_PIECES = st.sampled_from(
+    ["root", "::=", ":", "start", "A", '"a"', "/b/", *"[](){}|?*&\\\n", "%json", "%regex"]  # fmt: skip
+)
+
+
+@given(text=st.lists(_PIECES | st.text(max_size=4), max_size=30).map("".join))
+@settings(max_examples=200, deadline=None)
+def test_any_text_is_judged_without_an_error(text: str) -> None:
+    """Whether it is a structure at all is for the library to say."""
+    for structure in (Structure.grammar(text), Structure.regex(text), Structure("json_schema", text)):
+        assert isinstance(why_too_large(structure), str | None)
+
+
+@given(
+    schema=st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=3), _nested_schemas, max_leaves=20)
+)
+@settings(max_examples=200, deadline=None)
+def test_any_json_is_judged_without_an_error(schema: Any) -> None:
+    assert isinstance(why_too_large(Structure.json_schema(json.dumps(schema))), str | None)

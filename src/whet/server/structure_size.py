@@ -76,6 +76,8 @@ def _why_grammar(text: str) -> str | None:
         return why
     text = pattern.sub(_shortened, text)
     rules = list(_RULE.finditer(text))
+    if not rules:
+        return None  # the library refuses it
     if len(rules) > MOST_LINKS:
         return f"it has {len(rules)} rules, and {MOST_LINKS} is the most: join rules, or write a smaller grammar"
     level = deepest = 0
