@@ -117,18 +117,35 @@ def test_a_token_that_exceeds_a_limit_ends_its_request_alone(monkeypatch: pytest
 
 
 _KEYWORDS = st.sampled_from(
-    ["type", "enum", "const", "anyOf", "oneOf", "allOf", "properties", "required", "items", "prefixItems", "pattern",
-     "format", "multipleOf", "patternProperties", "additionalProperties", "$ref", "$defs", "minItems", "maxItems"]
-)  # fmt: skip
+    [
+        "type",
+        "enum",
+        "const",
+        "anyOf",
+        "oneOf",
+        "allOf",
+        "properties",
+        "required",
+        "items",
+        "prefixItems",
+        "pattern",
+        "format",
+        "multipleOf",
+        "patternProperties",
+        "additionalProperties",
+        "$ref",
+        "$defs",
+        "minItems",
+        "maxItems",
+    ]
+)
 
 
 def _nested_schemas(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.lists(children, max_size=4) | st.dictionaries(_KEYWORDS | st.text(max_size=2), children, max_size=4)
 
 
-_PIECES = st.sampled_from(
-    ["root", "::=", ":", "start", "A", '"a"', "/b/", *"[](){}|?*&\\\n", "%json", "%regex"]  # fmt: skip
-)
+_PIECES = st.sampled_from(["root", "::=", ":", "start", "A", '"a"', "/b/", *"[](){}|?*&\\\n", "%json", "%regex"])
 
 
 @given(text=st.lists(_PIECES | st.text(max_size=4), max_size=30).map("".join))
