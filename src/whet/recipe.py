@@ -6,7 +6,7 @@ A recipe is written by whet, read by people and by `whet apply`, and compared wi
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -15,6 +15,8 @@ from whet.errors import RecipeError
 from whet.files import write_whole
 
 FILE = "recipe.toml"
+_APPLY = "whet apply recipe.toml TARGET --out DIR"
+_PREPARE = "model, optimizer, loader = whet.prepare(model, optimizer, loader, recipe='recipe.toml')"
 
 
 class Step(BaseModel):
@@ -68,6 +70,7 @@ class Recipe(BaseModel):
     """Hold ordered techniques, the machine and versions that they were proved on, and the proof.
 
     Attributes:
+        kind: What the techniques are for: calls of a model, or a training loop.
         target: The name of the target; "" where it is not known.
         model: A digest of the names, shapes and dtypes of the model's weights; "" where it is not known.
         fingerprint: The machine's fingerprint.
@@ -80,6 +83,7 @@ class Recipe(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     format: int = 1
+    kind: Literal["inference", "training"] = "inference"
     target: str = ""
     model: str = ""
     fingerprint: str = ""
@@ -102,9 +106,10 @@ class Recipe(BaseModel):
     def write(self, path: Path) -> None:
         """Write the recipe as TOML, whole or not at all."""
         data: dict[str, Any] = self.model_dump(exclude_none=True, mode="json")
-        write_whole(
-            path, "# Written by whet. Apply with: whet apply recipe.toml TARGET --out DIR\n" + tomli_w.dumps(data)
-        )
+        if self.kind == "inference":
+            del data["kind"]  # as earlier versions wrote it, and can read it
+        how = _APPLY if self.kind == "inference" else _PREPARE
+        write_whole(path, f"# Written by whet. Apply with: {how}\n{tomli_w.dumps(data)}")
 
     @classmethod
     def read(cls, path: Path) -> "Recipe":

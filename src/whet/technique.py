@@ -1,18 +1,20 @@
 """Describe what an optimisation technique is, and the candidate that it works on."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
 from whet.artefact import Runtime, program
 from whet.artefact.in_process import InProcessRuntime
+from whet.errors import RecipeError
 from whet.machine import Limits, Machine
 from whet.profiler import Profile
+from whet.recipe import Step
 from whet.signature import FlatModel, Signature
 from whet.workload import ExaminedWorkload
 
@@ -56,6 +58,78 @@ class NotApplicable:
 
 
 Applicability = Applies | NotApplicable
+
+
+class AnyTechnique(Protocol):
+    """Describe what a search needs to know of a technique, for inference or for training."""
+
+    @property
+    def name(self) -> str:
+        """Return its name in recipes and tables."""
+
+    @property
+    def options(self) -> type[Any]:
+        """Return the class of its options."""
+
+    @property
+    def space(self) -> Mapping[str, tuple[Any, ...]]:
+        """Return the values of each option that are worth trying, the default first."""
+
+    @property
+    def check(self) -> Callable[..., Applicability]:
+        """Return the function that says whether it applies to a subject, on a machine, with options."""
+
+    @property
+    def groups(self) -> frozenset[str]:
+        """Return what it claims for itself."""
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Return the groups that it depends on."""
+
+    @property
+    def restores_quality(self) -> bool:
+        """Return whether it changes nothing alone, but wins back quality that others cost."""
+
+    @property
+    def reads_kept(self) -> bool:
+        """Return whether it leaves marked layers in floating point."""
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Return the position in the order of recipes."""
+
+
+Known = TypeVar("Known", bound=AnyTechnique)
+
+
+def named(step: Step, table: Mapping[str, Known]) -> Known:
+    """Return the technique that a step names.
+
+    Raises:
+        RecipeError: The table has no such technique.
+    """
+    if step.technique not in table:
+        raise RecipeError(f"there is no technique {step.technique!r}; there are: {', '.join(table)}")
+    return table[step.technique]
+
+
+def options_of(step: Step, options: type[Any], space: Iterable[str]) -> Any:
+    """Return the options of a step.
+
+    Args:
+        step: The step.
+        options: The technique's class of options.
+        space: The names of the options that can be chosen.
+
+    Raises:
+        RecipeError: There is no such option.
+    """
+    try:
+        return options(**step.options)
+    except TypeError as error:
+        known = ", ".join(space) or "none"
+        raise RecipeError(f"{step.technique} does not take {dict(step.options)}; its options are: {known}") from error
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from whet.machine import Machine
-from whet.technique import Applies, Technique
-from whet.workload import ExaminedWorkload
+from whet.technique import AnyTechnique, Applies
 
 
 def options_that_apply(
-    technique: Technique, examined: ExaminedWorkload, machine: Machine
+    technique: AnyTechnique, subject: Any, machine: Machine
 ) -> tuple[dict[str, list[Any]] | None, str, str]:
     """Find the values of each option that a technique accepts here, while the other options keep their defaults.
 
     Args:
         technique: The technique.
-        examined: The workload that it would change.
+        subject: What it would change: an examined workload, or the parts of a training loop.
         machine: The machine that the workload would run on.
 
     Returns:
@@ -23,28 +22,28 @@ def options_that_apply(
         words; and why its defaults are refused, "" where they are accepted.
     """
     defaults = {name: values[0] for name, values in technique.space.items()}
-    first = technique.check(examined, machine, technique.options(**defaults))
+    first = technique.check(subject, machine, technique.options(**defaults))
     if isinstance(first, Applies):
-        return _accepted(technique, examined, machine, defaults), first.detail, ""
+        return _accepted(technique, subject, machine, defaults), first.detail, ""
     # The default is refused; another value of one option may still be accepted (float32 where the chip has no bf16).
-    for name, kept in _accepted(technique, examined, machine, defaults).items():
+    for name, kept in _accepted(technique, subject, machine, defaults).items():
         if kept:
             chosen = {**defaults, name: kept[0]}
-            verdict = technique.check(examined, machine, technique.options(**chosen))
+            verdict = technique.check(subject, machine, technique.options(**chosen))
             detail = verdict.detail if isinstance(verdict, Applies) else ""
-            return {**_accepted(technique, examined, machine, chosen), name: kept}, detail, first.reason
+            return {**_accepted(technique, subject, machine, chosen), name: kept}, detail, first.reason
     return None, "", first.reason
 
 
 def _accepted(
-    technique: Technique, examined: ExaminedWorkload, machine: Machine, others: Mapping[str, Any]
+    technique: AnyTechnique, subject: Any, machine: Machine, others: Mapping[str, Any]
 ) -> dict[str, list[Any]]:
     """Return the values of each option that a technique accepts, while the other options are those of `others`."""
     return {
         name: [
             value
             for value in values
-            if isinstance(technique.check(examined, machine, technique.options(**{**others, name: value})), Applies)
+            if isinstance(technique.check(subject, machine, technique.options(**{**others, name: value})), Applies)
         ]
         for name, values in technique.space.items()
     }

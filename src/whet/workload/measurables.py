@@ -68,8 +68,9 @@ class TrainingSteps:
     num_kinds = 1
     is_sequence = True
 
-    def __init__(self, workload: TrainingWorkload) -> None:
-        self._trainer = Trainer(workload)
+    def __init__(self, workload: TrainingWorkload, trainer: Trainer | None = None) -> None:
+        """Begin a training run, or go on with one that a trainer has begun."""
+        self._trainer = trainer or Trainer(workload)
         self._workload = workload
 
     @property

@@ -1,7 +1,9 @@
 """Describe a training run whose optimiser step is to be made fast, and run its loop."""
 
+import contextlib
 import itertools
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from whet.errors import TargetError, type_name
+from whet.measure.clock import synchronize
 from whet.workload.quality import Quality
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -69,7 +72,8 @@ class TrainingWorkload:
         loss: Called as loss(model, batch); returns a tensor of one element.
         optimizer: Called as optimizer(parameters); returns the optimiser.
         batches: One pass over the data, in the same order each time it is iterated from the same seed. A DataLoader
-            that shuffles is fine: it draws its order from PyTorch's generator, which is seeded before.
+            that shuffles is fine: it draws its order from PyTorch's generator, which is seeded before, apart from what
+            the model draws.
         evaluation: Scores the trained model, on held-out data.
         num_accumulated: Batches that one optimiser step sums its gradients over.
         clip_norm: The norm that gradients are clipped to; None leaves them as they are.
@@ -113,6 +117,54 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+States = tuple[Any, Any, Tensor]
+
+
+def _states() -> States:
+    """Return the states of the generators of Python, NumPy and PyTorch on the CPU."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state()
+
+
+def _set_states(states: States) -> None:
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+class DataGenerators:
+    """Give the data generators of its own, so that its order does not depend on what the model draws.
+
+    A variant may draw other numbers in forward, as a compiled dropout does. It still sees the same batches.
+    """
+
+    def __init__(self, seed: int) -> None:
+        with kept_generators():
+            seed_everything(seed)
+            self._own = _states()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Draw from these generators in the block. The others go on where they were."""
+        others = _states()
+        _set_states(self._own)
+        try:
+            yield
+        finally:
+            self._own = _states()
+            _set_states(others)
+
+
+@contextlib.contextmanager
+def kept_generators() -> Iterator[None]:
+    """Put the generators of Python, NumPy and PyTorch back at the end."""
+    before = _states()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        _set_states(before)
+
+
 def num_samples_of(batch: Any) -> int:
     """Return the first dimension of the first tensor in a batch; 1 where there is none."""
     if isinstance(batch, Tensor):
@@ -121,42 +173,94 @@ def num_samples_of(batch: Any) -> int:
     return next((num_samples_of(part) for part in parts if isinstance(part, Tensor | Mapping | tuple | list)), 1)
 
 
+Change = Callable[[nn.Module, Optimizer, Iterable[Any]], Iterable[Any]]
+"""Take the model, the optimiser and the batches of a loop, and return what takes their places, in this order."""
+
+
 class Trainer:
     """Run the training loop: optimiser steps on the batches of a TrainingWorkload, pass after pass.
 
     Creating a Trainer seeds all generators, puts the model into training mode and builds the optimiser.
 
     Attributes:
+        model: The model that is trained.
+        optimizer: Its optimiser.
         losses: The loss of each optimiser step so far: the mean over the batches whose gradients it sums. They stay
             tensors on the model's device, so that reading them makes no step wait.
     """
 
-    def __init__(self, workload: TrainingWorkload, *, keeps_losses: bool = True) -> None:
+    def __init__(self, workload: TrainingWorkload, *, keeps_losses: bool = True, change: Change | None = None) -> None:
+        """Begin a training run.
+
+        Args:
+            workload: What is trained.
+            keeps_losses: Whether to keep the loss of each step.
+            change: Changes the parts of the loop before the first step, as the techniques of a recipe do.
+
+        Raises:
+            TargetError: The workload's function returns no optimiser.
+        """
         seed_everything(workload.seed)
         self.losses: list[Tensor] = []
         self._keeps_losses = keeps_losses
         self.num_samples = workload.num_samples  # in a batch; if not given, the first batch tells
         self._workload = workload
         self._parameters = list(workload.model.parameters())
-        self.optimizer = workload.optimizer(workload.model.parameters())
-        if not isinstance(self.optimizer, Optimizer):
-            raise TargetError(f"optimizer(parameters) must return an optimiser, not {type_name(self.optimizer)}")
-        self._scheduler = workload.schedule(self.optimizer) if workload.schedule is not None else None
+        optimizer = workload.optimizer(workload.model.parameters())
+        if not isinstance(optimizer, Optimizer):
+            raise TargetError(f"optimizer(parameters) must return an optimiser, not {type_name(optimizer)}")
+        self._scheduler = workload.schedule(optimizer) if workload.schedule is not None else None
+        self.model, self.optimizer, self._passes = workload.model, optimizer, workload.batches
+        if change is not None:
+            self.model, self.optimizer, self._passes = change(workload.model, optimizer, workload.batches)
         self._batches = self._endless()
-        workload.model.train()
+        self._generators = DataGenerators(workload.seed)
+        self.model.train()
 
     def step(self) -> Tensor:
         """Run one optimiser step on the next batches, and return its loss, a tensor of one element."""
-        batches = list(itertools.islice(self._batches, self._workload.num_accumulated))
+        return self._recorded(self.compute(self.next_batches()))
+
+    def next_batches(self) -> list[Any]:
+        """Return the batches of the next optimiser step."""
+        with self._generators.in_use():
+            batches = list(itertools.islice(self._batches, self._workload.num_accumulated))
         self.num_samples = self.num_samples or float(num_samples_of(batches[0]))
-        loss = self.step_on(batches)
-        if self._keeps_losses:
-            self.losses.append(loss)
-        return loss
+        return batches
+
+    def first_batches(self, number: int) -> list[Any]:
+        """Return the first batches of a pass from the seed, beside the run. The generators go on where they were."""
+        with kept_generators():
+            seed_everything(self._workload.seed)
+            return list(itertools.islice(self._passes, number))
+
+    def timed_step(self) -> dict[str, float]:
+        """Run one optimiser step, and return the seconds of its phases: data_s, compute_s and optimizer_s."""
+        began = _now()
+        batches = self.next_batches()
+        have_data = _now()
+        loss = self.compute(batches, updates=False)
+        have_gradients = _now()
+        self.update()
+        self._recorded(loss)
+        ended = _now()
+        return {
+            "data_s": have_data - began,
+            "compute_s": have_gradients - have_data,
+            "optimizer_s": ended - have_gradients,
+        }
 
     def step_on(self, batches: list[Any]) -> Tensor:
         """Run one optimiser step on these batches, and return its loss without recording it."""
-        workload = self._workload
+        return self.compute(batches)
+
+    def compute(self, batches: list[Any], *, updates: bool = True) -> Tensor:
+        """Compute the gradients of one optimiser step on these batches, and return its loss.
+
+        Args:
+            batches: The batches whose gradients are summed.
+            updates: Whether to update the parameters too.
+        """
         self.optimizer.zero_grad()
         total: Tensor | None = None
         for batch in batches:
@@ -166,16 +270,26 @@ class Trainer:
             loss.backward()
             # The loss is copied, since the next step may write into its memory, as a CUDA graph does.
             total = loss.detach().clone() if total is None else total + loss.detach()
-        if workload.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters, workload.clip_norm)
-        self.optimizer.step()
-        if self._scheduler is not None:
-            self._scheduler.step()
+        if updates:
+            self.update()
         assert total is not None
         return total
 
+    def update(self) -> None:
+        """Clip the gradients, and let the optimiser and its schedule make one step."""
+        if self._workload.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self._workload.clip_norm)
+        self.optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+
+    def _recorded(self, loss: Tensor) -> Tensor:
+        if self._keeps_losses:
+            self.losses.append(loss)
+        return loss
+
     def _loss(self, batch: Any) -> Tensor:
-        loss = self._workload.loss(self._workload.model, batch)
+        loss = self._workload.loss(self.model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise TargetError(f"loss(model, batch) must return a tensor of one element, not {type_name(loss)}")
         return loss
@@ -184,7 +298,7 @@ class Trainer:
         """Yield the batches of one pass after the other."""
         for number in itertools.count(1):
             is_empty = True
-            for batch in self._workload.batches:
+            for batch in self._passes:
                 is_empty = False
                 yield batch
             if is_empty:
@@ -192,3 +306,9 @@ class Trainer:
                     "batches gives no batch"
                     + (" in its second pass; an iterator works only once, so give a list" if number > 1 else "")
                 )
+
+
+def _now() -> float:
+    """Return the time in seconds, once the device has done what it was given."""
+    synchronize()
+    return time.perf_counter()

@@ -24,7 +24,7 @@ from whet.technique import Applicability, Applies, Candidate, NotApplicable, Sta
 from whet.workload import ExaminedWorkload
 
 
-def _choices() -> tuple[int, ...]:
+def thread_counts() -> tuple[int, ...]:
     """Return the thread counts to try: the physical cores, half of them, and one.
 
     Cores that this process may not use, and those beyond its CPU quota, don't count.
@@ -34,7 +34,7 @@ def _choices() -> tuple[int, ...]:
     return tuple(dict.fromkeys((physical, max(1, physical // 2), 1)))
 
 
-_SPACE: Mapping[str, tuple[Any, ...]] = {"num_threads": _choices()}
+_SPACE: Mapping[str, tuple[Any, ...]] = {"num_threads": thread_counts()}
 
 
 @dataclass(frozen=True, kw_only=True)

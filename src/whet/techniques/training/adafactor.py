@@ -1,0 +1,65 @@
+"""Keep one number per row and column in place of Adam's two per parameter.
+
+What            Adafactor in place of Adam or AdamW: the second moment of a matrix is kept as the product of its row and
+                column sums, and there is no first moment.
+When it helps   The optimiser's state takes much of the memory.
+When it hurts   It is another algorithm: the loss must be compared, and the learning rate may want to be another one.
+Numerics        Not those of AdamW. The learning rate, the decay and the schedule stay the loop's own.
+Composes        Alone in its group (optimizer); with everything else.
+Source          Shazeer and Stern, 2018, arXiv:1804.04235; PyTorch documentation, torch.optim.Adafactor.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from whet.machine import Limits, Machine
+from whet.technique import Applicability, Applies, NotApplicable
+from whet.training.optimizers import OPTIMIZER, is_adam, replaced
+from whet.training.parts import Parts
+from whet.training.step_profile import StepProfile
+from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Hold the options of adafactor. There are none."""
+
+
+def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+    """Check that the optimiser is Adam or AdamW."""
+    if not is_adam(parts.optimizer):
+        return NotApplicable(f"it stands for Adam and AdamW; the optimiser is {type(parts.optimizer).__name__}")
+    if parts.optimizer.state:
+        return NotApplicable("the optimiser has a state already: change the algorithm before the first step")
+    return Applies("row and column sums in place of two moments")
+
+
+def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+    """Return the highest possible speedup: parameters and gradients are read, parameters written."""
+    return profile.bound(optimizer_s=profile.least_optimizer_s(limits, bytes_per_parameter=12.0))
+
+
+def apply(parts: Parts, options: Options) -> Parts:
+    """Return the parts with Adafactor, whose step is as large as the loop's learning rate says."""
+    made = replaced(
+        parts.optimizer,
+        lambda groups: torch.optim.Adafactor(groups, beta2_decay=-0.8, eps=(None, 1e-3), d=1.0),
+        frozenset({"lr", "weight_decay", "maximize"}),
+    )
+    return replace(parts, optimizer=made)
+
+
+TECHNIQUE = TrainingTechnique(
+    name="adafactor",
+    stage=TrainingStage.OPTIMIZER,
+    order=20,
+    card=__doc__,
+    options=Options,
+    exactness=Exactness.OTHER,
+    check=check,
+    predict=predict,
+    apply=apply,
+    groups=frozenset({OPTIMIZER}),
+    saves_memory=True,
+)

@@ -1,0 +1,65 @@
+"""Keep AdamW's two moments in 8 bits.
+
+What            torchao's AdamW8bit in place of AdamW: both moments in blocks of 256 numbers with a scale each.
+When it helps   The optimiser's state takes much of the memory: 2 bytes a parameter in place of 8.
+When it hurts   The first step compiles for seconds for each shape; a step is slower where it is bound by arithmetic.
+Numerics        Rounded moments: the held-out loss must be compared. Small tensors stay in float32.
+Composes        Alone in its group (optimizer); not with optimizer_in_backward.
+Source          Dettmers et al., 2021, arXiv:2110.02861; torchao documentation, low-bit optimizers.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from whet.artefact.inductor import missing_tools
+from whet.machine import Limits, Machine
+from whet.technique import Applicability, Applies, NotApplicable
+from whet.training.optimizers import OPTIMIZER, replaced
+from whet.training.parts import Parts
+from whet.training.step_profile import StepProfile
+from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Hold the options of adamw_8bit. There are none."""
+
+
+def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+    """Check that the optimiser is AdamW and that its kernel can be compiled."""
+    if type(parts.optimizer).__name__ != "AdamW" or not isinstance(parts.optimizer, torch.optim.AdamW):
+        return NotApplicable(f"it stands for AdamW; the optimiser is {type(parts.optimizer).__name__}")
+    if parts.optimizer.state:
+        return NotApplicable("the optimiser has a state already: change the algorithm before the first step")
+    if reason := missing_tools(at_load=True, device=parts.device_type):
+        return NotApplicable(reason)
+    return Applies("moments of 2 bytes a parameter in place of 8")
+
+
+def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+    """Return the highest possible speedup: parameters, gradients and moments of one byte each are moved."""
+    return profile.bound(optimizer_s=profile.least_optimizer_s(limits, bytes_per_parameter=16.0))
+
+
+def apply(parts: Parts, options: Options) -> Parts:
+    """Return the parts with moments in 8 bits. The learning rate becomes a tensor, which schedules fill."""
+    from torchao.optim import AdamW8bit
+
+    names = frozenset({"lr", "betas", "eps", "weight_decay", "amsgrad"})
+    return replace(parts, optimizer=replaced(parts.optimizer, lambda groups: AdamW8bit(groups), names))
+
+
+TECHNIQUE = TrainingTechnique(
+    name="adamw_8bit",
+    stage=TrainingStage.OPTIMIZER,
+    order=30,
+    card=__doc__,
+    options=Options,
+    exactness=Exactness.OTHER,
+    check=check,
+    predict=predict,
+    apply=apply,
+    groups=frozenset({OPTIMIZER}),
+    saves_memory=True,
+)

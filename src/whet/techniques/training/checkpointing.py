@@ -1,0 +1,85 @@
+"""Compute the activations of some blocks again in backward, and do not keep them.
+
+What            Each k-th repeated block keeps only its input. Backward runs the block's forward once more.
+When it helps   Activations take most of the memory: long sequences, large batches, many layers.
+When it hurts   Always in time: a third more arithmetic where every block is computed again.
+Numerics        Bit-equal gradients; dropout draws the same numbers, as the generator's state is restored.
+Composes        With everything. torch.compile sees through it.
+Source          Chen et al., 2016, arXiv:1604.06174; torch.utils.checkpoint with use_reentrant=False.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from whet.machine import Limits, Machine
+from whet.technique import Applicability, Applies, NotApplicable
+from whet.training.blocks import repeated_blocks
+from whet.training.module_class import AddedForward, extend
+from whet.training.parts import Parts
+from whet.training.step_profile import StepProfile
+from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+
+ACTIVATIONS = "activations"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Hold the options of checkpointing.
+
+    Attributes:
+        every: Every so many-th block is computed again: 1 for all of them.
+    """
+
+    every: int = 1
+
+
+class _Checkpointed(AddedForward):
+    """Keep only the inputs of forward while gradients are computed."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        forward = super().forward  # type: ignore[misc]
+        if not (self.training and torch.is_grad_enabled()):  # type: ignore[attr-defined]
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+    """Check that the model has repeated blocks."""
+    blocks = repeated_blocks(parts.model)
+    if len(blocks) < 2:
+        return NotApplicable("the model has no repeated blocks")
+    chosen = blocks[:: options.every]
+    if len(chosen) == len(blocks) and options.every > 1:
+        return NotApplicable(f"the model has only {len(blocks)} blocks")
+    return Applies(f"{len(chosen)} of {len(blocks)} blocks are computed again in backward")
+
+
+def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+    """Return 1.0: nothing becomes faster by it."""
+    return 1.0
+
+
+def apply(parts: Parts, options: Options) -> Parts:
+    """Return the parts with every k-th block computed again in backward."""
+    for block in repeated_blocks(parts.model)[:: options.every]:
+        extend(block, _Checkpointed)
+    return parts
+
+
+TECHNIQUE = TrainingTechnique(
+    name="checkpointing",
+    stage=TrainingStage.MEMORY,
+    order=10,
+    card=__doc__,
+    options=Options,
+    exactness=Exactness.EXACT,
+    check=check,
+    predict=predict,
+    apply=apply,
+    space={"every": (1, 2, 3)},
+    groups=frozenset({ACTIVATIONS}),
+    saves_memory=True,
+)

@@ -1,0 +1,80 @@
+"""Compute the last layer and the cross-entropy together, chunk by chunk: the whole logits are never in memory.
+
+What            The last layer returns a promise of its logits. Where the loop takes their cross-entropy, the products,
+                the loss and the gradients are computed for a few hundred rows at a time.
+When it helps   Language models: the logits of a batch take tokens x vocabulary numbers, several times over.
+When it hurts   Small vocabularies. A loop that looks at the logits in training computes them after all.
+Numerics        The loss in float32; sums over chunks in another order: 1e-6 relative.
+Composes        With everything. torch.compile compiles the model up to the last layer.
+Source          Hsu et al., 2024, arXiv:2410.10989 (Liger Kernel); Wijmans et al., 2024, arXiv:2411.09009.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.machine import Limits, Machine
+from whet.technique import Applicability, Applies, NotApplicable
+from whet.training.blocks import head_of
+from whet.training.deferred_logits import DeferredLogits
+from whet.training.module_class import AddedForward, extend
+from whet.training.parts import Parts
+from whet.training.step_profile import StepProfile
+from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Hold the options of chunked_loss. There are none."""
+
+
+class _Deferred(AddedForward):
+    """Return a promise of the logits while the model trains."""
+
+    is_eager = True
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        if not (self.training and torch.is_grad_enabled()):
+            return super().forward(x)  # type: ignore[misc,no-any-return]
+        kind = x.device.type
+        if not torch.is_autocast_enabled(kind):
+            return DeferredLogits(x, self.weight, self.bias, x.dtype, x.dtype)
+        # The loss is float32 whatever the products are. Shown as float32, the promise needs no cast on its way there.
+        return DeferredLogits(x, self.weight, self.bias, torch.float32, torch.get_autocast_dtype(kind))
+
+
+def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+    """Check that the model ends in a linear layer over a vocabulary."""
+    head = head_of(parts.model)
+    if head is None:
+        return NotApplicable("the model does not end in a linear layer with 1,024 outputs or more")
+    return Applies(f"a vocabulary of {head.out_features}")
+
+
+def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+    """Return the highest possible speedup: the softmax and its passes over memory cost nothing any more."""
+    return profile.bound(loss_s=0.0)
+
+
+def apply(parts: Parts, options: Options) -> Parts:
+    """Return the parts with a last layer that defers its logits."""
+    head = head_of(parts.model)
+    assert head is not None
+    extend(head, _Deferred)
+    return parts
+
+
+TECHNIQUE = TrainingTechnique(
+    name="chunked_loss",
+    stage=TrainingStage.STRUCTURE,
+    order=10,
+    card=__doc__,
+    options=Options,
+    exactness=Exactness.EXACT,
+    check=check,
+    predict=predict,
+    apply=apply,
+    saves_memory=True,
+)

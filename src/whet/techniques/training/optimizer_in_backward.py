@@ -1,0 +1,94 @@
+"""Update each parameter as soon as its gradient is there, and free the gradient.
+
+What            Backward calls the optimiser for one parameter after the other. At no time are all gradients in memory.
+When it helps   Memory: the gradients take as much as the parameters.
+When it hurts   Not with accumulation, a global clipping of gradients, or a gradient scaler: they need all gradients at
+                once. The proof of the updates refuses those.
+Numerics        The same formula: bit-equal in most optimisers.
+Composes        With everything that keeps the optimiser; alone in its group (gradients).
+Source          PyTorch tutorial, "How to save memory by fusing the optimizer step into the backward pass".
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from whet.machine import Limits, Machine
+from whet.technique import Applicability, Applies, NotApplicable
+from whet.training.gradients import are_kept
+from whet.training.parts import Parts
+from whet.training.step_profile import StepProfile
+from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+
+GRADIENTS = "gradients"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Hold the options of optimizer_in_backward. There are none."""
+
+
+def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+    """Check that the optimiser updates each parameter by itself."""
+    if not type(parts.optimizer).__module__.startswith("torch.optim"):
+        return NotApplicable(f"{type(parts.optimizer).__name__} may need all gradients at once")
+    if type(parts.optimizer).__name__ == "LBFGS":
+        return NotApplicable("LBFGS needs all gradients at once")
+    return Applies("gradients are freed one by one")
+
+
+def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+    """Return the highest possible speedup: gradients are in cache when they are used."""
+    least_s = profile.least_optimizer_s(limits, bytes_per_parameter=24.0)
+    return profile.bound(optimizer_s=min(profile.optimizer_s, least_s))
+
+
+def apply(parts: Parts, options: Options) -> Parts:
+    """Return the parts with an optimiser that steps in backward. The loop's own calls of it do nothing more."""
+    optimizer = parts.optimizer
+    update = optimizer.step
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.requires_grad:
+                p.register_post_accumulate_grad_hook(partial(_update, optimizer, update, group))
+    step = partial(_step, optimizer)
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedules then take it as it is
+    optimizer.step = step  # type: ignore[method-assign]
+    return parts
+
+
+def _update(optimizer: Optimizer, update: Any, group: dict[str, Any], p: nn.Parameter) -> None:
+    """Update one parameter with the settings that its group has now."""
+    if are_kept():
+        return
+    groups = optimizer.param_groups
+    optimizer.param_groups = [{**group, "params": [p]}]
+    try:
+        update()
+    finally:
+        optimizer.param_groups = groups
+    p.grad = None
+
+
+def _step(optimizer: Optimizer, closure: Any = None) -> Any:
+    """Do nothing: backward has made the update. A schedule sees a step."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+    return None if closure is None else closure()
+
+
+TECHNIQUE = TrainingTechnique(
+    name="optimizer_in_backward",
+    stage=TrainingStage.OPTIMIZER,
+    order=90,
+    card=__doc__,
+    options=Options,
+    exactness=Exactness.EXACT,
+    check=check,
+    predict=predict,
+    apply=apply,
+    groups=frozenset({GRADIENTS}),
+    saves_memory=True,
+)

@@ -1,0 +1,72 @@
+"""Train on another number of threads than PyTorch chose.
+
+What            torch.set_num_threads for the whole process.
+When it helps   Small models; machines with two threads per core; a loader whose workers need cores of their own.
+When it hurts   Large models on fewer cores.
+Numerics        Sums may be split in another order: 1e-6 relative in float32.
+Composes        With everything; last.
+Source          PyTorch documentation, "CPU threading and TorchScript inference"; torch.set_num_threads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from whet.machine import Limits, Machine
+from whet.technique import Applicability, Applies, NotApplicable
+from whet.techniques.runtime.threads import thread_counts
+from whet.training.parts import Parts
+from whet.training.step_profile import StepProfile
+from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+
+_SPACE: Mapping[str, tuple[Any, ...]] = {"num_threads": thread_counts()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Hold the options of threads.
+
+    Attributes:
+        num_threads: The number of intra-op threads of the process.
+    """
+
+    num_threads: int = _SPACE["num_threads"][0]
+
+
+def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+    """Check that the machine has several cores, and that PyTorch uses another number of threads already."""
+    if parts.device_type != "cpu":
+        return NotApplicable("the model runs on the GPU; PyTorch's threads compute on the CPU alone")
+    if not 1 <= options.num_threads <= machine.cores:
+        return NotApplicable(f"{options.num_threads} threads: this machine has {machine.cores} cores")
+    if options.num_threads == torch.get_num_threads():
+        return NotApplicable(f"PyTorch uses {options.num_threads} threads already")
+    return Applies(f"{options.num_threads} in place of {torch.get_num_threads()} threads")
+
+
+def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+    """Return the highest possible speedup: threads wait for nobody any more, and products take what they take now."""
+    waits_s = max(0.0, profile.other_s - profile.num_operators * limits.operator_s)
+    return profile.bound(other_s=waits_s)
+
+
+def apply(parts: Parts, options: Options) -> Parts:
+    """Return the parts; the process has other threads from now on."""
+    torch.set_num_threads(options.num_threads)
+    return parts
+
+
+TECHNIQUE = TrainingTechnique(
+    name="threads",
+    stage=TrainingStage.RUNTIME,
+    order=10,
+    card=__doc__,
+    options=Options,
+    exactness=Exactness.EXACT,
+    check=check,
+    predict=predict,
+    apply=apply,
+    space=_SPACE,
+)

@@ -1,0 +1,20 @@
+"""Apply a recipe's techniques to the parts of a training loop."""
+
+from collections.abc import Mapping, Sequence
+
+from whet.recipe import Step
+from whet.technique import named, options_of
+from whet.training.parts import Parts
+from whet.training.technique import TrainingTechnique
+
+
+def applied(parts: Parts, steps: Sequence[Step], table: Mapping[str, TrainingTechnique]) -> Parts:
+    """Return the parts with every technique applied, in the order of their stages.
+
+    Raises:
+        RecipeError: The table has no such technique, or a technique no such option.
+    """
+    for step in sorted(steps, key=lambda step: named(step, table).place):
+        technique = named(step, table)
+        parts = technique.apply(parts, options_of(step, technique.options, technique.space))
+    return parts

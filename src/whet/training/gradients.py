@@ -1,0 +1,241 @@
+"""Prove that a changed loop computes the gradients of the original, parameter by parameter, against float64.
+
+A loss curve hides much: AdamW divides by the size of the gradient, so a wrong scale changes no loss. So the gradients
+of several batches are held against those of the same model in float64. An exact technique may be as far from them as
+twice the original's own rounding. A technique that rounds is judged by the direction and the length of each gradient.
+
+Large gradients are compared in a fixed sample of their numbers; their norms are of all numbers.
+"""
+
+import contextlib
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from whet.training.technique import Exactness
+from whet.workload.training import Loss, seed_everything
+
+NUM_BATCHES = 3
+_KEPT = [False]  # whether a proof wants gradients that a technique would free
+_MOST_SAMPLED = 65_536  # numbers of one parameter
+_EXACT = 2.0  # times the original's own error
+_LEAST_ERROR = 5e-6  # relative: sums of thousands of float32 numbers in another order. A fault is 1e-3 or more
+_LEAST_COSINE = 0.98  # of a gradient with 8 bits of mantissa throughout
+_MOST_NORM = 0.05  # the same gradient's length may differ by this part
+_NEGLIGIBLE = 1e-4  # of the largest gradient's root mean square: what lies below is rounding alone
+
+
+class GradientProof(BaseModel):
+    """Say how the gradients of a changed loop compare with those in float64.
+
+    Attributes:
+        is_same: Whether they are the gradients of the original, as far as the techniques promise.
+        words: The result in words.
+        error: The largest relative error of any parameter's gradient.
+        original_error: The original's own largest one.
+        cosine: The smallest cosine of any parameter's gradient with its reference.
+        norm_ratio: The norm over the reference's that is furthest from 1.
+        parameter: The parameter that is furthest off.
+    """
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+
+    is_same: bool
+    words: str
+    error: float = 0.0
+    original_error: float = 0.0
+    cosine: float = 1.0
+    norm_ratio: float = 1.0
+    parameter: str = ""
+
+
+def gradients_of(model: nn.Module, loss: Loss, batches: Sequence[Any], *, seed: int) -> dict[str, Tensor]:
+    """Return a sample of each parameter's gradient for each batch, and its norm, in float64.
+
+    The parameters are not changed; buffers, as those of batch norms, are put back.
+
+    Args:
+        model: The model, in training mode.
+        loss: Called as loss(model, batch).
+        batches: One gradient is taken for each.
+        seed: The seed before each batch.
+
+    Returns:
+        "BATCH.NAME" -> the sampled numbers [n]; "norm.BATCH.NAME" -> the norm of all, [1].
+    """
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    found: dict[str, Tensor] = {}
+    with without_dropout(model), kept_gradients():
+        for i, batch in enumerate(batches):
+            model.zero_grad(set_to_none=True)
+            seed_everything(seed)
+            loss(model, batch).backward()
+            for name, p in model.named_parameters():
+                if p.grad is not None:
+                    found[f"{i}.{name}"] = _sample(p.grad)
+                    found[f"norm.{i}.{name}"] = p.grad.double().norm().reshape(1).cpu()
+    model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+    return found
+
+
+def reference_gradients(model: nn.Module, loss: Loss, batches: Sequence[Any], *, seed: int) -> dict[str, Tensor]:
+    """Return the gradients of a copy of the model in float64; see gradients_of."""
+    precise = copy.deepcopy(model).double().train()
+    return gradients_of(precise, loss, [in_float64(batch) for batch in batches], seed=seed)
+
+
+def in_float64(batch: Any) -> Any:
+    """Return a batch whose floating-point tensors are float64."""
+    return tree_map_only(Tensor, lambda x: x.double() if x.is_floating_point() else x, batch)
+
+
+def write(gradients: dict[str, Tensor], path: Path) -> None:
+    """Write gradients to a safetensors file."""
+    save_file(gradients, path)
+
+
+def read(path: Path) -> dict[str, Tensor]:
+    """Read what `write` wrote."""
+    return load_file(path)
+
+
+def judged(
+    found: dict[str, Tensor], original: dict[str, Tensor], reference: dict[str, Tensor], exactness: Exactness
+) -> GradientProof:
+    """Judge the gradients of a changed loop.
+
+    Args:
+        found: Its gradients.
+        original: Those of the original.
+        reference: Those in float64.
+        exactness: What its techniques promise.
+    """
+    if found.keys() != reference.keys():
+        missing = sorted(reference.keys() - found.keys()) or sorted(found.keys() - reference.keys())
+        name = missing[0].removeprefix("norm.").partition(".")[2]
+        return GradientProof(is_same=False, words=f"{name} has a gradient on one side only", parameter=name)
+    names = [name for name in reference if not name.startswith("norm.")]
+    counts = [name for name in names if _matters(name, reference)]
+    if not all(bool(torch.isfinite(found[name]).all()) for name in names):
+        worst = next(name for name in names if not bool(torch.isfinite(found[name]).all()))
+        name = _plain(worst)
+        return GradientProof(is_same=False, words=f"the gradient of {name} is not finite", parameter=name)
+    own = {name: _error(original[name], reference[name]) for name in counts}
+    errors = {name: _error(found[name], reference[name]) for name in counts}
+    if exactness is Exactness.EXACT:
+        return _judged_exact(errors, own)
+    return _judged_rounded(found, reference, counts, errors, own)
+
+
+def _judged_exact(errors: dict[str, float], own: dict[str, float]) -> GradientProof:
+    """Judge by the error of each parameter, beside the original's own."""
+    typical = sorted(own.values())[len(own) // 2] if own else 0.0
+    allowed = {name: max(_EXACT * own[name], _EXACT * typical, _LEAST_ERROR) for name in own}
+    worst = max(errors, key=lambda name: errors[name] / allowed[name], default="")
+    error, most = errors.get(worst, 0.0), max(own.values(), default=0.0)
+    is_same = all(errors[name] <= allowed[name] for name in errors)
+    name = _plain(worst)
+    told = f"relative error {error:.1e} against float64 in {name}; the original's own is {own.get(worst, 0.0):.1e}"
+    words = (
+        f"same gradients: {told}"
+        if is_same
+        else f"other gradients: {told}, and {allowed.get(worst, 0.0):.1e} is allowed"
+    )
+    return GradientProof(is_same=is_same, words=words, error=error, original_error=most, parameter=name)
+
+
+def _judged_rounded(
+    found: dict[str, Tensor],
+    reference: dict[str, Tensor],
+    names: Sequence[str],
+    errors: dict[str, float],
+    own: dict[str, float],
+) -> GradientProof:
+    """Judge by the direction and the length of each parameter's gradient."""
+    cosines = {name: _cosine(found[name], reference[name]) for name in names}
+    ratios = {name: float(found[f"norm.{name}"] / reference[f"norm.{name}"]) for name in names}
+    bent = min(cosines, key=lambda name: cosines[name], default="")
+    long = max(ratios, key=lambda name: abs(math.log(max(ratios[name], 1e-12))), default="")
+    cosine, ratio = cosines.get(bent, 1.0), ratios.get(long, 1.0)
+    is_bent, is_long = cosine < _LEAST_COSINE, abs(ratio - 1) > _MOST_NORM
+    told = f"cosine {cosine:.4f} at least ({_plain(bent)}), norms within {abs(ratio - 1):.1%} ({_plain(long)})"
+    words = f"{'other' if is_bent or is_long else 'same'} gradients, rounded: {told}"
+    return GradientProof(
+        is_same=not (is_bent or is_long),
+        words=words,
+        error=max(errors.values(), default=0.0),
+        original_error=max(own.values(), default=0.0),
+        cosine=cosine,
+        norm_ratio=ratio,
+        parameter=_plain(bent if is_bent else long),
+    )
+
+
+def are_kept() -> bool:
+    """Return whether a proof is being made, so that backward must leave gradients where they are."""
+    return _KEPT[0]
+
+
+@contextlib.contextmanager
+def kept_gradients() -> Iterator[None]:
+    """Have techniques that use gradients in backward leave them, and update nothing."""
+    _KEPT[0] = True
+    try:
+        yield
+    finally:
+        _KEPT[0] = False
+
+
+@contextlib.contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Let the model's dropout layers drop nothing: another dtype would draw other numbers."""
+    layers = [m for m in model.modules() if isinstance(m, nn.modules.dropout._DropoutNd)]
+    rates = [layer.p for layer in layers]
+    for layer in layers:
+        layer.p = 0.0
+    try:
+        yield
+    finally:
+        for layer, rate in zip(layers, rates, strict=True):
+            layer.p = rate
+
+
+def _sample(gradient: Tensor) -> Tensor:
+    """Return at most 65,536 numbers of a tensor, spread evenly, in float64 [n]."""
+    flat = gradient.detach().reshape(-1)
+    if len(flat) > _MOST_SAMPLED:
+        flat = flat[torch.linspace(0, len(flat) - 1, _MOST_SAMPLED, dtype=torch.float64).long().to(flat.device)]
+    return flat.double().cpu().clone()
+
+
+def _matters(name: str, reference: dict[str, Tensor]) -> bool:
+    """Return whether a gradient is more than the rounding of others, such as that of a bias before a batch norm."""
+    batch = name.partition(".")[0]
+    same = [key for key in reference if key.startswith(f"{batch}.")]
+    largest = max(float(reference[key].square().mean().sqrt()) for key in same)
+    return float(reference[name].square().mean().sqrt()) > _NEGLIGIBLE * largest
+
+
+def _error(found: Tensor, reference: Tensor) -> float:
+    return float((found - reference).norm() / reference.norm().clamp_min(1e-300))
+
+
+def _cosine(found: Tensor, reference: Tensor) -> float:
+    norms = float(found.norm() * reference.norm())
+    return float(found @ reference) / norms if norms else 0.0
+
+
+def _plain(name: str) -> str:
+    """Return a parameter's name without the batch before it."""
+    return name.partition(".")[2]

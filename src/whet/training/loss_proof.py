@@ -1,0 +1,112 @@
+"""Prove that a changed training run reaches the same held-out loss, from pairs of runs with one seed and one order.
+
+In a pair both runs see the same batches and draw the same numbers, so that most of what makes losses scatter falls out
+of the difference. The claim holds once the upper end of a one-sided interval of the mean relative loss of quality lies
+below what is allowed, and that of its extrapolation, since a gap that grows is no equal training. The interval is
+Student's t; looking after each pair is paid for by sharing the error among the looks (Bonferroni).
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+from scipy.special import stdtrit
+
+LEAST, MOST = 3, 8  # pairs
+LOOKS = (3, 4, 6, 8)  # numbers of pairs after which the claim is judged
+ERROR = 0.05  # of all looks together
+
+
+class LossPair(BaseModel):
+    """Hold the scores of two runs with one seed.
+
+    Attributes:
+        seed: The seed.
+        old: The original's score at the end.
+        new: The changed run's.
+        old_middle: The original's in the middle of the run.
+        new_middle: The changed run's.
+    """
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+
+    seed: int
+    old: float
+    new: float
+    old_middle: float
+    new_middle: float
+
+
+class LossProof(BaseModel):
+    """Hold what pairs of runs prove.
+
+    Attributes:
+        is_same: Whether the claim holds; None where the pairs do not tell.
+        drop: The mean relative loss of quality; negative is better.
+        most: The upper end of its one-sided interval.
+        grown: The upper end of the interval of the drop, extrapolated by as much as it grew in the second half.
+        allowed: The drop that is allowed.
+        pairs: The pairs.
+    """
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+
+    is_same: bool | None
+    drop: float
+    most: float
+    grown: float
+    allowed: float
+    pairs: tuple[LossPair, ...] = ()
+
+    @property
+    def words(self) -> str:
+        """Return the result in words."""
+        told = f"{self.drop:+.2%} over {len(self.pairs)} pairs, {self.most:+.2%} at most; {self.allowed:.2%} is allowed"
+        if self.is_same:
+            return f"same held-out loss: {told}"
+        if self.is_same is None:
+            return f"the held-out loss is open: {told}"
+        return f"worse held-out loss: {told}"
+
+
+def judge(pairs: Sequence[LossPair], *, allowed: float, higher_is_better: bool = False) -> LossProof:
+    """Judge pairs of runs.
+
+    Args:
+        pairs: The pairs so far.
+        allowed: The drop that is allowed, as a fraction of the original's score.
+        higher_is_better: Whether a higher score is a better one.
+    """
+    if not all(math.isfinite(value) for pair in pairs for value in (pair.new, pair.new_middle)):
+        return LossProof(
+            is_same=False, drop=math.inf, most=math.inf, grown=math.inf, allowed=allowed, pairs=tuple(pairs)
+        )
+    sign = -1.0 if higher_is_better else 1.0
+    drops = [sign * (pair.new - pair.old) / abs(pair.old) for pair in pairs]
+    middles = [sign * (pair.new_middle - pair.old_middle) / abs(pair.old_middle) for pair in pairs]
+    later = [2 * end - middle for end, middle in zip(drops, middles, strict=True)]
+    error = ERROR / len(LOOKS)
+    (_, most), (_, grown) = _interval(drops, error), _interval(later, error)
+    least, _ = _interval(drops, error)
+    is_same: bool | None = None
+    if len(pairs) >= LEAST:
+        is_same = True if max(most, grown) < allowed else False if least > allowed else None
+    return LossProof(
+        is_same=is_same, drop=statistics.fmean(drops), most=most, grown=grown, allowed=allowed, pairs=tuple(pairs)
+    )
+
+
+def is_over(proof: LossProof) -> bool:
+    """Return whether no further pair is needed. Only after certain numbers of pairs may that be decided."""
+    number = len(proof.pairs)
+    return number >= MOST or (number in LOOKS and proof.is_same is not None) or math.isinf(proof.drop)
+
+
+def _interval(values: Sequence[float], error: float) -> tuple[float, float]:
+    """Return the ends of one-sided intervals of the mean, below and above."""
+    if len(values) < 2:
+        return -math.inf, math.inf
+    mean, number = statistics.fmean(values), len(values)
+    width = float(stdtrit(number - 1, 1 - error)) * statistics.stdev(values) / math.sqrt(number)
+    return mean - width, mean + width

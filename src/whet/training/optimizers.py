@@ -1,0 +1,35 @@
+"""Put another optimiser in the place of a loop's own, so that schedules and the loop itself notice nothing else."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+OPTIMIZER = "optimizer"  # the group of techniques that choose the algorithm
+
+
+def is_adam(optimizer: Optimizer) -> bool:
+    """Return whether an optimiser is PyTorch's Adam or AdamW, with no other step of its own."""
+    return type(optimizer).__module__.startswith("torch.optim.adam")
+
+
+def replaced(
+    optimizer: Optimizer, make: Callable[[list[dict[str, Any]]], Optimizer], names: frozenset[str]
+) -> Optimizer:
+    """Return another optimiser for the same groups of parameters.
+
+    Its groups are the old optimiser's own dicts, with the new algorithm's settings added, so that a schedule made for
+    the old one changes the new one's learning rate. Nothing must have been stepped yet.
+
+    Args:
+        optimizer: The loop's own.
+        make: Makes the new one from groups of parameters.
+        names: The settings of a group that the new algorithm takes over.
+    """
+    groups = optimizer.param_groups
+    made = make([{"params": group["params"], **{n: group[n] for n in names if n in group}} for group in groups])
+    for mine, theirs in zip(groups, made.param_groups, strict=True):
+        mine.update(theirs)
+    made.param_groups = groups
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # a schedule that was made for it would warn at each step
+    return made

@@ -1,0 +1,43 @@
+"""Hold what a training loop works with, while techniques change it."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from whet.measure.clock import device_type_of
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Hold the model, the optimiser and the batches of a loop.
+
+    A technique returns new parts. It changes the model in place: the same object, with the same parameters under the
+    same names, so that whatever else holds the model or its parameters goes on working.
+
+    Attributes:
+        model: What the loop calls.
+        optimizer: What the loop steps.
+        batches: What the loop iterates over.
+        notes: What the techniques want to be said in the report.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    batches: Iterable[Any]
+    notes: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Return the model, the optimiser and the batches, as a loop unpacks them."""
+        return iter((self.model, self.optimizer, self.batches))
+
+    @property
+    def device_type(self) -> str:
+        """Return the kind of device that the model is on: "cpu" or "cuda"."""
+        return device_type_of(self.model.parameters())
+
+    def noting(self, *notes: str) -> "Parts":
+        """Return these parts with more notes."""
+        return replace(self, notes=self.notes + notes)

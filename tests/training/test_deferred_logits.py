@@ -1,0 +1,154 @@
+"""Deferred logits give PyTorch's own loss and gradients, and real logits for whatever else is done with them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from whet.training import chunked_cross_entropy
+from whet.training.chunked_cross_entropy import chunked_cross_entropy as chunked
+from whet.training.deferred_logits import DeferredLogits
+
+B, T, D, V = 2, 5, 6, 11
+
+
+def layer(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    shapes = ((B, T, D), (V, D), (V,))
+    x, weight, bias = (torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes)
+    return x, weight, bias
+
+
+def promise(x: Tensor, weight: Tensor, bias: Tensor | None) -> DeferredLogits:
+    return DeferredLogits(x, weight, bias, x.dtype, x.dtype)
+
+
+@given(
+    rows=st.integers(1, 40),
+    vocabulary=st.integers(1, 30),
+    chunk=st.integers(1, 17),
+    ignored=st.lists(st.integers(0, 39), max_size=20),
+    has_bias=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_chunks_give_the_loss_and_the_gradients_of_torch(
+    rows: int, vocabulary: int, chunk: int, ignored: list[int], has_bias: bool
+) -> None:
+    generator = torch.Generator().manual_seed(rows * 31 + vocabulary)
+    x, weight, bias = (
+        torch.randn(shape, generator=generator, dtype=torch.float64)
+        for shape in ((rows, D), (vocabulary, D), (vocabulary,))
+    )
+    target = torch.randint(0, vocabulary, (rows,), generator=generator)
+    target[[i for i in ignored if i < rows]] = -100
+    leaves = [x, weight, bias] if has_bias else [x, weight]
+    mine = [leaf.clone().requires_grad_() for leaf in leaves]
+    theirs = [leaf.clone().requires_grad_() for leaf in leaves]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunked_cross_entropy, "_CHUNK_BYTES", chunk * vocabulary * 8)
+        found = chunked(*mine[:2], mine[2] if has_bias else None, target, ignore_index=-100, dtype=torch.float64)
+    expected = F.cross_entropy(F.linear(*theirs), target, reduction="sum")
+    torch.testing.assert_close(found, expected)
+    (3 * found).backward()
+    (3 * expected).backward()
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_gradients_by_finite_differences() -> None:
+    x, weight, bias = layer()
+    target = torch.tensor([0, 3, -100, 10, 7, 7, 2, 1, -100, 5])
+
+    def total(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return chunked(x.reshape(-1, D), weight, bias, target, ignore_index=-100, dtype=torch.float64)
+
+    assert torch.autograd.gradcheck(total, (x, weight, bias))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda logits: logits.flatten(0, 1),
+        lambda logits: logits.view(-1, V),
+        lambda logits: logits.reshape(B * T, -1),
+        lambda logits: logits.float().contiguous().view(-1, logits.size(-1)),
+        lambda logits: logits.to(torch.float32).flatten(0, 1),
+    ],
+)
+def test_loops_reach_the_loss_without_the_logits(
+    shape: Callable[[Tensor], Tensor], reduction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight, bias = layer(torch.float32)
+    target = torch.randint(0, V, (B * T,), generator=torch.Generator().manual_seed(0))
+    expected = F.cross_entropy(shape(F.linear(x, weight, bias)), target, reduction=reduction)
+    monkeypatch.setattr(DeferredLogits, "computed", lambda self: pytest.fail("the logits were computed"))
+    found = F.cross_entropy(shape(promise(x, weight, bias)), target, reduction=reduction)
+    torch.testing.assert_close(found, expected)
+
+
+def test_shifted_logits_as_of_transformers() -> None:
+    x, weight, _ = layer(torch.float32)
+    labels = torch.randint(0, V, (B, T))
+    for index in ((..., slice(None, -1), slice(None)), (slice(None), slice(None, -1)), (slice(None), slice(1, None))):
+        mine = promise(x, weight, None)[index]
+        assert isinstance(mine, DeferredLogits)
+        theirs = F.linear(x, weight)[index]
+        assert mine.shape == theirs.shape
+        found = F.cross_entropy(mine.view(-1, V), labels[:, 1:].reshape(-1))
+        torch.testing.assert_close(found, F.cross_entropy(theirs.reshape(-1, V), labels[:, 1:].reshape(-1)))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda logits: logits.argmax(-1),
+        lambda logits: logits * 2,
+        lambda logits: 2 + logits,
+        lambda logits: logits.softmax(-1),
+        lambda logits: torch.cat([logits, logits]),
+        lambda logits: logits[..., 0],
+        lambda logits: logits[:, torch.tensor([1, 0])],
+        lambda logits: logits.transpose(0, 1),
+        lambda logits: F.cross_entropy(logits.flatten(0, 1), torch.zeros(B * T, dtype=torch.long), label_smoothing=0.1),
+        lambda logits: F.cross_entropy(logits.transpose(1, 2), torch.zeros(B, T, dtype=torch.long)),
+        lambda logits: F.cross_entropy(logits.flatten(0, 1), torch.full((B * T, V), 1 / V, dtype=torch.float64)),
+    ],
+)
+def test_whatever_else_is_done_sees_real_logits(use: Callable[[Tensor], Tensor]) -> None:
+    x, weight, bias = layer()
+    expected, found = use(F.linear(x, weight, bias)), use(promise(x, weight, bias))
+    assert not isinstance(found, DeferredLogits)
+    torch.testing.assert_close(found, expected)
+    if found.is_floating_point():
+        mine, theirs = (
+            torch.autograd.grad(one.sum(), (x, weight, bias), allow_unused=True) for one in (found, expected)
+        )
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_the_facts_of_a_promise_need_no_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, bias = layer(torch.float32)
+    monkeypatch.setattr(DeferredLogits, "computed", lambda self: pytest.fail("the logits were computed"))
+    logits = promise(x, weight, bias)
+    facts: list[Any] = [logits.shape, logits.size(-1), logits.dim(), logits.dtype, logits.device, logits.numel()]
+    assert facts == [(B, T, V), V, 3, torch.float32, torch.device("cpu"), B * T * V]
+    assert "DeferredLogits" in repr(logits)
+
+
+def test_the_loss_of_rounded_logits_is_float32() -> None:
+    """bfloat16's own cross-entropy would round a loss of 10.07 to 10.06 or 10.12."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(64, 32), torch.randn(2000, 32) / 4
+    target = torch.randint(0, 2000, (64,))
+    logits = DeferredLogits(x, weight, None, torch.float32, torch.bfloat16)
+    found = F.cross_entropy(logits, target)
+    assert found.dtype is torch.float32
+    rounded = (x.bfloat16() @ weight.bfloat16().T).float()
+    torch.testing.assert_close(found, F.cross_entropy(rounded, target), rtol=1e-5, atol=1e-5)

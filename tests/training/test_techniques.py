@@ -1,0 +1,200 @@
+"""The contract of every technique for training: it applies, trains the same, and survives a recipe."""
+
+import copy
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_training import TinyLM, TinyNet, image_workload, tiny_workload, trainer_with
+from torch import nn
+
+import whet
+from whet.errors import RecipeError
+from whet.machine import describe
+from whet.recipe import Recipe, Step
+from whet.technique import Applies, NotApplicable
+from whet.techniques.training import TRAINING_TABLE
+from whet.training import gradients
+from whet.training.parts import Parts
+from whet.training.step_profile import StepProfile, kind_of, profile_steps
+from whet.training.technique import Exactness
+from whet.training.updates import prove_updates
+from whet.workload import TrainingWorkload
+from whet.workload.training import Trainer
+
+STEPS = 20
+ON_IMAGES = {"channels_last"}
+BY_HAND = {"threads"}  # applies on machines with several cores only; its own test is below
+COMPILES = {"compile", "adamw_8bit"}
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] if name == "adamw_8bit" else [])
+    for name in TRAINING_TABLE
+    if name not in BY_HAND
+]
+
+
+def workload_for(name: str, **changes: Any) -> TrainingWorkload:
+    if name == "optimizer_in_backward":
+        changes = {"clip_norm": None, **changes}  # it needs each gradient by itself
+    return image_workload(**changes) if name in ON_IMAGES else tiny_workload(**changes)
+
+
+def parts_of(workload: TrainingWorkload) -> Parts:
+    return Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_contract(name: str, tmp_path: Path) -> None:
+    """A technique applies, predicts, proves itself over 20 steps, and comes back from a recipe on disk."""
+    technique = TRAINING_TABLE[name]
+    options = technique.options()
+    verdict = technique.check(parts_of(workload_for(name)), describe(), options)
+    if isinstance(verdict, NotApplicable) and name == "autocast":
+        pytest.skip(verdict.reason)  # a processor without bfloat16
+    assert isinstance(verdict, Applies)
+    assert verdict.detail
+    assert set(technique.space) == set(vars(options))
+
+    recipe = Recipe(steps=(Step(technique=name),), kind="training")
+    recipe.write(tmp_path / "recipe.toml")
+    workload, original = workload_for(name), workload_for(name)
+    trainer = trainer_with(workload, *Recipe.read(tmp_path / "recipe.toml"))
+    if technique.exactness is not Exactness.OTHER:
+        batches = list(original.batches)[:2]
+        original.model.train()
+        own = gradients.gradients_of(original.model, original.loss, batches, seed=0)
+        reference = gradients.reference_gradients(original.model, original.loss, batches, seed=0)
+        found = gradients.gradients_of(trainer.model, workload.loss, batches, seed=0)
+        proof = gradients.judged(found, own, reference, technique.exactness)
+        assert proof.is_same, proof.words
+        updates = prove_updates(workload, trainer)
+        assert updates.is_same is True, updates.words
+    while len(trainer.losses) < STEPS:
+        trainer.step()
+    plain = Trainer(original)
+    for _ in range(STEPS):
+        plain.step()
+    mine, theirs = torch.stack(trainer.losses), torch.stack(plain.losses)
+    tolerance = {Exactness.EXACT: 1e-4, Exactness.ROUNDED: 1e-2, Exactness.OTHER: 5e-2}[technique.exactness]
+    torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINING_TABLE if name not in COMPILES | BY_HAND])
+def test_what_comes_back_behaves_as_what_went_in(name: str, tmp_path: Path) -> None:
+    workload = workload_for(name)
+    model, optimizer = workload.model, workload.optimizer(workload.model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+    kind = TinyNet if name in ON_IMAGES else TinyLM
+    before = {parameter: id(p) for parameter, p in model.named_parameters()}
+    saved = copy.deepcopy(model.state_dict())
+    Recipe(steps=(Step(technique=name),), kind="training").write(tmp_path / "recipe.toml")
+    if name == "autocast" and not describe().computes_bfloat16("cpu"):
+        pytest.skip("this processor does not multiply bfloat16")
+    prepared, new_optimizer, loader = whet.prepare(model, optimizer, workload.batches, recipe=tmp_path)
+    assert prepared is model
+    assert isinstance(model, kind)
+    assert type(model).__name__ == kind.__name__
+    assert {parameter: id(p) for parameter, p in model.named_parameters()} == before
+    assert model.state_dict().keys() == saved.keys()
+    assert loader is workload.batches
+    for batch in workload.batches:
+        new_optimizer.zero_grad()
+        workload.loss(model, batch).backward()
+        new_optimizer.step()
+        schedule.step()
+    assert [float(group["lr"]) for group in new_optimizer.param_groups] == pytest.approx([1e-3 / 5])
+    assert any(not torch.equal(value, saved[key]) for key, value in model.state_dict().items())
+    model.load_state_dict(saved)  # a checkpoint of before
+    fresh = kind()
+    fresh.load_state_dict(model.state_dict())  # and the other way round
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.zero_()
+    assert any(bool(p.any()) for p in model.parameters()), "a copy has parameters of its own"
+    assert model.eval() is model
+    assert not model.training
+    file = io.BytesIO()
+    pickle.dump(model, file)
+    file.seek(0)
+    assert type(pickle.load(file)) is kind
+
+
+def test_recipes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    workload = tiny_workload()
+    parts = parts_of(workload)
+    with pytest.raises(RecipeError, match="for calls of a model"):
+        whet.prepare(*parts, recipe=Recipe(steps=(Step(technique="bf16"),)))
+    with pytest.raises(RecipeError, match="no technique 'bf16'"):
+        whet.prepare(*parts, recipe=Recipe(kind="training", steps=(Step(technique="bf16"),)))
+    with pytest.raises(RecipeError, match="channels_last does not apply here: the model has no convolutions"):
+        whet.prepare(*parts, recipe=Recipe(kind="training", steps=(Step(technique="channels_last"),)))
+    with pytest.raises(RecipeError, match="its options are: every"):
+        step = Step(technique="checkpointing", options={"often": 2})
+        whet.prepare(*parts, recipe=Recipe(kind="training", steps=(step,)))
+    assert type(workload.model) is TinyLM, "nothing was changed"
+
+
+def test_threads_are_set_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    technique = TRAINING_TABLE["threads"]
+    seen: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", seen.append)
+    parts = parts_of(tiny_workload())
+    now = torch.get_num_threads()
+    assert isinstance(technique.check(parts, describe(), technique.options(num_threads=now)), NotApplicable)
+    assert isinstance(technique.check(parts, describe(), technique.options(num_threads=10**6)), NotApplicable)
+    technique.apply(parts, technique.options(num_threads=1))
+    assert seen == [1]
+
+
+def test_the_profile_of_a_step_adds_up() -> None:
+    trainer = Trainer(tiny_workload())
+    trainer.step()
+    profile = profile_steps(trainer)
+    parts = (profile.products_s, profile.attention_s, profile.loss_s, profile.other_s)
+    assert sum(parts) + profile.data_s + profile.optimizer_s == pytest.approx(profile.total_s, rel=1e-6)
+    assert profile.flops > 6 * 4 * 16 * (24 * 1100)  # forward and backward of the last layer alone
+    assert profile.num_parameters == sum(p.numel() for p in trainer.model.parameters())
+    assert profile.bound(loss_s=0.0) == pytest.approx(profile.total_s / (profile.total_s - profile.loss_s))
+    assert StepProfile.model_validate_json(profile.model_dump_json()) == profile
+
+
+@pytest.mark.parametrize(
+    ("operator", "kind"),
+    [
+        ("aten::mm", "products_s"),
+        ("aten::addmm", "products_s"),
+        ("aten::mkldnn_convolution", "products_s"),
+        ("aten::convolution_backward", "products_s"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "attention_s"),
+        ("aten::_log_softmax_backward_data", "loss_s"),
+        ("aten::nll_loss_forward", "loss_s"),
+        ("aten::mul", "other_s"),
+        ("aten::mmul_like", "other_s"),
+        ("aten::copy_", "other_s"),
+    ],
+)
+def test_kinds_of_operators(operator: str, kind: str) -> None:
+    assert kind_of(operator) == kind
+
+
+def test_every_technique_has_a_whole_card() -> None:
+    for technique in TRAINING_TABLE.values():
+        assert technique.card is not None
+        for heading in ("What  ", "When it helps", "When it hurts", "Numerics", "Composes", "Source"):
+            assert heading in technique.card, (technique.name, heading)
+
+
+def test_blocks_and_head() -> None:
+    from whet.training.blocks import head_of, repeated_blocks
+
+    model = TinyLM()
+    assert repeated_blocks(model) == list(model.blocks)
+    assert head_of(model) is model.head
+    assert repeated_blocks(TinyNet()) == []
+    assert head_of(TinyNet()) is None
+    nested = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    assert len(repeated_blocks(nested)) == 2

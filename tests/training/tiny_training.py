@@ -1,0 +1,112 @@
+"""Small training runs for tests: a classifier over a vocabulary, and a network of convolutions."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whet.recipe import Step
+from whet.techniques.training import TRAINING_TABLE
+from whet.training.applied import applied
+from whet.training.parts import Parts
+from whet.workload import TrainingWorkload
+from whet.workload.training import Trainer
+
+VOCAB, WIDTH = 1100, 24
+
+
+class Block(nn.Module):
+    """Add a gated MLP to its input."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.gate, self.down = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        out: Tensor = x + self.dropout(self.down(F.silu(self.gate(y)) * self.up(y)))
+        return out
+
+
+class TinyLM(nn.Module):
+    """Predict a token from the one before: [B, T] -> [B, T, 1100]."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCAB, WIDTH)
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(3))
+        self.head = nn.Linear(WIDTH, VOCAB)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
+    return F.cross_entropy(model(batch[:, :-1]).float().flatten(0, 1), batch[:, 1:].flatten())
+
+
+def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
+    return torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1)
+
+
+def tiny_workload(**changes: Any) -> TrainingWorkload:
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    fields: dict[str, Any] = {
+        "model": TinyLM(),
+        "loss": loss_of,
+        "optimizer": adamw,
+        "batches": [torch.randint(0, VOCAB, (4, 17), generator=generator) for _ in range(4)],
+        "clip_norm": 1.0,
+        **changes,
+    }
+    return TrainingWorkload(**fields)
+
+
+class TinyNet(nn.Module):
+    """Name one of ten classes of an image [B, 3, 8, 8]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.last = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.second(F.relu(self.norm(self.first(x)))))
+        logits: Tensor = self.last(y.mean((2, 3)))
+        return logits
+
+
+def image_workload(**changes: Any) -> TrainingWorkload:
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    batches = [
+        (torch.randn(4, 3, 8, 8, generator=generator), torch.randint(0, 10, (4,), generator=generator))
+        for _ in range(4)
+    ]
+    fields: dict[str, Any] = {
+        "model": TinyNet(),
+        "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+        "optimizer": adamw,
+        "batches": batches,
+        **changes,
+    }
+    return TrainingWorkload(**fields)
+
+
+def trainer_with(workload: TrainingWorkload, *steps: Step) -> Trainer:
+    return Trainer(workload, change=lambda m, o, b: applied(Parts(m, o, b), steps, TRAINING_TABLE))
+
+
+def changed_trainer(workload: TrainingWorkload, change: Callable[[Parts], Parts]) -> Trainer:
+    return Trainer(workload, change=lambda m, o, b: change(Parts(m, o, b)))
