@@ -3,7 +3,8 @@
 WhetError                     exit code 2
 ├── TargetError               the target cannot be found or used
 │   ├── InputsError           the inputs do not fit the model
-│   └── ModelError            the model raises, hangs, returns NaN or is not deterministic
+│   ├── ModelError            the model raises, hangs, returns NaN or is not deterministic
+│   └── TrainingTarget        the target is a training run, where a model to call is wanted
 ├── OptionError               an option's value is out of its range
 ├── OperatorError             a custom operator does not do what its reference does
 ├── MissingExtra              an optional package is not installed
@@ -40,6 +41,10 @@ class InputsError(TargetError):
 
 class ModelError(TargetError):
     """The model raises an error, hangs, returns NaN or is not deterministic."""
+
+
+class TrainingTarget(TargetError):
+    """The target is a training run, where a model to call is wanted."""
 
 
 class OptionError(WhetError):

@@ -13,7 +13,8 @@ import pytest
 from whet.cli import COMMANDS, completion_table
 from whet.cli.completion import join_at_colons, techniques
 from whet.techniques import TABLE
-from whet.workloads import BUILTIN
+from whet.techniques.training import TRAINING_TABLE
+from whet.workloads import BUILTIN, BUILTIN_TRAINING
 
 WHET = [sys.executable, "-P", "-m", "whet"]
 
@@ -49,7 +50,7 @@ SHELLS = pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_commands_options_and_values(shell: str) -> None:
     assert asked(shell, "") == list(COMMANDS)
     assert asked(shell, "bench-") == ["bench-serve"]
-    assert asked(shell, "tune", "--max") == ["--max-drop", "--max-memory"]
+    assert asked(shell, "tune", "--max") == ["--max-drop", "--max-slowdown", "--max-memory"]
     assert asked(shell, "tune", "--on-busy", "") == ["wait", "inconclusive", "go-on"]
     assert asked(shell, "audit", "--output-format", "s") == ["sarif"]
     assert asked(shell, "serve", "docs-gpt", "--weights", "int") == ["int8", "int4"]
@@ -57,7 +58,7 @@ def test_commands_options_and_values(shell: str) -> None:
 
 @SHELLS
 def test_targets(shell: str) -> None:
-    assert asked(shell, "tune", "digits-cnn", "") == [*BUILTIN, "hf:", "mine.py:", "models/"]
+    assert asked(shell, "tune", "digits-cnn", "") == [*BUILTIN, *BUILTIN_TRAINING, "hf:", "mine.py:", "models/"]
     assert asked(shell, "bench", "m") == ["mine.py:", "models/"]
     assert asked(shell, "serve", "docs-gpt", "--draft", "models/") == ["models/small/"]
     if shell != "bash":  # bash splits words at colons
@@ -104,7 +105,7 @@ def test_the_file_says_what_the_commands_declare() -> None:
 
 
 def test_every_technique_is_completed() -> None:
-    assert set(techniques("")) == set(TABLE)
+    assert set(techniques("")) == {*TABLE, *TRAINING_TABLE}
 
 
 @pytest.mark.parametrize("words", ["tune ", "tune --", "serve --weights ", "tune a --exclude "])

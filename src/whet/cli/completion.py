@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from whet.cli import COMMANDS
-from whet.workloads import BUILTIN
+from whet.workloads import BUILTIN, BUILTIN_TRAINING
 
 VARIABLE = "_WHET_COMPLETE"  # environment variable: what the shell asks for
 _TABLE = Path(__file__).with_name("completion.json")
@@ -75,7 +75,7 @@ def targets(incomplete: str) -> Iterator[str]:
     if colon:
         yield from (f"{file}:{name}" for name in _functions(Path(file)))
         return
-    yield from BUILTIN
+    yield from (*BUILTIN, *BUILTIN_TRAINING)
     yield "hf:"
     yield from (path if path.endswith("/") else f"{path}:" for path in _paths(incomplete, suffix=".py"))
 

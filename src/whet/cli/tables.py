@@ -15,13 +15,13 @@ from whet.tuner.headline import headline
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant, Result
 
-_VERDICTS = {
+VERDICTS = {
     "pass": ("PASS", "green"),
     "fail": ("FAIL", "red"),
     "inconclusive": ("INCONCLUSIVE", "yellow"),
     "screened": ("screening", "dim"),
 }
-_HEADLINES = {
+HEADLINES = {
     "gain": ("GAIN", "bold green"),
     "no-gain": ("NO GAIN", "bold"),
     "failed": ("FAILED", "bold red"),
@@ -62,7 +62,7 @@ def show_result(console: Console, result: Result) -> None:
 
 def _show_headline(console: Console, result: Result) -> None:
     """Print the verdict in words, what is sure about it, and then the details."""
-    word, style = _HEADLINES[result.verdict]
+    word, style = HEADLINES[result.verdict]
     if result.verdict == "gain" and result.best.change is not None and not result.best.change.is_shown:
         style = "bold yellow"
     said = headline(result)
@@ -82,7 +82,7 @@ def show_trial(console: Console, record: TrialRecord) -> None:
     line.append(f"{figures.duration(record.latency_ms):>9}")
     line.append(f"{'drop ' + figures.percent(record.drop) if record.drop is not None else figures.DASH:>13}", "dim")
     line.append("  ")
-    names, options = _names(record.steps), _options(record.steps)
+    names, options = names_of(record.steps), _options(record.steps)
     line.append(names)
     reason = figures.one_line(record.reason).removeprefix(f"{names}: ")
     if record.busy:
@@ -100,7 +100,7 @@ def show_trial(console: Console, record: TrialRecord) -> None:
 
 def _cells(result: Result, point: MeasuredVariant) -> list[Text]:
     baseline = result.baseline
-    name = Text(_names(point.steps))
+    name = Text(names_of(point.steps))
     if point.steps and figures.is_compile_only(result, point):
         name = Text("torch.compile alone")
     if point.label == result.best.label:
@@ -111,7 +111,7 @@ def _cells(result: Result, point: MeasuredVariant) -> list[Text]:
     speedup = Text(figures.ratio(point.speedup) if is_shown else figures.DASH)
     if is_shown and figures.interval(point.speedup_ci95) != figures.DASH:
         speedup.append(f"\n{figures.interval(point.speedup_ci95)}", "dim")
-    word, style = _VERDICTS.get(point.verdict, (figures.DASH, ""))
+    word, style = VERDICTS.get(point.verdict, (figures.DASH, ""))
     cosine = point.agreement.cosine if point.agreement else None
     latency = Text(figures.duration(point.latency_ms, like=baseline.latency_ms))
     score = Text(figures.score(point.quality) if figures.has_metric(result) else figures.cosine(cosine))
@@ -145,7 +145,8 @@ def _show_places(console: Console, result: Result) -> None:
         console.print(Text.assemble(("model   ", "dim"), figures.one_line(result.unsaved)), overflow="fold")
 
 
-def _names(steps: Sequence[Step]) -> str:
+def names_of(steps: Sequence[Step]) -> str:
+    """Return the techniques of a recipe in words, without their options."""
     return figures.one_line(" + ".join(step.technique for step in steps)) or "original"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlencode
 
 import typer
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whet.auditor.report import count
-from whet.cli import tables
+from whet.cli import tables, training_tables
 from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, show_waiting
 from whet.cli.units import fraction, num_bytes, seconds
 from whet.errors import OptionError
@@ -22,10 +23,12 @@ from whet.measure.quiet import OnBusy
 from whet.tuner.command import command_line
 from whet.tuner.facts import TargetFacts
 from whet.tuner.figures import one_line
+from whet.tuner.goal import MAX_SLOWDOWN
+from whet.tuner.listener import Listener
 from whet.tuner.outlook import Outlook, going_on
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import Objective, Result
-from whet.tuner.tuning import Listener
+from whet.tuner.training.facts import TrainingFacts
 from whet.tuner.tuning import tune as run_tune
 from whet.tuner.verdict import out_of_reach
 
@@ -37,15 +40,27 @@ _Targets = Annotated[
     list[str],
     typer.Argument(
         metavar="TARGET...",
-        help="the targets: digits-cnn, docs-encoder, docs-gpt, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION",
+        help="the targets: a built-in name such as digits-cnn or docs-gpt-training, hf:DIR, FILE.py:FUNCTION or "
+        "package.module:FUNCTION",
     ),
+]
+_Train = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="a text file to train hf:DIR on: tune its training, not its calls")
 ]
 _Objective = Annotated[
     Objective, typer.Option(metavar="GOAL", help="what to improve: latency, throughput, memory or size")
 ]
 _MaxDrop = Annotated[
-    str,
-    typer.Option(metavar="NUMBER", help="how much quality may be lost, as a fraction of the original's: 0.01 or 1%"),
+    str | None,
+    typer.Option(
+        metavar="NUMBER",
+        help="how much quality may be lost, as a fraction of the original's: 0.01 or 1%",
+        show_default="1%; 0.25% of a training's held-out loss",
+    ),
+]
+_MaxSlowdown = Annotated[
+    float,
+    typer.Option(metavar="NUMBER", help="for the memory of a training: how many times as long a step may take"),
 ]
 _MaxMemory = Annotated[
     str | None, typer.Option(metavar="SIZE", help="the most resident memory that the process may take, as 800MB")
@@ -70,8 +85,10 @@ _AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as 
 
 def tune(
     targets: _Targets,
+    train: _Train = None,
     objective: _Objective = "latency",
-    max_drop: _MaxDrop = "0.01",
+    max_drop: _MaxDrop = None,
+    max_slowdown: _MaxSlowdown = MAX_SLOWDOWN,
     max_memory: _MaxMemory = None,
     budget: _Budget = "5m",
     out: _Out = None,
@@ -82,7 +99,7 @@ def tune(
     busy_wait: BusyWaitOption = "2m",
     as_json: _AsJson = False,
 ) -> None:
-    """Find the fastest recipe for a model on this machine, and prove it.
+    """Find the fastest recipe for a model or a training run on this machine, and prove it.
 
     The exit code is 0 with a verdict, 3 if the machine was too busy, or the budget too short, for one,
     and 1 if nothing could be measured.
@@ -90,7 +107,8 @@ def tune(
     console = Console(stderr=as_json)
     options: dict[str, Any] = {
         "objective": objective,
-        "max_drop": _max_drop(max_drop),
+        "max_drop": None if max_drop is None else _max_drop(max_drop),
+        "max_slowdown": max_slowdown,
         "max_memory_bytes": num_bytes("--max-memory", max_memory) if max_memory is not None else None,
         "budget_s": seconds("--budget", budget),
         "storage": storage,
@@ -99,12 +117,15 @@ def tune(
     wait_s = seconds("--busy-wait", busy_wait)
     OnBusy.checked(on_busy)
     verdicts = set()
-    for target in targets:
+    for target in [_on_text(target, train) for target in targets]:
         directory = _directory(target, out, alone=len(targets) == 1, resume=resume)
         again = partial(command_line, target, on_busy=on_busy, busy_wait_s=wait_s, as_json=as_json, resume=True)
         busy = {"on_busy": on_busy, "busy_wait_s": wait_s}
         result = _tuned(console, target, options, again, out=directory, resume=resume, **busy)
-        tables.show_result(console, result)
+        if result.kind == "training":
+            training_tables.show_result(console, result)
+        else:
+            tables.show_result(console, result)
         _show_rest(console, result, options, again)
         if as_json:
             print(json.dumps(result.summary()))
@@ -154,6 +175,19 @@ def _show_rest(console: Console, result: Result, options: dict[str, Any], again:
     command = again(**{**options, "budget_s": budget_s}, out=Path(result.out))
     line = going_on(num_untried, command, was_busy=bool(result.busy))
     console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _on_text(target: str, file: Path | None) -> str:
+    """Return the target with the file to train on among its options.
+
+    Raises:
+        OptionError: The target is no Hugging Face directory.
+    """
+    if file is None:
+        return target
+    if not target.startswith("hf:"):
+        raise OptionError(f"--train goes with hf:DIR; {target} is no such target")
+    return f"{target}{'&' if '?' in target else '?'}{urlencode({'train': str(file)}, safe='/')}"
 
 
 def _max_drop(text: str) -> float:
@@ -221,6 +255,14 @@ class _Live(Listener):
         if facts.score is not None:
             self._console.print(f"{one_line(facts.quality_name)} of the original: {facts.score:.4g}", markup=False)
         self._advance("searching")
+
+    def looked_at_training(self, facts: TrainingFacts) -> None:
+        self._console.print(facts.diagnosis.sentence, markup=False)
+        self._console.print(training_tables.memory_line(facts.memory), markup=False, highlight=False)
+        self._advance("searching")
+
+    def proved(self, num_pairs: int) -> None:
+        self._advance(f"held-out loss, {count(num_pairs, 'pair')} of runs")
 
     def planned(self, outlook: Outlook) -> None:
         self._console.print(outlook.sentence, markup=False, highlight=False)

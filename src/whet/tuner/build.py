@@ -1,13 +1,14 @@
 """Build a candidate from a recipe: apply its techniques in the order of their stages, and name refused ones."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from whet.artefact import program
 from whet.errors import RecipeError
 from whet.machine import Machine
 from whet.recipe import Step
-from whet.technique import Candidate, NotApplicable, Technique
+from whet.technique import AnyTechnique, Candidate, NotApplicable, Technique, named
+from whet.technique import options_of as technique_options
 from whet.techniques import TABLE
 from whet.workload import ExaminedWorkload
 
@@ -19,11 +20,7 @@ def options_of(step: Step) -> Any:
         RecipeError: There is no such technique or option.
     """
     technique = technique_of(step)
-    try:
-        return technique.options(**step.options)
-    except TypeError as error:
-        known = ", ".join(technique.space) or "none"
-        raise RecipeError(f"{step.technique} does not take {dict(step.options)}; its options are: {known}") from error
+    return technique_options(step, technique.options, technique.space)
 
 
 def technique_of(step: Step) -> Technique:
@@ -32,12 +29,10 @@ def technique_of(step: Step) -> Technique:
     Raises:
         RecipeError: There is no such technique.
     """
-    if step.technique not in TABLE:
-        raise RecipeError(f"there is no technique {step.technique!r}; there are: {', '.join(TABLE)}")
-    return TABLE[step.technique]
+    return named(step, TABLE)
 
 
-def in_order(steps: Sequence[Step]) -> list[Step]:
+def in_order(steps: Sequence[Step], table: Mapping[str, AnyTechnique] = TABLE) -> list[Step]:
     """Return steps in the order of their stages, and of the table of techniques within a stage.
 
     Raises:
@@ -45,11 +40,11 @@ def in_order(steps: Sequence[Step]) -> list[Step]:
     """
     claimed: dict[str, str] = {}
     for step in steps:
-        for group in technique_of(step).groups:
+        for group in named(step, table).groups:
             if group in claimed:
                 raise RecipeError(f"{claimed[group]} and {step.technique} exclude each other: both choose the {group}")
             claimed[group] = step.technique
-    return sorted(steps, key=lambda step: technique_of(step).place)
+    return sorted(steps, key=lambda step: named(step, table).place)
 
 
 def refusals(steps: Sequence[Step], examined: ExaminedWorkload, machine: Machine) -> list[tuple[Step, str]]:

@@ -8,7 +8,7 @@ from sqlalchemy import make_url
 from sqlalchemy.exc import ArgumentError
 
 from whet.measure.quiet import WAIT_S, OnBusy
-from whet.tuner.goal import Goal
+from whet.tuner.goal import MAX_SLOWDOWN, Goal
 
 BUDGET_S = 300.0  # of `whet tune` without --budget
 
@@ -17,7 +17,8 @@ def command_line(
     target: str,
     *,
     objective: str,
-    max_drop: float,
+    max_drop: float | None,
+    max_slowdown: float = MAX_SLOWDOWN,
     max_memory_bytes: int | None,
     budget_s: float,
     storage: str | None,
@@ -32,8 +33,10 @@ def command_line(
     words = ["whet", "tune", target]
     if objective != Goal.objective:
         words += ["--objective", objective]
-    if max_drop != Goal.max_drop:
+    if max_drop not in (None, Goal.max_drop):
         words += ["--max-drop", str(max_drop)]
+    if max_slowdown != MAX_SLOWDOWN:
+        words += ["--max-slowdown", f"{max_slowdown:g}"]
     if budget_s != BUDGET_S:
         words += ["--budget", f"{budget_s:.12g}s"]
     if max_memory_bytes is not None:

@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from whet.errors import OptionError
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import Objective
+
+MAX_DROP = 0.01
+MAX_DROP_TRAINING = 0.0025  # of the held-out loss: what fp8 may cost beside bf16 in DeepSeek-V3 (arXiv:2412.19437)
+MAX_SLOWDOWN = 1.3
 
 
 @dataclass(frozen=True)
@@ -17,14 +21,25 @@ class Goal:
         objective: "latency", "throughput", "memory" or "size".
         max_drop: The allowed drop in quality, as a fraction of the original's.
         max_memory_bytes: The allowed peak memory of the process; None for any.
+        max_slowdown: For memory in training: how many times the original's time a step may take.
+        is_default_drop: Whether the user left the allowed drop to whet.
     """
 
     objective: Objective = "latency"
-    max_drop: float = 0.01
+    max_drop: float = MAX_DROP
     max_memory_bytes: int | None = None
+    max_slowdown: float = MAX_SLOWDOWN
+    is_default_drop: bool = False
 
     @classmethod
-    def checked(cls, objective: str, max_drop: float, max_memory_bytes: int | None, budget_s: float) -> "Goal":
+    def checked(
+        cls,
+        objective: str,
+        max_drop: float | None,
+        max_memory_bytes: int | None,
+        budget_s: float,
+        max_slowdown: float = MAX_SLOWDOWN,
+    ) -> "Goal":
         """Return a goal.
 
         Raises:
@@ -32,13 +47,28 @@ class Goal:
         """
         if objective not in ("latency", "throughput", "memory", "size"):
             raise OptionError(f"objective must be latency, throughput, memory or size, not {objective!r}")
+        if not 1 <= max_slowdown < math.inf:
+            raise OptionError(f"max_slowdown must be 1 or more: 1.3 allows 30 % more time; got {max_slowdown}")
+        is_default = max_drop is None
+        max_drop = MAX_DROP if max_drop is None else max_drop
         if not 0 <= max_drop < 1:
             raise OptionError(f"max_drop must lie in [0, 1): 0.01 allows one percent; got {max_drop}")
         if max_memory_bytes is not None and max_memory_bytes <= 0:
             raise OptionError("max_memory must be more than 0 bytes")
         if budget_s <= 0:
             raise OptionError("the budget must be more than 0 seconds")
-        return cls(objective, max_drop, max_memory_bytes)  # type: ignore[arg-type]
+        return cls(objective, max_drop, max_memory_bytes, max_slowdown, is_default)  # type: ignore[arg-type]
+
+    def for_training(self) -> "Goal":
+        """Return the goal for a training run, whose objectives are throughput and memory.
+
+        Raises:
+            OptionError: The objective is another one.
+        """
+        if self.objective == "size":
+            raise OptionError("a training has no size to improve: objective must be throughput or memory")
+        objective: Objective = "throughput" if self.asks_for_speed else self.objective
+        return replace(self, objective=objective, max_drop=MAX_DROP_TRAINING if self.is_default_drop else self.max_drop)
 
     @property
     def asks_for_speed(self) -> bool:

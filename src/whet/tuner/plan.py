@@ -12,14 +12,9 @@ from collections.abc import Iterator, Sequence
 
 from whet.recipe import Recipe, Step
 from whet.technique import PRECISION
-from whet.techniques import TABLE
-from whet.tuner.build import in_order
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.records import TrialRecord
 from whet.tuner.space import Space
-
-COMPILE_ONLY = Recipe(steps=(Step(technique="inductor", options={"engine": "jit", "freezing": False}),))
-"""Compile the model as `torch.compile(model)` does."""
 
 
 def next_recipe(
@@ -47,15 +42,17 @@ def complete(space: Space, steps: Sequence[Step]) -> Recipe:
         Step(technique=s.technique, options={**space.techniques[s.technique].default.options, **s.options})
         for s in steps
     ]
-    return Recipe(steps=tuple(in_order(full)))
+    return Recipe(steps=tuple(space.in_order(full)))
 
 
 def compile_only(space: Space) -> Recipe | None:
     """Return the recipe of torch.compile alone, or None where it cannot run here, as without a compiler."""
     if space.in_process is not None:
         return complete(space, [space.in_process])
-    (step,) = COMPILE_ONLY.steps
-    options = space.techniques[step.technique].options if step.technique in space.techniques else {}
+    step = space.reference
+    if step.technique not in space.techniques:
+        return None
+    options = space.techniques[step.technique].options
     applies = all(value in options.get(name, ()) for name, value in step.options.items())
     return complete(space, [step]) if applies else None
 
@@ -80,7 +77,7 @@ def _plan(space: Space, records: Sequence[TrialRecord], goal: Goal, with_referen
 def _singles(space: Space) -> Iterator[list[Step]]:
     """Yield each technique alone. Each value of an option called `precision` counts as a technique."""
     for entry in space.techniques.values():
-        if restores_quality(entry.technique):
+        if space.table[entry.technique].restores_quality:
             continue  # alone it changes nothing
         first = [entry.default] + [
             s for s in entry.steps if s.options.get(PRECISION) != entry.default.options.get(PRECISION)
@@ -103,7 +100,7 @@ def _needs(space: Space, step: Step) -> list[Step]:
     needed = []
     if space.in_process is not None and space.compatible([step], space.in_process):
         needed.append(space.in_process)
-    for group in TABLE[step.technique].needs:
+    for group in space.table[step.technique].needs:
         for entry in space.techniques.values():
             if group in entry.groups and space.compatible([step], entry.default):
                 needed.append(entry.default)
@@ -119,7 +116,7 @@ def _combinations(space: Space, records: Sequence[TrialRecord], goal: Goal) -> I
         yield from _less_lossy(space, lossy.steps)
     if best is None:
         return
-    additions = [t for t in space.techniques.values() if not restores_quality(t.technique)]
+    additions = [t for t in space.techniques.values() if not space.table[t.technique].restores_quality]
     for entry in sorted(additions, key=lambda t: -t.bound(t.default)):
         if space.compatible(best.steps, entry.default):
             yield [*best.steps, entry.default]
@@ -136,15 +133,10 @@ def _less_lossy(space: Space, steps: Sequence[Step]) -> Iterator[list[Step]]:
 
     A technique marks these layers, where a step reads such marks. Where a step has an option `keep`, that does it.
     """
-    if any(TABLE[step.technique].reads_kept for step in steps):
-        for entry in [t for t in space.techniques.values() if restores_quality(t.technique)]:
+    if any(space.table[step.technique].reads_kept for step in steps):
+        for entry in [t for t in space.techniques.values() if space.table[t.technique].restores_quality]:
             yield from ([*steps, step] for step in entry.steps if space.compatible(steps, step))
     yield from _options(space, steps, "keep")
-
-
-def restores_quality(technique: str) -> bool:
-    """Return whether a technique changes nothing alone, but marks layers that others leave as they are."""
-    return TABLE[technique].restores_quality
 
 
 def _options(space: Space, steps: Sequence[Step], only: str = "") -> Iterator[list[Step]]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from whet.machine import describe
@@ -17,8 +17,17 @@ _FORKED = ("whet.tuner.target_examination", "whet.tuner.trial")
 _PRELOAD = (*_FORKED, "torch.export._trace")
 
 
-def isolated(memory_limit_bytes: int | None, server: ForkServer | None = None) -> Runner:
-    """Return a runner of child processes under a memory limit. Trials are forks of `server`, if there is one."""
+def isolated(
+    memory_limit_bytes: int | None, server: ForkServer | None = None, *, malloc: Mapping[str, str] | None = None
+) -> Runner:
+    """Return a runner of child processes under a memory limit.
+
+    Args:
+        memory_limit_bytes: The most memory that a process may take.
+        server: Trials are forks of it, if there is one.
+        malloc: The environment that sets malloc up; `steady`, if not given.
+    """
+    set_up = steady() if malloc is None else malloc
 
     def run(function: Function, arguments: Arguments, directory: Path, time_limit_s: float) -> Outcome:
         return run_isolated(
@@ -27,7 +36,7 @@ def isolated(memory_limit_bytes: int | None, server: ForkServer | None = None) -
             directory,
             time_limit_s=time_limit_s,
             memory_limit_bytes=memory_limit_bytes,
-            environment={**QUIET, **steady()},
+            environment={**QUIET, **set_up},
             start=server.start if server is not None and function.__module__ in _FORKED else None,
         )
 

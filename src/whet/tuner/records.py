@@ -6,11 +6,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from whet.recipe import Recipe, Step
+from whet.training.gradients import GradientProof
+from whet.training.memory import StepMemory
+from whet.training.updates import UpdateProof
 
 Status = Literal["done", "rejected", "failed", "refused", "running", "stopped"]
 """A trial was "stopped" if the time budget was used up while it ran."""
 
-RejectedFor = Literal["quality", "memory", "outputs"]
+RejectedFor = Literal["quality", "memory", "outputs", "slowdown"]
 """Outputs are rejected if they hold NaN or infinity where the original's do not, or the other way round."""
 
 
@@ -124,6 +127,29 @@ class Judgement(BaseModel):
     change: QualityChange | None = None
 
 
+class TrainingEvidence(BaseModel):
+    """Hold what was found out about a changed training run, beside its times.
+
+    Attributes:
+        gradients: How its gradients compare with those in float64.
+        updates: How its updates compare with those of the original's optimiser in float64; None where the optimiser is
+            another one.
+        memory: What the memory of a step is made of.
+        first_step_s: Seconds of the first steps, which compile.
+        throughput_per_s: Samples or tokens per second.
+        joules: Energy of a step; None without a counter.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    gradients: GradientProof | None = None
+    updates: UpdateProof | None = None
+    memory: StepMemory | None = None
+    first_step_s: float = 0.0
+    throughput_per_s: float = 0.0
+    joules: float | None = None
+
+
 class TrialOutcome(Built, Judgement):
     """Report what the process of a trial found.
 
@@ -134,6 +160,7 @@ class TrialOutcome(Built, Judgement):
         agreement: How closely the outputs agree with the original's.
         latency_ms, baseline_latency_ms, speedup, speedup_ci95, busy: The fields of Timing; None where nothing was
             timed.
+        training: The evidence of a training run; None for inference.
     """
 
     build_s: float | None = None
@@ -143,6 +170,7 @@ class TrialOutcome(Built, Judgement):
     speedup: float | None = None
     speedup_ci95: tuple[float, float] | None = None
     busy: str = ""
+    training: TrainingEvidence | None = None
 
 
 class TrialRecord(TrialOutcome):

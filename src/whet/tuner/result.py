@@ -13,7 +13,8 @@ from whet.artefact.runtime import MODEL, RESULT
 from whet.errors import ArtefactError
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Recipe, Step
-from whet.tuner.records import Agreement, QualityChange, TrialRecord
+from whet.training.loss_proof import LossProof
+from whet.tuner.records import Agreement, QualityChange, TrainingEvidence, TrialRecord
 
 FILE = RESULT
 
@@ -52,6 +53,8 @@ class MeasuredVariant(BaseModel):
             finals.
         load: What else the machine did meanwhile, as measure.load.Load.
         doubt: Why its times prove nothing, where the verdict is inconclusive for such a reason.
+        training: The evidence of a training run; None for inference.
+        losses: What pairs of training runs prove of the held-out loss; None where none were made.
     """
 
     steps: tuple[Step, ...] = ()
@@ -78,6 +81,8 @@ class MeasuredVariant(BaseModel):
     verdict: str = ""
     load: dict[str, float] = Field(default_factory=dict)
     doubt: str = ""
+    training: TrainingEvidence | None = None
+    losses: LossProof | None = None
 
 
 class RefusedTechnique(BaseModel):
@@ -128,6 +133,8 @@ class Result(BaseModel):
     """Hold everything that one run of `whet tune` found.
 
     Attributes:
+        kind: What was tuned: calls of a model, or steps of a training.
+        unit: For training: what the throughput counts, "tokens" or "samples".
         model_directory: The directory of hf:DIR, from the root; "" for other targets.
         model_type: The type that its config.json names.
         model: A digest of the names, shapes and dtypes of the model's weights.
@@ -143,7 +150,9 @@ class Result(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
     format: int = 1
+    kind: Literal["inference", "training"] = "inference"
     target: str
+    unit: str = "samples"
     model_directory: str = ""
     model_type: str = ""
     model: str = ""
@@ -224,6 +233,7 @@ class Result(BaseModel):
         """Return what `--json` prints: flat figures first, then everything else. Its fields are a public contract."""
         return {
             "format": self.format,
+            "kind": self.kind,
             "target": self.target,
             "verdict": self.verdict,
             "sentence": self.sentence,

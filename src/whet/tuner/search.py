@@ -98,8 +98,43 @@ def search(
     Returns:
         Every record of the study, and those of the trials that were stopped.
     """
-    patience = patience or Patience()
+
+    def attempt(number: int, recipe: Recipe, left_s: float) -> TrialRecord:
+        return try_recipe(context, goal, number, recipe, space, left_s)
+
     space = context.space
+    tidy = partial(_drop_losers, context, goal)
+    return search_space(
+        space, study, goal, limit, attempt, tidy=tidy, max_trials=max_trials, patience=patience, report=report
+    )
+
+
+def search_space(
+    space: Space,
+    study: Study,
+    goal: Goal,
+    limit: SearchTime,
+    attempt: Callable[[int, Recipe, float], TrialRecord],
+    *,
+    tidy: Callable[[Sequence[TrialRecord]], None] = lambda records: None,
+    max_trials: int = 200,
+    patience: Patience | None = None,
+    report: Callable[[TrialRecord], None] = lambda record: None,
+) -> list[TrialRecord]:
+    """Try recipes of a space, whatever they change; see search.
+
+    Args:
+        space: The recipes that can be made.
+        study: Holds the trials.
+        goal: What the search is to reach.
+        limit: How long it may take.
+        attempt: Tries a recipe, given the trial's number, the recipe and the seconds that are left.
+        tidy: Is given all records after each trial, to remove what is no longer needed.
+        max_trials: How many trials the study may hold.
+        patience: How long to wait for a quiet machine.
+        report: Is told of every trial that ended or was stopped.
+    """
+    patience = patience or Patience()
     records = study.records()
     stopped: list[TrialRecord] = []
     repeats = 0  # how many known recipes the sampler has chosen in a row
@@ -117,7 +152,7 @@ def search(
             repeats += 1
             continue
         left_s = limit.left_s(is_reference=_is_reference(chosen, space))
-        trial = partial(try_recipe, context, goal, number, chosen, space, left_s)
+        trial = partial(attempt, number, chosen, left_s)
         record = _tried(trial, study, number, goal, patience)
         report(record)
         if record.status == "stopped":
@@ -125,7 +160,7 @@ def search(
             continue
         repeats = 0
         records = study.records()
-        _drop_losers(context, goal, records)
+        tidy(records)
     return [*records, *stopped]
 
 

@@ -15,7 +15,7 @@ from whet.machine import Limits, Machine
 from whet.machine.limits import element_bytes
 from whet.profiler import Profile
 from whet.recipe import Recipe, Step
-from whet.technique import BACKEND, PRECISION, Technique
+from whet.technique import BACKEND, PRECISION, AnyTechnique, Technique
 from whet.techniques import FOLLOWING, TABLE
 from whet.techniques.applicability import options_that_apply
 from whet.tuner.build import graph_refusal, in_order, is_in_process
@@ -23,6 +23,8 @@ from whet.tuner.result import RefusedTechnique
 from whet.workload import ExaminedWorkload
 
 NONE = "none"
+COMPILE_ONLY = Step(technique="inductor", options={"engine": "jit", "freezing": False})
+"""Compile the model as `torch.compile(model)` does."""
 Suggest = Callable[[str, Sequence[Any]], Any]
 
 
@@ -170,18 +172,51 @@ def _weight_scale(technique: Technique, options: Any) -> float:
 
 
 class Space:
-    """Hold the recipes that the applicable techniques can make, and convert them to and from Optuna's parameters."""
+    """Hold the recipes that the applicable techniques can make, and convert them to and from Optuna's parameters.
 
-    def __init__(self, applicable: Sequence[ApplicableTechnique]) -> None:
+    Attributes:
+        techniques: The applicable techniques by name.
+        table: Every technique of their kind.
+        groups: The groups from which a recipe takes one technique at most, each with its techniques. A technique with
+            several groups stands in the first of them.
+        free: The techniques without a group.
+        reference: The step that stands for torch.compile alone.
+    """
+
+    def __init__(
+        self,
+        applicable: Sequence[ApplicableTechnique],
+        table: Mapping[str, AnyTechnique] = TABLE,
+        reference: Step = COMPILE_ONLY,
+    ) -> None:
+        self.reference = reference
         self.techniques = {entry.technique: entry for entry in applicable}
-        self.backends = [t.technique for t in applicable if BACKEND in t.groups]
-        self.precisions = [t.technique for t in applicable if PRECISION in t.groups and BACKEND not in t.groups]
+        self.table = table
+        names = dict.fromkeys((BACKEND, PRECISION)) | dict.fromkeys(g for t in applicable for g in t.groups)
+        self.groups: dict[str, list[str]] = {name: [] for name in names}
+        for entry in applicable:
+            if entry.groups:
+                self.groups[next(name for name in self.groups if name in entry.groups)].append(entry.technique)
         self.free = [t.technique for t in applicable if not t.groups]
+
+    @property
+    def backends(self) -> list[str]:
+        """Return the techniques that run the model in another runtime."""
+        return self.groups[BACKEND]
+
+    @property
+    def precisions(self) -> list[str]:
+        """Return the techniques that only choose the precision."""
+        return self.groups[PRECISION]
 
     @property
     def in_process(self) -> Step | None:
         """Return the in-process backend that every recipe needs where torch.export refuses the model, or None."""
         return next((t.default for t in self.techniques.values() if is_in_process([t.default])), None)
+
+    def in_order(self, steps: Sequence[Step]) -> list[Step]:
+        """Return steps in the order in which they are applied."""
+        return in_order(steps, self.table)
 
     def compatible(self, steps: Sequence[Step], other: Step) -> bool:
         """Return whether a technique can join a recipe, which must lack it and claim none of its groups."""
@@ -192,15 +227,14 @@ class Space:
 
     def parameters(self, recipe: Recipe) -> dict[str, Any]:
         """Return a recipe as parameter values, for Optuna to enqueue."""
-        values: dict[str, Any] = {BACKEND: NONE, PRECISION: NONE, **{f"use.{name}": False for name in self.free}}
+        values: dict[str, Any] = {**dict.fromkeys(self.groups, NONE), **{f"use.{name}": False for name in self.free}}
         for step in recipe:
             name = step.technique
-            if name in self.backends:
-                values[BACKEND] = name
-            elif name in self.precisions:
-                values[PRECISION] = name
-            else:
+            group = next((group for group, members in self.groups.items() if name in members), None)
+            if group is None:
                 values[f"use.{name}"] = True
+            else:
+                values[group] = name
             for option, chosen in {**self.techniques[name].default.options, **step.options}.items():
                 values[f"{name}.{option}"] = chosen
         return values
@@ -211,15 +245,17 @@ class Space:
         `suggest(name, choices)` returns the value of each parameter.
         """
         names: list[str] = [n for n in self.free if suggest(f"use.{n}", [False, True])]
-        backend = suggest(BACKEND, self.backends if self.in_process is not None else [NONE, *self.backends])
-        if backend != NONE:
-            names.append(backend)
-        if backend == NONE or PRECISION not in self.techniques[backend].groups:
-            precision = suggest(PRECISION, [NONE, *self.precisions])
-            if precision != NONE:
-                names.append(precision)
+        claimed: set[str] = set()
+        for group, members in self.groups.items():
+            if group in claimed:
+                continue
+            is_needed = group == BACKEND and self.in_process is not None
+            chosen = suggest(group, members if is_needed else [NONE, *members])
+            if chosen != NONE and not claimed & set(self.techniques[chosen].groups):
+                names.append(chosen)
+                claimed.update(self.techniques[chosen].groups)
         steps = [Step(technique=n, options=self._suggest_options(n, suggest)) for n in names]
-        return Recipe(steps=tuple(in_order(steps)))
+        return Recipe(steps=tuple(self.in_order(steps)))
 
     def bound(self, steps: Sequence[Step]) -> float:
         """Return the highest speedup that a recipe can reach.

@@ -7,14 +7,14 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import nn
 
-from whet.errors import ModelError, OptionError, TargetError
+from whet.errors import ModelError, OptionError, TargetError, TrainingTarget
 from whet.files import write_whole
 from whet.machine import describe
 from whet.measure.isolate import FailureKind, Outcome
@@ -23,14 +23,16 @@ from whet.recipe import FILE as RECIPE
 from whet.recipe import Evidence, Recipe
 from whet.signature import Batch
 from whet.techniques import TABLE
+from whet.techniques.training import TRAINING_TABLE
 from whet.tuner.budget import Budget, BudgetEnded, Runner
 from whet.tuner.command import command_line, without_password
 from whet.tuner.conclusion import conclude
 from whet.tuner.facts import TargetFacts
-from whet.tuner.goal import Goal
+from whet.tuner.goal import MAX_SLOWDOWN, Goal
+from whet.tuner.listener import Listener
 from whet.tuner.outlook import Outlook, saving_s
 from whet.tuner.preparation import check_memory, checked_directory, open_study, prepare_work_directory
-from whet.tuner.processes import forking
+from whet.tuner.processes import forking, isolated
 from whet.tuner.records import TrialRecord
 from whet.tuner.report import write_report
 from whet.tuner.result import FILE, Objective, Result
@@ -38,32 +40,14 @@ from whet.tuner.saving import save_model
 from whet.tuner.search import SearchTime, search
 from whet.tuner.study import Study
 from whet.tuner.target_examination import ExaminationRequest, examine_target
+from whet.tuner.training.tuning import TrainingPlan, tune_training
 from whet.tuner.trial_context import TrialContext
-from whet.workload import Quality, Workload
+from whet.workload import Quality, TrainingWorkload, Workload
 from whet.workloads.handover import hand_over
-from whet.workloads.target import check_name
+from whet.workloads.target import check_name, is_training
 from whet.workloads.text_encoder import identity_of
 
 _EXAMINATION_LIMIT_S = 180.0
-
-
-class Listener:
-    """Watch the progress of tuning. Each method does nothing here; the command line overrides them to show progress."""
-
-    def looked(self, facts: TargetFacts) -> None:
-        """Note that the target has been examined."""
-
-    def planned(self, outlook: Outlook) -> None:
-        """Note how the rest of the budget was divided: what fits, and about how long it takes."""
-
-    def tried(self, record: TrialRecord) -> None:
-        """Note that a trial has ended or was stopped."""
-
-    def waiting(self, text: str) -> None:
-        """Note that the machine is busy and whet waits for quiet. The text is "" once it goes on."""
-
-    def measured(self, rounds_done: int, rounds: int) -> None:
-        """Note that a round of the finals has ended."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +82,6 @@ class Plan:
 
     def checked_directory(self) -> Path | None:
         """Check everything that can be checked before the work, and return the output directory, if one was given."""
-        _check_excluded(self.exclude)
         check_memory(self.goal.max_memory_bytes)
         if self.storage:
             Study.check_storage(self.storage)
@@ -109,17 +92,19 @@ class Plan:
         if target.is_in_memory:
             return ""
         shown = without_password(self.storage) if self.storage else None
-        return command_line(target.name, **asdict(self.goal), budget_s=self.budget_s, storage=shown, exclude=exclude)
+        goal = {name: value for name, value in asdict(self.goal).items() if name != "is_default_drop"}
+        return command_line(target.name, **goal, budget_s=self.budget_s, storage=shown, exclude=exclude)
 
 
 def tune(
-    target: str | nn.Module | Workload,
+    target: str | nn.Module | Workload | TrainingWorkload,
     inputs: Batch | Sequence[Batch] | None = None,
     *,
     quality: Quality | None = None,
     calibration: Sequence[Batch] = (),
     objective: Objective = "latency",
-    max_drop: float = 0.01,
+    max_drop: float | None = None,
+    max_slowdown: float = MAX_SLOWDOWN,
     max_memory_bytes: int | None = None,
     budget_s: float = 300.0,
     out: str | os.PathLike[str] | None = None,
@@ -141,8 +126,10 @@ def tune(
         quality: How outputs are scored. Without one, their agreement with the original's outputs is judged.
         calibration: Batches for quantisers, and for comparing outputs; `inputs` by default.
         objective: What to improve: "latency", "throughput", "memory" or "size".
-        max_drop: The allowed drop in quality, as a fraction of the original's. Without a quality: the allowed
-            distance of the outputs from the original's (records.Agreement.distance).
+        max_drop: The allowed drop in quality, as a fraction of the original's; 0.01 by default. Without a quality: the
+            allowed distance of the outputs from the original's (records.Agreement.distance). For a training: the
+            allowed rise of the held-out loss, 0.0025 by default.
+        max_slowdown: For the memory of a training: how many times the original's time a step may take.
         max_memory_bytes: Allowed peak resident memory of the whole process.
         budget_s: Seconds for everything, from the examination of the model to the report. After 1.25 times the budget
             and 10 s nothing runs any more. If the budget is too small for a verdict, the verdict is "inconclusive",
@@ -164,15 +151,43 @@ def tune(
     """
     if isinstance(target, str):
         check_name(target)
-    goal = Goal.checked(objective, max_drop, max_memory_bytes, budget_s)
+    goal = Goal.checked(objective, max_drop, max_memory_bytes, budget_s, max_slowdown)
     place = "" if out is None else os.fspath(out)
     plan = Plan(goal, budget_s, place, storage or "", resume, tuple(exclude), trial_limit_s, memory_limit_bytes)
     listener = listener or Listener()
     patience = Patience(OnBusy.checked(on_busy), busy_wait_s, report=listener.waiting)
-    result = _tuned(plan, _prepared(target, inputs, quality, calibration), patience, listener)
+    if isinstance(target, TrainingWorkload) or is_training(target):
+        return _trained(plan, _prepared(target, inputs, quality, calibration), patience, listener)
+    may_be_training = isinstance(target, str) and ":" in target and not target.startswith("hf:")
+    check_excluded(plan.exclude, {**TABLE, **TRAINING_TABLE} if may_be_training else TABLE)
+    try:
+        result = _tuned(plan, _prepared(target, inputs, quality, calibration), patience, listener)
+    except TrainingTarget:
+        return _trained(plan, _prepared(target, inputs, quality, calibration), patience, listener)
     if not isinstance(target, str):
         result.keep_original(target.model if isinstance(target, Workload) else target)
     return result
+
+
+def _trained(plan: Plan, preparing: AbstractContextManager[Prepared], patience: Patience, listener: Listener) -> Result:
+    """Tune a training run."""
+    check_excluded(plan.exclude, TRAINING_TABLE)
+    directory = plan.checked_directory()
+    with preparing as target:
+        # The user's own malloc: how it keeps memory is one of the techniques.
+        run = isolated(plan.memory_limit_bytes or describe().most_bytes, malloc={})
+        asked = TrainingPlan(
+            goal=plan.goal.for_training(),
+            budget_s=plan.budget_s,
+            directory=directory or Path(tempfile.mkdtemp(prefix="whet-")),
+            storage=plan.storage,
+            resume=plan.resume,
+            exclude=plan.exclude,
+            trial_limit_s=plan.trial_limit_s,
+        )
+        return tune_training(
+            target.address, target.name, asked, run, patience, listener, plan.command(target, plan.exclude)
+        )
 
 
 def _tuned(plan: Plan, preparing: AbstractContextManager[Prepared], patience: Patience, listener: Listener) -> Result:
@@ -259,15 +274,16 @@ def _facts(outcome: Outcome, budget_s: float) -> TargetFacts:
     return facts
 
 
-def _check_excluded(names: Sequence[str]) -> None:
+def check_excluded(names: Sequence[str], table: Iterable[str]) -> None:
     """Check that all excluded techniques exist."""
-    if unknown := [name for name in names if name not in TABLE]:
-        raise OptionError(f"there is no technique {unknown[0]!r} to exclude; there are: {', '.join(TABLE)}")
+    known = list(table)
+    if unknown := [name for name in names if name not in known]:
+        raise OptionError(f"there is no technique {unknown[0]!r} to exclude; there are: {', '.join(known)}")
 
 
 @contextlib.contextmanager
 def _prepared(
-    target: str | nn.Module | Workload,
+    target: str | nn.Module | Workload | TrainingWorkload,
     inputs: Batch | Sequence[Batch] | None,
     quality: Quality | None,
     calibration: Sequence[Batch],
@@ -279,7 +295,11 @@ def _prepared(
         if isinstance(target, str):
             yield Prepared(target, target, Path(scratch))
             return
-        workload = target if isinstance(target, Workload) else workload_of(target, inputs, quality, calibration)
+        workload = (
+            target
+            if isinstance(target, Workload | TrainingWorkload)
+            else workload_of(target, inputs, quality, calibration)
+        )
         address = hand_over(workload, Path(scratch) / "workload.pkl")
         yield Prepared(address, workload.name, Path(scratch), is_in_memory=True)
 

@@ -12,7 +12,6 @@ from whet.tuner.final_comparison import is_gain
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.in_process import ADVICE
 from whet.tuner.outlook import MIN_ROUNDS
-from whet.tuner.plan import restores_quality
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant, UntriedTechnique
 from whet.tuner.space import Space
@@ -263,7 +262,7 @@ def untried(goal: Goal, space: Space, records: Sequence[TrialRecord]) -> list[Un
             continue
         if name in stopped:
             reason = STOPPED
-        elif restores_quality(name):
+        elif space.table[name].restores_quality:
             reason = "it gives quality back to a recipe that loses it, and the search came to none"
         elif goal.asks_for_speed and bound <= reached:
             reason = f"by itself it could gain {bound:.2f}x at most, and {reached:.2f}x was reached without it"

@@ -61,7 +61,7 @@ def build(directory_and_options: str, sizes: Mapping[str, int] = MappingProxyTyp
     options = _parse_options(query).model_copy(update=dict(sizes))
     directory = Path(name).expanduser()
     check_directory(directory)
-    model = _load(directory)
+    model = load_model(directory)
     generator = torch.Generator().manual_seed(0)
     return Workload(
         model=model,
@@ -195,7 +195,7 @@ def check_directory(directory: Path) -> None:
         )
 
 
-def _load(directory: Path) -> nn.Module:
+def load_model(directory: Path) -> nn.Module:
     """Return the model, in fp32 and eval mode, without a cache."""
     with _quiet():
         transformers = _transformers()

@@ -16,14 +16,15 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from whet.errors import MissingExtra, TargetError, WhetError, type_name
-from whet.workload import InferenceWorkload, Quality
+from whet.errors import MissingExtra, TargetError, TrainingTarget, WhetError, type_name
+from whet.workload import InferenceWorkload, Quality, TrainingWorkload
 from whet.workload.measurables import AnyWorkload
-from whet.workloads import BUILTIN, huggingface
+from whet.workloads import BUILTIN, BUILTIN_TRAINING, huggingface, huggingface_training
 from whet.workloads.device import on_device, split_device
 from whet.workloads.sizes import checked_sizes, resized
 from whet.workloads.user_code import check_file, load_function, parameters_of, what_and_where
 
+_NAMES = (*BUILTIN, *BUILTIN_TRAINING)
 _FORMS = "FILE.py:FUNCTION, package.module:FUNCTION, hf:DIR or a built-in name (" + ", ".join(BUILTIN) + ")"
 _RETURNS = "a whet.Workload, (model, inputs) or (model, inputs, Quality)"
 
@@ -70,7 +71,7 @@ def check_name(target: str) -> None:
         MissingExtra: A package that a built-in workload needs is not installed.
     """
     address = target.partition("?")[0]
-    if address in BUILTIN:
+    if address in _NAMES:
         _check_extra(address)
         return
     if address.startswith("hf:"):
@@ -84,9 +85,17 @@ def check_name(target: str) -> None:
         check_file(place)
 
 
+def is_training(target: object) -> bool:
+    """Return whether a name alone shows that its workload is a training run."""
+    name, _, query = target.partition("?") if isinstance(target, str) else ("", "", "")
+    if name.startswith("hf:"):
+        return huggingface_training.is_asked_for(query)
+    return name in BUILTIN_TRAINING
+
+
 def _check_extra(name: str) -> None:
     """Raise MissingExtra where the package that a built-in workload reads its data with is not installed."""
-    package, module = ("scikit-learn", "sklearn") if name == "digits-cnn" else ("tokenizers", "tokenizers")
+    package, module = ("scikit-learn", "sklearn") if name.startswith("digits-cnn") else ("tokenizers", "tokenizers")
     if find_spec(module) is None:
         raise MissingExtra(package, "examples", f"loading the data of {name}")
 
@@ -97,6 +106,8 @@ def inference_only(workload: AnyWorkload, target: str) -> InferenceWorkload:
     Raises:
         TargetError: It is of another kind.
     """
+    if isinstance(workload, TrainingWorkload):
+        raise TrainingTarget(f"{target} is a TrainingWorkload; here whet takes an InferenceWorkload")
     if not isinstance(workload, InferenceWorkload):
         raise TargetError(f"{target} is a {type(workload).__name__}; here whet takes an InferenceWorkload")
     return workload
@@ -104,8 +115,11 @@ def inference_only(workload: AnyWorkload, target: str) -> InferenceWorkload:
 
 def _resolved(target: str, sizes: Mapping[str, int], device: str) -> AnyWorkload:
     """Return the workload that `target` names, without moving it to a device."""
-    if target in BUILTIN:
-        return resized(import_module(f"whet.workloads.{target.replace('-', '_')}").build(), **sizes)
+    if target in _NAMES:
+        built = import_module(f"whet.workloads.{target.replace('-', '_')}").build()
+        return resized(built, **sizes) if isinstance(built, InferenceWorkload) else _unsized(built, target, sizes)
+    if target.startswith("hf:") and huggingface_training.is_asked_for(target.partition("?")[2]):
+        return _unsized(huggingface_training.build(target.removeprefix("hf:")), target, sizes)
     if target.startswith("hf:"):
         return huggingface.build(target.removeprefix("hf:"), sizes)
     place, colon, name = target.rpartition(":")
@@ -120,10 +134,15 @@ def _resolved(target: str, sizes: Mapping[str, int], device: str) -> AnyWorkload
         given["device"] = device
     workload = _call(function, name, place, given)
     others = {size: value for size, value in sizes.items() if size not in taken}
-    if isinstance(workload, InferenceWorkload):
-        return resized(workload, **others)
-    if others:
-        raise TargetError(f"{target} is a {type(workload).__name__}, whose function takes no {' or '.join(others)}")
+    return (
+        resized(workload, **others) if isinstance(workload, InferenceWorkload) else _unsized(workload, target, others)
+    )
+
+
+def _unsized(workload: AnyWorkload, target: str, sizes: Mapping[str, int]) -> AnyWorkload:
+    """Return a workload whose batches cannot be cut; raise TargetError where other sizes were asked for."""
+    if sizes:
+        raise TargetError(f"{target} is a {type(workload).__name__}, whose function takes no {' or '.join(sizes)}")
     return workload
 
 
@@ -131,12 +150,12 @@ def _reject(target: str) -> NoReturn:
     """Raise TargetError with a hint for a target that names nothing."""
     if target.endswith(".py"):
         hint = f"add the function that builds the workload: {target}:FUNCTION"
-    elif target.partition("?")[0] in BUILTIN:
+    elif target.partition("?")[0] in _NAMES:
         hint = f"a built-in workload takes one option: {target.partition('?')[0]}?device=cuda"
     elif target and Path(target).is_dir():
         hint = f"for a Hugging Face directory, write hf:{target}"
     else:
-        close = difflib.get_close_matches(target, BUILTIN, n=1)
+        close = difflib.get_close_matches(target, _NAMES, n=1)
         hint = f"did you mean {close[0]}? If not, " if close else ""
         hint += f"give {_FORMS}"
     raise TargetError(f"no target is named {target!r}; {hint}")

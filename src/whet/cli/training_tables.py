@@ -1,0 +1,73 @@
+"""Show on a terminal what `whet tune` found out about a training run."""
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from whet.cli.tables import HEADLINES, VERDICTS, names_of
+from whet.figures import num_bytes
+from whet.recipe import FILE as RECIPE
+from whet.training.memory import StepMemory
+from whet.tuner import figures
+from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.training.words import proof_of
+
+
+def memory_line(memory: StepMemory) -> str:
+    """Return what the memory of a step is made of, in one line."""
+    parts = {
+        "parameters": memory.parameter_bytes,
+        "gradients": memory.gradient_bytes,
+        "optimiser": memory.optimizer_bytes,
+        "activations and the rest": memory.other_bytes,
+    }
+    told = ", ".join(f"{num_bytes(value)} {name}" for name, value in parts.items())
+    return f"It takes {num_bytes(memory.peak_bytes)}: {told}."
+
+
+def show_result(console: Console, result: Result) -> None:
+    """Show the original, torch.compile alone and the finalists, the verdict, and the recipe, within 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim", show_edge=False)
+    table.add_column("training", ratio=1, min_width=18, overflow="fold")
+    table.add_column("step", justify="right")
+    table.add_column(f"{result.unit}/s", justify="right")
+    table.add_column(Text("speedup\n95%"), justify="right")
+    table.add_column("faster?")
+    table.add_column("memory", justify="right")
+    for point in [result.baseline, *_others(result)]:
+        table.add_row(*_cells(result, point), style="bold" if point.label == result.best.label else "")
+    console.print()
+    console.print(table)
+    console.print()
+    word, style = HEADLINES[result.verdict]
+    console.print(Text.assemble((word, style), "  ", figures.one_line(result.sentence)))
+    if result.best.steps and (proof := proof_of(result.best)):
+        console.print(Text(figures.one_line(proof), "dim"))
+    if result.out:
+        path = figures.one_line(str(figures.shortened(result.directory / RECIPE)))
+        console.print(Text.assemble(("recipe  ", "dim"), path), overflow="fold")
+
+
+def _others(result: Result) -> list[MeasuredVariant]:
+    measured = {point.label for point in result.finalists}
+    alone = result.compile_only
+    return [*([alone] if alone is not None and alone.label not in measured else []), *result.finalists]
+
+
+def _cells(result: Result, point: MeasuredVariant) -> list[Text]:
+    name = Text(names_of(point.steps))
+    if point.label == result.best.label:
+        name.append("  kept" if not point.steps else "  winner", "green")
+    speedup = Text(figures.ratio(point.speedup) if point.steps else figures.DASH)
+    if point.steps and point.verdict != "screened":
+        speedup.append(f"\n{figures.interval(point.speedup_ci95)}", "dim")
+    word, style = VERDICTS.get(point.verdict, (figures.DASH, ""))
+    return [
+        name,
+        Text(figures.duration(point.latency_ms, like=result.baseline.latency_ms)),
+        Text(f"{point.throughput_per_s:,.0f}"),
+        speedup,
+        Text(word, style),
+        Text(num_bytes(point.peak_bytes) if point.peak_bytes else figures.DASH),
+    ]

@@ -1,0 +1,35 @@
+"""Tell whoever watches a search how it goes."""
+
+from typing import TYPE_CHECKING
+
+from whet.tuner.facts import TargetFacts
+from whet.tuner.outlook import Outlook
+from whet.tuner.records import TrialRecord
+
+if TYPE_CHECKING:
+    from whet.tuner.training.facts import TrainingFacts
+
+
+class Listener:
+    """Watch the progress of tuning. Each method does nothing here; the command line overrides them to show progress."""
+
+    def looked(self, facts: TargetFacts) -> None:
+        """Note that the target has been examined."""
+
+    def looked_at_training(self, facts: "TrainingFacts") -> None:
+        """Note that a training run has been examined."""
+
+    def planned(self, outlook: Outlook) -> None:
+        """Note how the rest of the budget was divided: what fits, and about how long it takes."""
+
+    def tried(self, record: TrialRecord) -> None:
+        """Note that a trial has ended or was stopped."""
+
+    def waiting(self, text: str) -> None:
+        """Note that the machine is busy and whet waits for quiet. The text is "" once it goes on."""
+
+    def measured(self, rounds_done: int, rounds: int) -> None:
+        """Note that a round of the finals has ended."""
+
+    def proved(self, num_pairs: int) -> None:
+        """Note that so many pairs of training runs for the held-out loss have ended."""

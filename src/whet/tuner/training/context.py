@@ -1,0 +1,126 @@
+"""Run the trials of a search for training, and turn what their processes found into records."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from whet.comparison.run import Run, on_common_calls
+from whet.figures import num_bytes
+from whet.recipe import Recipe, Step
+from whet.techniques.training import TRAINING_TABLE
+from whet.tuner.budget import BudgetEnded, Runner, run_within
+from whet.tuner.goal import Goal
+from whet.tuner.records import TrainingEvidence, TrialOutcome, TrialRecord
+from whet.tuner.space import Space
+from whet.tuner.training.facts import KnownTraining, TrainingFacts
+from whet.tuner.training.trial import TrainingMeasured, TrainingTrial, run_training_trial
+
+COMPILE = Step(technique="compile")
+TIMING_S = 3.0
+_LIMIT_S = 300.0
+_LEAST_GAIN = 1.03  # of a technique's bound
+
+
+@dataclass(frozen=True)
+class TrainingContext:
+    """Describe where a search for training works.
+
+    Attributes:
+        target: The target's name or address.
+        facts: What the examination found out.
+        directory: Where trials write, and where the gradients lie.
+        run: Runs a function in a child process.
+        trial_limit_s: Seconds after which a trial is ended.
+    """
+
+    target: str
+    facts: TrainingFacts
+    directory: Path
+    run: Runner
+    trial_limit_s: float = _LIMIT_S
+
+    @property
+    def space(self) -> Space:
+        """Return the space of recipes that can be made."""
+        return Space(self.facts.applicable, TRAINING_TABLE, COMPILE)
+
+    def worth_trying(self, goal: Goal) -> Space:
+        """Return the space without the techniques that cannot pay: screening could not tell their gain from noise."""
+        if not goal.asks_for_speed:
+            return self.space
+        kept = [entry for entry in self.facts.applicable if entry.most >= _LEAST_GAIN]
+        return Space(kept, TRAINING_TABLE, COMPILE)
+
+    @property
+    def known(self) -> KnownTraining:
+        """Return what a trial's process needs to know."""
+        return KnownTraining(target=self.target, directory=self.directory, batches=self.facts.batches)
+
+    def original(self, left_s: float) -> TrainingMeasured:
+        """Measure the original as a trial is measured."""
+        return self.measure((), self.directory / "original-trial", left_s)
+
+    def measure(self, steps: tuple[Step, ...], folder: Path, left_s: float) -> TrainingMeasured:
+        """Try a recipe in a process of its own; empty for the original. A failure there is part of the answer."""
+        request = TrainingTrial(known=self.known, steps=steps, timing_s=TIMING_S)
+        outcome = run_within(self.run, run_training_trial, request, folder, limit_s=self.trial_limit_s, left_s=left_s)
+        found = outcome.answer(TrainingMeasured)
+        if found is not None:
+            return found
+        status = "stopped" if isinstance(outcome.failure, BudgetEnded) else "failed"
+        reason = outcome.failure.message if outcome.failure else "no result"
+        return TrainingMeasured(outcome=TrialOutcome(status=status, reason=reason))  # type: ignore[arg-type]
+
+
+def record_of(
+    context: TrainingContext, goal: Goal, original: TrainingMeasured, number: int, recipe: Recipe, left_s: float
+) -> TrialRecord:
+    """Try a recipe, and judge it by the goal's limits.
+
+    Args:
+        context: Where the search works.
+        goal: What the search is to reach.
+        original: The original as measured before.
+        number: The trial's number.
+        recipe: The recipe.
+        left_s: Seconds of the budget that are left.
+    """
+    began = time.perf_counter()
+    found = context.measure(recipe.steps, context.directory / f"trial-{number}", left_s)
+    record = TrialRecord(
+        **dict(found.outcome),
+        number=number,
+        steps=recipe.steps,
+        predicted=context.space.bound(recipe.steps),
+        fingerprint=context.facts.fingerprint,
+    )
+    if found.run is not None and original.run is not None:
+        record = record.model_copy(update=timed(context.facts, original.run, found.run, found.outcome.training))
+        record = _within_limits(goal, record)
+    return record.model_copy(update={"seconds": time.perf_counter() - began})
+
+
+def timed(facts: TrainingFacts, original: Run, run: Run, evidence: TrainingEvidence | None) -> dict[str, object]:
+    """Return the fields of a record that come from its times beside the original's, on the same steps."""
+    old, new = on_common_calls(original, run) or (original, run)
+    assert evidence is not None
+    return {
+        "latency_ms": new.seconds * 1e3,
+        "baseline_latency_ms": old.seconds * 1e3,
+        "speedup": old.seconds / new.seconds,
+        "peak_bytes": evidence.memory.peak_bytes if evidence.memory is not None else None,
+        "training": evidence.model_copy(update={"throughput_per_s": facts.num_samples / new.seconds}),
+    }
+
+
+def _within_limits(goal: Goal, record: TrialRecord) -> TrialRecord:
+    """Return a record, rejected where it needs too much memory or, for memory, too much time."""
+    assert record.speedup is not None
+    if goal.max_memory_bytes is not None and (record.peak_bytes or 0) > goal.max_memory_bytes:
+        taken, allowed = num_bytes(record.peak_bytes or 0), num_bytes(goal.max_memory_bytes)
+        reason = f"a step takes {taken}, more than the {allowed} allowed"
+        return record.model_copy(update={"status": "rejected", "rejected_for": "memory", "reason": reason})
+    if goal.objective == "memory" and 1 / record.speedup > goal.max_slowdown:
+        reason = f"a step takes {1 / record.speedup:.2f} times the original's time; {goal.max_slowdown:g} is allowed"
+        return record.model_copy(update={"status": "rejected", "rejected_for": "slowdown", "reason": reason})
+    return record

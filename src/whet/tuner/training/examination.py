@@ -1,0 +1,220 @@
+"""Examine a training run once, in a child process: does it train reproducibly, what bounds it, what applies."""
+
+import gc
+import math
+import time
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from whet.errors import ModelError, TargetError
+from whet.machine import Limits, Machine, describe
+from whet.machine.limits import load_limits
+from whet.measure.malloc import give_back
+from whet.measure.memory import peak_rss_bytes, reset_peak_rss
+from whet.measure.quiet import undisturbed
+from whet.recipe import Step
+from whet.technique import NotApplicable
+from whet.techniques.applicability import options_that_apply
+from whet.techniques.training import TRAINING_TABLE
+from whet.training import gradients
+from whet.training.memory import step_memory
+from whet.training.parts import Parts
+from whet.training.step_profile import StepProfile, profile_steps
+from whet.training.technique import TrainingTechnique
+from whet.tuner.known_target import digest_of
+from whet.tuner.result import Diagnosed, RefusedTechnique
+from whet.tuner.space import ApplicableTechnique, Variant, steps_of
+from whet.tuner.training.facts import ORIGINAL, REFERENCE, TrainingFacts
+from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
+from whet.workload import TrainingWorkload
+from whet.workload.training import Trainer, num_samples_of
+
+_FIRST_STEPS = 3
+_SAME_LOSS = 1e-3  # relative: two runs of one seed differ by rounding at most
+
+
+class TrainingRequest(BaseModel):
+    """Tell a process which training run to examine.
+
+    Attributes:
+        target: The target's name or address.
+        directory: Where the gradients are written.
+        exclude: Techniques that are not to be tried.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    target: str
+    directory: Path
+    exclude: tuple[str, ...] = ()
+
+
+def examine_training(request: TrainingRequest) -> TrainingFacts:
+    """Check a training run and return its facts.
+
+    Raises:
+        WhetError: The run cannot be tuned; the message says why.
+    """
+    began = time.perf_counter()
+    before = peak_rss_bytes()
+    workload = open_training(request.target)
+    open_s = time.perf_counter() - began
+    machine = describe()
+    batches = first_batches(workload, NUM_DIGESTS)
+    model = digest_of(workload.model.named_parameters())
+    _write_gradients(workload, request.directory)
+    parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
+    gc.collect()
+    give_back()
+    reset_peak_rss()
+    trainer = Trainer(workload)
+    losses = _first_losses(trainer)
+    memory = step_memory(trainer.model, trainer.optimizer, peak_rss_bytes() - before)
+    _check_reproducible(request.target, losses)
+    limits_began = time.perf_counter()
+    limits = load_limits(machine, device="cuda" if parts.device_type == "cuda" else "cpu")
+    limits_s = time.perf_counter() - limits_began
+    profile, _ = undisturbed(lambda: profile_steps(trainer))
+    applicable, refused = applicable_techniques(parts, machine, limits, profile, request.exclude)
+    tokens = _tokens(batches[0])
+    return TrainingFacts(
+        name=workload.name,
+        machine=machine,
+        fingerprint=machine.fingerprint,
+        limits=limits,
+        model=model,
+        applicable=tuple(applicable),
+        refused=tuple(refused),
+        profile=profile,
+        diagnosis=diagnosed(profile),
+        memory=memory,
+        losses=losses,
+        batches=digests(batches),
+        examined_s=time.perf_counter() - began - limits_s,
+        open_s=open_s,
+        num_samples=float(tokens or trainer.num_samples) * workload.num_accumulated,
+        unit="tokens" if tokens else "samples",
+        evaluation="" if workload.evaluation is None else workload.evaluation.name,
+        higher_is_better=workload.evaluation is not None and workload.evaluation.higher_is_better,
+    )
+
+
+def _write_gradients(workload: TrainingWorkload, directory: Path) -> None:
+    """Write the gradients of the first batches: the original's, and those in float64."""
+    batches = first_batches(workload, gradients.NUM_BATCHES)
+    model = workload.model.train()
+    try:
+        original = gradients.gradients_of(model, workload.loss, batches, seed=workload.seed)
+        again = gradients.gradients_of(model, workload.loss, batches, seed=workload.seed + 1)
+    except RuntimeError as error:
+        raise ModelError(f"a first step of the training failed: {error}") from error
+    for name, gradient in original.items():
+        if not torch.isfinite(gradient).all():
+            raise ModelError(f"the gradient of {name.partition('.')[2]} is not finite in the first batches")
+        if not torch.allclose(gradient, again[name], rtol=1e-3, atol=1e-9 + 1e-3 * float(gradient.abs().max())):
+            raise TargetError(
+                "the gradients depend on numbers that forward draws outside of dropout layers, so that no variant can "
+                f"be held against float64 ({name.partition('.')[2]}); give a workload without them, or nn.Dropout"
+            )
+    gradients.write(original, directory / ORIGINAL)
+    reference = gradients.reference_gradients(model, workload.loss, batches, seed=workload.seed)
+    gradients.write(reference, directory / REFERENCE)
+
+
+def _first_losses(trainer: Trainer) -> tuple[float, ...]:
+    losses = tuple(float(trainer.step()) for _ in range(_FIRST_STEPS))
+    for number, loss in enumerate(losses, 1):
+        if not math.isfinite(loss):
+            raise ModelError(f"the loss of step {number} is {loss}: the original diverges, so nothing can be compared")
+    return losses
+
+
+def _check_reproducible(target: str, losses: tuple[float, ...]) -> None:
+    """Raise TargetError where a second run from the same seed trains otherwise."""
+    again = _first_losses(Trainer(open_training(target)))
+    for number, (first, second) in enumerate(zip(losses, again, strict=True), 1):
+        if abs(first - second) > _SAME_LOSS * max(abs(first), 1e-12):
+            raise TargetError(
+                f"the training is not reproducible from its seed: step {number} had a loss of {first:.6g}, and of "
+                f"{second:.6g} in a second run. Draw weights and batches from seeded generators"
+            )
+
+
+def applicable_techniques(
+    parts: Parts, machine: Machine, limits: Limits, profile: StepProfile, exclude: tuple[str, ...] = ()
+) -> tuple[list[ApplicableTechnique], list[RefusedTechnique]]:
+    """Ask every technique for training whether it applies, and what it could gain at most."""
+    applicable: list[ApplicableTechnique] = []
+    refused: list[RefusedTechnique] = []
+    for name, technique in TRAINING_TABLE.items():
+        options, detail, reason = options_that_apply(technique, parts, machine)
+        if name in exclude:
+            refused.append(RefusedTechnique(technique=name, reason="left out by --exclude"))
+        elif options is None:
+            refused.append(RefusedTechnique(technique=name, reason=reason))
+        else:
+            applicable.append(
+                ApplicableTechnique(
+                    technique=name,
+                    detail=detail,
+                    groups=tuple(sorted(technique.groups)),
+                    options={option: tuple(values) for option, values in options.items()},
+                    variants=tuple(_variant(technique, step, profile, limits) for step in steps_of(name, options)),
+                )
+            )
+    return applicable, refused
+
+
+def _variant(technique: TrainingTechnique, step: Step, profile: StepProfile, limits: Limits) -> Variant:
+    options = technique.options(**step.options)
+    shrink = 2.0 if technique.saves_memory else 1.0
+    return Variant(step=step, bound=technique.predict(profile, limits, options), shrink=shrink)
+
+
+def refusal(steps: tuple[Step, ...], parts: Parts, machine: Machine) -> str:
+    """Return why a recipe's steps do not apply to these parts; "" where they do."""
+    found = []
+    for step in steps:
+        technique = TRAINING_TABLE[step.technique]
+        verdict = technique.check(parts, machine, technique.options(**step.options))
+        if isinstance(verdict, NotApplicable):
+            found.append(f"{step.technique}: {verdict.reason}")
+    return "; ".join(found)
+
+
+def diagnosed(profile: StepProfile) -> Diagnosed:
+    """Return where the time of a step goes, in words."""
+    shares = {
+        "data": profile.data_s,
+        "products": profile.products_s,
+        "attention": profile.attention_s,
+        "loss": profile.loss_s,
+        "other operators": profile.other_s,
+        "optimiser": profile.optimizer_s,
+    }
+    total = sum(shares.values()) or 1.0
+    ranked = sorted(shares, key=lambda name: -shares[name])
+    told = ", ".join(f"{shares[name] / total:.0%} {name}" for name in ranked if shares[name] >= 0.02 * total)
+    return Diagnosed(
+        sentence=f"A step takes {profile.total_s * 1e3:.0f} ms: {told}.",
+        bound=ranked[0],
+        shares={name: value / total for name, value in shares.items()},
+        share_of_limit=0.0,
+    )
+
+
+def _tokens(batch: object) -> int:
+    """Return how many token ids the first tensor of a batch holds; 0 where it holds something else."""
+    tensors = [batch] if isinstance(batch, Tensor) else [x for x in _leaves(batch) if isinstance(x, Tensor)]
+    first = next(iter(tensors), None)
+    is_text = first is not None and first.dim() == 2 and not first.is_floating_point()
+    return first.numel() if is_text and first is not None and num_samples_of(batch) else 0
+
+
+def _leaves(batch: object) -> list[object]:
+    if isinstance(batch, dict):
+        return list(batch.values())
+    return list(batch) if isinstance(batch, tuple | list) else []

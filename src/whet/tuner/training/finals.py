@@ -1,0 +1,125 @@
+"""Compare the best recipes with the original in processes of their own, then prove the held-out loss in pairs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from whet.comparison.claim import Claim
+from whet.comparison.compare import Comparison, TimeLimit, compare_all
+from whet.comparison.run import Run
+from whet.comparison.schedules import ABBA
+from whet.comparison.stopping import Fixed
+from whet.comparison.variant import in_words
+from whet.measure.quiet import Patience
+from whet.recipe import Step
+from whet.training.loss_proof import LossPair, LossProof, is_over, judge
+from whet.training.technique import Exactness
+from whet.tuner.records import TrialRecord
+from whet.tuner.training.context import TrainingContext
+from whet.tuner.training.steps_process import StepsRequest, time_steps
+from whet.tuner.training.trial import LossRequest, LossRun, exactness_of, train_for_loss
+
+ROUNDS, MIN_ROUNDS = 8, 6
+RUN_S = 2.0  # seconds of timing in each process
+_LIMIT_S = 300.0
+LEAST_STEPS, MOST_STEPS = 24, 400  # of a run for the held-out loss
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Describe the original (no record) or a recipe as a side of the comparison."""
+
+    context: TrainingContext
+    record: TrialRecord | None
+
+    @property
+    def name(self) -> str:
+        """Return the name of the side's directory."""
+        return "original" if self.record is None else f"final-{self.record.number}"
+
+    def run(self) -> Run:
+        """Time steps in a fresh process."""
+        steps = () if self.record is None else self.record.steps
+        request = StepsRequest(target=self.context.target, steps=steps, timing_s=RUN_S)
+        outcome = self.context.run(time_steps, request, self.context.directory / self.name, _LIMIT_S)
+        found = outcome.answer(Run)
+        if found is None:
+            assert outcome.failure is not None
+            return Run(failure=in_words(outcome.failure))
+        return found
+
+
+def compare_finalists(
+    context: TrainingContext,
+    finalists: Sequence[TrialRecord],
+    limit: TimeLimit,
+    patience: Patience,
+    report: Callable[[int, int], None],
+) -> tuple[Comparison, list[Claim]]:
+    """Measure the original and each finalist in pairs of processes, one after the other and back."""
+    original = _Side(context, None)
+    stop = Fixed(ROUNDS, MIN_ROUNDS, noise_from="pairs") if finalists else Fixed(3, 1)
+    found = compare_all(
+        [(original, _Side(context, record)) for record in finalists],
+        schedule=ABBA(),
+        stop=stop,
+        alone=() if finalists else [original],
+        patience=patience,
+        limit=limit,
+        old_may_fail=True,
+        report=lambda done, _: report(min(done, stop.most), stop.most),
+    )
+    return found, found.claims
+
+
+def needs_losses(steps: Sequence[Step]) -> bool:
+    """Return whether only the held-out loss can prove that a recipe trains as well."""
+    return exactness_of(steps) is not Exactness.EXACT
+
+
+def prove_losses(
+    context: TrainingContext,
+    steps: tuple[Step, ...],
+    num_steps: int,
+    *,
+    allowed: float,
+    left_s: Callable[[], float],
+    report: Callable[[int], None] = lambda number: None,
+) -> LossProof | None:
+    """Train pairs of runs until they tell whether a recipe reaches the original's held-out loss.
+
+    Args:
+        context: Where the search works.
+        steps: The recipe.
+        num_steps: Optimiser steps of each run.
+        allowed: The drop that is allowed.
+        left_s: Returns the seconds that are left.
+        report: Is told of each pair.
+
+    Returns:
+        The proof; None where there was no time for a single pair.
+    """
+    pairs: list[LossPair] = []
+    proof: LossProof | None = None
+    seed = 0
+    while proof is None or not is_over(proof):
+        seed += 1
+        old, new = (_loss_run(context, chosen, seed, num_steps, left_s()) for chosen in ((), steps))
+        if old is None or new is None:
+            break
+        pairs.append(
+            LossPair(seed=seed, old=old.held_out, new=new.held_out, old_middle=old.middle, new_middle=new.middle)
+        )
+        proof = judge(pairs, allowed=allowed, higher_is_better=context.facts.higher_is_better)
+        report(len(pairs))
+    return proof
+
+
+def _loss_run(
+    context: TrainingContext, steps: tuple[Step, ...], seed: int, num_steps: int, left_s: float
+) -> LossRun | None:
+    if left_s <= 0:
+        return None
+    request = LossRequest(target=context.target, steps=steps, seed=seed, num_steps=num_steps)
+    folder: Path = context.directory / f"loss-{seed}-{len(steps)}"
+    return context.run(train_for_loss, request, folder, min(left_s, _LIMIT_S)).answer(LossRun)

@@ -1,0 +1,89 @@
+"""Open a training run in a child process, with a recipe's techniques on it."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from whet.errors import TargetError
+from whet.recipe import Step
+from whet.techniques.training import TRAINING_TABLE
+from whet.training.applied import applied
+from whet.training.parts import Parts
+from whet.workload import TrainingWorkload
+from whet.workload.training import Trainer, seed_everything
+from whet.workloads.handover import open_any
+
+NUM_DIGESTS = 6
+
+
+def open_training(target: str, *, seed: int | None = None) -> TrainingWorkload:
+    """Return the training workload with a target's name or address.
+
+    Args:
+        target: The name or address.
+        seed: The seed in place of the workload's own. It changes the order of the data and what is drawn in training;
+            the weights that the model begins with are drawn before, by the target's own function.
+
+    Raises:
+        TargetError: It is of another kind.
+    """
+    seed_everything(0 if seed is None else seed)
+    workload = open_any(target)
+    if not isinstance(workload, TrainingWorkload):
+        raise TargetError(f"{target} is a {type(workload).__name__}; here whet takes a TrainingWorkload")
+    return workload if seed is None else replace(workload, seed=seed)
+
+
+class PreparedTrainer:
+    """Make a trainer whose parts a recipe has changed.
+
+    Attributes:
+        trainer: The trainer.
+        notes: What the techniques want to be said.
+    """
+
+    def __init__(self, workload: TrainingWorkload, steps: Sequence[Step] = ()) -> None:
+        self.notes: tuple[str, ...] = ()
+        self._steps = steps
+        self.trainer = Trainer(workload, change=self._changed)
+
+    def _changed(self, model: nn.Module, optimizer: Optimizer, batches: Iterable[Any]) -> Parts:
+        parts = applied(Parts(model, optimizer, batches), self._steps, TRAINING_TABLE)
+        self.notes = parts.notes
+        return parts
+
+
+def first_batches(workload: TrainingWorkload, number: int) -> list[Any]:
+    """Return the first batches of a pass, as a run from the seed sees them.
+
+    Raises:
+        TargetError: There are none.
+    """
+    seed_everything(workload.seed)
+    batches = list(islice(workload.batches, number))
+    if not batches:
+        raise TargetError("batches gives no batch")
+    return batches
+
+
+def digests(batches: Iterable[Any]) -> tuple[str, ...]:
+    """Return a digest of each batch: of all its tensors and plain values."""
+    return tuple(_digest(batch) for batch in batches)
+
+
+def _digest(batch: Any) -> str:
+    found = hashlib.sha256()
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor):
+            found.update(f"{leaf.dtype}{tuple(leaf.shape)}".encode())
+            found.update(leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            found.update(repr(leaf).encode())
+    return found.hexdigest()[:16]

@@ -1,0 +1,35 @@
+"""Time the steps of one variant in a process of the final comparison."""
+
+from pydantic import BaseModel, ConfigDict
+
+from whet.comparison.child import run_alone
+from whet.comparison.run import Run
+from whet.measure.memory import peak_rss_bytes
+from whet.recipe import Step
+from whet.tuner.training.opening import PreparedTrainer, open_training
+from whet.workload.measurables import TrainingSteps
+
+
+class StepsRequest(BaseModel):
+    """Tell a process what to time.
+
+    Attributes:
+        target: The target's name or address.
+        steps: The recipe; empty for the original.
+        timing_s: Seconds of timing.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    target: str
+    steps: tuple[Step, ...] = ()
+    timing_s: float
+
+
+def time_steps(request: StepsRequest) -> Run:
+    """Train from the seed, and time the steps after the first ones. The peak is what the training adds."""
+    before = peak_rss_bytes()
+    workload = open_training(request.target)
+    trainer = PreparedTrainer(workload, request.steps).trainer
+    run = run_alone(TrainingSteps(workload, trainer), request.timing_s)
+    return run.model_copy(update={"peak_bytes": max(0, run.peak_bytes - before)})

@@ -1,0 +1,204 @@
+"""Build, prove and time a recipe for training, in the child processes of a search.
+
+The process first holds gradients and updates against float64, then makes the steps that are timed.
+"""
+
+import gc
+import math
+import time
+from collections.abc import Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from whet.comparison.child import run_alone
+from whet.comparison.run import Run
+from whet.machine import describe
+from whet.measure.malloc import give_back
+from whet.measure.memory import cuda_peak_bytes, peak_rss_bytes, reset_peak_rss
+from whet.recipe import Step
+from whet.techniques.training import TRAINING_TABLE
+from whet.training import gradients
+from whet.training.memory import StepMemory, step_memory
+from whet.training.parts import Parts
+from whet.training.technique import Exactness
+from whet.training.updates import prove_updates
+from whet.tuner.records import TrainingEvidence, TrialOutcome
+from whet.tuner.training.examination import refusal
+from whet.tuner.training.facts import ORIGINAL, REFERENCE, KnownTraining
+from whet.tuner.training.opening import NUM_DIGESTS, PreparedTrainer, digests, first_batches, open_training
+from whet.workload import TrainingWorkload, measure_quality
+from whet.workload.measurables import TrainingSteps
+from whet.workload.training import Trainer
+
+_MEMORY_STEPS = 2
+
+
+class TrainingTrial(BaseModel):
+    """Tell the process of a trial what to try.
+
+    Attributes:
+        known: The target.
+        steps: The recipe; empty for the original.
+        timing_s: Seconds of timing.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    known: KnownTraining
+    steps: tuple[Step, ...] = ()
+    timing_s: float = 2.0
+
+
+class TrainingMeasured(BaseModel):
+    """Hold what the process of a trial found.
+
+    Attributes:
+        outcome: Whether the training is the same, with the evidence.
+        run: Its times; None where it was refused or rejected.
+    """
+
+    outcome: TrialOutcome
+    run: Run | None = None
+
+
+def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
+    """Apply a recipe, prove that it trains as the original does, and time its steps."""
+    before = peak_rss_bytes()
+    workload = open_training(request.known.target)
+    parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
+    if why := refusal(request.steps, parts, describe()):
+        return TrainingMeasured(outcome=TrialOutcome(status="refused", reason=why))
+    exactness = exactness_of(request.steps)
+    began = time.perf_counter()
+    prepared = PreparedTrainer(workload, request.steps)
+    proof = _gradients(workload, prepared.trainer, exactness, request.known)
+    if not proof.is_same:
+        return _rejected(proof.words, TrainingEvidence(gradients=proof), prepared.notes)
+    updates = None if exactness is Exactness.OTHER else prove_updates(workload, prepared.trainer)
+    if updates is not None and updates.is_same is False:
+        return _rejected(updates.words, TrainingEvidence(gradients=proof, updates=updates), prepared.notes)
+    if why := _other_batches(workload, prepared.trainer, request.known):
+        return _rejected(why, TrainingEvidence(gradients=proof, updates=updates), prepared.notes)
+    first_s = time.perf_counter() - began
+    memory = _memory(prepared.trainer, before)
+    run = run_alone(TrainingSteps(workload, prepared.trainer), request.timing_s)
+    losses = [float(loss) for loss in prepared.trainer.losses]
+    wrong = next((number for number, loss in enumerate(losses, 1) if not math.isfinite(loss)), None)
+    if wrong is not None:
+        outcome = TrialOutcome(status="failed", reason=f"the loss of step {wrong} is {losses[wrong - 1]}")
+        return TrainingMeasured(outcome=outcome)
+    evidence = TrainingEvidence(gradients=proof, updates=updates, memory=memory, first_step_s=first_s)
+    outcome = TrialOutcome(
+        status="done",
+        notes=prepared.notes,
+        build_s=first_s,
+        quality=proof.cosine,
+        drop=0.0,
+        busy=run.busy,
+        training=evidence,
+    )
+    return TrainingMeasured(outcome=outcome, run=run)
+
+
+def exactness_of(steps: Sequence[Step]) -> Exactness:
+    """Return the weakest promise of a recipe's techniques."""
+    order = list(Exactness)
+    kinds = [TRAINING_TABLE[step.technique].exactness for step in steps]
+    return max(kinds, key=order.index, default=Exactness.EXACT)
+
+
+def _gradients(
+    workload: TrainingWorkload, trainer: Trainer, exactness: Exactness, known: KnownTraining
+) -> gradients.GradientProof:
+    batches = first_batches(workload, gradients.NUM_BATCHES)
+    found = gradients.gradients_of(trainer.model, workload.loss, batches, seed=workload.seed)
+    original, reference = (gradients.read(known.directory / name) for name in (ORIGINAL, REFERENCE))
+    return gradients.judged(found, original, reference, exactness)
+
+
+def _other_batches(workload: TrainingWorkload, trainer: Trainer, known: KnownTraining) -> str:
+    """Return what is wrong with the data that a changed loop trains on; "" where it is the original's."""
+    found = digests(trainer.first_batches(NUM_DIGESTS))
+    if found == known.batches:
+        return ""
+    where = next(
+        (i for i, (a, b) in enumerate(zip(found, known.batches, strict=False)) if a != b),
+        min(map(len, (found, known.batches))),
+    )
+    return f"other data: batch {where + 1} of a pass is not the original's"
+
+
+def _memory(trainer: Trainer, before: int) -> StepMemory:
+    """Return the memory of a step once the first ones have been made."""
+    gc.collect()
+    give_back()
+    reset_peak_rss()
+    for _ in range(_MEMORY_STEPS):
+        trainer.step()
+    on_gpu = cuda_peak_bytes()
+    return step_memory(trainer.model, trainer.optimizer, peak_rss_bytes() - before if on_gpu is None else on_gpu)
+
+
+def _rejected(why: str, evidence: TrainingEvidence, notes: tuple[str, ...]) -> TrainingMeasured:
+    outcome = TrialOutcome(status="rejected", reason=why, rejected_for="quality", training=evidence, notes=notes)
+    return TrainingMeasured(outcome=outcome)
+
+
+class LossRequest(BaseModel):
+    """Tell a process to train for some steps, to see where the held-out loss ends.
+
+    Attributes:
+        target: The target's name or address.
+        steps: The recipe.
+        seed: The seed of the order of data and of what is drawn in training.
+        num_steps: Optimiser steps.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    target: str
+    steps: tuple[Step, ...] = ()
+    seed: int
+    num_steps: int
+
+
+class LossRun(BaseModel):
+    """Hold the losses of one training run.
+
+    Attributes:
+        losses: The loss of each step.
+        held_out: The held-out score at the end, and in the middle; without one, the mean loss of the last steps.
+        middle: The same in the middle of the run.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    losses: tuple[float, ...]
+    held_out: float
+    middle: float
+
+
+def train_for_loss(request: LossRequest) -> LossRun:
+    """Train from a seed for some steps, and score the model in the middle and at the end."""
+    workload = open_training(request.target, seed=request.seed)
+    trainer = PreparedTrainer(workload, request.steps).trainer
+    half = request.num_steps // 2
+    for _ in range(half):
+        trainer.step()
+    middle = _score(workload, trainer)
+    for _ in range(request.num_steps - half):
+        trainer.step()
+    losses = tuple(float(loss) for loss in trainer.losses)
+    return LossRun(losses=losses, held_out=_score(workload, trainer), middle=middle)
+
+
+def _score(workload: TrainingWorkload, trainer: Trainer) -> float:
+    """Return the held-out score of the model as it is, or the mean loss of the last quarter of the steps."""
+    if workload.evaluation is None:
+        last = trainer.losses[-max(1, len(trainer.losses) // 4) :]
+        return sum(float(loss) for loss in last) / max(1, len(last))
+    trainer.model.eval()
+    try:
+        return measure_quality(workload.evaluation, trainer.model)
+    finally:
+        trainer.model.train()

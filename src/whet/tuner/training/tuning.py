@@ -1,0 +1,392 @@
+"""Tune a training run from end to end: examine, search, compare, prove the held-out loss, write what was found."""
+
+import datetime
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from whet.comparison.claim import Claim, Verdict
+from whet.comparison.compare import TimeLimit
+from whet.comparison.run import Run
+from whet.errors import ModelError, OptionError
+from whet.files import write_whole
+from whet.machine.library_versions import versions
+from whet.measure.isolate import FailureKind
+from whet.measure.quiet import Patience
+from whet.measure.stats import noise_floor
+from whet.recipe import FILE as RECIPE
+from whet.recipe import Evidence, Recipe
+from whet.training.technique import Exactness
+from whet.tuner.budget import Budget, BudgetEnded, Runner
+from whet.tuner.goal import Goal, ranked
+from whet.tuner.listener import Listener
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import FILE, MeasuredVariant, Result
+from whet.tuner.search import SearchTime, search_space
+from whet.tuner.study import Study, default_storage
+from whet.tuner.training.context import TrainingContext, record_of
+from whet.tuner.training.examination import TrainingRequest, examine_training
+from whet.tuner.training.facts import TrainingFacts
+from whet.tuner.training.finals import (
+    LEAST_STEPS,
+    MOST_STEPS,
+    compare_finalists,
+    needs_losses,
+    prove_losses,
+)
+from whet.tuner.training.trial import TrainingMeasured, exactness_of
+from whet.tuner.training.words import gain_sentence, no_gain_sentence
+from whet.tuner.verdict import untried
+
+_EXAMINATION_LIMIT_S = 600.0
+_FINALS_SHARE, _LOSSES_SHARE = 0.35, 0.25  # of the budget
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Hold what a search for training is asked for.
+
+    Attributes:
+        goal: What it is to reach.
+        budget_s: Seconds for everything.
+        directory: The directory for the results.
+        storage: The study's URL; "" for a file in the directory.
+        resume: Whether to go on with an earlier search.
+        exclude: Techniques that are not tried.
+        trial_limit_s: Seconds after which a trial is ended.
+    """
+
+    goal: Goal
+    budget_s: float
+    directory: Path
+    storage: str = ""
+    resume: bool = False
+    exclude: tuple[str, ...] = ()
+    trial_limit_s: float = 300.0
+
+
+def tune_training(
+    address: str,
+    name: str,
+    plan: TrainingPlan,
+    run: Runner,
+    patience: Patience,
+    listener: Listener,
+    command: str = "",
+) -> Result:
+    """Find the fastest or smallest recipe for a training run, and prove it.
+
+    Args:
+        address: How child processes name the target.
+        name: How people name it.
+        plan: What is asked for.
+        run: Runs a function in a child process.
+        patience: How long to wait for a quiet machine.
+        listener: Is told of the progress.
+        command: The command line of this search.
+
+    Raises:
+        WhetError: Anything the user can mend, before anything is written.
+    """
+    began = datetime.datetime.now(datetime.UTC)
+    budget = Budget(plan.budget_s, clock=lambda: time.monotonic() - patience.spent_s)
+    bounded = budget.bounded(run)
+    with tempfile.TemporaryDirectory(prefix="whet-train-") as scratch:
+        facts = _examined(bounded, address, plan, Path(scratch), patience)
+        listener.looked_at_training(facts)
+        context = TrainingContext(address, facts, Path(scratch), bounded, plan.trial_limit_s)
+        original = patience.measure(lambda: context.original(budget.left_at_most_s), lambda found: found.outcome.busy)
+        if original.outcome.status != "done" or original.run is None:
+            raise ModelError(f"the original cannot be measured: {original.outcome.reason}")
+        plan.directory.mkdir(parents=True, exist_ok=True)
+        title = f"whet training {name} {plan.goal.objective} {facts.model} {facts.fingerprint}"
+        study = Study.open(plan.storage or default_storage(plan.directory), title, must_exist=plan.resume)
+        records = _searched(context, study, plan.goal, budget, original, listener, patience)
+        result = _concluded(context, plan.goal, budget, original, records, listener, patience)
+    result.target, result.out, result.started_at = name, str(plan.directory), began.isoformat(timespec="seconds")
+    result.budget_s, result.seconds, result.command = plan.budget_s, budget.elapsed_s, command
+    _write(result, plan.directory)
+    return result
+
+
+def _examined(run: Runner, address: str, plan: TrainingPlan, scratch: Path, patience: Patience) -> TrainingFacts:
+    request = TrainingRequest(target=address, directory=scratch, exclude=plan.exclude)
+    patience.begin()
+    outcome = run(examine_training, request, scratch / "examination", _EXAMINATION_LIMIT_S)
+    if isinstance(outcome.failure, BudgetEnded):
+        raise OptionError(
+            f"to build and examine the training takes longer than a budget of {plan.budget_s:g} s; give a larger "
+            "--budget"
+        )
+    if outcome.failure is not None:
+        if outcome.failure.kind is FailureKind.TIMEOUT:
+            raise ModelError(f"to build and examine the training {outcome.failure.message}")
+        raise outcome.failure.as_error()
+    facts = outcome.answer(TrainingFacts)
+    assert facts is not None
+    return facts
+
+
+def _searched(
+    context: TrainingContext,
+    study: Study,
+    goal: Goal,
+    budget: Budget,
+    original: TrainingMeasured,
+    listener: Listener,
+    patience: Patience,
+) -> list[TrialRecord]:
+    """Try recipes for the part of the budget that is not kept for the proof."""
+    share = 1 - _FINALS_SHARE - _LOSSES_SHARE
+    now = budget.clock()
+    search_s = max(0.0, min(budget.left_s, budget.left_s - (1 - share) * budget.seconds))
+    limit = SearchTime(now + search_s, now + budget.left_at_most_s, 20.0, budget.clock)
+    return search_space(
+        context.worth_trying(goal),
+        study,
+        goal,
+        limit,
+        lambda number, recipe, left_s: record_of(context, goal, original, number, recipe, left_s),
+        patience=patience,
+        report=listener.tried,
+    )
+
+
+def _concluded(
+    context: TrainingContext,
+    goal: Goal,
+    budget: Budget,
+    original: TrainingMeasured,
+    records: list[TrialRecord],
+    listener: Listener,
+    patience: Patience,
+) -> Result:
+    """Compare the best recipe with the original, prove its loss, and say what was found."""
+    facts = context.facts
+    finalists = _finalists(goal, records)
+    now = budget.clock()
+    losses_s = _LOSSES_SHARE * budget.seconds if any(needs_losses(r.steps) for r in finalists) else 0.0
+    limit = TimeLimit(now + budget.left_s - losses_s, now + budget.left_at_most_s - losses_s, budget.clock)
+    found, claims = compare_finalists(context, finalists, limit, patience, listener.measured)
+    runs = [run for run in found.runs.get("original", ()) if run.counts] or [original.run or Run()]
+    baseline = _original_point(facts, original, runs)
+    points = [_point(facts, record, claim) for record, claim in zip(finalists, claims, strict=True) if claim.num_pairs]
+    best = _best(goal, baseline, points)
+    for point in sorted((p for p in points if p.verdict == Verdict.PASS), key=lambda p: p is not best):
+        if needs_losses(point.steps) and not _is_proved(best):
+            _prove(context, goal, baseline, point, budget, listener)
+    word, sentence, kept = _verdict(goal, facts, baseline, best, points, records, patience)
+    compile_only = next((r for r in records if [s.technique for s in r.steps] == ["compile"] and r.speedup), None)
+    return Result(
+        kind="training",
+        unit=facts.unit,
+        target=facts.name,
+        model=facts.model,
+        objective=goal.objective,
+        max_drop=goal.max_drop,
+        max_memory_bytes=goal.max_memory_bytes,
+        verdict=word,  # type: ignore[arg-type]
+        sentence=sentence,
+        busy=patience.sentence if word == "inconclusive" and patience.cause else "",
+        quality_name=facts.evaluation or "training loss",
+        higher_is_better=facts.higher_is_better,
+        baseline=baseline,
+        compile_only=None if compile_only is None else _screened(facts, compile_only),
+        best=kept,
+        finalists=points,
+        trials=records,
+        refused=list(facts.refused),
+        untried=untried(goal, context.space, records),
+        diagnosis=facts.diagnosis,
+        machine=facts.machine.facts(),
+        fingerprint=facts.fingerprint,
+        limits=asdict(facts.limits),
+        versions=versions(),
+        unsaved="a training recipe changes the loop: apply it with whet.prepare(model, optimizer, loader, recipe=...)",
+    )
+
+
+def _prove(
+    context: TrainingContext,
+    goal: Goal,
+    baseline: MeasuredVariant,
+    point: MeasuredVariant,
+    budget: Budget,
+    listener: Listener,
+) -> None:
+    """Train pairs of runs for a recipe that rounds, and note what they prove."""
+    point.losses = prove_losses(
+        context,
+        point.steps,
+        _num_steps(context.facts, point, budget),
+        allowed=goal.max_drop,
+        left_s=lambda: budget.left_at_most_s,
+        report=listener.proved,
+    )
+    if point.losses is not None:
+        point.quality = sum(pair.new for pair in point.losses.pairs) / len(point.losses.pairs)
+        baseline.quality = sum(pair.old for pair in point.losses.pairs) / len(point.losses.pairs)
+
+
+def _is_proved(point: MeasuredVariant) -> bool:
+    """Return whether a recipe is known to train as the original does."""
+    return not needs_losses(point.steps) or (point.losses is not None and point.losses.is_same is True)
+
+
+def _finalists(goal: Goal, records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Return the best trial, and the best one that promises more: if the first reaches another loss, it stays."""
+    best = ranked(goal, records)
+    chosen = best[:1]
+    order = list(Exactness)
+    if chosen:
+        first = order.index(exactness_of(chosen[0].steps))
+        surer = (record for record in best if order.index(exactness_of(record.steps)) < first)
+        chosen += [record for record in [next(surer, None)] if record is not None]
+    if not goal.asks_for_speed:
+        return chosen
+    return [record for record in chosen if (record.speedup or 0) > 1]
+
+
+def _num_steps(facts: TrainingFacts, point: MeasuredVariant, budget: Budget) -> int:
+    """Return how many steps each run for the held-out loss makes, so that the least pairs fit into what is left."""
+    pair_s = max(5.0, budget.left_at_most_s / 4)
+    step_s = facts.profile.total_s + point.latency_ms / 1e3
+    return max(LEAST_STEPS, min(MOST_STEPS, int((pair_s - 2 * facts.open_s - 8) / step_s)))
+
+
+def _original_point(facts: TrainingFacts, original: TrainingMeasured, runs: Sequence[Run]) -> MeasuredVariant:
+    seconds = sorted(run.seconds for run in runs)[len(runs) // 2]
+    evidence = original.outcome.training
+    return MeasuredVariant(
+        latency_ms=seconds * 1e3,
+        throughput_per_s=facts.num_samples / seconds,
+        peak_bytes=evidence.memory.peak_bytes if evidence and evidence.memory else 0,
+        size_bytes=0,
+        process_latencies_ms=[run.seconds * 1e3 for run in runs],
+        noise=noise_floor([[run.seconds for run in runs]]) if len(runs) > 1 else 1.0,
+        training=evidence,
+    )
+
+
+def _point(facts: TrainingFacts, record: TrialRecord, claim: Claim) -> MeasuredVariant:
+    seconds = sorted(claim.new_s)[len(claim.new_s) // 2]
+    return MeasuredVariant(
+        steps=record.steps,
+        label=record.label,
+        number=record.number,
+        latency_ms=seconds * 1e3,
+        throughput_per_s=facts.num_samples / seconds,
+        peak_bytes=record.peak_bytes or 0,
+        size_bytes=0,
+        process_latencies_ms=[s * 1e3 for s in claim.new_s],
+        speedup=claim.ratio or 1.0,
+        speedup_ci95=claim.ci95 or (1.0, 1.0),
+        p_value=claim.p_value,
+        noise=claim.noise,
+        verdict=claim.verdict.value,
+        load=asdict(claim.load),
+        training=record.training,
+    )
+
+
+def _screened(facts: TrainingFacts, record: TrialRecord) -> MeasuredVariant:
+    """Return a trial as a point that was only screened."""
+    seconds = (record.latency_ms or 0.0) / 1e3
+    return MeasuredVariant(
+        steps=record.steps,
+        label=record.label,
+        number=record.number,
+        latency_ms=record.latency_ms or 0.0,
+        beside_ms=record.baseline_latency_ms,
+        throughput_per_s=facts.num_samples / seconds if seconds else 0.0,
+        peak_bytes=record.peak_bytes or 0,
+        size_bytes=0,
+        speedup=record.speedup or 1.0,
+        speedup_ci95=(record.speedup or 1.0, record.speedup or 1.0),
+        verdict="screened",
+        training=record.training,
+    )
+
+
+def _best(goal: Goal, baseline: MeasuredVariant, points: Sequence[MeasuredVariant]) -> MeasuredVariant:
+    """Return the best point that the times prove; the original where none is proved."""
+    if goal.objective == "memory":
+        allowed = [
+            p for p in points if 1 / p.speedup_ci95[0] <= goal.max_slowdown and p.peak_bytes < baseline.peak_bytes
+        ]
+        return min(allowed, key=lambda p: p.peak_bytes, default=baseline)
+    proved = [point for point in points if point.verdict == Verdict.PASS]
+    return max(proved, key=lambda point: point.speedup, default=baseline)
+
+
+def _verdict(
+    goal: Goal,
+    facts: TrainingFacts,
+    baseline: MeasuredVariant,
+    best: MeasuredVariant,
+    points: Sequence[MeasuredVariant],
+    records: Sequence[TrialRecord],
+    patience: Patience,
+) -> tuple[str, str, MeasuredVariant]:
+    """Return the verdict in a word and a sentence, and the point that is kept."""
+    if best is not baseline and needs_losses(best.steps):
+        if best.losses is not None and best.losses.is_same:
+            return "gain", gain_sentence(goal, facts, baseline, best), best
+        surer = _best(goal, baseline, [p for p in points if p is not best and _is_proved(p)])
+        if surer is not baseline:
+            why = "" if best.losses is None else f" {best.label} is left out: {best.losses.words}."
+            return "gain", gain_sentence(goal, facts, baseline, surer) + why, surer
+        if best.losses is not None and best.losses.is_same is False:
+            return "no-gain", f"{best.label} is faster, but {best.losses.words}. The original stays.", baseline
+        told = "no pair of runs fitted into the budget" if best.losses is None else best.losses.words
+        return "inconclusive", f"{best.label} is faster, but {told}. Give a larger --budget.", baseline
+    if best is not baseline:
+        return "gain", gain_sentence(goal, facts, baseline, best), best
+    if patience.has_run_out:
+        return "inconclusive", f"No verdict: {patience.sentence}. The original stays.", baseline
+    if any(point.verdict == Verdict.INCONCLUSIVE for point in points):
+        return (
+            "inconclusive",
+            "The times of the finals do not tell. The original stays; give a larger --budget.",
+            baseline,
+        )
+    if records and all(record.status == "failed" for record in records):
+        return "failed", f"Every trial failed; the first: {records[0].reason}", baseline
+    return "no-gain", no_gain_sentence(facts, records), baseline
+
+
+def _write(result: Result, directory: Path) -> None:
+    """Write the recipe and, last, the result."""
+    best, baseline = result.best, result.baseline
+    evidence = Evidence(
+        verdict=result.verdict,
+        objective=result.objective,
+        speedup=best.speedup,
+        speedup_ci95=best.speedup_ci95,
+        baseline_latency_ms=baseline.latency_ms,
+        latency_ms=best.latency_ms,
+        num_pairs=len(best.process_latencies_ms),
+        quality_name=result.quality_name,
+        quality_baseline=baseline.quality or 0.0,
+        quality=best.quality or 0.0,
+        max_drop=result.max_drop,
+        size_bytes_baseline=0,
+        size_bytes=0,
+        peak_bytes_baseline=baseline.peak_bytes,
+        peak_bytes=best.peak_bytes,
+    )
+    recipe = Recipe(
+        target=result.target,
+        model=result.model,
+        fingerprint=result.fingerprint,
+        machine={k: list(v) if isinstance(v, tuple | list) else v for k, v in result.machine.items()},
+        versions=result.versions,
+        evidence=evidence,
+        steps=best.steps,
+        kind="training",
+    )
+    recipe.write(directory / RECIPE)
+    write_whole(directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")

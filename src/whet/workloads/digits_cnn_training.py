@@ -1,0 +1,55 @@
+"""Define digits-cnn-training: a residual network learns to name handwritten digits, from random weights."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whet.models.resnet import ResNet
+from whet.workload import Predict, Quality, TrainingWorkload
+from whet.workload.training import OutputLoss
+from whet.workloads import digits_cnn
+
+NAME = "digits-cnn-training"
+BATCH = 64
+LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.05
+
+
+def build() -> TrainingWorkload:
+    """Return the workload: batches of 64 images of 64 x 64 pixels, AdamW.
+
+    The score is the mean cross-entropy of held-out images; lower is better.
+    """
+    images_BCHW, labels_B = digits_cnn.read_digits(held_out=False)
+    test_BCHW, truth_B = digits_cnn.read_digits(held_out=True)
+    held_out = list(zip(test_BCHW.split(BATCH), truth_B.split(BATCH), strict=True))
+
+    def nats(predict: Predict) -> Tensor:
+        return torch.cat([F.cross_entropy(predict(x_BCHW), y_B, reduction="none") for x_BCHW, y_B in held_out])
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = ResNet()
+    return TrainingWorkload(
+        model=model,
+        loss=OutputLoss(F.cross_entropy),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY),
+        batches=Shuffled(images_BCHW, labels_B),
+        evaluation=Quality("held-out loss", nats, higher_is_better=False),
+        num_samples=BATCH,
+        name=NAME,
+    )
+
+
+class Shuffled:
+    """Yield the images in batches, in an order drawn from PyTorch's generator for each pass."""
+
+    def __init__(self, images_BCHW: Tensor, labels_B: Tensor) -> None:
+        self._images_BCHW, self._labels_B = images_BCHW, labels_B
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return one pass: images [64, 1, 64, 64] and their digits [64]."""
+        order = torch.randperm(len(self._labels_B))
+        for rows in order[: len(order) // BATCH * BATCH].split(BATCH):
+            yield self._images_BCHW[rows], self._labels_B[rows]

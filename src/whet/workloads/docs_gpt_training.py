@@ -1,0 +1,85 @@
+"""Define docs-gpt-training: a Llama-shaped decoder learns the text of Python's language reference from nothing."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from whet.models.decoder import Decoder
+from whet.models.decoder.config import read_config
+from whet.workload import Predict, Quality, TrainingWorkload
+from whet.workloads import WEIGHTS, docs_gpt
+from whet.workloads.docs_text import START, load_tokenizer, running_text, token_ids, windows
+
+NAME = "docs-gpt-training"
+BATCH = 16  # windows of 128 tokens
+LEARNING_RATE, WEIGHT_DECAY, CLIP = 5e-4, 0.1, 1.0
+WARM_UP = 100  # steps; without it, two runs that differ by rounding drift apart in their first steps
+NUM_HELD_OUT = 48  # windows that are scored
+
+
+def build(weights: Path = WEIGHTS) -> TrainingWorkload:
+    """Return the workload: batches of 16 windows of 128 tokens, AdamW with a warm-up, clipped gradients.
+
+    The score is the mean cross-entropy of held-out text in nats a token; lower is better.
+    """
+    tokenizer = load_tokenizer(weights / docs_gpt.NAME)
+    start = tokenizer.token_to_id(START)
+    train_BT = windows(token_ids(tokenizer, running_text(held_out=False)), docs_gpt.NUM_TOKENS, docs_gpt.NUM_TOKENS)
+    test_BT = windows(token_ids(tokenizer, running_text(held_out=True)), docs_gpt.NUM_TOKENS, docs_gpt.NUM_TOKENS)
+    held_out = [(docs_gpt.shift(y_BT, start), y_BT) for y_BT in test_BT[:NUM_HELD_OUT].split(BATCH)]
+
+    def nats(predict: Predict) -> list[float]:
+        return [float(_cross_entropy(predict(x_BT), y_BT)) for x_BT, y_BT in held_out]
+
+    model = Decoder(read_config(weights / docs_gpt.NAME))
+    initialise(model, torch.Generator().manual_seed(0))
+    return TrainingWorkload(
+        model=model,
+        loss=_loss,
+        optimizer=lambda parameters: torch.optim.AdamW(
+            parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY
+        ),
+        batches=Shuffled(train_BT, start),
+        evaluation=Quality("held-out loss", nats, higher_is_better=False),
+        clip_norm=CLIP,
+        schedule=lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP)),
+        num_samples=BATCH,
+        name=NAME,
+    )
+
+
+class Shuffled:
+    """Yield the training windows in batches, in an order drawn from PyTorch's generator for each pass."""
+
+    def __init__(self, windows_BT: Tensor, start: int) -> None:
+        self._windows_BT, self._start = windows_BT, start
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return one pass: pairs of inputs and targets, int64 [16, 128] each."""
+        order = torch.randperm(len(self._windows_BT))
+        for rows in order[: len(order) // BATCH * BATCH].split(BATCH):
+            y_BT = self._windows_BT[rows]
+            yield docs_gpt.shift(y_BT, self._start), y_BT
+
+
+def initialise(model: Decoder, generator: torch.Generator) -> None:
+    """Draw normal weights with a standard deviation of 0.02, as GPT-2; less for layers that add to the stream."""
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2:
+            into_stream = name.endswith(("o_proj.weight", "down_proj.weight"))
+            std = 0.02 / math.sqrt(2 * len(model.layers)) if into_stream else 0.02
+            nn.init.normal_(weight, std=std, generator=generator)
+
+
+def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x_BT, y_BT = batch
+    return _cross_entropy(model(x_BT), y_BT)
+
+
+def _cross_entropy(logits_BTV: Tensor, y_BT: Tensor) -> Tensor:
+    return F.cross_entropy(logits_BTV.float().flatten(0, 1), y_BT.flatten())
