@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import whet
 from whet.errors import OutputError, RecipeError
 from whet.recipe import FILE, Evidence, Recipe, Step
 
@@ -126,6 +128,19 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RecipeError, match="cannot be read as a recipe"):
         Recipe.read(tmp_path / "binary.toml")
+
+
+def test_a_recipe_for_a_training_is_not_taken_for_calls(tmp_path: Path) -> None:
+    recipe = Recipe(kind="training", steps=(Step(technique="autocast"),))  # a technique of both kinds
+    recipe.write(tmp_path / "recipe.toml")
+    assert Recipe.read(tmp_path).checked_for("training") == recipe
+    with pytest.raises(RecipeError, match="for a training loop, not for calls"):
+        whet.apply_recipe(tmp_path, "digits-cnn", tmp_path / "out")
+    with pytest.raises(RecipeError, match="for a training loop, not for calls"):
+        whet.apply(recipe, torch.nn.Linear(2, 2), torch.ones(1, 2))
+    with pytest.raises(RecipeError, match="for calls of a model, not for a training loop"):
+        Recipe(steps=recipe.steps).checked_for("training")
+    assert Recipe(kind="training").checked_for("inference").steps == ()
 
 
 def test_the_directory_of_a_tuning_run_stands_for_its_recipe(tmp_path: Path) -> None:

@@ -103,6 +103,24 @@ class Recipe(BaseModel):
         """Return the steps in order, which identify the recipe, whatever else it holds."""
         return self.steps
 
+    def checked_for(self, kind: Literal["inference", "training"]) -> "Recipe":
+        """Return this recipe if it is of a kind: techniques for calls and for training share some names.
+
+        Raises:
+            RecipeError: It is of the other kind.
+        """
+        if self.kind == kind or not self.steps:
+            return self
+        if kind == "inference":
+            raise RecipeError(
+                "this recipe is for a training loop, not for calls of a model: apply it in the loop with "
+                "whet.prepare(model, optimizer, loader, recipe=...)"
+            )
+        raise RecipeError(
+            "this recipe is for calls of a model, not for a training loop: replay it with whet apply, or tune the "
+            "training (whet tune FILE.py:FUNCTION that returns a TrainingWorkload)"
+        )
+
     def write(self, path: Path) -> None:
         """Write the recipe as TOML, whole or not at all."""
         data: dict[str, Any] = self.model_dump(exclude_none=True, mode="json")

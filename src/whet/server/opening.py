@@ -141,7 +141,8 @@ def _options(source: EngineSource, given: Given, note: Callable[[str], None]) ->
 
 def _followed(recipe: str | os.PathLike[str] | Recipe, note: Callable[[str], None]) -> RecipeOptions:
     """Return what of a recipe is followed, and note the rest."""
-    found = from_recipe(recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe)))
+    read = recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe))
+    found = from_recipe(read.checked_for("inference"))
     for line in found.left_out:
         note(line)
     if (found.dtype, found.weights, found.num_threads) == (None, None, None):

@@ -44,11 +44,7 @@ def prepare(
         RecipeError: The recipe is damaged, is not for training, or a technique of it does not apply here.
     """
     read = recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe))
-    if read.kind != "training" and read.steps:
-        raise RecipeError(
-            "this recipe is for calls of a model, not for a training loop: replay it with whet.apply, or tune the "
-            "training (whet tune FILE.py:FUNCTION that returns a TrainingWorkload)"
-        )
+    read = read.checked_for("training")
     parts = Parts(model, optimizer, loader)
     machine = describe()
     for step in read:

@@ -78,7 +78,7 @@ def apply(
         RecipeError: The recipe is damaged.
         TargetError: The model or its inputs cannot be used, or a step of the recipe fails on it.
     """
-    plan = recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe))
+    plan = (recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe))).checked_for("inference")
     steps = in_order(plan.steps)
     for step in steps:
         options_of(step)
@@ -144,7 +144,7 @@ def apply_recipe(
         OutputError: `out` exists or cannot be written.
         ArtefactError: A fresh process cannot load and run the result.
     """
-    plan = recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe))
+    plan = (recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe))).checked_for("inference")
     for step in plan:
         options_of(step)
     if out is None and not is_in_process(plan.steps):

@@ -258,7 +258,7 @@ class Result(BaseModel):
             "model": str(self.directory / MODEL) if self.has_model else None,
             "libraries": self.libraries,
             "unsaved": self.unsaved,
-            "report": str(self.directory / "report.html"),
+            "report": str(self.directory / "report.html") if self.kind == "inference" else None,
             "fingerprint": self.fingerprint,
             "num_trials": len(self.trials),
             "seconds": self.seconds,

@@ -175,7 +175,7 @@ def _concluded(
     baseline = _original_point(facts, original, runs)
     points = [_point(facts, record, claim) for record, claim in zip(finalists, claims, strict=True) if claim.num_pairs]
     best = _best(goal, baseline, points)
-    for point in sorted((p for p in points if p.verdict == Verdict.PASS), key=lambda p: p is not best):
+    for point in sorted((p for p in points if p is best or p.verdict == Verdict.PASS), key=lambda p: p is not best):
         if needs_losses(point.steps) and not _is_proved(best):
             _prove(context, goal, baseline, point, budget, listener)
     word, sentence, kept = _verdict(goal, facts, baseline, best, points, records, patience)
