@@ -8,10 +8,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -21,6 +19,7 @@ from torch import nn
 
 from whet.artefact import Artefact
 from whet.batching.batch_queue import BatchQueue, QueuedSample
+from whet.batching.counts import BatcherStats, Totals
 from whet.batching.gathering import Answer, Request
 from whet.batching.loop_mail import LoopMail
 from whet.batching.padding import Cut, Padding, Sample, next_size, read_sample
@@ -32,36 +31,6 @@ _LOG = logging.getLogger("whet")
 
 
 _UNSENT: Answer = Future()  # of a sample that nobody waits for yet
-
-
-@dataclass(frozen=True)
-class BatcherStats:
-    """Hold the statistics of a batcher since it was made.
-
-    Attributes:
-        num_samples: Samples that ran.
-        num_batches: Batches that ran.
-        batch_sizes: From a size to the number of batches of this size.
-        mean_wait_ms: The mean time from a sample's arrival to the start of its batch, in milliseconds.
-        longest_wait_ms: The longest such time, in milliseconds.
-        padding: The share of the elements given to the model that were padding, 0 to 1.
-        num_waiting: Samples that do not run yet.
-        num_failed: Samples whose batch raised an exception.
-        num_cancelled: Samples that were cancelled.
-        num_refused: Samples that were refused because too many were waiting.
-    """
-
-    num_samples: int
-    num_batches: int
-    batch_sizes: dict[int, int]
-    mean_wait_ms: float
-    longest_wait_ms: float
-    padding: float
-    num_waiting: int
-    num_failed: int
-    num_cancelled: int
-    num_refused: int
-    wait_s: float = 0.0
 
 
 class DynamicBatcher:
@@ -136,7 +105,7 @@ class DynamicBatcher:
         read = None if example is None else read_sample(example)
         self._example, self._example_text = None if read is None else read.kind(length_dim), str(read)
         self._first_length: int | None = None
-        self._totals = _Totals()
+        self._totals = Totals()
         self._mail = LoopMail(give=Request.settle, lost=_unread)
         self._queue = BatchQueue(max_batch, max_wait_ms / 1e3, sort_by_length=sort_by_length)
         self._worker = Worker("whet-batcher", self._queue, self._work, failed=_report, clock=clock)
@@ -375,37 +344,4 @@ def _check_fits(sample: Sample, takes: Sequence[Argument], padding: Padding) -> 
         raise InputsError(
             f"the sample is ({sample}); the model takes batches of ({', '.join(map(str, takes))}): give one sample, "
             "without the first dimension"
-        )
-
-
-class _Totals:
-    """Count for `BatcherStats`. The batcher's lock guards it."""
-
-    def __init__(self) -> None:
-        self.batch_sizes: Counter[int] = Counter()
-        self.wait_s = self.longest_wait_s = 0.0
-        self.num_elements = self.num_padding = 0
-        self.num_failed = self.num_cancelled = self.num_refused = 0
-
-    def begin(self, begun: Sequence[QueuedSample], now_s: float) -> None:
-        waits_s = [now_s - entry.arrived_s for entry in begun]
-        self.wait_s += sum(waits_s)
-        self.longest_wait_s = max(self.longest_wait_s, *waits_s, 0.0)
-        if begun:
-            self.batch_sizes[len(begun)] += 1
-
-    def stats(self, num_waiting: int) -> BatcherStats:
-        num_samples = sum(size * count for size, count in self.batch_sizes.items())
-        return BatcherStats(
-            num_samples=num_samples,
-            num_batches=self.batch_sizes.total(),
-            batch_sizes=dict(sorted(self.batch_sizes.items())),
-            mean_wait_ms=self.wait_s / num_samples * 1e3 if num_samples else 0.0,
-            longest_wait_ms=self.longest_wait_s * 1e3,
-            padding=self.num_padding / self.num_elements if self.num_elements else 0.0,
-            num_waiting=num_waiting,
-            num_failed=self.num_failed,
-            num_cancelled=self.num_cancelled,
-            num_refused=self.num_refused,
-            wait_s=self.wait_s,
         )

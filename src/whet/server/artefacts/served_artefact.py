@@ -10,7 +10,8 @@ from torch import Tensor
 
 from whet.artefact import Artefact, load
 from whet.artefact.indices import largest_indices
-from whet.batching.batcher import BatcherStats, DynamicBatcher
+from whet.batching.batcher import DynamicBatcher
+from whet.batching.counts import BatcherStats
 from whet.errors import RequestError
 from whet.server.artefacts.probing import probe
 from whet.server.artefacts.tensor_specs import TensorSpec, input_specs, output_names
