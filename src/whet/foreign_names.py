@@ -62,6 +62,7 @@ PATCHED: dict[str, str] = {
 """List each name that whet replaces or changes for a time, and why. Only `openvino.Core` is outside PyTorch."""
 
 PRIVATE: dict[str, str] = {
+    "torch._C.DisableTorchFunctionSubclass": "training/deferred_logits.py: facts of a promise, which need no logits",
     "torch._C.PyTorchFileReader": "artefact/archive.py: reads an archive without unpickling it",
     "torch._C._aoti.AOTIModelPackageLoader": "artefact/inductor.py: a package, with control over its threads",
     "torch._C._dispatch_dump": "artefact/operators.py: who registered a custom operator",

@@ -104,7 +104,10 @@ class Recipe(BaseModel):
         return self.steps
 
     def checked_for(self, kind: Literal["inference", "training"]) -> "Recipe":
-        """Return this recipe if it is of a kind: techniques for calls and for training share some names.
+        """Return this recipe if it is of a kind, since techniques for calls and for training share some names.
+
+        Args:
+            kind: The kind that is wanted.
 
         Raises:
             RecipeError: It is of the other kind.

@@ -14,19 +14,19 @@ from whet.techniques import TABLE
 from whet.techniques.runtime import threads
 
 
-def test_choices_are_descending_and_end_with_one() -> None:
+def testthread_counts_are_descending_and_end_with_one() -> None:
     choices = threads.TECHNIQUE.space["num_threads"]
     assert choices[-1] == 1
     assert sorted(set(choices), reverse=True) == list(choices)
     assert choices[0] <= len(os.sched_getaffinity(0))
 
 
-def test_choices_keep_within_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+def testthread_counts_keep_within_a_quota(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads.psutil, "cpu_count", lambda logical: 32)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-    assert threads._choices() == (32, 16, 1)
+    assert threads.thread_counts() == (32, 16, 1)
     monkeypatch.setattr(threads, "cpu_quota", lambda: 4)
-    assert threads._choices() == (4, 2, 1)
+    assert threads.thread_counts() == (4, 2, 1)
 
 
 def test_check(examined_of, machine) -> None:

@@ -152,3 +152,21 @@ def test_the_loss_of_rounded_logits_is_float32() -> None:
     assert found.dtype is torch.float32
     rounded = (x.bfloat16() @ weight.bfloat16().T).float()
     torch.testing.assert_close(found, F.cross_entropy(rounded, target), rtol=1e-5, atol=1e-5)
+
+
+def test_logits_of_another_step_are_refused() -> None:
+    """After optimizer.step() the weights are others: to compute the logits then would give other ones."""
+    x, weight, bias = layer()
+    logits = promise(x, weight, bias)
+    with torch.no_grad():
+        weight.add_(1)
+    with pytest.raises(RuntimeError, match=r"use them before optimizer.step\(\)"):
+        logits.argmax(-1)
+
+
+def test_logits_that_are_not_computed_cannot_be_written_to() -> None:
+    logits = promise(*layer())
+    with pytest.raises(RuntimeError, match="div_ would change logits"):
+        logits.div_(2)
+    with pytest.raises(RuntimeError, match="__setitem__ would change logits"):
+        logits[..., 0] = 0.0

@@ -13,7 +13,8 @@ ALLOWED = 0.0025
 def pair(drop: float, middle: float | None = None, seed: int = 0) -> LossPair:
     """Two runs whose score at the end is worse by a part of the original's."""
     middle = drop if middle is None else middle
-    return LossPair(seed=seed, old=3.0, new=3.0 * (1 + drop), old_middle=4.0, new_middle=4.0 * (1 + middle))
+    old = 3.0 + 0.01 * seed
+    return LossPair(seed=seed, old=old, new=old * (1 + drop), old_middle=4.0, new_middle=4.0 * (1 + middle), begin=7.0)
 
 
 def sequence(drop: float, spread: float, generator: np.random.Generator, growth: float = 0.0) -> LossProof:
@@ -52,7 +53,8 @@ def test_a_gap_that_grows_is_no_equal_training() -> None:
 def test_a_better_loss_passes_whatever_is_higher() -> None:
     pairs = [pair(-0.01 - i * 1e-5, seed=i) for i in range(3)]
     assert judge(pairs, allowed=ALLOWED).is_same is True
-    assert judge(pairs, allowed=ALLOWED, higher_is_better=True).is_same is False
+    falling = [one.model_copy(update={"begin": 1.0}) for one in pairs]
+    assert judge(falling, allowed=ALLOWED, higher_is_better=True).is_same is False
 
 
 def test_a_run_that_diverges_ends_the_proof() -> None:
@@ -69,3 +71,25 @@ def test_one_or_two_pairs_prove_nothing() -> None:
         assert not is_over(proof)
     assert min(LOOKS) == 3
     assert "open" in proof.words
+
+
+def test_who_learns_nothing_proves_nothing() -> None:
+    """Runs so short that the original hardly improves could not tell a recipe that updates nothing."""
+    pairs = [pair(0.0, seed=i).model_copy(update={"begin": 3.01 + 0.01 * i}) for i in range(3)]
+    proof = judge(pairs, allowed=ALLOWED)
+    assert proof.is_same is None
+    assert "too little to tell" in proof.words
+    assert is_over(proof)
+
+
+def test_copies_of_one_run_are_one_pair() -> None:
+    pairs = [pair(0.0, seed=0) for _ in range(3)]
+    proof = judge(pairs, allowed=ALLOWED)
+    assert proof.is_same is None
+    assert "every seed gave the same run" in proof.words
+
+
+def test_only_the_looks_that_are_paid_for_decide() -> None:
+    for number in range(1, MOST + 1):
+        proof = judge([pair(0.0, seed=i) for i in range(number)], allowed=ALLOWED)
+        assert (proof.is_same is True) == (number in LOOKS)

@@ -154,12 +154,28 @@ def test_a_schedule_that_steps_twice_is_found() -> None:
     assert prove_updates(workload, trainer).is_same is False
 
 
-def test_an_optimiser_that_is_bound_to_the_model_cannot_be_followed() -> None:
+def grouped(model: nn.Module) -> torch.optim.AdamW:
+    """Matrices decay and vectors do not, as in most recipes: the groups are made from the model itself."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    return torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}])
+
+
+def test_an_optimiser_that_is_bound_to_the_model_is_followed() -> None:
     workload = tiny_workload()
-    bound = replace(workload, optimizer=lambda _: adamw(workload.model.parameters()))
-    proof = prove_updates(bound, Trainer(bound))
+    bound = replace(workload, optimizer=lambda _: grouped(workload.model))
+    assert prove_updates(bound, Trainer(bound)).is_same is True
+    workload = tiny_workload()
+    bound = replace(workload, optimizer=lambda _: grouped(workload.model))
+    assert prove_updates(bound, changed_trainer(bound, with_group(lr=0.8))).is_same is False
+
+
+def test_an_optimiser_of_other_parameters_cannot_be_followed() -> None:
+    other = nn.Parameter(torch.zeros(3))
+    workload = replace(tiny_workload(), optimizer=lambda p: torch.optim.AdamW([*p, other]))
+    proof = prove_updates(workload, Trainer(workload))
     assert proof.is_same is None
-    assert "bound to the model" in proof.words
+    assert "other parameters" in proof.words
 
 
 def test_dropout_is_switched_off_for_the_proof_and_on_again() -> None:

@@ -1,6 +1,7 @@
 """The contract of every technique for training: it applies, trains the same, and survives a recipe."""
 
 import copy
+import inspect
 import io
 import pickle
 from pathlib import Path
@@ -18,10 +19,12 @@ from whet.recipe import Recipe, Step
 from whet.technique import Applies, NotApplicable
 from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
+from whet.training.blocks import head_of, repeated_blocks
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile, kind_of, profile_steps
 from whet.training.technique import Exactness
 from whet.training.updates import prove_updates
+from whet.tuner.training.examination import updates_plainly
 from whet.workload import TrainingWorkload
 from whet.workload.training import Trainer
 
@@ -189,8 +192,6 @@ def test_every_technique_has_a_whole_card() -> None:
 
 
 def test_blocks_and_head() -> None:
-    from whet.training.blocks import head_of, repeated_blocks
-
     model = TinyLM()
     assert repeated_blocks(model) == list(model.blocks)
     assert head_of(model) is model.head
@@ -198,3 +199,27 @@ def test_blocks_and_head() -> None:
     assert head_of(TinyNet()) is None
     nested = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     assert len(repeated_blocks(nested)) == 2
+
+
+def test_libraries_see_the_signature_of_the_first_forward() -> None:
+    """transformers' Trainer drops the columns that forward does not name."""
+    workload = tiny_workload()
+    before = inspect.signature(workload.model.forward)
+    trainer_with(workload, Step(technique="autocast"))
+    assert inspect.signature(workload.model.forward) == before
+
+
+def test_blocks_with_batch_norms_are_not_computed_twice() -> None:
+    blocks = nn.Sequential(*(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)) for _ in range(3)))
+    technique = TRAINING_TABLE["checkpointing"]
+    parts = Parts(blocks, torch.optim.SGD(blocks.parameters()), [])
+    verdict = technique.check(parts, describe(), technique.options())
+    assert isinstance(verdict, NotApplicable)
+    assert "statistics twice" in verdict.reason
+
+
+def test_updates_in_backward_are_refused_where_gradients_are_clipped_or_accumulated() -> None:
+    assert not updates_plainly(tiny_workload())
+    assert not updates_plainly(tiny_workload(clip_norm=None, num_accumulated=2))
+    assert updates_plainly(tiny_workload(clip_norm=None))
+    assert TRAINING_TABLE["optimizer_in_backward"].updates_early

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 _CHUNK_BYTES = 32 * 2**20  # of logits: a chunk should stay in the last level of cache, and be long enough for a product
 
@@ -56,6 +57,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> Any:
         scale = gradients[0]
         scaled = (None if saved is None else saved * scale.to(saved.dtype) for saved in ctx.saved_tensors)

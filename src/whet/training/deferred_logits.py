@@ -30,12 +30,14 @@ class DeferredLogits(Tensor):
         weight_VD: The layer's weight.
         bias_V: The layer's bias, or None.
         rows_dtype: The dtype that the layer would have computed in.
+        versions: How often input and weight had been written to when the promise was made.
     """
 
     x_ND: Tensor
     weight_VD: Tensor
     bias_V: Tensor | None
     rows_dtype: torch.dtype
+    versions: tuple[int, int]
 
     @staticmethod
     def __new__(
@@ -46,10 +48,20 @@ class DeferredLogits(Tensor):
             cls, (*x_ND.shape[:-1], len(weight_VD)), dtype=dtype, device=x_ND.device, requires_grad=False
         )
         made.x_ND, made.weight_VD, made.bias_V, made.rows_dtype = x_ND, weight_VD, bias_V, rows_dtype
+        made.versions = (x_ND._version, weight_VD._version)
         return made
 
     def computed(self) -> Tensor:
-        """Compute the logits after all, with gradients."""
+        """Compute the logits after all, with gradients.
+
+        Raises:
+            RuntimeError: The input or the weight has changed meanwhile, so that these would be other logits.
+        """
+        if self.versions != (self.x_ND._version, self.weight_VD._version):
+            raise RuntimeError(
+                "the logits were not computed while the weights were those of this step; use them before "
+                "optimizer.step(), or leave chunked_loss out of the recipe"
+            )
         with torch.autocast(self.x_ND.device.type, enabled=False):
             dtype = self.rows_dtype
             bias = None if self.bias_V is None else self.bias_V.to(dtype)
@@ -58,7 +70,9 @@ class DeferredLogits(Tensor):
     def like(self, x_ND: Tensor | None = None, dtype: torch.dtype | None = None) -> "DeferredLogits":
         """Return the promise for other rows, or with another dtype."""
         x_ND = self.x_ND if x_ND is None else x_ND
-        return DeferredLogits(x_ND, self.weight_VD, self.bias_V, dtype or self.dtype, self.rows_dtype)
+        made = DeferredLogits(x_ND, self.weight_VD, self.bias_V, dtype or self.dtype, self.rows_dtype)
+        made.versions = (x_ND._version, self.versions[1])
+        return made
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"DeferredLogits(shape={tuple(self.shape)}, dtype={self.dtype})"
@@ -76,6 +90,10 @@ class DeferredLogits(Tensor):
         if _asks_for_no_data(function):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
+        if _writes(function):
+            raise RuntimeError(
+                f"{function.__name__} would change logits that are not computed; leave chunked_loss out of the recipe"
+            )
         if args and isinstance(args[0], DeferredLogits):
             answer = _without_logits(function, args[0], args[1:], kwargs)
             if answer is not NotImplemented:
@@ -93,6 +111,13 @@ class DeferredLogits(Tensor):
 def _asks_for_no_data(function: Callable[..., Any]) -> bool:
     owner = getattr(function, "__self__", None)  # the property, for its getter
     return getattr(owner, "__name__", getattr(function, "__name__", "")) in _NO_DATA
+
+
+def _writes(function: Callable[..., Any]) -> bool:
+    """Return whether a function changes its tensor: its name ends in one underscore."""
+    name = getattr(function, "__name__", "")
+    is_in_place = name.endswith("_") and not name.endswith("__")
+    return name == "__setitem__" or (is_in_place and function is not Tensor.requires_grad_)
 
 
 def _real(value: Any) -> Any:

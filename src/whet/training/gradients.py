@@ -30,7 +30,8 @@ _EXACT = 2.0  # times the original's own error
 _LEAST_ERROR = 5e-6  # relative: sums of thousands of float32 numbers in another order. A fault is 1e-3 or more
 _LEAST_COSINE = 0.98  # of a gradient with 8 bits of mantissa throughout
 _MOST_NORM = 0.05  # the same gradient's length may differ by this part
-_NEGLIGIBLE = 1e-4  # of the largest gradient's root mean square: what lies below is rounding alone
+_ROUNDING = 0.1  # the original's own error from which on a gradient is rounding alone, as a bias before a batch norm
+_MOST_EXACT_NORM = 1e-3  # the norm of all numbers, those outside of the sample included, for exact techniques
 
 
 class GradientProof(BaseModel):
@@ -126,20 +127,25 @@ def judged(
         name = missing[0].removeprefix("norm.").partition(".")[2]
         return GradientProof(is_same=False, words=f"{name} has a gradient on one side only", parameter=name)
     names = [name for name in reference if not name.startswith("norm.")]
-    counts = [name for name in names if _matters(name, reference)]
-    if not all(bool(torch.isfinite(found[name]).all()) for name in names):
-        worst = next(name for name in names if not bool(torch.isfinite(found[name]).all()))
+    counts = [name for name in names if _error(original[name], reference[name]) < _ROUNDING]
+    worst = next((name for name in names if not _is_finite(found, name)), None)
+    if worst is not None:
         name = _plain(worst)
         return GradientProof(is_same=False, words=f"the gradient of {name} is not finite", parameter=name)
     own = {name: _error(original[name], reference[name]) for name in counts}
     errors = {name: _error(found[name], reference[name]) for name in counts}
     if exactness is Exactness.EXACT:
-        return _judged_exact(errors, own)
+        ratios = {name: float(found[f"norm.{name}"] / reference[f"norm.{name}"]) for name in counts}
+        return _judged_exact(errors, own, ratios)
     return _judged_rounded(found, reference, counts, errors, own)
 
 
-def _judged_exact(errors: dict[str, float], own: dict[str, float]) -> GradientProof:
-    """Judge by the error of each parameter, beside the original's own."""
+def _judged_exact(errors: dict[str, float], own: dict[str, float], ratios: dict[str, float]) -> GradientProof:
+    """Judge by the error of each parameter, beside the original's own, and by the norm of all its numbers."""
+    long = next((name for name, ratio in ratios.items() if abs(ratio - 1) > _MOST_EXACT_NORM), None)
+    if long is not None:
+        words = f"other gradients: the norm of {_plain(long)}'s is {ratios[long]:.4f} times that in float64"
+        return GradientProof(is_same=False, words=words, norm_ratio=ratios[long], parameter=_plain(long))
     typical = sorted(own.values())[len(own) // 2] if own else 0.0
     allowed = {name: max(_EXACT * own[name], _EXACT * typical, _LEAST_ERROR) for name in own}
     worst = max(errors, key=lambda name: errors[name] / allowed[name], default="")
@@ -219,12 +225,8 @@ def _sample(gradient: Tensor) -> Tensor:
     return flat.double().cpu().clone()
 
 
-def _matters(name: str, reference: dict[str, Tensor]) -> bool:
-    """Return whether a gradient is more than the rounding of others, such as that of a bias before a batch norm."""
-    batch = name.partition(".")[0]
-    same = [key for key in reference if key.startswith(f"{batch}.")]
-    largest = max(float(reference[key].square().mean().sqrt()) for key in same)
-    return float(reference[name].square().mean().sqrt()) > _NEGLIGIBLE * largest
+def _is_finite(found: dict[str, Tensor], name: str) -> bool:
+    return bool(torch.isfinite(found[name]).all()) and bool(torch.isfinite(found[f"norm.{name}"]).all())
 
 
 def _error(found: Tensor, reference: Tensor) -> float:

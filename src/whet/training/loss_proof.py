@@ -16,6 +16,7 @@ from scipy.special import stdtrit
 LEAST, MOST = 3, 8  # pairs
 LOOKS = (3, 4, 6, 8)  # numbers of pairs after which the claim is judged
 ERROR = 0.05  # of all looks together
+_LEAST_LEARNT = 10.0  # times the allowed drop that the original has to learn: who learns nothing loses nothing
 
 
 class LossPair(BaseModel):
@@ -27,6 +28,7 @@ class LossPair(BaseModel):
         new: The changed run's.
         old_middle: The original's in the middle of the run.
         new_middle: The changed run's.
+        begin: The score before the first step.
     """
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
@@ -36,6 +38,7 @@ class LossPair(BaseModel):
     new: float
     old_middle: float
     new_middle: float
+    begin: float
 
 
 class LossProof(BaseModel):
@@ -48,6 +51,7 @@ class LossProof(BaseModel):
         grown: The upper end of the interval of the drop, extrapolated by as much as it grew in the second half.
         allowed: The drop that is allowed.
         pairs: The pairs.
+        doubt: Why the pairs cannot tell, whatever the interval; "" where they can.
     """
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
@@ -58,6 +62,7 @@ class LossProof(BaseModel):
     grown: float
     allowed: float
     pairs: tuple[LossPair, ...] = ()
+    doubt: str = ""
 
     @property
     def words(self) -> str:
@@ -65,6 +70,8 @@ class LossProof(BaseModel):
         told = f"{self.drop:+.2%} over {len(self.pairs)} pairs, {self.most:+.2%} at most; {self.allowed:.2%} is allowed"
         if self.is_same:
             return f"same held-out loss: {told}"
+        if self.doubt:
+            return f"the held-out loss is open: {self.doubt}"
         if self.is_same is None:
             return f"the held-out loss is open: {told}"
         return f"worse held-out loss: {told}"
@@ -87,20 +94,40 @@ def judge(pairs: Sequence[LossPair], *, allowed: float, higher_is_better: bool =
     middles = [sign * (pair.new_middle - pair.old_middle) / abs(pair.old_middle) for pair in pairs]
     later = [2 * end - middle for end, middle in zip(drops, middles, strict=True)]
     error = ERROR / len(LOOKS)
-    (_, most), (_, grown) = _interval(drops, error), _interval(later, error)
-    least, _ = _interval(drops, error)
+    (least, most), (_, grown) = _interval(drops, error), _interval(later, error)
+    doubt = _doubt(pairs, allowed, sign)
     is_same: bool | None = None
-    if len(pairs) >= LEAST:
-        is_same = True if max(most, grown) < allowed else False if least > allowed else None
+    if len(pairs) in LOOKS:  # other looks are not paid for
+        is_same = True if max(most, grown) < allowed and not doubt else False if least > allowed else None
     return LossProof(
-        is_same=is_same, drop=statistics.fmean(drops), most=most, grown=grown, allowed=allowed, pairs=tuple(pairs)
+        is_same=is_same,
+        drop=statistics.fmean(drops),
+        most=most,
+        grown=grown,
+        allowed=allowed,
+        pairs=tuple(pairs),
+        doubt=doubt if len(pairs) in LOOKS else "",
     )
+
+
+def _doubt(pairs: Sequence[LossPair], allowed: float, sign: float) -> str:
+    """Return why pairs cannot tell whether two trainings are the same; "" where they can."""
+    if len(pairs) > 1 and len({pair.old for pair in pairs}) == 1:
+        return (
+            "every seed gave the same run, so that there is one pair alone; let the seed change the order of the data"
+        )
+    learnt = statistics.fmean(sign * (pair.begin - pair.old) / abs(pair.begin) for pair in pairs)
+    if learnt < _LEAST_LEARNT * allowed:
+        return f"the original itself improved by {learnt:.2%} in these runs, too little to tell; give a larger budget"
+    return ""
 
 
 def is_over(proof: LossProof) -> bool:
     """Return whether no further pair is needed. Only after certain numbers of pairs may that be decided."""
     number = len(proof.pairs)
-    return number >= MOST or (number in LOOKS and proof.is_same is not None) or math.isinf(proof.drop)
+    return (
+        number >= MOST or (number in LOOKS and proof.is_same is not None) or math.isinf(proof.drop) or bool(proof.doubt)
+    )
 
 
 def _interval(values: Sequence[float], error: float) -> tuple[float, float]:

@@ -6,6 +6,7 @@ an instance of its first class again, so that whoever loads it needs no whet.
 
 import copy
 import copyreg
+import functools
 from typing import Any
 
 import torch
@@ -40,9 +41,20 @@ def extend(module: nn.Module, added: type[AddedForward]) -> None:
         }
         if not hasattr(base, "__deepcopy__"):
             names["__deepcopy__"] = _copied
+        names["forward"] = _with_signature(base, added)
         made = type(base.__name__, (added, base), {**names, "__reduce_ex__": _reduced, _ADDED: True})
         _CLASSES[base, added] = made
     module.__class__ = made
+
+
+def _with_signature(base: type[nn.Module], added: type[AddedForward]) -> Any:
+    """Return the added forward with the names and the signature of the first one, which libraries look at."""
+
+    @functools.wraps(base.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return added.forward(self, *args, **kwargs)  # type: ignore[attr-defined]
+
+    return forward
 
 
 def keep_eager(module: nn.Module) -> None:

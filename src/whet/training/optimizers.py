@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 OPTIMIZER = "optimizer"  # the group of techniques that choose the algorithm
@@ -10,7 +11,7 @@ OPTIMIZER = "optimizer"  # the group of techniques that choose the algorithm
 
 def is_adam(optimizer: Optimizer) -> bool:
     """Return whether an optimiser is PyTorch's Adam or AdamW, with no other step of its own."""
-    return type(optimizer).__module__.startswith("torch.optim.adam")
+    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
 
 
 def replaced(

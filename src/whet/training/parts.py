@@ -1,7 +1,7 @@
 """Hold what a training loop works with, while techniques change it."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -37,7 +37,3 @@ class Parts:
     def device_type(self) -> str:
         """Return the kind of device that the model is on: "cpu" or "cuda"."""
         return device_type_of(self.model.parameters())
-
-    def noting(self, *notes: str) -> "Parts":
-        """Return these parts with more notes."""
-        return replace(self, notes=self.notes + notes)

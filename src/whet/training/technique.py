@@ -52,6 +52,8 @@ class TrainingTechnique:
         groups: What it claims for itself. Two techniques that claim the same group exclude each other.
         needs: Groups that it depends on. A recipe with it pays only if it contains a technique of each.
         saves_memory: Whether it is worth a trial for its memory alone.
+        updates_early: Whether it updates before all gradients of a step are there, so that no gradients can be clipped
+            or accumulated.
     """
 
     name: str
@@ -67,6 +69,7 @@ class TrainingTechnique:
     groups: frozenset[str] = frozenset()
     needs: frozenset[str] = frozenset()
     saves_memory: bool = False
+    updates_early: bool = False
     restores_quality: bool = False
     reads_kept: bool = False
 

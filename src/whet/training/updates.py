@@ -47,13 +47,14 @@ def prove_updates(workload: TrainingWorkload, trainer: Trainer, *, num_steps: in
     parameters = [(name, p) for name, p in trainer.model.named_parameters() if p.requires_grad]
     precise = [nn.Parameter(p.detach().double().clone()) for _, p in parameters]
     begin = [p.detach().clone() for p in precise]
-    optimizer = workload.optimizer(iter(precise))
-    own = {id(p) for p in precise}
-    if any(id(p) not in own for group in optimizer.param_groups for p in group["params"]):
-        return UpdateProof(is_same=None, words="updates were not compared: the optimiser is bound to the model")
+    twins = {id(p): twin for twin, (_, p) in zip(precise, parameters, strict=True)}
+    optimizer = workload.optimizer(workload.model.parameters())
+    for group in optimizer.param_groups:
+        if any(p.requires_grad and id(p) not in twins for p in group["params"]):
+            return UpdateProof(is_same=None, words="updates cannot be compared: the optimiser has other parameters")
+        group["params"] = [twins[id(p)] for p in group["params"] if id(p) in twins]
     schedule = workload.schedule(optimizer) if workload.schedule is not None else None
 
-    twins = {id(p): reference for reference, (_, p) in zip(precise, parameters, strict=True)}
     updated: set[int] = set()  # in this step: nothing is updated twice
 
     def follow(changed: Optimizer, args: Any, kwargs: Any) -> None:

@@ -54,6 +54,7 @@ class MeasuredVariant(BaseModel):
         load: What else the machine did meanwhile, as measure.load.Load.
         doubt: Why its times prove nothing, where the verdict is inconclusive for such a reason.
         training: The evidence of a training run; None for inference.
+        is_smaller: For training: whether the peak of each pair of the finals is smaller than the original's.
         losses: What pairs of training runs prove of the held-out loss; None where none were made.
     """
 
@@ -83,6 +84,7 @@ class MeasuredVariant(BaseModel):
     doubt: str = ""
     training: TrainingEvidence | None = None
     losses: LossProof | None = None
+    is_smaller: bool = False
 
 
 class RefusedTechnique(BaseModel):

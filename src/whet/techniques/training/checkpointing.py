@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from whet.machine import Limits, Machine
@@ -23,6 +24,8 @@ from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
 
 ACTIVATIONS = "activations"
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,8 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     if len(blocks) < 2:
         return NotApplicable("the model has no repeated blocks")
     chosen = blocks[:: options.every]
+    if any(isinstance(part, _NORMS) and part.track_running_stats for block in chosen for part in block.modules()):
+        return NotApplicable("blocks with batch norms would count their statistics twice")
     if len(chosen) == len(blocks) and options.every > 1:
         return NotApplicable(f"the model has only {len(blocks)} blocks")
     return Applies(f"{len(chosen)} of {len(blocks)} blocks are computed again in backward")

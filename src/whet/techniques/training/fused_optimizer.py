@@ -14,6 +14,7 @@ import torch
 
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
+from whet.training.optimizers import OPTIMIZER
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
@@ -68,4 +69,5 @@ TECHNIQUE = TrainingTechnique(
     check=check,
     predict=predict,
     apply=apply,
+    groups=frozenset({OPTIMIZER}),
 )

@@ -3,7 +3,7 @@
 What            Backward calls the optimiser for one parameter after the other. At no time are all gradients in memory.
 When it helps   Memory: the gradients take as much as the parameters.
 When it hurts   Not with accumulation, a global clipping of gradients, or a gradient scaler: they need all gradients at
-                once. The proof of the updates refuses those.
+                once. whet tune refuses it for a workload that clips or accumulates.
 Numerics        The same formula: bit-equal in most optimisers.
 Composes        With everything that keeps the optimiser; alone in its group (gradients).
 Source          PyTorch tutorial, "How to save memory by fusing the optimizer step into the backward pass".
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.gradients import are_kept
+from whet.training.optimizers import OPTIMIZER
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
@@ -89,6 +90,7 @@ TECHNIQUE = TrainingTechnique(
     check=check,
     predict=predict,
     apply=apply,
-    groups=frozenset({GRADIENTS}),
+    groups=frozenset({GRADIENTS, OPTIMIZER}),
     saves_memory=True,
+    updates_early=True,
 )

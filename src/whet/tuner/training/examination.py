@@ -1,6 +1,7 @@
 """Examine a training run once, in a child process: does it train reproducibly, what bounds it, what applies."""
 
 import gc
+import hashlib
 import math
 import time
 from pathlib import Path
@@ -33,6 +34,7 @@ from whet.workload import TrainingWorkload
 from whet.workload.training import Trainer, num_samples_of
 
 _FIRST_STEPS = 3
+_NOT_PLAIN = "the loop clips or accumulates gradients, which needs all of them at once"
 _SAME_LOSS = 1e-3  # relative: two runs of one seed differ by rounding at most
 
 
@@ -78,7 +80,9 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     limits = load_limits(machine, device="cuda" if parts.device_type == "cuda" else "cpu")
     limits_s = time.perf_counter() - limits_began
     profile, _ = undisturbed(lambda: profile_steps(trainer))
-    applicable, refused = applicable_techniques(parts, machine, limits, profile, request.exclude)
+    applicable, refused = applicable_techniques(
+        parts, machine, limits, profile, request.exclude, updates_plainly=updates_plainly(workload)
+    )
     tokens = _tokens(batches[0])
     return TrainingFacts(
         name=workload.name,
@@ -86,6 +90,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         fingerprint=machine.fingerprint,
         limits=limits,
         model=model,
+        loop=_loop_digest(workload, parts, digests(batches)),
         applicable=tuple(applicable),
         refused=tuple(refused),
         profile=profile,
@@ -100,6 +105,15 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         evaluation="" if workload.evaluation is None else workload.evaluation.name,
         higher_is_better=workload.evaluation is not None and workload.evaluation.higher_is_better,
     )
+
+
+def _loop_digest(workload: TrainingWorkload, parts: Parts, batches: tuple[str, ...]) -> str:
+    """Return a digest of what a search belongs to: another loop cannot go on with it."""
+    groups = [
+        {name: value for name, value in group.items() if name != "params"} for group in parts.optimizer.param_groups
+    ]
+    found = repr((batches, type(parts.optimizer).__name__, groups, workload.num_accumulated, workload.clip_norm))
+    return hashlib.sha256(found.encode()).hexdigest()[:16]
 
 
 def _write_gradients(workload: TrainingWorkload, directory: Path) -> None:
@@ -144,14 +158,31 @@ def _check_reproducible(target: str, losses: tuple[float, ...]) -> None:
 
 
 def applicable_techniques(
-    parts: Parts, machine: Machine, limits: Limits, profile: StepProfile, exclude: tuple[str, ...] = ()
+    parts: Parts,
+    machine: Machine,
+    limits: Limits,
+    profile: StepProfile,
+    exclude: tuple[str, ...] = (),
+    *,
+    updates_plainly: bool = True,
 ) -> tuple[list[ApplicableTechnique], list[RefusedTechnique]]:
-    """Ask every technique for training whether it applies, and what it could gain at most."""
+    """Ask every technique for training whether it applies, and what it could gain at most.
+
+    Args:
+        parts: The loop.
+        machine: The machine.
+        limits: Its limits.
+        profile: Where the time of a step goes.
+        exclude: Techniques that are not to be tried.
+        updates_plainly: Whether the loop neither clips nor accumulates gradients.
+    """
     applicable: list[ApplicableTechnique] = []
     refused: list[RefusedTechnique] = []
     for name, technique in TRAINING_TABLE.items():
         options, detail, reason = options_that_apply(technique, parts, machine)
-        if name in exclude:
+        if technique.updates_early and not updates_plainly:
+            refused.append(RefusedTechnique(technique=name, reason=_NOT_PLAIN))
+        elif name in exclude:
             refused.append(RefusedTechnique(technique=name, reason="left out by --exclude"))
         elif options is None:
             refused.append(RefusedTechnique(technique=name, reason=reason))
@@ -172,6 +203,11 @@ def _variant(technique: TrainingTechnique, step: Step, profile: StepProfile, lim
     options = technique.options(**step.options)
     shrink = 2.0 if technique.saves_memory else 1.0
     return Variant(step=step, bound=technique.predict(profile, limits, options), shrink=shrink)
+
+
+def updates_plainly(workload: TrainingWorkload) -> bool:
+    """Return whether a loop neither clips nor accumulates gradients."""
+    return workload.clip_norm is None and workload.num_accumulated == 1
 
 
 def refusal(steps: tuple[Step, ...], parts: Parts, machine: Machine) -> str:

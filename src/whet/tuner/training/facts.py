@@ -21,7 +21,8 @@ class TrainingFacts(BaseModel):
         machine: The machine.
         fingerprint: The machine's fingerprint.
         limits: The machine's limits.
-        model: A digest of the names, shapes and dtypes of the parameters.
+        model: A digest of the parameters that the training begins with.
+        loop: A digest of the batches, the optimiser's settings, and how gradients are accumulated and clipped.
         applicable: The techniques that apply.
         refused: The techniques that do not, with reasons.
         profile: Where the time of a step goes.
@@ -45,6 +46,7 @@ class TrainingFacts(BaseModel):
     fingerprint: str
     limits: Limits
     model: str = ""
+    loop: str = ""
     applicable: tuple[ApplicableTechnique, ...]
     refused: tuple[RefusedTechnique, ...]
     profile: StepProfile

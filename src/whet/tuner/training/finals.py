@@ -1,5 +1,6 @@
 """Compare the best recipes with the original in processes of their own, then prove the held-out loss in pairs."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,10 +106,17 @@ def prove_losses(
     while proof is None or not is_over(proof):
         seed += 1
         old, new = (_loss_run(context, chosen, seed, num_steps, left_s()) for chosen in ((), steps))
-        if old is None or new is None:
+        if old is None or (new is None and left_s() <= 0):
             break
         pairs.append(
-            LossPair(seed=seed, old=old.held_out, new=new.held_out, old_middle=old.middle, new_middle=new.middle)
+            LossPair(
+                seed=seed,
+                old=old.held_out,
+                new=math.inf if new is None else new.held_out,  # a run that fails or has no score is no equal training
+                old_middle=old.middle,
+                new_middle=math.inf if new is None else new.middle,
+                begin=old.begin,
+            )
         )
         proof = judge(pairs, allowed=allowed, higher_is_better=context.facts.higher_is_better)
         report(len(pairs))

@@ -23,7 +23,7 @@ from whet.training.parts import Parts
 from whet.training.technique import Exactness
 from whet.training.updates import prove_updates
 from whet.tuner.records import TrainingEvidence, TrialOutcome
-from whet.tuner.training.examination import refusal
+from whet.tuner.training.examination import refusal, updates_plainly
 from whet.tuner.training.facts import ORIGINAL, REFERENCE, KnownTraining
 from whet.tuner.training.opening import NUM_DIGESTS, PreparedTrainer, digests, first_batches, open_training
 from whet.workload import TrainingWorkload, measure_quality
@@ -66,7 +66,11 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     before = peak_rss_bytes()
     workload = open_training(request.known.target)
     parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
-    if why := refusal(request.steps, parts, describe()):
+    is_early = any(TRAINING_TABLE[step.technique].updates_early for step in request.steps)
+    why = refusal(request.steps, parts, describe())
+    if is_early and not updates_plainly(workload):
+        why = "the loop clips or accumulates gradients, which needs all of them at once"
+    if why:
         return TrainingMeasured(outcome=TrialOutcome(status="refused", reason=why))
     exactness = exactness_of(request.steps)
     began = time.perf_counter()
@@ -75,7 +79,7 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     if not proof.is_same:
         return _rejected(proof.words, TrainingEvidence(gradients=proof), prepared.notes)
     updates = None if exactness is Exactness.OTHER else prove_updates(workload, prepared.trainer)
-    if updates is not None and updates.is_same is False:
+    if updates is not None and not updates.is_same:
         return _rejected(updates.words, TrainingEvidence(gradients=proof, updates=updates), prepared.notes)
     if why := _other_batches(workload, prepared.trainer, request.known):
         return _rejected(why, TrainingEvidence(gradients=proof, updates=updates), prepared.notes)
@@ -169,6 +173,7 @@ class LossRun(BaseModel):
         losses: The loss of each step.
         held_out: The held-out score at the end, and in the middle; without one, the mean loss of the last steps.
         middle: The same in the middle of the run.
+        begin: The same before the first step, or in the first one.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
@@ -176,12 +181,14 @@ class LossRun(BaseModel):
     losses: tuple[float, ...]
     held_out: float
     middle: float
+    begin: float
 
 
 def train_for_loss(request: LossRequest) -> LossRun:
     """Train from a seed for some steps, and score the model in the middle and at the end."""
     workload = open_training(request.target, seed=request.seed)
     trainer = PreparedTrainer(workload, request.steps).trainer
+    begin = None if workload.evaluation is None else _score(workload, trainer)
     half = request.num_steps // 2
     for _ in range(half):
         trainer.step()
@@ -189,7 +196,12 @@ def train_for_loss(request: LossRequest) -> LossRun:
     for _ in range(request.num_steps - half):
         trainer.step()
     losses = tuple(float(loss) for loss in trainer.losses)
-    return LossRun(losses=losses, held_out=_score(workload, trainer), middle=middle)
+    return LossRun(
+        losses=losses,
+        held_out=_score(workload, trainer),
+        middle=middle,
+        begin=losses[0] if begin is None else begin,
+    )
 
 
 def _score(workload: TrainingWorkload, trainer: Trainer) -> float:

@@ -32,6 +32,7 @@ from whet.tuner.training.examination import TrainingRequest, examine_training
 from whet.tuner.training.facts import TrainingFacts
 from whet.tuner.training.finals import (
     LEAST_STEPS,
+    MIN_ROUNDS,
     MOST_STEPS,
     compare_finalists,
     needs_losses,
@@ -42,6 +43,7 @@ from whet.tuner.training.words import gain_sentence, no_gain_sentence
 from whet.tuner.verdict import untried
 
 _EXAMINATION_LIMIT_S = 600.0
+_SMALLER = 0.97  # of the original's peak, in each pair: what is called smaller
 _FINALS_SHARE, _LOSSES_SHARE = 0.35, 0.25  # of the budget
 
 
@@ -102,7 +104,7 @@ def tune_training(
         if original.outcome.status != "done" or original.run is None:
             raise ModelError(f"the original cannot be measured: {original.outcome.reason}")
         plan.directory.mkdir(parents=True, exist_ok=True)
-        title = f"whet training {name} {plan.goal.objective} {facts.model} {facts.fingerprint}"
+        title = f"whet training {name} {plan.goal.objective} {facts.model} {facts.loop} {facts.fingerprint}"
         study = Study.open(plan.storage or default_storage(plan.directory), title, must_exist=plan.resume)
         records = _searched(context, study, plan.goal, budget, original, listener, patience)
         result = _concluded(context, plan.goal, budget, original, records, listener, patience)
@@ -263,7 +265,7 @@ def _original_point(facts: TrainingFacts, original: TrainingMeasured, runs: Sequ
     return MeasuredVariant(
         latency_ms=seconds * 1e3,
         throughput_per_s=facts.num_samples / seconds,
-        peak_bytes=evidence.memory.peak_bytes if evidence and evidence.memory else 0,
+        peak_bytes=sorted(run.peak_bytes for run in runs)[len(runs) // 2],
         size_bytes=0,
         process_latencies_ms=[run.seconds * 1e3 for run in runs],
         noise=noise_floor([[run.seconds for run in runs]]) if len(runs) > 1 else 1.0,
@@ -273,13 +275,15 @@ def _original_point(facts: TrainingFacts, original: TrainingMeasured, runs: Sequ
 
 def _point(facts: TrainingFacts, record: TrialRecord, claim: Claim) -> MeasuredVariant:
     seconds = sorted(claim.new_s)[len(claim.new_s) // 2]
+    peaks = [(old.peak_bytes, new.peak_bytes) for old, new in claim.pairs]
     return MeasuredVariant(
+        is_smaller=len(peaks) >= MIN_ROUNDS and all(0 < new < _SMALLER * old for old, new in peaks),
         steps=record.steps,
         label=record.label,
         number=record.number,
         latency_ms=seconds * 1e3,
         throughput_per_s=facts.num_samples / seconds,
-        peak_bytes=record.peak_bytes or 0,
+        peak_bytes=sorted(new for _, new in peaks)[len(peaks) // 2],
         size_bytes=0,
         process_latencies_ms=[s * 1e3 for s in claim.new_s],
         speedup=claim.ratio or 1.0,
@@ -314,10 +318,8 @@ def _screened(facts: TrainingFacts, record: TrialRecord) -> MeasuredVariant:
 def _best(goal: Goal, baseline: MeasuredVariant, points: Sequence[MeasuredVariant]) -> MeasuredVariant:
     """Return the best point that the times prove; the original where none is proved."""
     if goal.objective == "memory":
-        allowed = [
-            p for p in points if 1 / p.speedup_ci95[0] <= goal.max_slowdown and p.peak_bytes < baseline.peak_bytes
-        ]
-        return min(allowed, key=lambda p: p.peak_bytes, default=baseline)
+        small = [p for p in points if p.is_smaller and 1 / p.speedup_ci95[0] <= goal.max_slowdown]
+        return min(small, key=lambda p: p.peak_bytes, default=baseline)
     proved = [point for point in points if point.verdict == Verdict.PASS]
     return max(proved, key=lambda point: point.speedup, default=baseline)
 
@@ -340,9 +342,9 @@ def _verdict(
             why = "" if best.losses is None else f" {best.label} is left out: {best.losses.words}."
             return "gain", gain_sentence(goal, facts, baseline, surer) + why, surer
         if best.losses is not None and best.losses.is_same is False:
-            return "no-gain", f"{best.label} is faster, but {best.losses.words}. The original stays.", baseline
+            return "no-gain", f"{best.label} is better, but {best.losses.words}. The original stays.", baseline
         told = "no pair of runs fitted into the budget" if best.losses is None else best.losses.words
-        return "inconclusive", f"{best.label} is faster, but {told}. Give a larger --budget.", baseline
+        return "inconclusive", f"{best.label} is better, but {told}. Give a larger --budget.", baseline
     if best is not baseline:
         return "gain", gain_sentence(goal, facts, baseline, best), best
     if patience.has_run_out:
