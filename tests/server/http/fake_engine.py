@@ -77,6 +77,11 @@ class FakeEngine:
             self.num_reserved += 1
         return FakeReservation(self)
 
+    def release(self) -> None:
+        with self._changed:
+            self.num_reserved -= 1
+            self._changed.notify_all()
+
     def submit(
         self,
         prompt_ids: list[int],
@@ -133,6 +138,10 @@ class FakeEngine:
 
     def wait_running(self, count: int) -> None:
         self.wait_for(lambda: len(self.running) == count)
+
+    def wait_idle(self) -> None:
+        """Until no request runs and no place is reserved: the server may still read what a client left behind."""
+        self.wait_for(lambda: not self.running and self.num_reserved == 0)
 
     def listen(self, observer: Observer) -> None:
         self.observers.append(observer)
@@ -211,7 +220,7 @@ class FakeReservation:
 
     def release(self) -> None:
         if self._engine is not None:
-            self._engine.num_reserved -= 1
+            self._engine.release()
             self._engine = None
 
 

@@ -117,8 +117,7 @@ def test_any_body(schema: Any, path: str, mode: str) -> None:
     statuses = check(schema, path, mode, num_examples=20)
     assert 400 in statuses
     assert (200 in statuses) == (mode == "POSITIVE")
-    ENGINE.wait_running(0)
-    assert ENGINE.num_reserved == 0
+    ENGINE.wait_idle()
 
 
 @pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])
