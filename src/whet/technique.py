@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -60,44 +60,40 @@ class NotApplicable:
 Applicability = Applies | NotApplicable
 
 
-class AnyTechnique(Protocol):
-    """Describe what a search needs to know of a technique, for inference or for training."""
+@dataclass(frozen=True, kw_only=True)
+class AnyTechnique:
+    """Hold what a search needs to know of a technique, for inference or for training.
 
-    @property
-    def name(self) -> str:
-        """Return its name in recipes and tables."""
+    Attributes:
+        name: The technique's name in recipes and tables, and the name of its file.
+        stage: The stage of a recipe that it belongs to.
+        order: Its place among the techniques of its stage. The lowest comes first.
+        card: What it does, when it helps and hurts, its numerics and its source, for people.
+        options: A frozen dataclass of its options.
+        check: Returns whether it applies to a subject on a machine with these options.
+        space: For each option, the values that are worth trying. The default comes first.
+        groups: What it claims for itself. Two techniques that claim the same group exclude each other.
+        needs: Groups that it depends on. A recipe with it pays only if it contains a technique of each.
+        restores_quality: Whether it wins back quality that other techniques of a recipe cost.
+        reads_kept: Whether it leaves the layers in Candidate.kept in floating point.
+    """
 
-    @property
-    def options(self) -> type[Any]:
-        """Return the class of its options."""
-
-    @property
-    def space(self) -> Mapping[str, tuple[Any, ...]]:
-        """Return the values of each option that are worth trying, the default first."""
-
-    @property
-    def check(self) -> Callable[..., Applicability]:
-        """Return the function that says whether it applies to a subject, on a machine, with options."""
-
-    @property
-    def groups(self) -> frozenset[str]:
-        """Return what it claims for itself."""
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """Return the groups that it depends on."""
-
-    @property
-    def restores_quality(self) -> bool:
-        """Return whether it changes nothing alone, but wins back quality that others cost."""
-
-    @property
-    def reads_kept(self) -> bool:
-        """Return whether it leaves marked layers in floating point."""
+    name: str
+    stage: StrEnum
+    order: int
+    card: str | None
+    options: type[Any]
+    check: Callable[..., Applicability]
+    space: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    groups: frozenset[str] = frozenset()
+    needs: frozenset[str] = frozenset()
+    restores_quality: bool = False
+    reads_kept: bool = False
 
     @property
     def place(self) -> tuple[int, int]:
-        """Return the position in the order of recipes."""
+        """Return the position in the order of recipes: the stage's index, then the order within the stage."""
+        return list(type(self.stage)).index(self.stage), self.order
 
 
 Known = TypeVar("Known", bound=AnyTechnique)
@@ -212,23 +208,13 @@ class Candidate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Technique:
+class Technique(AnyTechnique):
     """Describe one optimisation. Each technique's file ends with such a record under the name TECHNIQUE.
 
     Attributes:
-        name: The technique's name in recipes and tables, and the name of its file.
-        stage: The stage of a recipe that it belongs to.
-        order: Its place among the techniques of its stage. The lowest comes first.
-        card: What it does, when it helps and hurts, its numerics and its source, for people.
-        options: A frozen dataclass of its options.
         check: Returns whether it applies to a workload on a machine with these options.
         predict: Returns the highest speedup that the profile and the machine's limits allow; 1.0 is none.
         apply: Returns a new candidate. The one given stays as it was.
-        space: For each option, the values that are worth trying. The default comes first.
-        groups: What it claims for itself. Two techniques that claim the same group exclude each other.
-        needs: Groups that it depends on. A recipe with it pays only if it contains a technique of each.
-        restores_quality: Whether it wins back quality that other techniques of a recipe cost.
-        reads_kept: Whether it leaves the layers in Candidate.kept in floating point.
         runs_python: Whether the model's own code runs in every call, so that effects which a graph would leave out
             still happen.
         instead: The name of the technique that is tried in its place wherever the model can be exported as a graph; ""
@@ -239,26 +225,12 @@ class Technique:
             determines it.
     """
 
-    name: str
     stage: Stage
-    order: int
-    card: str | None
-    options: type[Any]
     check: Callable[[ExaminedWorkload, Machine, Any], Applicability]
     predict: Callable[[Profile, Limits, Any], float]
     apply: Callable[[Candidate, Any], Candidate]
-    space: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    groups: frozenset[str] = frozenset()
-    needs: frozenset[str] = frozenset()
-    restores_quality: bool = False
-    reads_kept: bool = False
     runs_python: bool = False
     instead: str = ""
     in_process: bool = False
     dtype_of: Callable[[Any], str] | None = None
     weight_scale_of: Callable[[Any], float] | None = None
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """Return the position in the order of recipes: the stage's index, then the order within the stage."""
-        return STAGES.index(self.stage), self.order

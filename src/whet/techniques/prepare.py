@@ -12,9 +12,8 @@ from torch.optim import Optimizer
 from whet.errors import RecipeError
 from whet.machine import describe
 from whet.recipe import Recipe
-from whet.technique import NotApplicable, named, options_of
 from whet.techniques.training import TRAINING_TABLE
-from whet.training.applied import applied
+from whet.training.applied import applied, refusals
 from whet.training.parts import Parts
 
 _LOG = logging.getLogger("whet")
@@ -47,12 +46,8 @@ def prepare(
     read = read.checked_for("training")
     parts = Parts(model, optimizer, loader)
     machine = describe()
-    for step in read:
-        technique = named(step, TRAINING_TABLE)
-        options = options_of(step, technique.options, technique.space)
-        verdict = technique.check(parts, machine, options)
-        if isinstance(verdict, NotApplicable):
-            raise RecipeError(f"{step.technique} does not apply here: {verdict.reason}; leave it out of the recipe")
+    for step, reason in refusals(parts, read.steps, TRAINING_TABLE, machine):
+        raise RecipeError(f"{step.technique} does not apply here: {reason}; leave it out of the recipe")
     if read.fingerprint and read.fingerprint != machine.fingerprint:
         _LOG.warning("the recipe was proved on another machine: its speed here is not known")
     return applied(parts, read.steps, TRAINING_TABLE)

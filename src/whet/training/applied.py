@@ -2,10 +2,28 @@
 
 from collections.abc import Mapping, Sequence
 
+from whet.machine import Machine
 from whet.recipe import Step
-from whet.technique import named, options_of
+from whet.technique import NotApplicable, named, options_of
 from whet.training.parts import Parts
 from whet.training.technique import TrainingTechnique
+
+
+def refusals(
+    parts: Parts, steps: Sequence[Step], table: Mapping[str, TrainingTechnique], machine: Machine
+) -> list[tuple[Step, str]]:
+    """Return the steps that do not apply to these parts on this machine, each with its reason.
+
+    Raises:
+        RecipeError: The table has no such technique, or a technique no such option.
+    """
+    found = []
+    for step in steps:
+        technique = named(step, table)
+        verdict = technique.check(parts, machine, options_of(step, technique.options, technique.space))
+        if isinstance(verdict, NotApplicable):
+            found.append((step, verdict.reason))
+    return found
 
 
 def applied(parts: Parts, steps: Sequence[Step], table: Mapping[str, TrainingTechnique]) -> Parts:

@@ -18,7 +18,7 @@ from whet.training.chunked_cross_entropy import chunked_cross_entropy
 
 _RESHAPES = {Tensor.view, Tensor.reshape, Tensor.flatten, torch.flatten, torch.reshape}
 _SAME = {Tensor.contiguous, Tensor.requires_grad_}
-_CASTS = {Tensor.float, Tensor.to, Tensor.type_as}
+_CASTS = {Tensor.float, Tensor.to}
 _NO_DATA = ("shape", "size", "dim", "ndim", "dtype", "device", "numel", "is_floating_point", "requires_grad", "stride")
 
 
@@ -153,7 +153,7 @@ def _cast_to(function: Any, promise: Tensor, args: Sequence[Any], kwargs: Mappin
     if function is Tensor.float:
         return torch.float32
     wanted = [*args, *kwargs.values()]
-    if function is Tensor.type_as or len(wanted) != 1:
+    if len(wanted) != 1:
         return None
     if isinstance(wanted[0], torch.dtype) and wanted[0].is_floating_point:
         return wanted[0]

@@ -3,15 +3,24 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 OPTIMIZER = "optimizer"  # the group of techniques that choose the algorithm
 
 
-def is_adam(optimizer: Optimizer) -> bool:
-    """Return whether an optimiser is PyTorch's Adam or AdamW, with no other step of its own."""
-    return type(optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+def why_not_replaced(optimizer: Optimizer, *kinds: type[Optimizer]) -> str:
+    """Return why another algorithm cannot take an optimiser's place; "" where it can.
+
+    Args:
+        optimizer: The loop's own.
+        kinds: The classes that the algorithm stands for. A subclass may have another step.
+    """
+    if type(optimizer) not in kinds:
+        names = " and ".join(kind.__name__ for kind in kinds)
+        return f"it stands for {names}; the optimiser is {type(optimizer).__name__}"
+    if optimizer.state:
+        return "the optimiser has a state already: change the algorithm before the first step"
+    return ""
 
 
 def replaced(

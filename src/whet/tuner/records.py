@@ -135,9 +135,7 @@ class TrainingEvidence(BaseModel):
         updates: How its updates compare with those of the original's optimiser in float64; None where the optimiser is
             another one.
         memory: What the memory of a step is made of.
-        first_step_s: Seconds of the first steps, which compile.
         throughput_per_s: Samples or tokens per second.
-        joules: Energy of a step; None without a counter.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -145,9 +143,7 @@ class TrainingEvidence(BaseModel):
     gradients: GradientProof | None = None
     updates: UpdateProof | None = None
     memory: StepMemory | None = None
-    first_step_s: float = 0.0
     throughput_per_s: float = 0.0
-    joules: float | None = None
 
 
 class TrialOutcome(Built, Judgement):

@@ -207,7 +207,7 @@ def try_recipe(
     )
     folder = context.directory / f"trial-{number}"
     outcome = run_within(context.run, run_trial, request, folder, limit_s=context.trial_limit_s, left_s=time_left_s)
-    found = outcome.answer(TrialOutcome) or _without_answer(outcome)
+    found = outcome.answer(TrialOutcome) or without_answer(outcome)
     record = TrialRecord(
         **dict(found),
         number=number,
@@ -223,7 +223,7 @@ def try_recipe(
     return record.model_copy(update={"seconds": time.perf_counter() - started})
 
 
-def _without_answer(outcome: Outcome) -> TrialOutcome:
+def without_answer(outcome: Outcome) -> TrialOutcome:
     """Return the outcome of a trial whose process gave no answer."""
     status: Status = "stopped" if isinstance(outcome.failure, BudgetEnded) else "failed"
     return TrialOutcome(status=status, reason=outcome.failure.message if outcome.failure else "no result")
@@ -250,7 +250,7 @@ def _with_memory(context: TrialContext, goal: Goal, record: TrialRecord, time_le
     outcome = replace(context, run=bounded).measure(record, folder, _MEMORY_RUN_S, context.trial_limit_s)
     run = outcome.answer(Run)
     if run is None:
-        lost = _without_answer(outcome)
+        lost = without_answer(outcome)
         return record.model_copy(update={"status": lost.status, "reason": lost.reason})
     record = record.model_copy(update={"peak_bytes": run.peak_bytes})
     if goal.max_memory_bytes is None or run.peak_bytes <= goal.max_memory_bytes:

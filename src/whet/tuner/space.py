@@ -6,6 +6,7 @@ keeps it. So the parent never builds the model, and every machine that shares a 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -76,6 +77,30 @@ class ApplicableTechnique(BaseModel):
         kept = {name: value for name, value in data.items() if name not in ("bounds", "shrinks")}
         return {**kept, "variants": variants}
 
+    @classmethod
+    def of(
+        cls,
+        technique: AnyTechnique,
+        options: Mapping[str, Sequence[Any]],
+        detail: str,
+        variant_of: Callable[[Step], Variant],
+    ) -> "ApplicableTechnique":
+        """Describe a technique that applies.
+
+        Args:
+            technique: The technique.
+            options: The values of each option that are accepted.
+            detail: What it would do, in words.
+            variant_of: Returns a step with its bound and its effect on memory.
+        """
+        return cls(
+            technique=technique.name,
+            detail=detail,
+            groups=tuple(sorted(technique.groups)),
+            options={option: tuple(values) for option, values in options.items()},
+            variants=tuple(variant_of(step) for step in steps_of(technique.name, options)),
+        )
+
     @property
     def default(self) -> Step:
         """Return the step with every option at its default."""
@@ -131,15 +156,8 @@ def applicable_techniques(
         if options is None:
             refused.append(RefusedTechnique(technique=name, reason=reason))
             continue
-        applicable.append(
-            ApplicableTechnique(
-                technique=name,
-                detail=detail,
-                groups=tuple(sorted(technique.groups)),
-                options={option: tuple(values) for option, values in options.items()},
-                variants=tuple(_variant(technique, step, profile, limits) for step in steps_of(name, options)),
-            )
-        )
+        make = partial(_variant, technique, profile=profile, limits=limits)
+        applicable.append(ApplicableTechnique.of(technique, options, detail, make))
     if not is_in_process([entry.default for entry in applicable]) and (why := program.refusal(examined)):
         # Techniques that keep the model's code cannot be saved, and no backend that works in process is there.
         refused += [RefusedTechnique(technique=entry.technique, reason=why) for entry in applicable]

@@ -20,7 +20,6 @@ from whet.machine import describe
 from whet.measure.isolate import FailureKind, Outcome
 from whet.measure.quiet import WAIT_S, OnBusy, Patience
 from whet.recipe import FILE as RECIPE
-from whet.recipe import Evidence, Recipe
 from whet.signature import Batch
 from whet.techniques import TABLE
 from whet.techniques.training import TRAINING_TABLE
@@ -33,6 +32,7 @@ from whet.tuner.listener import Listener
 from whet.tuner.outlook import Outlook, saving_s
 from whet.tuner.preparation import check_memory, checked_directory, open_study, prepare_work_directory
 from whet.tuner.processes import forking, isolated
+from whet.tuner.proven_recipe import recipe_of
 from whet.tuner.records import TrialRecord
 from whet.tuner.report import write_report
 from whet.tuner.result import FILE, Objective, Result
@@ -330,34 +330,3 @@ def _write(context: TrialContext, result: Result, directory: Path) -> None:
     recipe_of(result).write(directory / RECIPE)
     write_report(result, directory / "report.html")
     write_whole(directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")
-
-
-def recipe_of(result: Result) -> Recipe:
-    """Return the winning recipe with its evidence."""
-    best, baseline = result.best, result.baseline
-    return Recipe(
-        target=result.target,
-        model=result.model,
-        fingerprint=result.fingerprint,
-        machine={k: list(v) if isinstance(v, tuple | list) else v for k, v in result.machine.items()},
-        versions=result.versions,
-        evidence=Evidence(
-            verdict=result.verdict,
-            objective=result.objective,
-            speedup=best.speedup,
-            speedup_ci95=best.speedup_ci95,
-            baseline_latency_ms=baseline.latency_ms,
-            latency_ms=best.latency_ms,
-            num_pairs=len(best.process_latencies_ms),
-            quality_name=result.quality_name,
-            quality_baseline=1.0 if baseline.quality is None else baseline.quality,
-            quality=1.0 if best.quality is None else best.quality,
-            max_drop=result.max_drop,
-            size_bytes_baseline=baseline.size_bytes,
-            size_bytes=best.size_bytes,
-            peak_bytes_baseline=baseline.peak_bytes,
-            peak_bytes=best.peak_bytes,
-            share_of_limit=best.share_of_limit,
-        ),
-        steps=best.steps,
-    )

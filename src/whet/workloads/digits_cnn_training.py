@@ -1,7 +1,5 @@
 """Define digits-cnn-training: a residual network learns to name handwritten digits, from random weights."""
 
-from collections.abc import Iterator
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,6 +8,7 @@ from whet.models.resnet import ResNet
 from whet.workload import Predict, Quality, TrainingWorkload
 from whet.workload.training import OutputLoss
 from whet.workloads import digits_cnn
+from whet.workloads.shuffled import Shuffled
 
 NAME = "digits-cnn-training"
 BATCH = 64
@@ -35,21 +34,8 @@ def build() -> TrainingWorkload:
         model=model,
         loss=OutputLoss(F.cross_entropy),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY),
-        batches=Shuffled(images_BCHW, labels_B),
+        batches=Shuffled(len(labels_B), BATCH, lambda rows: (images_BCHW[rows], labels_B[rows])),
         evaluation=Quality("held-out loss", nats, higher_is_better=False),
         num_samples=BATCH,
         name=NAME,
     )
-
-
-class Shuffled:
-    """Yield the images in batches, in an order drawn from PyTorch's generator for each pass."""
-
-    def __init__(self, images_BCHW: Tensor, labels_B: Tensor) -> None:
-        self._images_BCHW, self._labels_B = images_BCHW, labels_B
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return one pass: images [64, 1, 64, 64] and their digits [64]."""
-        order = torch.randperm(len(self._labels_B))
-        for rows in order[: len(order) // BATCH * BATCH].split(BATCH):
-            yield self._images_BCHW[rows], self._labels_B[rows]

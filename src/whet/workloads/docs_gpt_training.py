@@ -1,7 +1,6 @@
 """Define docs-gpt-training: a Llama-shaped decoder learns the text of Python's language reference from nothing."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ from whet.models.decoder.config import read_config
 from whet.workload import Predict, Quality, TrainingWorkload
 from whet.workloads import WEIGHTS, docs_gpt
 from whet.workloads.docs_text import START, load_tokenizer, running_text, token_ids, windows
+from whet.workloads.shuffled import Shuffled
 
 NAME = "docs-gpt-training"
 BATCH = 16  # windows of 128 tokens
@@ -36,6 +36,9 @@ def build(weights: Path = WEIGHTS) -> TrainingWorkload:
     def nats(predict: Predict) -> list[float]:
         return [float(_cross_entropy(predict(x_BT), y_BT)) for x_BT, y_BT in held_out]
 
+    def batch(rows: Tensor) -> tuple[Tensor, Tensor]:
+        return docs_gpt.shift(train_BT[rows], start), train_BT[rows]
+
     model = Decoder(read_config(weights / docs_gpt.NAME))
     initialise(model, torch.Generator().manual_seed(0))
     return TrainingWorkload(
@@ -44,27 +47,13 @@ def build(weights: Path = WEIGHTS) -> TrainingWorkload:
         optimizer=lambda parameters: torch.optim.AdamW(
             parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=WEIGHT_DECAY
         ),
-        batches=Shuffled(train_BT, start),
+        batches=Shuffled(len(train_BT), BATCH, batch),
         evaluation=Quality("held-out loss", nats, higher_is_better=False),
         clip_norm=CLIP,
         schedule=lambda optimizer: LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP)),
         num_samples=BATCH,
         name=NAME,
     )
-
-
-class Shuffled:
-    """Yield the training windows in batches, in an order drawn from PyTorch's generator for each pass."""
-
-    def __init__(self, windows_BT: Tensor, start: int) -> None:
-        self._windows_BT, self._start = windows_BT, start
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return one pass: pairs of inputs and targets, int64 [16, 128] each."""
-        order = torch.randperm(len(self._windows_BT))
-        for rows in order[: len(order) // BATCH * BATCH].split(BATCH):
-            y_BT = self._windows_BT[rows]
-            yield docs_gpt.shift(y_BT, self._start), y_BT
 
 
 def initialise(model: Decoder, generator: torch.Generator) -> None:

@@ -3,7 +3,6 @@
 The text of a file is split into tokens once and cut into windows. The last tenth of them is held out.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from whet.errors import MissingExtra, TargetError
 from whet.workload import Predict, Quality, TrainingWorkload
 from whet.workloads.huggingface import check_directory, load_model
+from whet.workloads.shuffled import Shuffled
 
 _HELD_OUT = 10  # one window of so many is held out
 _LEAST_WINDOWS = 20
@@ -58,7 +58,7 @@ def build(directory_and_options: str) -> TrainingWorkload:
         raise TargetError(f"seq={options.seq} is more than the {limit} tokens that this model takes")
     windows_BT = _windows(directory, options)
     held_out = torch.arange(len(windows_BT)) % _HELD_OUT == _HELD_OUT - 1
-    test_BT = windows_BT[held_out][:_MOST_SCORED]
+    train_BT, test_BT = windows_BT[~held_out], windows_BT[held_out][:_MOST_SCORED]
 
     def nats(predict: Predict) -> list[float]:
         return [float(predict(input_ids=x_BT, labels=x_BT).loss) for x_BT in test_BT.split(options.batch)]
@@ -67,25 +67,12 @@ def build(directory_and_options: str) -> TrainingWorkload:
         model=model,
         loss=_loss,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=options.lr),
-        batches=Windows(windows_BT[~held_out], options.batch),
+        batches=Shuffled(len(train_BT), options.batch, lambda rows: train_BT[rows]),
         evaluation=Quality("held-out loss", nats, higher_is_better=False),
         clip_norm=1.0,
         num_samples=options.batch,
         name=f"{directory.resolve().name}-training",
     )
-
-
-class Windows:
-    """Yield windows of tokens in batches, in an order drawn from PyTorch's generator for each pass."""
-
-    def __init__(self, windows_BT: Tensor, batch: int) -> None:
-        self._windows_BT, self._batch = windows_BT, batch
-
-    def __iter__(self) -> Iterator[Tensor]:
-        """Return one pass: token ids, int64 [batch, seq] each."""
-        order = torch.randperm(len(self._windows_BT))
-        for rows in order[: len(order) // self._batch * self._batch].split(self._batch):
-            yield self._windows_BT[rows]
 
 
 def _loss(model: nn.Module, ids_BT: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.optimizers import OPTIMIZER, is_adam, replaced
+from whet.training.optimizers import OPTIMIZER, replaced, why_not_replaced
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
@@ -28,10 +28,8 @@ class Options:
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     """Check that the optimiser is Adam or AdamW."""
-    if not is_adam(parts.optimizer):
-        return NotApplicable(f"it stands for Adam and AdamW; the optimiser is {type(parts.optimizer).__name__}")
-    if parts.optimizer.state:
-        return NotApplicable("the optimiser has a state already: change the algorithm before the first step")
+    if reason := why_not_replaced(parts.optimizer, torch.optim.Adam, torch.optim.AdamW):
+        return NotApplicable(reason)
     return Applies("row and column sums in place of two moments")
 
 

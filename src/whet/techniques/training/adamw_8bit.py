@@ -15,7 +15,7 @@ import torch
 from whet.artefact.inductor import missing_tools
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.optimizers import OPTIMIZER, replaced
+from whet.training.optimizers import OPTIMIZER, replaced, why_not_replaced
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
@@ -28,11 +28,8 @@ class Options:
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     """Check that the optimiser is AdamW and that its kernel can be compiled."""
-    if type(parts.optimizer).__name__ != "AdamW" or not isinstance(parts.optimizer, torch.optim.AdamW):
-        return NotApplicable(f"it stands for AdamW; the optimiser is {type(parts.optimizer).__name__}")
-    if parts.optimizer.state:
-        return NotApplicable("the optimiser has a state already: change the algorithm before the first step")
-    if reason := missing_tools(at_load=True, device=parts.device_type):
+    missing = missing_tools(at_load=True, device=parts.device_type)
+    if reason := why_not_replaced(parts.optimizer, torch.optim.AdamW) or missing:
         return NotApplicable(reason)
     return Applies("moments of 2 bytes a parameter in place of 8")
 

@@ -8,9 +8,10 @@ from whet.comparison.run import Run, on_common_calls
 from whet.figures import num_bytes
 from whet.recipe import Recipe, Step
 from whet.techniques.training import TRAINING_TABLE
-from whet.tuner.budget import BudgetEnded, Runner, run_within
+from whet.tuner.budget import Runner, run_within
 from whet.tuner.goal import Goal
-from whet.tuner.records import TrainingEvidence, TrialOutcome, TrialRecord
+from whet.tuner.records import TrainingEvidence, TrialRecord
+from whet.tuner.search import without_answer
 from whet.tuner.space import Space
 from whet.tuner.training.facts import KnownTraining, TrainingFacts
 from whet.tuner.training.trial import TrainingMeasured, TrainingTrial, run_training_trial
@@ -64,12 +65,7 @@ class TrainingContext:
         """Try a recipe in a process of its own; empty for the original. A failure there is part of the answer."""
         request = TrainingTrial(known=self.known, steps=steps, timing_s=TIMING_S)
         outcome = run_within(self.run, run_training_trial, request, folder, limit_s=self.trial_limit_s, left_s=left_s)
-        found = outcome.answer(TrainingMeasured)
-        if found is not None:
-            return found
-        status = "stopped" if isinstance(outcome.failure, BudgetEnded) else "failed"
-        reason = outcome.failure.message if outcome.failure else "no result"
-        return TrainingMeasured(outcome=TrialOutcome(status=status, reason=reason))  # type: ignore[arg-type]
+        return outcome.answer(TrainingMeasured) or TrainingMeasured(outcome=without_answer(outcome))
 
 
 def record_of(

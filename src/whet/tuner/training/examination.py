@@ -4,6 +4,8 @@ import gc
 import hashlib
 import math
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,17 +19,17 @@ from whet.measure.malloc import give_back
 from whet.measure.memory import peak_rss_bytes, reset_peak_rss
 from whet.measure.quiet import undisturbed
 from whet.recipe import Step
-from whet.technique import NotApplicable
 from whet.techniques.applicability import options_that_apply
 from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
+from whet.training.applied import refusals
 from whet.training.memory import step_memory
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile, profile_steps
 from whet.training.technique import TrainingTechnique
 from whet.tuner.known_target import digest_of
 from whet.tuner.result import Diagnosed, RefusedTechnique
-from whet.tuner.space import ApplicableTechnique, Variant, steps_of
+from whet.tuner.space import ApplicableTechnique, Variant
 from whet.tuner.training.facts import ORIGINAL, REFERENCE, TrainingFacts
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
 from whet.workload import TrainingWorkload
@@ -187,15 +189,8 @@ def applicable_techniques(
         elif options is None:
             refused.append(RefusedTechnique(technique=name, reason=reason))
         else:
-            applicable.append(
-                ApplicableTechnique(
-                    technique=name,
-                    detail=detail,
-                    groups=tuple(sorted(technique.groups)),
-                    options={option: tuple(values) for option, values in options.items()},
-                    variants=tuple(_variant(technique, step, profile, limits) for step in steps_of(name, options)),
-                )
-            )
+            make = partial(_variant, technique, profile=profile, limits=limits)
+            applicable.append(ApplicableTechnique.of(technique, options, detail, make))
     return applicable, refused
 
 
@@ -210,15 +205,12 @@ def updates_plainly(workload: TrainingWorkload) -> bool:
     return workload.clip_norm is None and workload.num_accumulated == 1
 
 
-def refusal(steps: tuple[Step, ...], parts: Parts, machine: Machine) -> str:
-    """Return why a recipe's steps do not apply to these parts; "" where they do."""
-    found = []
-    for step in steps:
-        technique = TRAINING_TABLE[step.technique]
-        verdict = technique.check(parts, machine, technique.options(**step.options))
-        if isinstance(verdict, NotApplicable):
-            found.append(f"{step.technique}: {verdict.reason}")
-    return "; ".join(found)
+def refusal(workload: TrainingWorkload, parts: Parts, steps: Sequence[Step], machine: Machine) -> str:
+    """Return why a recipe's steps do not apply to a training run; "" where they do."""
+    found = refusals(parts, steps, TRAINING_TABLE, machine)
+    if not updates_plainly(workload):
+        found += [(step, _NOT_PLAIN) for step in steps if TRAINING_TABLE[step.technique].updates_early]
+    return "; ".join(f"{step.technique}: {why}" for step, why in found)
 
 
 def diagnosed(profile: StepProfile) -> Diagnosed:

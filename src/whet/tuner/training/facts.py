@@ -36,7 +36,6 @@ class TrainingFacts(BaseModel):
         unit: What the samples are: "tokens" or "samples".
         evaluation: The name of the held-out score; "" where there is none.
         higher_is_better: Whether a higher score is a better one.
-        notes: What the report should say.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,7 +59,6 @@ class TrainingFacts(BaseModel):
     unit: str = "samples"
     evaluation: str = ""
     higher_is_better: bool = False
-    notes: tuple[str, ...] = ()
 
 
 class KnownTraining(BaseModel):

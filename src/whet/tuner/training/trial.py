@@ -23,7 +23,7 @@ from whet.training.parts import Parts
 from whet.training.technique import Exactness
 from whet.training.updates import prove_updates
 from whet.tuner.records import TrainingEvidence, TrialOutcome
-from whet.tuner.training.examination import refusal, updates_plainly
+from whet.tuner.training.examination import refusal
 from whet.tuner.training.facts import ORIGINAL, REFERENCE, KnownTraining
 from whet.tuner.training.opening import NUM_DIGESTS, PreparedTrainer, digests, first_batches, open_training
 from whet.workload import TrainingWorkload, measure_quality
@@ -66,11 +66,7 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     before = peak_rss_bytes()
     workload = open_training(request.known.target)
     parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
-    is_early = any(TRAINING_TABLE[step.technique].updates_early for step in request.steps)
-    why = refusal(request.steps, parts, describe())
-    if is_early and not updates_plainly(workload):
-        why = "the loop clips or accumulates gradients, which needs all of them at once"
-    if why:
+    if why := refusal(workload, parts, request.steps, describe()):
         return TrainingMeasured(outcome=TrialOutcome(status="refused", reason=why))
     exactness = exactness_of(request.steps)
     began = time.perf_counter()
@@ -91,7 +87,7 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     if wrong is not None:
         outcome = TrialOutcome(status="failed", reason=f"the loss of step {wrong} is {losses[wrong - 1]}")
         return TrainingMeasured(outcome=outcome)
-    evidence = TrainingEvidence(gradients=proof, updates=updates, memory=memory, first_step_s=first_s)
+    evidence = TrainingEvidence(gradients=proof, updates=updates, memory=memory)
     outcome = TrialOutcome(
         status="done",
         notes=prepared.notes,
@@ -167,10 +163,9 @@ class LossRequest(BaseModel):
 
 
 class LossRun(BaseModel):
-    """Hold the losses of one training run.
+    """Hold the scores of one training run.
 
     Attributes:
-        losses: The loss of each step.
         held_out: The held-out score at the end, and in the middle; without one, the mean loss of the last steps.
         middle: The same in the middle of the run.
         begin: The same before the first step, or in the first one.
@@ -178,7 +173,6 @@ class LossRun(BaseModel):
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
-    losses: tuple[float, ...]
     held_out: float
     middle: float
     begin: float
@@ -195,12 +189,10 @@ def train_for_loss(request: LossRequest) -> LossRun:
     middle = _score(workload, trainer)
     for _ in range(request.num_steps - half):
         trainer.step()
-    losses = tuple(float(loss) for loss in trainer.losses)
     return LossRun(
-        losses=losses,
         held_out=_score(workload, trainer),
         middle=middle,
-        begin=losses[0] if begin is None else begin,
+        begin=float(trainer.losses[0]) if begin is None else begin,
     )
 
 

@@ -18,11 +18,11 @@ from whet.measure.isolate import FailureKind
 from whet.measure.quiet import Patience
 from whet.measure.stats import noise_floor
 from whet.recipe import FILE as RECIPE
-from whet.recipe import Evidence, Recipe
 from whet.training.technique import Exactness
 from whet.tuner.budget import Budget, BudgetEnded, Runner
 from whet.tuner.goal import Goal, ranked
 from whet.tuner.listener import Listener
+from whet.tuner.proven_recipe import recipe_of
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import FILE, MeasuredVariant, Result
 from whet.tuner.search import SearchTime, search_space
@@ -362,33 +362,5 @@ def _verdict(
 
 def _write(result: Result, directory: Path) -> None:
     """Write the recipe and, last, the result."""
-    best, baseline = result.best, result.baseline
-    evidence = Evidence(
-        verdict=result.verdict,
-        objective=result.objective,
-        speedup=best.speedup,
-        speedup_ci95=best.speedup_ci95,
-        baseline_latency_ms=baseline.latency_ms,
-        latency_ms=best.latency_ms,
-        num_pairs=len(best.process_latencies_ms),
-        quality_name=result.quality_name,
-        quality_baseline=baseline.quality or 0.0,
-        quality=best.quality or 0.0,
-        max_drop=result.max_drop,
-        size_bytes_baseline=0,
-        size_bytes=0,
-        peak_bytes_baseline=baseline.peak_bytes,
-        peak_bytes=best.peak_bytes,
-    )
-    recipe = Recipe(
-        target=result.target,
-        model=result.model,
-        fingerprint=result.fingerprint,
-        machine={k: list(v) if isinstance(v, tuple | list) else v for k, v in result.machine.items()},
-        versions=result.versions,
-        evidence=evidence,
-        steps=best.steps,
-        kind="training",
-    )
-    recipe.write(directory / RECIPE)
+    recipe_of(result).write(directory / RECIPE)
     write_whole(directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")
