@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import TinyLM, TinyNet, image_workload, tiny_workload, trainer_with
+from tiny_training import TinyLM, TinyNet, image_workload, loaded_workload, tiny_workload, trainer_with
 from torch import nn
 
 import whet
@@ -30,6 +30,7 @@ from whet.workload.training import Trainer
 
 STEPS = 20
 ON_IMAGES = {"channels_last"}
+ON_LOADERS = {"loader", "prefetch"}  # they change the loader alone
 BY_HAND = {"threads"}  # applies on machines with several cores only; its own test is below
 COMPILES = {"compile", "adamw_8bit"}
 NAMES = [
@@ -42,6 +43,8 @@ NAMES = [
 def workload_for(name: str, **changes: Any) -> TrainingWorkload:
     if name == "optimizer_in_backward":
         changes = {"clip_norm": None, **changes}  # it needs each gradient by itself
+    if name in ON_LOADERS:
+        return loaded_workload(**changes)
     return image_workload(**changes) if name in ON_IMAGES else tiny_workload(**changes)
 
 
@@ -102,8 +105,9 @@ def test_what_comes_back_behaves_as_what_went_in(name: str, tmp_path: Path) -> N
     assert type(model).__name__ == kind.__name__
     assert {parameter: id(p) for parameter, p in model.named_parameters()} == before
     assert model.state_dict().keys() == saved.keys()
-    assert loader is workload.batches
-    for batch in workload.batches:
+    assert isinstance(loader, type(workload.batches))
+    assert (loader is workload.batches) == (name not in ON_LOADERS)
+    for batch in loader:
         new_optimizer.zero_grad()
         workload.loss(model, batch).backward()
         new_optimizer.step()

@@ -1,11 +1,13 @@
 """Small training runs for tests: a classifier over a vocabulary, and a network of convolutions."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from whet.recipe import Step
 from whet.techniques.training import TRAINING_TABLE
@@ -69,6 +71,25 @@ def tiny_workload(**changes: Any) -> TrainingWorkload:
         **changes,
     }
     return TrainingWorkload(**fields)
+
+
+class Rows(Dataset[Tensor]):
+    """Hold rows of token ids."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.rows[index].clone()
+
+
+def loaded_workload(**changes: Any) -> TrainingWorkload:
+    """Return tiny_workload with its rows in a DataLoader that shuffles: four batches of 4 rows."""
+    workload = tiny_workload(**changes)
+    return replace(workload, batches=DataLoader(Rows(torch.cat(list(workload.batches))), batch_size=4, shuffle=True))
 
 
 class TinyNet(nn.Module):

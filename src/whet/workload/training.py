@@ -120,7 +120,7 @@ def seed_everything(seed: int) -> None:
 States = tuple[Any, Any, Tensor]
 
 
-def _states() -> States:
+def generator_states() -> States:
     """Return the states of the generators of Python, NumPy and PyTorch on the CPU."""
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
@@ -140,24 +140,24 @@ class DataGenerators:
     def __init__(self, seed: int) -> None:
         with kept_generators():
             seed_everything(seed)
-            self._own = _states()
+            self._own = generator_states()
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """Draw from these generators in the block. The others go on where they were."""
-        others = _states()
+        others = generator_states()
         _set_states(self._own)
         try:
             yield
         finally:
-            self._own = _states()
+            self._own = generator_states()
             _set_states(others)
 
 
 @contextlib.contextmanager
 def kept_generators() -> Iterator[None]:
     """Put the generators of Python, NumPy and PyTorch back at the end."""
-    before = _states()
+    before = generator_states()
     try:
         with torch.random.fork_rng():
             yield
