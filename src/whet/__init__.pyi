@@ -39,6 +39,8 @@ from .trace_profiler.profile_trace import profile_trace as profile_trace
 from .tuner.apply import apply as apply
 from .tuner.apply import apply_recipe as apply_recipe
 from .tuner.result import Result as Result
+from .tuner.training.largest_batch import LargestBatch as LargestBatch
+from .tuner.training.largest_batch import largest_batch as largest_batch
 from .tuner.tuning import tune as tune
 from .workload import GenerationWorkload as GenerationWorkload
 from .workload import InferenceWorkload as InferenceWorkload
