@@ -5,7 +5,7 @@ What            The loader stays as it is. From the third batch of a pass on, a 
 When it helps   A step waits for its data, and reading releases Python's lock, as decoding, files and tensors do.
 When it hurts   Data in pure Python: thread and loop take turns at Python's lock. Few cores.
 Numerics        The same batches in the same order. A loader that draws from the generators of Python, NumPy or PyTorch
-                while it is read goes on in the loop's own thread, which gains nothing. The second batch of a pass tells;
+                while it is read goes on in the loop's own thread, which gains nothing. The second batch tells;
                 where a DataLoader shows it beforehand, the technique is refused. A pass that is left early has read up
                 to `depth` batches more, which counts for loaders that go on where they were.
 Composes        With everything; gains little where workers read ahead already.
