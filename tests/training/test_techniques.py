@@ -31,6 +31,7 @@ from whet.workload.training import Trainer
 STEPS = 20
 ON_IMAGES = {"channels_last"}
 BY_HAND = {"threads"}  # applies on machines with several cores only; its own test is below
+NEEDS_BFLOAT16 = {"autocast", "bf16_parameters"}
 COMPILES = {"compile", "adamw_8bit"}
 NAMES = [
     pytest.param(name, marks=[pytest.mark.slow] if name == "adamw_8bit" else [])
@@ -55,7 +56,7 @@ def test_contract(name: str, tmp_path: Path) -> None:
     technique = TRAINING_TABLE[name]
     options = technique.options()
     verdict = technique.check(parts_of(workload_for(name)), describe(), options)
-    if isinstance(verdict, NotApplicable) and name == "autocast":
+    if isinstance(verdict, NotApplicable) and name in NEEDS_BFLOAT16:
         pytest.skip(verdict.reason)  # a processor without bfloat16
     assert isinstance(verdict, Applies)
     assert verdict.detail
@@ -94,7 +95,7 @@ def test_what_comes_back_behaves_as_what_went_in(name: str, tmp_path: Path) -> N
     before = {parameter: id(p) for parameter, p in model.named_parameters()}
     saved = copy.deepcopy(model.state_dict())
     Recipe(steps=(Step(technique=name),), kind="training").write(tmp_path / "recipe.toml")
-    if name == "autocast" and not describe().computes_bfloat16("cpu"):
+    if name in NEEDS_BFLOAT16 and not describe().computes_bfloat16("cpu"):
         pytest.skip("this processor does not multiply bfloat16")
     prepared, new_optimizer, loader = whet.prepare(model, optimizer, workload.batches, recipe=tmp_path)
     assert prepared is model

@@ -40,6 +40,7 @@ class TrainingTechnique(AnyTechnique):
         check: Returns whether it applies to the parts of a loop on a machine with these options.
         predict: Returns the highest speedup of a step that its profile and the machine's limits allow; 1.0 is none.
         apply: Returns the changed parts.
+        exactness_of: Returns which proof it owes with these options, where that depends on them.
         saves_memory: Whether it is worth a trial for its memory alone.
         updates_early: Whether it updates before all gradients of a step are there, so that no gradients can be clipped
             or accumulated.
@@ -50,5 +51,10 @@ class TrainingTechnique(AnyTechnique):
     check: Callable[[Parts, Machine, Any], Applicability]
     predict: Callable[[StepProfile, Limits, Any], float]
     apply: Callable[[Parts, Any], Parts]
+    exactness_of: Callable[[Any], Exactness] | None = None
     saves_memory: bool = False
     updates_early: bool = False
+
+    def promise(self, options: Any) -> Exactness:
+        """Return which proof the technique owes with these options."""
+        return self.exactness if self.exactness_of is None else self.exactness_of(options)

@@ -103,7 +103,8 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
 def exactness_of(steps: Sequence[Step]) -> Exactness:
     """Return the weakest promise of a recipe's techniques."""
     order = list(Exactness)
-    kinds = [TRAINING_TABLE[step.technique].exactness for step in steps]
+    techniques = [(TRAINING_TABLE[step.technique], step) for step in steps]
+    kinds = [technique.promise(technique.options(**step.options)) for technique, step in techniques]
     return max(kinds, key=order.index, default=Exactness.EXACT)
 
 
