@@ -10,6 +10,8 @@ from whet.technique import AnyTechnique, Applicability
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 
+COMPILER = "compiler"  # the group of the technique that compiles
+
 
 class TrainingStage(StrEnum):
     """Name the stages of a training recipe, in the order in which their techniques compose."""
