@@ -71,7 +71,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._dispatch_has_kernel_for_dispatch_key": "kernels/register.py: whether a library implements an operator",
     "torch._dynamo.reset": "measure/effects.py: forget what was compiled for an examination",
     "torch._dynamo.utils.counters": "artefact/in_process.py: graphs and graph breaks",
-    "torch._functorch.config": "techniques/training/activation_budget.py: activation_memory_budget, a documented setting",
+    "torch._functorch.config": "techniques/training/activation_budget.py: activation_memory_budget",
     "torch._inductor.aoti_compile_and_package": "artefact/inductor.py: PyTorch's documented way to a package",
     "torch._inductor.config.get_config_copy": "artefact/inductor.py: which settings there are",
     "torch._inductor.config.patch": "artefact/inductor.py: settings for one compilation",

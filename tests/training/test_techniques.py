@@ -31,8 +31,8 @@ from whet.workload.training import Trainer
 
 STEPS = 20
 ON_IMAGES = {"channels_last"}
-BY_HAND = {"threads", "activation_budget"}  # change the process; their own tests are below
-NEEDS_BFLOAT16 = {"autocast", "bf16_parameters"}
+BY_HAND = {"threads", "activation_budget", "set_to_none"}  # their own tests are below, or in a file of their own
+NEEDS_BFLOAT16 = {"autocast", "bf16_parameters", "muon"}
 COMPILES = {"compile", "adamw_8bit"}
 NAMES = [
     pytest.param(name, marks=[pytest.mark.slow] if name == "adamw_8bit" else [])
