@@ -64,6 +64,7 @@ PATCHED: dict[str, str] = {
 PRIVATE: dict[str, str] = {
     "torch._C.DisableTorchFunctionSubclass": "training/deferred_logits.py: facts of a promise, which need no logits",
     "torch._C.PyTorchFileReader": "artefact/archive.py: reads an archive without unpickling it",
+    "torch._C._accelerator_setAllocatorSettings": "techniques/training/allocator.py: settings of a GPU's allocator",
     "torch._C._aoti.AOTIModelPackageLoader": "artefact/inductor.py: a package, with control over its threads",
     "torch._C._dispatch_dump": "artefact/operators.py: who registered a custom operator",
     "torch._C._dispatch_key_for_device": "kernels/register.py: under which key an implementation is registered",
