@@ -31,7 +31,7 @@ from whet.workload.training import Trainer
 
 STEPS = 20
 ON_IMAGES = {"channels_last"}
-BY_HAND = {"threads", "activation_budget", "set_to_none"}  # their own tests are below, or in a file of their own
+BY_HAND = {"threads", "activation_budget", "set_to_none", "activation_offload", "optimizer_offload"}  # own tests
 NEEDS_BFLOAT16 = {"autocast", "bf16_parameters", "muon"}
 COMPILES = {"compile", "adamw_8bit"}
 NAMES = [

@@ -4,24 +4,21 @@ A float32 copy of such a parameter, its master, is what the optimiser updates, w
 or pickled. Without a master, an update smaller than 1/256 of the parameter would be lost. Stochastic rounding does
 without masters: it rounds up or down by chance, so that small updates count on average.
 
-During an update the parameter's data is a float32 tensor. So the optimiser keeps its state in float32 and needs no
-change, as long as it updates each parameter by itself.
+During an update the parameter's data is a float32 tensor, so that the optimiser keeps its state in float32.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from whet.training.exchanged_updates import ExchangedUpdates
 from whet.training.module_class import AddedForward, extend
 
 _MASTER = "_whet_master"  # of a parameter: its float32 copy, an nn.Parameter
 _HAS_NONE = "_whet_has_no_master"  # of a parameter in bfloat16 that is rounded by chance
-_CHUNK_BYTES = 64 * 2**20  # of float32 gradients that are in memory at a time
 
 
 def has_master(p: Tensor) -> bool:
@@ -109,96 +106,39 @@ def keep_in_bfloat16(
             setattr(p, _MASTER, nn.Parameter(p.data, p.requires_grad))
         p.data = p.data.bfloat16()
         p.grad = None if gradient is None else gradient.bfloat16()
-    _UpdatesInFloat32(optimizer).install()
+    _UpdatesInFloat32(optimizer)
 
 
-class _UpdatesInFloat32:
-    """Make an optimiser see float32 while it updates or loads."""
+class _UpdatesInFloat32(ExchangedUpdates):
+    """Have an optimiser update masters, or float32 values that are rounded by chance."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._update, self._load = optimizer.step, optimizer.load_state_dict
+        super().__init__(optimizer)
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    def install(self) -> None:
-        """Take the places of the optimiser's step and of its load_state_dict."""
-        step = partial(self._step)
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedules then take it as it is
-        self._optimizer.step = step  # type: ignore[method-assign]
-        self._optimizer.load_state_dict = self._load_state_dict  # type: ignore[method-assign]
+    def is_exchanged(self, p: nn.Parameter) -> bool:
+        """Return whether a parameter is kept in bfloat16 here."""
+        return p.dtype is torch.bfloat16 and (has_master(p) or hasattr(p, _HAS_NONE))
 
-    def _step(self, closure: Any = None) -> Any:
-        """Update all parameters, some at a time, so that few float32 gradients are in memory at once."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        optimizer = self._optimizer
-        groups = optimizer.param_groups
-        try:
-            for group in groups:
-                for chunk in _chunks(group["params"]):
-                    optimizer.param_groups = [{**group, "params": chunk}]
-                    with self._in_float32([p for p in chunk if p.grad is not None]):
-                        self._update()
-        finally:
-            optimizer.param_groups = groups
-        optimizer._opt_called = True  # type: ignore[attr-defined]
-        return loss
+    def lent(self, p: nn.Parameter) -> Tensor:
+        """Return the master, or the value in float32."""
+        return _master(p).data if has_master(p) else p.data.float()
 
-    def _load_state_dict(self, state_dict: Any) -> None:
-        """Load the optimiser's state, which would be cast to the parameters' dtype, in float32."""
-        with self._in_float32([p for group in self._optimizer.param_groups for p in group["params"]]):
-            self._load(state_dict)
-
-    @contextlib.contextmanager
-    def _in_float32(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-        """Give parameters and their gradients float32 data in the block, and write what came of it back."""
-        kept = []
-        for p in parameters:
-            if p.dtype is torch.bfloat16 and (has_master(p) or hasattr(p, _HAS_NONE)):
-                low, gradient = p.data, p.grad
-                whole = _master(p).data if has_master(p) else low.float()
-                _exchange(p, whole, None if gradient is None else gradient.float())
-                kept.append((p, low, gradient, whole))
-        try:
-            yield
-        finally:
-            while kept:
-                p, low, gradient, whole = kept.pop()
-                if p.data.data_ptr() != whole.data_ptr():  # the optimiser gave it another tensor
-                    whole.copy_(p.data)
-                _exchange(p, low, gradient)
-                with torch.no_grad():  # written to the parameter itself, so that autograd sees a change
-                    p.copy_(whole if has_master(p) else self._rounded(whole))
-                if not has_master(p):
-                    setattr(p, _HAS_NONE, None)
+    def write_back(self, p: nn.Parameter, updated: Tensor) -> None:
+        """Round the updated value to the parameter itself, so that autograd sees a change."""
+        if not has_master(p):
+            setattr(p, _HAS_NONE, None)
+            p.copy_(self._rounded(updated))
+            return
+        master = getattr(p, _MASTER)
+        if updated.data_ptr() != master.data_ptr():  # the optimiser gave the parameter another tensor
+            master.copy_(updated)
+        p.copy_(updated)
 
     def _rounded(self, x: Tensor) -> Tensor:
         if x.device not in self._generators:  # one of its own: dropout and the data draw what they drew before
             self._generators[x.device] = torch.Generator(x.device).manual_seed(torch.initial_seed())
         return stochastically_rounded(x, self._generators[x.device])
-
-
-def _exchange(p: nn.Parameter, data: Tensor, gradient: Tensor | None) -> None:
-    """Give a parameter other data and another gradient, of one dtype."""
-    p.grad = None
-    p.data = data
-    p.grad = gradient
-
-
-def _chunks(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield parameters in their order, so many at a time that their gradients take about 64 MB in float32."""
-    chunk: list[nn.Parameter] = []
-    size = 0
-    for p in parameters:
-        if chunk and size + 4 * p.numel() > _CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(p)
-        size += 4 * p.numel()
-    if chunk:
-        yield chunk
 
 
 def stochastically_rounded(x: Tensor, generator: torch.Generator) -> Tensor:
