@@ -31,13 +31,14 @@ from whet.workload.training import Trainer
 
 STEPS = 20
 ON_IMAGES = {"channels_last"}
-BY_HAND = {"threads", "activation_budget", "set_to_none", "activation_offload", "optimizer_offload"}  # own tests
+BY_HAND = {"threads", "activation_budget", "set_to_none"}  # their own tests are below, or in a file of their own
+ON_GPUS = {"activation_offload", "optimizer_offload", "fp8", "cudnn_benchmark"}  # test_on_gpus.py, test_offload.py
 NEEDS_BFLOAT16 = {"autocast", "bf16_parameters", "muon"}
 COMPILES = {"compile", "adamw_8bit"}
 NAMES = [
     pytest.param(name, marks=[pytest.mark.slow] if name == "adamw_8bit" else [])
     for name in TRAINING_TABLE
-    if name not in BY_HAND
+    if name not in BY_HAND | ON_GPUS
 ]
 
 
@@ -87,7 +88,7 @@ def test_contract(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINING_TABLE if name not in COMPILES | BY_HAND])
+@pytest.mark.parametrize("name", [name for name in TRAINING_TABLE if name not in COMPILES | BY_HAND | ON_GPUS])
 def test_what_comes_back_behaves_as_what_went_in(name: str, tmp_path: Path) -> None:
     workload = workload_for(name)
     model, optimizer = workload.model, workload.optimizer(workload.model.parameters())

@@ -46,6 +46,7 @@ class TrainingTechnique(AnyTechnique):
         saves_memory: Whether it is worth a trial for its memory alone.
         updates_early: Whether it updates before all gradients of a step are there, so that no gradients can be clipped
             or accumulated.
+        keeps_dropout: Whether dropout drops what it dropped before, which is then proved.
     """
 
     stage: TrainingStage
@@ -56,6 +57,7 @@ class TrainingTechnique(AnyTechnique):
     exactness_of: Callable[[Any], Exactness] | None = None
     saves_memory: bool = False
     updates_early: bool = False
+    keeps_dropout: bool = False
 
     def promise(self, options: Any) -> Exactness:
         """Return which proof the technique owes with these options."""

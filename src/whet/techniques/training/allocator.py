@@ -100,5 +100,6 @@ TECHNIQUE = TrainingTechnique(
     check=check,
     predict=predict,
     apply=apply,
+    keeps_dropout=True,
     space=_SPACE,
 )

@@ -116,6 +116,7 @@ TECHNIQUE = TrainingTechnique(
     check=check,
     predict=predict,
     apply=apply,
+    keeps_dropout=True,
     space=_SPACE,
     groups=frozenset({ACTIVATIONS}),
     saves_memory=True,

@@ -91,6 +91,7 @@ TECHNIQUE = TrainingTechnique(
     check=check,
     predict=predict,
     apply=apply,
+    keeps_dropout=True,
     space=_SPACE,
     groups=frozenset({OPTIMIZER}),
 )

@@ -88,6 +88,7 @@ TECHNIQUE = TrainingTechnique(
     check=check,
     predict=predict,
     apply=apply,
+    keeps_dropout=True,
     groups=frozenset({GRADIENTS, OPTIMIZER}),
     saves_memory=True,
     updates_early=True,

@@ -63,4 +63,5 @@ TECHNIQUE = TrainingTechnique(
     check=check,
     predict=predict,
     apply=apply,
+    keeps_dropout=True,
 )
