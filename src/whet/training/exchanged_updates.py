@@ -18,7 +18,7 @@ _CHUNK_BYTES = 64 * 2**20  # of gradients that are exchanged at a time
 
 
 class ExchangedUpdates(ABC):
-    """Exchange parameters' data while an optimiser updates them or loads its state."""
+    """Replace parameters' data while an optimiser updates them or loads its state."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         """Take the places of the optimiser's step and of its load_state_dict."""
@@ -67,7 +67,7 @@ class ExchangedUpdates(ABC):
 
     @contextlib.contextmanager
     def _exchanged(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-        """Exchange data and gradients in the block, and write what came of it back."""
+        """Replace data and gradients in the block, and write what came of it back."""
         kept = []
         for p in parameters:
             if self.is_exchanged(p):
