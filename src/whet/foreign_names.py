@@ -64,6 +64,7 @@ PATCHED: dict[str, str] = {
 PRIVATE: dict[str, str] = {
     "torch._C.DisableTorchFunctionSubclass": "training/deferred_logits.py: facts of a promise, which need no logits",
     "torch._C.PyTorchFileReader": "artefact/archive.py: reads an archive without unpickling it",
+    "torch._C._accelerator_setAllocatorSettings": "techniques/training/allocator.py: settings of a GPU's allocator",
     "torch._C._aoti.AOTIModelPackageLoader": "artefact/inductor.py: a package, with control over its threads",
     "torch._C._dispatch_dump": "artefact/operators.py: who registered a custom operator",
     "torch._C._dispatch_key_for_device": "kernels/register.py: under which key an implementation is registered",
@@ -71,6 +72,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._dispatch_has_kernel_for_dispatch_key": "kernels/register.py: whether a library implements an operator",
     "torch._dynamo.reset": "measure/effects.py: forget what was compiled for an examination",
     "torch._dynamo.utils.counters": "artefact/in_process.py: graphs and graph breaks",
+    "torch._functorch.config": "techniques/training/activation_budget.py: activation_memory_budget",
     "torch._inductor.aoti_compile_and_package": "artefact/inductor.py: PyTorch's documented way to a package",
     "torch._inductor.config.get_config_copy": "artefact/inductor.py: which settings there are",
     "torch._inductor.config.patch": "artefact/inductor.py: settings for one compilation",

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_training import adamw, changed_trainer, image_workload, loss_of, tiny_workload, trainer_with
+from tiny_training import TinyLM, adamw, changed_trainer, image_workload, loss_of, tiny_workload, trainer_with
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from whet.recipe import Step
+from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
 from whet.training.gradients import GradientProof
 from whet.training.parts import Parts
@@ -185,6 +187,43 @@ def test_dropout_is_switched_off_for_the_proof_and_on_again() -> None:
     with gradients.without_dropout(model):
         assert layer.p == 0.0
     assert layer.p == 0.3
+
+
+def with_checkpoints(model: nn.Module, *, preserves: bool) -> None:
+    """Compute blocks again in backward, with the same numbers of dropout or with others."""
+    for block in model.blocks:  # type: ignore[union-attr]
+        forward = block.forward
+
+        def again(x: Tensor, forward: Any = forward) -> Any:
+            return checkpoint(forward, x, use_reentrant=False, preserve_rng_state=preserves)
+
+        block.forward = again
+
+
+@pytest.mark.parametrize("preserves", [True, False])
+def test_dropout_that_drops_other_numbers_in_backward_is_found(preserves: bool) -> None:
+    workload = tiny_workload(model=TinyLM(dropout=0.3))
+    model = workload.model.train()
+    assert gradients.drops_something(model)
+    assert not gradients.drops_something(TinyLM())
+    batches = list(workload.batches)[:1]
+    original = gradients.gradients_of(model, workload.loss, batches, seed=0, drops=True)
+    with_checkpoints(model, preserves=preserves)
+    found = gradients.gradients_of(model, workload.loss, batches, seed=0, drops=True)
+    without = gradients.gradients_of(model, workload.loss, batches, seed=0)
+    assert bool(gradients.other_dropout(found, original)) is not preserves
+    assert "dropout drops other numbers" in gradients.other_dropout(without, original)
+
+
+@pytest.mark.parametrize("name", ["checkpointing", "chunked_loss", "optimizer_in_backward"])
+def test_what_claims_to_keep_dropout_does(name: str) -> None:
+    assert TRAINING_TABLE[name].keeps_dropout
+    workload = tiny_workload(model=TinyLM(dropout=0.3), clip_norm=None)
+    batches = list(workload.batches)[:1]
+    original = gradients.gradients_of(workload.model.train(), workload.loss, batches, seed=0, drops=True)
+    model = trainer_with(workload, Step(technique=name)).model
+    found = gradients.gradients_of(model, workload.loss, batches, seed=0, drops=True)
+    assert gradients.other_dropout(found, original) == ""
 
 
 def test_a_negligible_gradient_is_not_judged() -> None:

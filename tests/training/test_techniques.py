@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny_training import TinyLM, TinyNet, image_workload, loaded_workload, tiny_workload, trainer_with
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import whet
 from whet.errors import RecipeError
@@ -31,12 +32,14 @@ from whet.workload.training import Trainer
 STEPS = 20
 ON_IMAGES = {"channels_last"}
 ON_LOADERS = {"loader", "prefetch"}  # they change the loader alone
-BY_HAND = {"threads"}  # applies on machines with several cores only; its own test is below
+BY_HAND = {"threads", "activation_budget", "set_to_none"}  # their own tests are below, or in a file of their own
+ON_GPUS = {"activation_offload", "optimizer_offload", "fp8", "cudnn_benchmark"}  # test_on_gpus.py, test_offload.py
+NEEDS_BFLOAT16 = {"autocast", "bf16_parameters", "muon"}
 COMPILES = {"compile", "adamw_8bit"}
 NAMES = [
     pytest.param(name, marks=[pytest.mark.slow] if name == "adamw_8bit" else [])
     for name in TRAINING_TABLE
-    if name not in BY_HAND
+    if name not in BY_HAND | ON_GPUS
 ]
 
 
@@ -58,7 +61,7 @@ def test_contract(name: str, tmp_path: Path) -> None:
     technique = TRAINING_TABLE[name]
     options = technique.options()
     verdict = technique.check(parts_of(workload_for(name)), describe(), options)
-    if isinstance(verdict, NotApplicable) and name == "autocast":
+    if isinstance(verdict, NotApplicable) and name in NEEDS_BFLOAT16:
         pytest.skip(verdict.reason)  # a processor without bfloat16
     assert isinstance(verdict, Applies)
     assert verdict.detail
@@ -88,7 +91,7 @@ def test_contract(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=0)
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINING_TABLE if name not in COMPILES | BY_HAND])
+@pytest.mark.parametrize("name", [name for name in TRAINING_TABLE if name not in COMPILES | BY_HAND | ON_GPUS])
 def test_what_comes_back_behaves_as_what_went_in(name: str, tmp_path: Path) -> None:
     workload = workload_for(name)
     model, optimizer = workload.model, workload.optimizer(workload.model.parameters())
@@ -97,7 +100,7 @@ def test_what_comes_back_behaves_as_what_went_in(name: str, tmp_path: Path) -> N
     before = {parameter: id(p) for parameter, p in model.named_parameters()}
     saved = copy.deepcopy(model.state_dict())
     Recipe(steps=(Step(technique=name),), kind="training").write(tmp_path / "recipe.toml")
-    if name == "autocast" and not describe().computes_bfloat16("cpu"):
+    if name in NEEDS_BFLOAT16 and not describe().computes_bfloat16("cpu"):
         pytest.skip("this processor does not multiply bfloat16")
     prepared, new_optimizer, loader = whet.prepare(model, optimizer, workload.batches, recipe=tmp_path)
     assert prepared is model
@@ -139,7 +142,7 @@ def test_recipes_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         whet.prepare(*parts, recipe=Recipe(kind="training", steps=(Step(technique="bf16"),)))
     with pytest.raises(RecipeError, match="channels_last does not apply here: the model has no convolutions"):
         whet.prepare(*parts, recipe=Recipe(kind="training", steps=(Step(technique="channels_last"),)))
-    with pytest.raises(RecipeError, match="its options are: every"):
+    with pytest.raises(RecipeError, match="its options are: every, keep"):
         step = Step(technique="checkpointing", options={"often": 2})
         whet.prepare(*parts, recipe=Recipe(kind="training", steps=(step,)))
     assert type(workload.model) is TinyLM, "nothing was changed"
@@ -227,3 +230,58 @@ def test_updates_in_backward_are_refused_where_gradients_are_clipped_or_accumula
     assert not updates_plainly(tiny_workload(clip_norm=None, num_accumulated=2))
     assert updates_plainly(tiny_workload(clip_norm=None))
     assert TRAINING_TABLE["optimizer_in_backward"].updates_early
+
+
+@pytest.mark.parametrize("keep", ["inputs", "products"])
+def test_checkpointed_blocks_draw_the_same_dropout_again(keep: str) -> None:
+    """Gradients are those of the original bit by bit, with dropout on, where the generator begins in the same state."""
+    found = []
+    for steps in ((), (Step(technique="checkpointing", options={"keep": keep}),)):
+        workload = tiny_workload()
+        for block in workload.model.blocks:  # type: ignore[union-attr]
+            block.dropout.p = 0.3
+        model = trainer_with(workload, *steps).model
+        torch.manual_seed(3)
+        workload.loss(model, next(iter(workload.batches))).backward()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+def test_what_a_checkpointed_block_keeps() -> None:
+    """The results of the products are kept, or nothing but the input; the last product is not needed again."""
+    sizes = {}
+    for name, options in {"all": None, "products": {"keep": "products"}, "inputs": {}}.items():
+        workload = tiny_workload()
+        steps = () if options is None else (Step(technique="checkpointing", options=options),)
+        block = trainer_with(workload, *steps).model.blocks[0]  # type: ignore[union-attr,index]
+        calls: list[str] = []
+        x = torch.randn(4, 16, 24, requires_grad=True)
+        y = block(x)
+        with Calls(calls):
+            y.sum().backward()
+        sizes[name] = (calls.count("aten::addmm"), calls.count("aten::silu"))
+    assert sizes == {"all": (0, 0), "products": (0, 1), "inputs": (2, 1)}
+
+
+class Calls(TorchDispatchMode):
+    """Write down which operators are called."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_budget_for_activations_is_handed_to_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._functorch.config as config
+
+    technique = TRAINING_TABLE["activation_budget"]
+    monkeypatch.setattr(config, "activation_memory_budget", 1.0)
+    parts = parts_of(tiny_workload())
+    technique.apply(parts, technique.options(kept=0.25))
+    assert config.activation_memory_budget == 0.25
+    assert isinstance(technique.check(parts, describe(), technique.options(kept=1.5)), NotApplicable)
+    assert technique.needs == TRAINING_TABLE["compile"].groups, "without compile it does nothing"

@@ -2,6 +2,8 @@
 
 from torch import nn
 
+ACTIVATIONS = "activations"  # the group of techniques that choose what is kept from forward to backward
+
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
     """Return the model's repeated blocks in order: the layers of a transformer, the blocks of a residual network.

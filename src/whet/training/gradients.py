@@ -31,6 +31,7 @@ _LEAST_ERROR = 5e-6  # relative: sums of thousands of float32 numbers in another
 _LEAST_COSINE = 0.98  # of a gradient with 8 bits of mantissa throughout
 _MOST_NORM = 0.05  # the same gradient's length may differ by this part
 _ROUNDING = 0.1  # the original's own error from which on a gradient is rounding alone, as a bias before a batch norm
+_MOST_OTHER_DROPOUT = 1e-3  # relative difference of all gradients from the same seed with dropout on
 _MOST_EXACT_NORM = 1e-3  # the norm of all numbers, those outside of the sample included, for exact techniques
 
 
@@ -58,7 +59,9 @@ class GradientProof(BaseModel):
     parameter: str = ""
 
 
-def gradients_of(model: nn.Module, loss: Loss, batches: Sequence[Any], *, seed: int) -> dict[str, Tensor]:
+def gradients_of(
+    model: nn.Module, loss: Loss, batches: Sequence[Any], *, seed: int, drops: bool = False
+) -> dict[str, Tensor]:
     """Return a sample of each parameter's gradient for each batch, and its norm, in float64.
 
     The parameters are not changed; buffers, as those of batch norms, are put back.
@@ -68,13 +71,14 @@ def gradients_of(model: nn.Module, loss: Loss, batches: Sequence[Any], *, seed: 
         loss: Called as loss(model, batch).
         batches: One gradient is taken for each.
         seed: The seed before each batch.
+        drops: Whether dropout stays on.
 
     Returns:
         "BATCH.NAME" -> the sampled numbers [n]; "norm.BATCH.NAME" -> the norm of all, [1].
     """
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     found: dict[str, Tensor] = {}
-    with without_dropout(model), kept_gradients():
+    with contextlib.nullcontext() if drops else without_dropout(model), kept_gradients():
         for i, batch in enumerate(batches):
             model.zero_grad(set_to_none=True)
             seed_everything(seed)
@@ -186,6 +190,30 @@ def _judged_rounded(
         norm_ratio=ratio,
         parameter=_plain(bent if is_bent else long),
     )
+
+
+def other_dropout(found: dict[str, Tensor], original: dict[str, Tensor]) -> str:
+    """Return how gradients with dropout on differ from the original's from the same seed; "" where they are the same.
+
+    Other masks change gradients by tens of percent, rounding by a millionth. All gradients are compared together.
+    """
+    if found.keys() != original.keys():
+        return "with dropout on, other parameters have gradients"
+    names = [name for name in original if not name.startswith("norm.")]
+    apart, norm = (
+        math.sqrt(sum(float(x.square().sum()) for x in tensors))
+        for tensors in ([found[name] - original[name] for name in names], [original[name] for name in names])
+    )
+    if apart <= _MOST_OTHER_DROPOUT * norm:
+        return ""
+    return (
+        f"dropout drops other numbers: with it, gradients differ by {apart / max(norm, 1e-300):.1%} from the original's"
+    )
+
+
+def drops_something(model: nn.Module) -> bool:
+    """Return whether a model has dropout layers that drop anything in training."""
+    return any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules())
 
 
 def are_kept() -> bool:

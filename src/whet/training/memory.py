@@ -4,6 +4,8 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from whet.training.masters import has_master, value_of
+
 
 class StepMemory(BaseModel):
     """Hold the memory of a training step, in bytes.
@@ -13,7 +15,7 @@ class StepMemory(BaseModel):
             GPU, the peak of the allocator.
         parameter_bytes: The model's parameters and buffers.
         gradient_bytes: Their gradients.
-        optimizer_bytes: The optimiser's state.
+        optimizer_bytes: The optimiser's state, and its float32 copies of parameters that are bfloat16.
         other_bytes: The rest of the peak: activations, temporary tensors, generated code, batches.
     """
 
@@ -32,6 +34,7 @@ def step_memory(model: nn.Module, optimizer: Optimizer, peak_bytes: int) -> Step
     trained = [p for p in model.parameters() if p.requires_grad]
     gradients = _num_bytes([p if p.grad is None else p.grad for p in trained])
     state = _num_bytes([x for one in optimizer.state.values() for x in one.values() if isinstance(x, Tensor)])
+    state += _num_bytes([value_of(p) for p in trained if has_master(p)])
     other = max(0, peak_bytes - parameters - gradients - state)
     return StepMemory(
         peak_bytes=peak_bytes,

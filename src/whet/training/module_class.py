@@ -18,7 +18,7 @@ _CLASSES: dict[tuple[type, type], type] = {}
 
 
 class AddedForward:
-    """Derive from this to change forward: the subclass calls super().forward.
+    """Derive from this to change forward or another method: the subclass calls super().forward.
 
     Attributes:
         is_eager: Whether torch.compile must leave this forward as it is.
@@ -41,7 +41,8 @@ def extend(module: nn.Module, added: type[AddedForward]) -> None:
         }
         if not hasattr(base, "__deepcopy__"):
             names["__deepcopy__"] = _copied
-        names["forward"] = _with_signature(base, added)
+        if "forward" in vars(added):
+            names["forward"] = _with_signature(base, added)
         made = type(base.__name__, (added, base), {**names, "__reduce_ex__": _reduced, _ADDED: True})
         _CLASSES[base, added] = made
     module.__class__ = made

@@ -8,6 +8,15 @@ from torch.optim import Optimizer
 OPTIMIZER = "optimizer"  # the group of techniques that choose the algorithm
 
 
+def updates_one_by_one(optimizer: Optimizer) -> str:
+    """Return why an optimiser may need several parameters at once; "" where it updates each by itself."""
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return f"{type(optimizer).__name__} may need all gradients at once"
+    if type(optimizer).__name__ == "LBFGS":
+        return "LBFGS needs all gradients at once"
+    return ""
+
+
 def why_not_replaced(optimizer: Optimizer, *kinds: type[Optimizer]) -> str:
     """Return why another algorithm cannot take an optimiser's place; "" where it can.
 

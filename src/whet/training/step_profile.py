@@ -62,6 +62,16 @@ class StepProfile(BaseModel):
         saved_s = sum(max(0.0, getattr(self, name) - left) for name, left in left_s.items())
         return self.total_s / max(self.total_s - saved_s, 1e-9) if self.total_s else 1.0
 
+    def bound_in_bfloat16(self, limits: Limits) -> float:
+        """Return the highest speedup in bfloat16: products by the ratio of the limits, all else by half the bytes."""
+        gain = max(limits.gemm.get("bfloat16", 0.0) / limits.gemm.get("float32", 1.0), 1.0)
+        return self.bound(
+            products_s=self.products_s / gain,
+            attention_s=self.attention_s / gain,
+            loss_s=self.loss_s / 2,
+            other_s=self.other_s / 2,
+        )
+
     def least_optimizer_s(self, limits: Limits, *, bytes_per_parameter: float = 28.0) -> float:
         """Return the least seconds of an update that memory allows.
 

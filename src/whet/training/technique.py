@@ -10,6 +10,8 @@ from whet.technique import AnyTechnique, Applicability
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 
+COMPILER = "compiler"  # the group of the technique that compiles
+
 
 class TrainingStage(StrEnum):
     """Name the stages of a training recipe, in the order in which their techniques compose."""
@@ -40,9 +42,11 @@ class TrainingTechnique(AnyTechnique):
         check: Returns whether it applies to the parts of a loop on a machine with these options.
         predict: Returns the highest speedup of a step that its profile and the machine's limits allow; 1.0 is none.
         apply: Returns the changed parts.
+        exactness_of: Returns which proof it owes with these options, where that depends on them.
         saves_memory: Whether it is worth a trial for its memory alone.
         updates_early: Whether it updates before all gradients of a step are there, so that no gradients can be clipped
             or accumulated.
+        keeps_dropout: Whether dropout drops what it dropped before, which is then proved.
     """
 
     stage: TrainingStage
@@ -50,5 +54,11 @@ class TrainingTechnique(AnyTechnique):
     check: Callable[[Parts, Machine, Any], Applicability]
     predict: Callable[[StepProfile, Limits, Any], float]
     apply: Callable[[Parts, Any], Parts]
+    exactness_of: Callable[[Any], Exactness] | None = None
     saves_memory: bool = False
     updates_early: bool = False
+    keeps_dropout: bool = False
+
+    def promise(self, options: Any) -> Exactness:
+        """Return which proof the technique owes with these options."""
+        return self.exactness if self.exactness_of is None else self.exactness_of(options)

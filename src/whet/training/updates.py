@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from whet.training.masters import value_of
 from whet.workload.training import Trainer, TrainingWorkload
 
 NUM_STEPS = 3
@@ -45,7 +46,7 @@ def prove_updates(workload: TrainingWorkload, trainer: Trainer, *, num_steps: in
         num_steps: How many steps are made.
     """
     parameters = [(name, p) for name, p in trainer.model.named_parameters() if p.requires_grad]
-    precise = [nn.Parameter(p.detach().double().clone()) for _, p in parameters]
+    precise = [nn.Parameter(value_of(p).double().clone()) for _, p in parameters]
     begin = [p.detach().clone() for p in precise]
     twins = {id(p): twin for twin, (_, p) in zip(precise, parameters, strict=True)}
     optimizer = workload.optimizer(workload.model.parameters())
@@ -84,7 +85,7 @@ def _judged(
     for name, p, reference, first in zip(names, found, precise, begin, strict=True):
         change = reference.detach() - first
         norm = float(change.norm())
-        apart = float((p.detach().double() - reference.detach()).norm())
+        apart = float((value_of(p).double() - reference.detach()).norm())
         # What rounding the parameter itself to float32 leaves of the change.
         rounding = NUM_STEPS * float(first.norm()) * torch.finfo(torch.float32).eps
         errors[name] = max(0.0, apart - rounding) / norm if norm else float(apart > rounding)

@@ -58,6 +58,7 @@ TECHNIQUE = TrainingTechnique(
     check=check,
     predict=predict,
     apply=apply,
+    keeps_dropout=True,
     groups=frozenset({OPTIMIZER}),
     saves_memory=True,
 )

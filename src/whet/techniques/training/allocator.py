@@ -2,46 +2,91 @@
 
 What            glibc's malloc takes blocks of 32 MB and more from the system in each step and gives them back after it.
                 With these settings they come from its own heap, which keeps them (mallopt: M_MMAP_MAX,
-                M_TRIM_THRESHOLD).
+                M_TRIM_THRESHOLD). Other kinds: jemalloc or tcmalloc, which must be loaded before everything else
+                (LD_PRELOAD), so that here it is only checked that they are; and on a GPU expandable_segments, with
+                which PyTorch's allocator grows its segments in place of leaving gaps.
 When it helps   Training on a CPU whose activations or logits are large blocks: the kernel zeroes every page of them.
 When it hurts   The process keeps its peak. Fragments may raise that peak.
 Numerics        None: the same numbers.
 Composes        With everything.
-Source          glibc manual, "Malloc Tunable Parameters"; PyTorch issue 117429.
+Source          glibc manual, "Malloc Tunable Parameters"; PyTorch issue 117429; PyTorch documentation, "Optimizing
+                memory usage with PYTORCH_ALLOC_CONF".
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from whet.machine import Limits, Machine
-from whet.measure.malloc import has_glibc, keep_all_memory
+from whet.measure.malloc import find, has_glibc, is_loaded, keep_all_memory
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
 
+_SPACE: Mapping[str, tuple[Any, ...]] = {"kind": ("keep", "jemalloc", "tcmalloc", "expandable_segments")}
+_PACKAGES = {"jemalloc": "libjemalloc2", "tcmalloc": "libtcmalloc-minimal4"}  # of Debian and Ubuntu
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Hold the options of allocator. There are none."""
+    """Hold the options of allocator.
+
+    Attributes:
+        kind: "keep" has glibc's malloc keep freed memory; "jemalloc" and "tcmalloc" check that these are loaded;
+            "expandable_segments" sets up the allocator of a GPU.
+    """
+
+    kind: str = "keep"
 
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
-    """Check that tensors lie in memory of glibc's malloc."""
+    """Check that tensors lie in memory of the allocator that is to be set up."""
+    if options.kind not in _SPACE["kind"]:
+        return NotApplicable(f"kind must be one of {', '.join(_SPACE['kind'])}, not {options.kind!r}")
+    if options.kind == "expandable_segments":
+        if parts.device_type != "cuda":
+            return NotApplicable("the model is on the CPU; segments are those of a GPU's memory")
+        return Applies("PyTorch's segments of the GPU's memory can grow")
     if parts.device_type != "cpu":
         return NotApplicable("the model is on the GPU, whose memory PyTorch keeps already")
+    if options.kind != "keep":
+        return _loaded(options.kind)
     if not has_glibc():
         return NotApplicable("the process does not use glibc's malloc")
     return Applies("freed memory stays in the process")
 
 
+def _loaded(library: str) -> Applicability:
+    """Check that another malloc is loaded; if not, say how it is."""
+    if is_loaded(library):
+        return Applies(f"{library} is loaded")
+    path = find(library)
+    if path is None:
+        return NotApplicable(f"{library} is not installed; on Debian and Ubuntu: apt install {_PACKAGES[library]}")
+    return NotApplicable(
+        f"{library} must be loaded before everything else: start the program as LD_PRELOAD={path} python ..."
+    )
+
+
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
-    """Return the highest possible speedup: what is neither arithmetic nor the optimiser is half page faults."""
+    """Return the highest possible speedup: what is neither arithmetic nor the optimiser is half page faults.
+
+    Another malloc that is loaded already makes nothing faster than it is.
+    """
+    if options.kind in _PACKAGES:
+        return 1.0
     return profile.bound(other_s=profile.other_s / 2, loss_s=profile.loss_s / 2, products_s=0.9 * profile.products_s)
 
 
 def apply(parts: Parts, options: Options) -> Parts:
-    """Return the parts; malloc keeps memory from now on."""
-    keep_all_memory()
+    """Return the parts; the allocator is set up from now on."""
+    if options.kind == "keep":
+        keep_all_memory()
+    elif options.kind == "expandable_segments":
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
     return parts
 
 
@@ -55,4 +100,6 @@ TECHNIQUE = TrainingTechnique(
     check=check,
     predict=predict,
     apply=apply,
+    keeps_dropout=True,
+    space=_SPACE,
 )

@@ -10,15 +10,13 @@ Source          Micikevicius et al., 2017, arXiv:1710.03740; PyTorch documentati
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from whet.machine import Limits, Machine
 from whet.technique import PRECISION, Applicability, Applies, NotApplicable
-from whet.training.module_class import AddedForward, extend
+from whet.training.autocast_forward import AutocastForward
+from whet.training.module_class import extend
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
@@ -27,23 +25,6 @@ from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Hold the options of autocast. There are none."""
-
-
-class _Autocast(AddedForward):
-    """Run forward inside autocast, and return float32."""
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(_device_type(self), torch.bfloat16):
-            output = super().forward(*args, **kwargs)  # type: ignore[misc]
-        return tree_map_only(Tensor, _in_float32, output)
-
-
-def _device_type(module: Any) -> str:
-    return next((str(p.device.type) for p in module.parameters()), "cpu")
-
-
-def _in_float32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype is torch.bfloat16 else tensor
 
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
@@ -58,19 +39,12 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
 
 def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
     """Return the highest possible speedup: products by the ratio of the limits, all else by half the bytes."""
-    gain = limits.gemm.get("bfloat16", 0.0) / limits.gemm.get("float32", 1.0)
-    gain = max(gain, 1.0)
-    return profile.bound(
-        products_s=profile.products_s / gain,
-        attention_s=profile.attention_s / gain,
-        loss_s=profile.loss_s / 2,
-        other_s=profile.other_s / 2,
-    )
+    return profile.bound_in_bfloat16(limits)
 
 
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with autocast around the model's forward."""
-    extend(parts.model, _Autocast)
+    extend(parts.model, AutocastForward)
     return parts
 
 

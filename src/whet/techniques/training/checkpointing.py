@@ -1,30 +1,35 @@
 """Compute the activations of some blocks again in backward, and do not keep them.
 
-What            Each k-th repeated block keeps only its input. Backward runs the block's forward once more.
+What            Each k-th repeated block keeps only its input. Backward runs the block's forward once more. With
+                keep="products" the results of matrix products, convolutions and attention are kept too, and only the
+                cheap operators between them run again.
 When it helps   Activations take most of the memory: long sequences, large batches, many layers.
-When it hurts   Always in time: a third more arithmetic where every block is computed again.
+When it hurts   Always in time: a third more arithmetic where every block is computed again; much less with
+                keep="products", which saves less memory.
 Numerics        Bit-equal gradients; dropout draws the same numbers, as the generator's state is restored.
 Composes        With everything. torch.compile sees through it.
-Source          Chen et al., 2016, arXiv:1604.06174; torch.utils.checkpoint with use_reentrant=False.
+Source          Chen et al., 2016, arXiv:1604.06174; Korthikanti et al., 2022, arXiv:2205.05198 (selective);
+                torch.utils.checkpoint with use_reentrant=False and create_selective_checkpoint_contexts.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.blocks import repeated_blocks
+from whet.training.blocks import ACTIVATIONS, repeated_blocks
 from whet.training.module_class import AddedForward, extend
 from whet.training.parts import Parts
-from whet.training.step_profile import StepProfile
+from whet.training.step_profile import StepProfile, kind_of
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
 
-ACTIVATIONS = "activations"
-
+_SPACE: Mapping[str, tuple[Any, ...]] = {"every": (1, 2, 3), "keep": ("inputs", "products")}
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -34,9 +39,11 @@ class Options:
 
     Attributes:
         every: Every so many-th block is computed again: 1 for all of them.
+        keep: What such a block keeps: "inputs" alone, or the results of its "products" too.
     """
 
     every: int = 1
+    keep: str = "inputs"
 
 
 class _Checkpointed(AddedForward):
@@ -49,8 +56,33 @@ class _Checkpointed(AddedForward):
         return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
+class _KeepsProducts(AddedForward):
+    """Keep the inputs of forward and the results of its products while gradients are computed."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        forward = super().forward  # type: ignore[misc]
+        if not (self.training and torch.is_grad_enabled()):  # type: ignore[attr-defined]
+            return forward(*args, **kwargs)
+        contexts = partial(create_selective_checkpoint_contexts, _policy)
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    """Return whether the results of an operator are kept."""
+    return CheckpointPolicy.MUST_SAVE if _is_product(operator.name()) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@cache
+def _is_product(operator: str) -> bool:
+    return kind_of(operator) in ("products_s", "attention_s")
+
+
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     """Check that the model has repeated blocks."""
+    if options.every < 1:
+        return NotApplicable(f"every must be 1 or more, not {options.every}")
+    if options.keep not in _SPACE["keep"]:
+        return NotApplicable(f"keep must be inputs or products, not {options.keep!r}")
     blocks = repeated_blocks(parts.model)
     if len(blocks) < 2:
         return NotApplicable("the model has no repeated blocks")
@@ -70,7 +102,7 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with every k-th block computed again in backward."""
     for block in repeated_blocks(parts.model)[:: options.every]:
-        extend(block, _Checkpointed)
+        extend(block, _KeepsProducts if options.keep == "products" else _Checkpointed)
     return parts
 
 
@@ -84,7 +116,8 @@ TECHNIQUE = TrainingTechnique(
     check=check,
     predict=predict,
     apply=apply,
-    space={"every": (1, 2, 3)},
+    keeps_dropout=True,
+    space=_SPACE,
     groups=frozenset({ACTIVATIONS}),
     saves_memory=True,
 )

@@ -76,5 +76,6 @@ TECHNIQUE = TrainingTechnique(
     check=check,
     predict=predict,
     apply=apply,
+    keeps_dropout=True,
     saves_memory=True,
 )

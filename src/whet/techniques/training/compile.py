@@ -17,9 +17,7 @@ from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.module_class import keep_eager
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
-
-COMPILER = "compiler"
+from whet.training.technique import COMPILER, Exactness, TrainingStage, TrainingTechnique
 
 
 @dataclass(frozen=True, kw_only=True)

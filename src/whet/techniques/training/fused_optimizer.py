@@ -1,14 +1,17 @@
 """Update all parameters in one fused loop.
 
-What            The optimiser's own fused kernel: each number is read once, updated and written once.
+What            The optimiser's own fused kernel: each number is read once, updated and written once. Optimisers without
+                one take all parameters operator by operator (kind="foreach").
 When it helps   Adam, AdamW, SGD and Adagrad whose update is a visible part of the step: small batches, many parameters.
-When it hurts   Hardly ever.
+When it hurts   Hardly ever; "foreach" needs memory for intermediate results of all parameters at once.
 Numerics        The same formula in another order of operations: 1e-6 relative of an update.
 Composes        With everything that keeps the optimiser.
-Source          PyTorch documentation, torch.optim.AdamW, "fused".
+Source          PyTorch documentation, torch.optim.AdamW, "fused" and "foreach".
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -19,21 +22,36 @@ from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
 
+_SPACE: Mapping[str, tuple[Any, ...]] = {"kind": ("fused", "foreach")}
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Hold the options of fused_optimizer. There are none."""
+    """Hold the options of fused_optimizer.
+
+    Attributes:
+        kind: "fused" for one kernel, "foreach" for one operator after the other over all parameters.
+    """
+
+    kind: str = "fused"
 
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
-    """Check that the optimiser has a fused kernel and does not use it already."""
+    """Check that the optimiser has such an implementation and does not use it already."""
     optimizer = parts.optimizer
-    if type(optimizer) not in _FUSED:
-        return NotApplicable(f"{type(optimizer).__name__} has no fused kernel")
-    if all(group.get("fused") for group in optimizer.param_groups):
-        return NotApplicable("the optimiser is fused already")
+    name = type(optimizer).__name__
+    if options.kind not in _SPACE["kind"]:
+        return NotApplicable(f"kind must be fused or foreach, not {options.kind!r}")
+    if options.kind == "fused" and type(optimizer) not in _FUSED:
+        return NotApplicable(f"{name} has no fused kernel")
+    if options.kind == "foreach" and type(optimizer) in _FUSED:
+        return NotApplicable(f"{name} has a fused kernel, which is faster")
+    is_torchs = getattr(torch.optim, name, None) is type(optimizer)
+    if options.kind == "foreach" and not (is_torchs and "foreach" in optimizer.defaults):
+        return NotApplicable(f"{name} has no implementation over all parameters")
+    if all(group.get(options.kind) for group in optimizer.param_groups):
+        return NotApplicable(f"the optimiser is {options.kind} already")
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return NotApplicable("the optimiser's step is differentiated")
     if not all(p.is_floating_point() for group in optimizer.param_groups for p in group["params"]):
@@ -49,6 +67,10 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with the same optimiser, which is fused from its next step on."""
     optimizer = parts.optimizer
+    if options.kind == "foreach":
+        for group in (optimizer.defaults, *optimizer.param_groups):
+            group["foreach"] = True
+        return parts
     optimizer.defaults.update(fused=True, foreach=False)
     for group in optimizer.param_groups:
         group.update(fused=True, foreach=False)
@@ -69,5 +91,7 @@ TECHNIQUE = TrainingTechnique(
     check=check,
     predict=predict,
     apply=apply,
+    keeps_dropout=True,
+    space=_SPACE,
     groups=frozenset({OPTIMIZER}),
 )

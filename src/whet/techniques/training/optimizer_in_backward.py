@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.gradients import are_kept
-from whet.training.optimizers import OPTIMIZER
+from whet.training.optimizers import OPTIMIZER, updates_one_by_one
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
@@ -34,10 +34,8 @@ class Options:
 
 def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     """Check that the optimiser updates each parameter by itself."""
-    if not type(parts.optimizer).__module__.startswith("torch.optim"):
-        return NotApplicable(f"{type(parts.optimizer).__name__} may need all gradients at once")
-    if type(parts.optimizer).__name__ == "LBFGS":
-        return NotApplicable("LBFGS needs all gradients at once")
+    if reason := updates_one_by_one(parts.optimizer):
+        return NotApplicable(reason)
     return Applies("gradients are freed one by one")
 
 
@@ -90,6 +88,7 @@ TECHNIQUE = TrainingTechnique(
     check=check,
     predict=predict,
     apply=apply,
+    keeps_dropout=True,
     groups=frozenset({GRADIENTS, OPTIMIZER}),
     saves_memory=True,
     updates_early=True,

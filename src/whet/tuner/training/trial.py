@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
+from torch import Tensor
 
 from whet.comparison.child import run_alone
 from whet.comparison.run import Run
@@ -70,10 +71,13 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
         return TrainingMeasured(outcome=TrialOutcome(status="refused", reason=why))
     exactness = exactness_of(request.steps)
     began = time.perf_counter()
+    dropped = _gradients_with_dropout(workload, request.steps)
     prepared = PreparedTrainer(workload, request.steps)
     proof = _gradients(workload, prepared.trainer, exactness, request.known)
     if not proof.is_same:
         return _rejected(proof.words, TrainingEvidence(gradients=proof), prepared.notes)
+    if dropped and (why := gradients.other_dropout(_gradients_with_dropout(workload, request.steps), dropped)):
+        return _rejected(why, TrainingEvidence(gradients=proof), prepared.notes)
     updates = None if exactness is Exactness.OTHER else prove_updates(workload, prepared.trainer)
     if updates is not None and not updates.is_same:
         return _rejected(updates.words, TrainingEvidence(gradients=proof, updates=updates), prepared.notes)
@@ -103,7 +107,8 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
 def exactness_of(steps: Sequence[Step]) -> Exactness:
     """Return the weakest promise of a recipe's techniques."""
     order = list(Exactness)
-    kinds = [TRAINING_TABLE[step.technique].exactness for step in steps]
+    techniques = [(TRAINING_TABLE[step.technique], step) for step in steps]
+    kinds = [technique.promise(technique.options(**step.options)) for technique, step in techniques]
     return max(kinds, key=order.index, default=Exactness.EXACT)
 
 
@@ -114,6 +119,16 @@ def _gradients(
     found = gradients.gradients_of(trainer.model, workload.loss, batches, seed=workload.seed)
     original, reference = (gradients.read(known.directory / name) for name in (ORIGINAL, REFERENCE))
     return gradients.judged(found, original, reference, exactness)
+
+
+def _gradients_with_dropout(workload: TrainingWorkload, steps: Sequence[Step]) -> dict[str, Tensor]:
+    """Return gradients of one batch with dropout on, as the model is now; empty where a step draws other numbers."""
+    if not all(TRAINING_TABLE[step.technique].keeps_dropout for step in steps):
+        return {}
+    if not steps or not gradients.drops_something(workload.model):
+        return {}
+    batches = first_batches(workload, 1)
+    return gradients.gradients_of(workload.model.train(), workload.loss, batches, seed=workload.seed, drops=True)
 
 
 def _other_batches(workload: TrainingWorkload, trainer: Trainer, known: KnownTraining) -> str:

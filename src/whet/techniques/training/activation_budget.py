@@ -1,0 +1,75 @@
+"""Have the compiler keep only a part of the activations, and compute the rest again in backward.
+
+What            torch.compile's partitioner gets a budget: the part of the activations' memory that forward may keep for
+                backward. It chooses what is cheapest to compute again.
+When it helps   Activations take most of the memory, in a compiled model.
+When it hurts   Always in time, the more the smaller the budget is. Without compile it does nothing.
+Numerics        Those of compile: the same operators run again.
+Composes        With compile, which it needs; alone in its group (activations): the budget overrides checkpoints.
+Source          PyTorch documentation, torch._functorch.config.activation_memory_budget; PyTorch blog, "Current and New
+                Activation Checkpointing Techniques in PyTorch", 2025.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from whet.artefact.inductor import missing_tools
+from whet.machine import Limits, Machine
+from whet.technique import Applicability, Applies, NotApplicable
+from whet.training.blocks import ACTIVATIONS
+from whet.training.parts import Parts
+from whet.training.step_profile import StepProfile
+from whet.training.technique import COMPILER, Exactness, TrainingStage, TrainingTechnique
+
+_SPACE: Mapping[str, tuple[Any, ...]] = {"kept": (0.5, 0.25, 0.0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Hold the options of activation_budget.
+
+    Attributes:
+        kept: The part of the activations' memory that may be kept, 0 to 1. 0 keeps the inputs of the graph alone.
+    """
+
+    kept: float = 0.5
+
+
+def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+    """Check that there is a compiler."""
+    if not 0 <= options.kept < 1:
+        return NotApplicable(f"kept must be 0 or more and below 1, not {options.kept:g}")
+    if reason := missing_tools(at_load=True, device=parts.device_type):
+        return NotApplicable(reason)
+    return Applies(f"{options.kept:.0%} of the activations' memory is kept")
+
+
+def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+    """Return 1.0: nothing becomes faster by it."""
+    return 1.0
+
+
+def apply(parts: Parts, options: Options) -> Parts:
+    """Return the parts; what this process compiles from now on keeps within the budget."""
+    import torch._functorch.config
+
+    torch._functorch.config.activation_memory_budget = options.kept
+    return parts
+
+
+TECHNIQUE = TrainingTechnique(
+    name="activation_budget",
+    stage=TrainingStage.MEMORY,
+    order=20,
+    card=__doc__,
+    options=Options,
+    exactness=Exactness.EXACT,
+    check=check,
+    predict=predict,
+    apply=apply,
+    space=_SPACE,
+    groups=frozenset({ACTIVATIONS}),
+    needs=frozenset({COMPILER}),
+    saves_memory=True,
+)

@@ -1,0 +1,87 @@
+"""Keep the activations of some blocks in the host's memory from forward to backward.
+
+What            Tensors of 1 MB and more that a chosen part of the repeated blocks saves for backward are copied to
+                pinned memory of the host, beside the GPU's work, and copied back when backward needs them.
+When it helps   A GPU whose memory activations fill, with a fast bus: less arithmetic than checkpointing.
+When it hurts   Where the bus is slower than the blocks compute. On a CPU there is no other memory, so it is refused.
+Numerics        Bit-equal: the same numbers come back.
+Composes        Alone in its group (activations).
+Source          PyTorch tutorial, "Hooks for autograd saved tensors"; torchtune documentation, activation offloading.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from whet.machine import Limits, Machine
+from whet.technique import Applicability, Applies, NotApplicable
+from whet.training.blocks import ACTIVATIONS, repeated_blocks
+from whet.training.module_class import extend
+from whet.training.offloaded_activations import Offloaded
+from whet.training.parts import Parts
+from whet.training.step_profile import StepProfile
+from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+
+_SPACE: Mapping[str, tuple[Any, ...]] = {"share": (1.0, 0.5, 0.25)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Hold the options of activation_offload.
+
+    Attributes:
+        share: The part of the blocks whose activations move, above 0 and at most 1. The first blocks are taken, since
+            backward needs theirs last.
+    """
+
+    share: float = 1.0
+
+
+def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+    """Check that the model is on a GPU and has repeated blocks."""
+    if not 0 < options.share <= 1:
+        return NotApplicable(f"share must be above 0 and at most 1, not {options.share:g}")
+    if parts.device_type != "cuda":
+        return NotApplicable("the model is on the CPU: there is no other memory that activations could move to")
+    chosen = chosen_blocks(parts.model, options.share)
+    if not chosen:
+        return NotApplicable("the model has no repeated blocks")
+    return Applies(f"the activations of {len(chosen)} blocks move to the host's memory")
+
+
+def chosen_blocks(model: nn.Module, share: float) -> list[nn.Module]:
+    """Return the first blocks of a model, a part of all."""
+    blocks = repeated_blocks(model)
+    return blocks[: math.ceil(share * len(blocks))]
+
+
+def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+    """Return 1.0: nothing becomes faster by it."""
+    return 1.0
+
+
+def apply(parts: Parts, options: Options) -> Parts:
+    """Return the parts with blocks whose activations move."""
+    for block in chosen_blocks(parts.model, options.share):
+        extend(block, Offloaded)
+    return parts
+
+
+TECHNIQUE = TrainingTechnique(
+    name="activation_offload",
+    stage=TrainingStage.MEMORY,
+    order=30,
+    card=__doc__,
+    options=Options,
+    exactness=Exactness.EXACT,
+    check=check,
+    predict=predict,
+    apply=apply,
+    keeps_dropout=True,
+    space=_SPACE,
+    groups=frozenset({ACTIVATIONS}),
+    saves_memory=True,
+)

@@ -1,0 +1,67 @@
+"""Have cuDNN time its algorithms for each convolution, and take the fastest.
+
+What            torch.backends.cudnn.benchmark: the first call with a shape tries the algorithms; later calls use the
+                best.
+When it helps   Convolutions on a GPU over batches of one size.
+When it hurts   Batches of ever-changing sizes: each new one is timed first. Each run may choose another algorithm.
+Numerics        Sums in another order: 1e-6 relative in float32.
+Composes        With everything.
+Source          PyTorch documentation, torch.backends.cudnn.benchmark; PyTorch "Performance Tuning Guide".
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from whet.machine import Limits, Machine
+from whet.technique import Applicability, Applies, NotApplicable
+from whet.training.parts import Parts
+from whet.training.step_profile import StepProfile
+from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Hold the options of cudnn_benchmark. There are none."""
+
+
+def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+    """Check that a GPU computes convolutions, and that cuDNN does not time them already."""
+    if parts.device_type != "cuda":
+        return NotApplicable("the model is on the CPU; cuDNN computes on a GPU")
+    number = sum(isinstance(module, _CONVOLUTIONS) for module in parts.model.modules())
+    if not number:
+        return NotApplicable("the model has no convolutions")
+    if torch.backends.cudnn.benchmark:
+        return NotApplicable("cuDNN times its algorithms already")
+    if torch.backends.cudnn.deterministic:
+        return NotApplicable("torch.backends.cudnn.deterministic asks for one algorithm")
+    return Applies(f"{number} convolutions")
+
+
+def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+    """Return the highest possible speedup: products reach the machine's limit."""
+    least_s = profile.flops / limits.gemm.get(profile.dtype, limits.gemm.get("float32", 1e12))
+    return profile.bound(products_s=min(profile.products_s, least_s))
+
+
+def apply(parts: Parts, options: Options) -> Parts:
+    """Return the parts; the process's convolutions are timed from now on."""
+    torch.backends.cudnn.benchmark = True
+    return parts
+
+
+TECHNIQUE = TrainingTechnique(
+    name="cudnn_benchmark",
+    stage=TrainingStage.RUNTIME,
+    order=30,
+    card=__doc__,
+    options=Options,
+    exactness=Exactness.EXACT,
+    check=check,
+    predict=predict,
+    apply=apply,
+)

@@ -1,0 +1,85 @@
+"""Keep the optimiser's state in the host's memory, and update there.
+
+What            For an update, gradients and parameters are copied to the CPU some at a time, updated by the same
+                optimiser there, and copied back. Its state lies in the host's memory.
+When it helps   A GPU whose memory the optimiser's state fills: 8 bytes a parameter with Adam.
+When it hurts   Always in time: each step moves 12 bytes a parameter over the bus, and the CPU updates. On a CPU there
+                is no other memory, so it is refused.
+Numerics        The same formula, computed by the CPU: 1e-6 relative of an update.
+Composes        Alone in its group (optimizer). Clipping and accumulation go on to work; to free gradients as well, take
+                optimizer_in_backward.
+Source          Ren et al., 2021, arXiv:2101.06840 (ZeRO-Offload).
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from whet.machine import Limits, Machine
+from whet.technique import Applicability, Applies, NotApplicable
+from whet.training.exchanged_updates import ExchangedUpdates
+from whet.training.optimizers import OPTIMIZER, updates_one_by_one
+from whet.training.parts import Parts
+from whet.training.step_profile import StepProfile
+from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Hold the options of optimizer_offload. There are none."""
+
+
+class UpdatesOnHost(ExchangedUpdates):
+    """Have an optimiser update copies of the parameters in the host's memory."""
+
+    def is_exchanged(self, p: nn.Parameter) -> bool:
+        """Return whether a parameter lies on a GPU."""
+        return p.is_cuda
+
+    def lent(self, p: nn.Parameter) -> Tensor:
+        """Return a copy in the host's memory."""
+        return p.data.to("cpu", copy=True)
+
+    def write_back(self, p: nn.Parameter, updated: Tensor) -> None:
+        """Copy the updated value to the GPU."""
+        p.copy_(updated)
+
+
+def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+    """Check that the model is on a GPU, and that the optimiser updates each parameter by itself on any device."""
+    if parts.device_type != "cuda":
+        return NotApplicable("the model is on the CPU: there is no other memory that the state could move to")
+    if reason := updates_one_by_one(parts.optimizer):
+        return NotApplicable(reason)
+    if parts.optimizer.state:
+        return NotApplicable("the optimiser has a state on the GPU already: apply this before the first step")
+    if any(group.get("capturable") for group in parts.optimizer.param_groups):
+        return NotApplicable("the optimiser is capturable, which only works on a GPU")
+    return Applies("the optimiser's state lies in the host's memory")
+
+
+def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+    """Return 1.0: nothing becomes faster by it."""
+    return 1.0
+
+
+def apply(parts: Parts, options: Options) -> Parts:
+    """Return the parts with an optimiser that updates in the host's memory."""
+    UpdatesOnHost(parts.optimizer)
+    return parts
+
+
+TECHNIQUE = TrainingTechnique(
+    name="optimizer_offload",
+    stage=TrainingStage.OPTIMIZER,
+    order=70,
+    card=__doc__,
+    options=Options,
+    exactness=Exactness.EXACT,
+    check=check,
+    predict=predict,
+    apply=apply,
+    keeps_dropout=True,
+    groups=frozenset({OPTIMIZER}),
+    saves_memory=True,
+)

@@ -1,0 +1,74 @@
+"""Which malloc a process uses, and what is said where another one is asked for."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_training import adamw, tiny_workload
+
+from whet.machine import describe
+from whet.measure import malloc
+from whet.technique import Applies, NotApplicable
+from whet.techniques.training import TRAINING_TABLE
+from whet.training.parts import Parts
+
+TECHNIQUE = TRAINING_TABLE["allocator"]
+
+
+def verdict(kind: str) -> Applies | NotApplicable:
+    model = tiny_workload().model
+    return TECHNIQUE.check(Parts(model, adamw(model.parameters()), []), describe(), TECHNIQUE.options(kind=kind))
+
+
+def test_another_malloc_is_recognised_where_it_is_preloaded(tmp_path: Path) -> None:
+    source, library = tmp_path / "mallctl.c", tmp_path / "libjemalloc.so.2"
+    source.write_text("int mallctl(void) { return 0; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    code = "from whet.measure.malloc import *; print(is_loaded('jemalloc'), is_loaded('tcmalloc'), has_glibc())"
+    environment = {**os.environ, "LD_PRELOAD": str(library)}
+    for given, told in ((environment, "True False False"), (dict(os.environ), "False False True")):
+        answer = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=True)
+        assert answer.stdout.strip() == told
+
+
+def test_where_another_malloc_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    (tmp_path / "lib").mkdir()
+    for name in ("libjemalloc.so.2", "libtcmalloc_minimal.so.4"):
+        (tmp_path / "lib" / name).touch()
+    assert malloc.find("jemalloc") == tmp_path / "lib" / "libjemalloc.so.2"
+    assert malloc.find("tcmalloc") is not None
+    refused = verdict("jemalloc")
+    assert isinstance(refused, NotApplicable)
+    assert f"LD_PRELOAD={tmp_path}/lib/libjemalloc.so.2 python" in refused.reason
+
+
+def test_what_is_said_of_other_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whet.techniques.training.allocator.find", lambda library: None)
+    for kind, reason in (
+        ("jemalloc", "apt install libjemalloc2"),
+        ("tcmalloc", "apt install libtcmalloc-minimal4"),
+        ("expandable_segments", "those of a GPU's memory"),
+        ("hoard", "kind must be one of"),
+    ):
+        refused = verdict(kind)
+        assert isinstance(refused, NotApplicable)
+        assert reason in refused.reason
+    monkeypatch.setattr("whet.techniques.training.allocator.is_loaded", lambda library: True)
+    assert isinstance(verdict("tcmalloc"), Applies)
+
+
+@pytest.mark.gpu
+def test_segments_of_a_gpus_memory_can_grow() -> None:
+    model = torch.nn.Linear(64, 64, device="cuda")
+    parts = Parts(model, adamw(model.parameters()), [])
+    options = TECHNIQUE.options(kind="expandable_segments")
+    assert isinstance(TECHNIQUE.check(parts, describe(), options), Applies)
+    TECHNIQUE.apply(parts, options)
+    torch.cuda.empty_cache()
+    kept = torch.empty(64 * 2**20, device="cuda")
+    segments = [s for s in torch.cuda.memory_snapshot() if s["total_size"] >= kept.nbytes]
+    assert any(segment["is_expandable"] for segment in segments)
