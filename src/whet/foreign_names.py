@@ -70,6 +70,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._dispatch_has_kernel": "artefact/operators.py: whether an operator is registered",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "kernels/register.py: whether a library implements an operator",
     "torch._dynamo.reset": "measure/effects.py: forget what was compiled for an examination",
+    "torch._dynamo.utils.calculate_time_spent": "training/compile_time.py: how long code was compiled",
     "torch._dynamo.utils.counters": "artefact/in_process.py: graphs and graph breaks",
     "torch._inductor.aoti_compile_and_package": "artefact/inductor.py: PyTorch's documented way to a package",
     "torch._inductor.config.get_config_copy": "artefact/inductor.py: which settings there are",

@@ -215,14 +215,7 @@ def refusal(workload: TrainingWorkload, parts: Parts, steps: Sequence[Step], mac
 
 def diagnosed(profile: StepProfile) -> Diagnosed:
     """Return where the time of a step goes, in words."""
-    shares = {
-        "data": profile.data_s,
-        "products": profile.products_s,
-        "attention": profile.attention_s,
-        "loss": profile.loss_s,
-        "other operators": profile.other_s,
-        "optimiser": profile.optimizer_s,
-    }
+    shares = dict(profile.parts.values())
     total = sum(shares.values()) or 1.0
     ranked = sorted(shares, key=lambda name: -shares[name])
     told = ", ".join(f"{shares[name] / total:.0%} {name}" for name in ranked if shares[name] >= 0.02 * total)
