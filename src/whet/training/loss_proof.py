@@ -72,7 +72,8 @@ class LossProof(BaseModel):
     @property
     def words(self) -> str:
         """Return the result in words."""
-        told = f"{self.drop:+.2%} over {len(self.pairs)} pairs, {self.most:+.2%} at most; {self.allowed:.2%} is allowed"
+        drop = round(self.drop, 4) + 0.0  # no negative zero
+        told = f"{drop:+.2%} over {len(self.pairs)} pairs, {self.most:+.2%} at most; {self.allowed:.2%} is allowed"
         if self.is_same:
             return f"same {self.score}: {told}"
         if self.failure:

@@ -4,6 +4,13 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+PARTS = {
+    "parameter_bytes": "parameters",
+    "gradient_bytes": "gradients",
+    "optimizer_bytes": "optimiser",
+    "other_bytes": "activations and the rest",
+}
+
 
 class StepMemory(BaseModel):
     """Hold the memory of a training step, in bytes.
@@ -24,6 +31,11 @@ class StepMemory(BaseModel):
     gradient_bytes: int
     optimizer_bytes: int
     other_bytes: int
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Return the bytes of each part, by its name in words."""
+        return {words: getattr(self, name) for name, words in PARTS.items()}
 
 
 def step_memory(model: nn.Module, optimizer: Optimizer, peak_bytes: int) -> StepMemory:

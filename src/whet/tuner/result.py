@@ -276,7 +276,7 @@ class Result(BaseModel):
 
 def _phases(profile: StepProfile | None) -> dict[str, float] | None:
     """Return the seconds of each part of the original's step as JSON; None where they are not known."""
-    return None if profile is None else {name: seconds for name, (_, seconds) in profile.parts.items()}
+    return None if profile is None else {name.removesuffix("_s"): s for name, (_, s) in profile.parts.items()}
 
 
 def _figures(point: MeasuredVariant | None) -> dict[str, Any] | None:

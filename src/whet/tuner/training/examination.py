@@ -2,7 +2,6 @@
 
 import gc
 import hashlib
-import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from whet.techniques.applicability import options_that_apply
 from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
 from whet.training.applied import refusals
+from whet.training.divergence import batches_fault, weights_fault
 from whet.training.memory import step_memory
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile, profile_steps
@@ -32,12 +32,22 @@ from whet.tuner.result import Diagnosed, RefusedTechnique
 from whet.tuner.space import ApplicableTechnique, Variant
 from whet.tuner.training.facts import ORIGINAL, REFERENCE, TrainingFacts
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
+from whet.tuner.training.soundness import (
+    BUILDING,
+    COMPARING,
+    COMPUTING,
+    READING,
+    STEPPING,
+    check_reproducible,
+    diverged,
+    first_losses,
+    note_stage,
+    sums_of,
+)
 from whet.workload import TrainingWorkload
 from whet.workload.training import Trainer, num_samples_of
 
-_FIRST_STEPS = 3
 _NOT_PLAIN = "the loop clips or accumulates gradients, which needs all of them at once"
-_SAME_LOSS = 1e-3  # relative: two runs of one seed differ by rounding at most
 
 
 class TrainingRequest(BaseModel):
@@ -64,10 +74,13 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     """
     began = time.perf_counter()
     before = peak_rss_bytes()
+    note_stage(request.directory, BUILDING)
     workload = open_training(request.target)
     open_s = time.perf_counter() - began
     machine = describe()
+    note_stage(request.directory, READING)
     batches = first_batches(workload, NUM_DIGESTS)
+    sums = sums_of(workload.model)
     model = digest_of(workload.model.named_parameters())
     _write_gradients(workload, request.directory)
     parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
@@ -75,9 +88,10 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     give_back()
     reset_peak_rss()
     trainer = Trainer(workload)
-    losses = _first_losses(trainer)
+    note_stage(request.directory, STEPPING)
+    losses = first_losses(trainer, batches)
     memory = step_memory(trainer.model, trainer.optimizer, peak_rss_bytes() - before)
-    _check_reproducible(request.target, losses)
+    check_reproducible(request.target, sums, digests(batches), losses)
     limits_began = time.perf_counter()
     limits = load_limits(machine, device="cuda" if parts.device_type == "cuda" else "cpu")
     limits_s = time.perf_counter() - limits_began
@@ -122,6 +136,7 @@ def _write_gradients(workload: TrainingWorkload, directory: Path) -> None:
     """Write the gradients of the first batches: the original's, and those in float64."""
     batches = first_batches(workload, gradients.NUM_BATCHES)
     model = workload.model.train()
+    note_stage(directory, COMPUTING)
     try:
         original = gradients.gradients_of(model, workload.loss, batches, seed=workload.seed)
         again = gradients.gradients_of(model, workload.loss, batches, seed=workload.seed + 1)
@@ -129,34 +144,18 @@ def _write_gradients(workload: TrainingWorkload, directory: Path) -> None:
         raise ModelError(f"a first step of the training failed: {error}") from error
     for name, gradient in original.items():
         if not torch.isfinite(gradient).all():
-            raise ModelError(f"the gradient of {name.partition('.')[2]} is not finite in the first batches")
+            number, _, parameter = name.removeprefix("norm.").partition(".")
+            what = f"the gradient of {parameter} is not finite in batch {int(number) + 1}"
+            raise diverged(what, weights_fault(model) or batches_fault(batches), "look at the loss")
         if not torch.allclose(gradient, again[name], rtol=1e-3, atol=1e-9 + 1e-3 * float(gradient.abs().max())):
             raise TargetError(
                 "the gradients depend on numbers that forward draws outside of dropout layers, so that no variant can "
                 f"be held against float64 ({name.partition('.')[2]}); give a workload without them, or nn.Dropout"
             )
     gradients.write(original, directory / ORIGINAL)
+    note_stage(directory, COMPARING)
     reference = gradients.reference_gradients(model, workload.loss, batches, seed=workload.seed)
     gradients.write(reference, directory / REFERENCE)
-
-
-def _first_losses(trainer: Trainer) -> tuple[float, ...]:
-    losses = tuple(float(trainer.step()) for _ in range(_FIRST_STEPS))
-    for number, loss in enumerate(losses, 1):
-        if not math.isfinite(loss):
-            raise ModelError(f"the loss of step {number} is {loss}: the original diverges, so nothing can be compared")
-    return losses
-
-
-def _check_reproducible(target: str, losses: tuple[float, ...]) -> None:
-    """Raise TargetError where a second run from the same seed trains otherwise."""
-    again = _first_losses(Trainer(open_training(target)))
-    for number, (first, second) in enumerate(zip(losses, again, strict=True), 1):
-        if abs(first - second) > _SAME_LOSS * max(abs(first), 1e-12):
-            raise TargetError(
-                f"the training is not reproducible from its seed: step {number} had a loss of {first:.6g}, and of "
-                f"{second:.6g} in a second run. Draw weights and batches from seeded generators"
-            )
 
 
 def applicable_techniques(

@@ -6,6 +6,7 @@ from whet.comparison.child import run_alone
 from whet.comparison.run import Run
 from whet.measure.memory import peak_rss_bytes
 from whet.recipe import Step
+from whet.training.divergence import divergence
 from whet.tuner.training.opening import PreparedTrainer, open_training
 from whet.workload.measurables import TrainingSteps
 
@@ -32,4 +33,6 @@ def time_steps(request: StepsRequest) -> Run:
     workload = open_training(request.target)
     trainer = PreparedTrainer(workload, request.steps).trainer
     run = run_alone(TrainingSteps(workload, trainer), request.timing_s)
+    if why := divergence([float(loss) for loss in trainer.losses]):
+        return Run(failure=why)
     return run.model_copy(update={"peak_bytes": max(0, run.peak_bytes - before)})

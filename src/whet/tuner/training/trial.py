@@ -20,6 +20,7 @@ from whet.recipe import Step
 from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
 from whet.training.compile_time import compile_s
+from whet.training.divergence import FAR, divergence
 from whet.training.memory import StepMemory, step_memory
 from whet.training.parts import Parts
 from whet.training.technique import Exactness
@@ -33,7 +34,6 @@ from whet.workload.measurables import TrainingSteps
 from whet.workload.training import Trainer
 
 _MEMORY_STEPS = 2
-_FAR = 10.0  # times the original's largest loss: a run that comes there diverges
 
 
 class TrainingTrial(BaseModel):
@@ -72,7 +72,7 @@ class TrainingMeasured(BaseModel):
     @property
     def most_loss(self) -> float:
         """Return the size of a loss that tells, in another variant's run, that it diverges."""
-        return _FAR * self.largest_loss
+        return FAR * self.largest_loss
 
 
 def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
@@ -116,22 +116,10 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
         busy=run.busy,
         training=evidence,
     )
+    run = run.model_copy(
+        update={"peak_bytes": memory.peak_bytes}
+    )  # above what the process held before, as in the finals
     return TrainingMeasured(outcome=outcome, run=run, largest_loss=max(map(abs, losses)))
-
-
-def divergence(losses: Sequence[float], most: float = math.inf) -> str:
-    """Return at which step a training diverges, in words; "" where it does not.
-
-    Args:
-        losses: The loss of each step, from the first one on.
-        most: The size of a loss that no sound run reaches.
-    """
-    for number, loss in enumerate(losses, 1):
-        if not math.isfinite(loss):
-            return f"the loss of step {number} is {loss}"
-        if abs(loss) > most:
-            return f"the loss of step {number} is {loss:.4g}, more than {_FAR:g} times the original's largest"
-    return ""
 
 
 def _timed(workload: TrainingWorkload, trainer: Trainer, timing_s: float) -> tuple[Run, float | None]:

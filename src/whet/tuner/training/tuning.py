@@ -39,6 +39,8 @@ from whet.tuner.training.finals import (
     needs_losses,
     prove_losses,
 )
+from whet.tuner.training.report import write_training_report
+from whet.tuner.training.soundness import out_of_memory
 from whet.tuner.training.trial import TrainingMeasured, exactness_of
 from whet.tuner.training.words import gain_sentence, no_gain_sentence
 from whet.tuner.verdict import untried
@@ -129,6 +131,8 @@ def _examined(run: Runner, address: str, plan: TrainingPlan, scratch: Path, pati
     if outcome.failure is not None:
         if outcome.failure.kind is FailureKind.TIMEOUT:
             raise ModelError(f"to build and examine the training {outcome.failure.message}")
+        if outcome.failure.kind is FailureKind.MEMORY:
+            raise out_of_memory(scratch, outcome.failure)
         raise outcome.failure.as_error()
     facts = outcome.answer(TrainingFacts)
     assert facts is not None
@@ -365,6 +369,7 @@ def _verdict(
 
 
 def _write(result: Result, directory: Path) -> None:
-    """Write the recipe and, last, the result."""
+    """Write the recipe, the report and, last, the result."""
     recipe_of(result).write(directory / RECIPE)
+    write_training_report(result, directory / "report.html")
     write_whole(directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")
