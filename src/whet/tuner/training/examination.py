@@ -73,6 +73,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         WhetError: The run cannot be tuned; the message says why.
     """
     began = time.perf_counter()
+    reset_peak_rss()  # what imports needed for a moment is no part of the training
     before = peak_rss_bytes()
     note_stage(request.directory, BUILDING)
     workload = open_training(request.target)

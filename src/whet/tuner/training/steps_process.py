@@ -4,7 +4,7 @@ from pydantic import BaseModel, ConfigDict
 
 from whet.comparison.child import run_alone
 from whet.comparison.run import Run
-from whet.measure.memory import peak_rss_bytes
+from whet.measure.memory import peak_rss_bytes, reset_peak_rss
 from whet.recipe import Step
 from whet.training.divergence import divergence
 from whet.tuner.training.opening import PreparedTrainer, open_training
@@ -29,6 +29,7 @@ class StepsRequest(BaseModel):
 
 def time_steps(request: StepsRequest) -> Run:
     """Train from the seed, and time the steps after the first ones. The peak is what the training adds."""
+    reset_peak_rss()  # what imports needed for a moment is no part of the training
     before = peak_rss_bytes()
     workload = open_training(request.target)
     trainer = PreparedTrainer(workload, request.steps).trainer

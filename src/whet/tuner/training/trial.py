@@ -77,6 +77,7 @@ class TrainingMeasured(BaseModel):
 
 def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     """Apply a recipe, prove that it trains as the original does, and time its steps."""
+    reset_peak_rss()  # what imports needed for a moment is no part of the training
     before = peak_rss_bytes()
     workload = open_training(request.known.target)
     parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
