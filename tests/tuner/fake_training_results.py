@@ -11,7 +11,7 @@ from whet.training.memory import StepMemory
 from whet.training.step_profile import StepProfile
 from whet.training.updates import UpdateProof
 from whet.tuner.records import TrainingEvidence, TrialRecord
-from whet.tuner.result import MeasuredVariant, RefusedTechnique, Result, UntriedTechnique
+from whet.tuner.result import LayerRow, MeasuredVariant, RefusedTechnique, Result, UntriedTechnique
 from whet.tuner.training.examination import diagnosed
 
 AUTOCAST, FUSED, COMPILE = (Step(technique=name) for name in ("autocast", "fused_optimizer", "compile"))
@@ -21,6 +21,15 @@ PROFILE = StepProfile(
     total_s=0.346, data_s=0.0021, optimizer_s=0.0136, products_s=0.2492, attention_s=0.0412, loss_s=0.0107,
     other_s=0.0292, flops=41_000_000_000, num_operators=1_830, parameter_bytes=15_215_680, num_parameters=3_803_904,
 )  # fmt: skip
+LAYERS = [
+    LayerRow(name="lm_head", kind="Linear", calls=1, time_ms=61.0, flops=6_442_000_000, bytes=61_000_000,
+             bound="compute-bound", share_of_limit=0.71, backward_ms=41.0),
+    *(
+        LayerRow(name=f"layers.{i}.mlp.down_proj", kind="Linear", calls=1, time_ms=21.0, flops=2_013_000_000,
+                 bytes=9_000_000, bound="compute-bound", share_of_limit=0.66, backward_ms=14.0)
+        for i in range(12)
+    ),
+]  # fmt: skip
 TOKENS = 2_048.0
 
 
@@ -176,7 +185,7 @@ def gain(*, joules: float | None = None) -> Result:
         trials=trials,
         refused=[RefusedTechnique(technique="channels_last", reason="the model holds no convolutions")],
         untried=[UntriedTechnique(technique="checkpointing", bound=1.0, reason="it cannot make a step faster")],
-        diagnosis=diagnosed(PROFILE),
+        diagnosis=diagnosed(PROFILE).model_copy(update={"layers": LAYERS}),
         profile=PROFILE,
         machine=MACHINE,
         fingerprint="3fa91c07be52",

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -76,6 +77,13 @@ def test_the_page_shows_each_part_of_the_step_and_of_the_memory(html: str) -> No
     for words in ("data0.61% 2.10 ms", "products72% 249 ms", "optimiser3.9% 13.6 ms", "loss3.1% 10.7 ms"):
         assert words in text
     assert "parameters 15.2 MB · gradients 15.2 MB · optimiser 30.4 MB · activations and the rest 291 MB" in text
+
+
+def test_the_page_shows_forward_and_backward_of_the_layers(html: str) -> None:
+    rows = html.partition('id="step"')[2].partition("</section>")[0].split("<tr>")
+    head = " ".join(re.sub("<[^>]+>", " ", next(row for row in rows if "lm_head" in row)).split())
+    assert head == "1 lm_head Linear 1 20.0 ms 41.0 ms 19% compute 71% 6.44 GFLOP 61.0 MB"
+    assert "1 more" in rows[-1]
 
 
 def test_failures_are_listed_with_their_step_and_reason(html: str) -> None:

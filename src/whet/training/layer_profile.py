@@ -27,7 +27,6 @@ from whet.profiler.work import FORMULAS, Work, WorkCounter, bytes_at, count_work
 from whet.workload.training import Trainer, TrainingWorkload
 
 OUTSIDE = "outside the layers"  # the loss, and what the loss function does around the model
-_REPEATS = 3  # of each kind of pass
 _FAR_OFF = 0.15  # of a pass: a difference between the sum of its parts and the whole that is told
 _NODE = "autograd::engine::evaluate_function: "
 
@@ -150,7 +149,9 @@ class _BackwardWork(WorkCounter):
         return output
 
 
-def profile_training_layers(workload: TrainingWorkload, trainer: Trainer, limits: Limits) -> LayerProfile:
+def profile_training_layers(
+    workload: TrainingWorkload, trainer: Trainer, limits: Limits, *, repeats: int = 3
+) -> LayerProfile:
     """Profile forward and backward of a trainer's next steps, without an update.
 
     The gradients are set to none at the end. Buffers, as those of batch norms, go on as in a step.
@@ -159,6 +160,7 @@ def profile_training_layers(workload: TrainingWorkload, trainer: Trainer, limits
         workload: What is trained.
         trainer: Gives the model, the optimiser and the batches.
         limits: The machine's limits.
+        repeats: Passes of each kind that are timed. One more is made to count the work.
     """
     batches = trainer.next_batches()
     model = trainer.model
@@ -169,10 +171,16 @@ def profile_training_layers(workload: TrainingWorkload, trainer: Trainer, limits
 
     named = list(modules_of(model))
     modules = [model, *(module for _, module in named)]  # the first stands for what runs outside of all modules
-    bare = [_bare(forward, model) for _ in range(_REPEATS + 1)][1:]
+    bare = [_bare(forward, model) for _ in range(repeats)]
     forward_s, backward_s = (statistics.median(times) for times in zip(*bare, strict=True))
-    forward_times, calls = _forward_times(forward, modules)
-    backward_times, accumulated, unknown = _backward_times(forward, modules, model)
+    forward_times, calls = _forward_times(forward, modules, repeats)
+    passes = [_backward_times(forward, modules, model) for _ in range(repeats)]
+    backward_times = {
+        index: statistics.median(found[0].get(index, 0.0) for found in passes)
+        for index in {index for found in passes for index in found[0]}
+    }
+    accumulated = statistics.median(found[1] for found in passes)
+    unknown = statistics.median(found[2] for found in passes)
     forward_work, backward_work = _work(forward, modules, model)
     model.zero_grad(set_to_none=True)
     scale = backward_s / (sum(backward_times.values()) + accumulated or 1.0)
@@ -246,11 +254,11 @@ def _bare(forward: Callable[[], Tensor], model: nn.Module) -> tuple[float, float
 
 
 def _forward_times(
-    forward: Callable[[], Tensor], modules: Sequence[nn.Module]
+    forward: Callable[[], Tensor], modules: Sequence[nn.Module], repeats: int
 ) -> tuple[dict[int, float], dict[int, int]]:
     """Return the seconds of each module in forward, modules inside it left out, and how often it ran."""
     samples = []
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         spans = Spans("cpu")
         with watched(forward, modules, spans) as run:
             run()

@@ -110,7 +110,12 @@ class UntriedTechnique(BaseModel):
 
 
 class LayerRow(BaseModel):
-    """Describe one layer of the original, for the roofline and the table of layers."""
+    """Describe one layer of the original, for the roofline and the table of layers.
+
+    Attributes:
+        time_ms: Milliseconds of a call; for a training, of forward and backward of a step.
+        backward_ms: The part of them that is backward; None for inference.
+    """
 
     name: str
     kind: str
@@ -120,6 +125,7 @@ class LayerRow(BaseModel):
     bytes: int
     bound: str
     share_of_limit: float
+    backward_ms: float | None = None
 
 
 class Diagnosed(BaseModel):

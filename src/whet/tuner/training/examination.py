@@ -23,12 +23,13 @@ from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
 from whet.training.applied import refusals
 from whet.training.divergence import batches_fault, weights_fault
+from whet.training.layer_profile import profile_training_layers
 from whet.training.memory import step_memory
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile, profile_steps
 from whet.training.technique import TrainingTechnique
 from whet.tuner.known_target import digest_of
-from whet.tuner.result import Diagnosed, RefusedTechnique
+from whet.tuner.result import Diagnosed, LayerRow, RefusedTechnique
 from whet.tuner.space import ApplicableTechnique, Variant
 from whet.tuner.training.facts import ORIGINAL, REFERENCE, TrainingFacts
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
@@ -47,6 +48,7 @@ from whet.tuner.training.soundness import (
 from whet.workload import TrainingWorkload
 from whet.workload.training import Trainer, num_samples_of
 
+_LONGEST_STEP_S = 2.0  # of a step whose layers are profiled: that takes four forward and backward passes
 _NOT_PLAIN = "the loop clips or accumulates gradients, which needs all of them at once"
 
 
@@ -97,6 +99,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     limits = load_limits(machine, device="cuda" if parts.device_type == "cuda" else "cpu")
     limits_s = time.perf_counter() - limits_began
     profile, _ = undisturbed(lambda: profile_steps(trainer))
+    layers = _layers(workload, trainer, profile, limits)
     applicable, refused = applicable_techniques(
         parts, machine, limits, profile, request.exclude, updates_plainly=updates_plainly(workload)
     )
@@ -111,7 +114,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         applicable=tuple(applicable),
         refused=tuple(refused),
         profile=profile,
-        diagnosis=diagnosed(profile),
+        diagnosis=diagnosed(profile).model_copy(update={"layers": layers}),
         memory=memory,
         losses=losses,
         batches=digests(batches),
@@ -225,6 +228,31 @@ def diagnosed(profile: StepProfile) -> Diagnosed:
         shares={name: value / total for name, value in shares.items()},
         share_of_limit=0.0,
     )
+
+
+def _layers(workload: TrainingWorkload, trainer: Trainer, profile: StepProfile, limits: Limits) -> list[LayerRow]:
+    """Return the layers of forward and backward for the report, where that costs little of the budget, on a CPU."""
+    is_on_cpu = all(p.device.type == "cpu" for p in trainer.model.parameters())
+    if profile.total_s > _LONGEST_STEP_S or not is_on_cpu:
+        return []
+    try:
+        found = profile_training_layers(workload, trainer, limits, repeats=1).layers
+    except Exception:  # noqa: BLE001 - a report without layers is better than no search
+        return []
+    return [
+        LayerRow(
+            name=layer.name,
+            kind=layer.kind,
+            calls=layer.calls,
+            time_ms=layer.time_s * 1e3,
+            flops=layer.flops + layer.backward_flops,
+            bytes=layer.num_bytes + layer.backward_bytes,
+            bound=layer.bound,
+            share_of_limit=layer.share_of_limit or 0.0,
+            backward_ms=layer.backward_s * 1e3,
+        )
+        for layer in found
+    ]
 
 
 def _tokens(batch: object) -> int:

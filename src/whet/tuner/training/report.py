@@ -51,6 +51,7 @@ def render(result: Result, toml: str) -> str:
     """Return the page as text. `toml` is the recipe as it lies on disk."""
     trials = in_order(result.trials)
     points = figures.final_points(result)
+    every_layer = result.diagnosis.layers if result.diagnosis else []
     page = environment()
     page.filters |= {"joules": _joules, "memory_parts": _memory_cells}
     return page.get_template(_TEMPLATE).render(
@@ -67,6 +68,12 @@ def render(result: Result, toml: str) -> str:
         memory=_memory(points),
         memory_names=tuple(PARTS.values()),
         shares=_shares(result),
+        layers=(main := plots.main_layers(result)),
+        layers_ms=(layers_ms := sum(layer.time_ms for layer in every_layer)),
+        other_layers={
+            "count": len(every_layer) - len(main),
+            "time_ms": layers_ms - sum(layer.time_ms for layer in main),
+        },
         any_energy=any(_joules(point) != DASH for point in points) or any(_joules(trial) != DASH for trial in trials),
         compile_steps=result.compile_only.steps if result.compile_only else None,
         finalist_steps={point.steps for point in result.finalists},
