@@ -184,7 +184,7 @@ def test_names_and_options_are_refused_before_the_first_line(script: Path, capsy
         with pytest.raises(SystemExit, match="2"):
             main(["tune", *wrong])
         shown = capsys.readouterr()
-        assert not shown.out.strip(), wrong
+        assert not shown.out, wrong
         assert shown.err.startswith("error: ")
 
 

@@ -249,7 +249,8 @@ class _Live(Listener):
         self._progress.start()
 
     def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
+        if self._has_begun:
+            self._progress.stop()
 
     def looked(self, facts: TargetFacts) -> None:
         self._console.print(facts.diagnosis.sentence, markup=False)
