@@ -160,6 +160,12 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator: " in str(error)
 
 
+def memory_shortage(message: str) -> str:
+    """Return what the CPU's allocator was asked for, from its message; any other message as it is."""
+    _, found, asked = message.partition("DefaultCPUAllocator: ")
+    return asked.partition(". Error code")[0] if found else message
+
+
 def reason(error: BaseException) -> str:
     """Return the first line of an exception's message, or the name of its type where it has no message."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

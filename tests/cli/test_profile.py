@@ -1,5 +1,6 @@
 """`whet profile TARGET`: its options in this process, and the whole of it in real ones."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -230,3 +231,45 @@ def test_an_out_that_cannot_be_written_is_told_before_the_work(capsys: pytest.Ca
         cli.main(["profile", "no.py:target", "--out", "/proc/profile"])
     assert ended.value.code == 2
     assert "/proc/profile cannot be written" in capsys.readouterr().err
+
+
+TRAINING = """
+import torch
+from whet import TrainingWorkload
+
+def train():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 8))
+    data = [(torch.randn(16, 64), torch.randint(0, 8, (16,))) for _ in range(4)]
+    return TrainingWorkload(
+        model=model,
+        loss=lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters),
+        batches=data,
+    )
+"""
+
+
+@pytest.mark.usefixtures("short_children")
+def test_a_training_run_has_its_phases_and_both_passes_of_its_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function of the user's is found to be a training run; nothing says so before."""
+    monkeypatch.setenv("COLUMNS", "80")
+    path = tmp_path / "train.py"
+    path.write_text(TRAINING)
+    out = tmp_path / "out"
+    with contextlib.suppress(SystemExit):
+        cli.main(["profile", f"{path}:train", "--on-busy", "go-on", "--json", "--out", str(out)])
+    shown = capsys.readouterr()
+    data = json.loads(shown.out.splitlines()[-1])
+    assert data["kind"] == "training"
+    layers = {layer["name"]: layer for layer in data["layers"]["layers"]}
+    assert layers["0"]["flops"] == 2 * 16 * 64 * 128
+    assert layers["0"]["backward_flops"] == layers["0"]["flops"], "no gradient of the input is needed"
+    assert layers["2"]["backward_flops"] == 2 * layers["2"]["flops"]
+    assert data["memory"]["optimizer_bytes"] == 2 * data["memory"]["parameter_bytes"] + 4 * 4
+    assert "left out: the optimiser" in " ".join(shown.err.split())
+    assert "backward" in shown.err
+    assert max(map(len, shown.err.splitlines())) <= 80
+    assert json.loads((out / "profile.json").read_text())["kind"] == "training"

@@ -71,8 +71,12 @@ def test_results_go_to_a_new_directory_of_the_targets_name(tmp_path: Path, monke
 def test_brackets_in_a_name_are_no_markup(target: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(target) == 2
     said = capsys.readouterr()
-    assert f"{target}: looking at" in said.out
+    assert not said.out, "what is refused has no first line"
     assert "Traceback" not in said.err
+    with _Live(Console(), target, 1.0) as live:
+        live.begins()
+        live.begins()
+    assert capsys.readouterr().out.count(f"{target}: looking at") == 1
 
 
 @pytest.mark.parametrize("name", ["error [/100]", "loss [nats]"])

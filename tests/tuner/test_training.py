@@ -10,14 +10,25 @@ from tiny_training import trainer_with
 
 import whet
 from whet.cli import main
+from whet.comparison.run import Run
 from whet.errors import ModelError, OptionError, TargetError
+from whet.measure.isolate import Failure, FailureKind, Outcome
 from whet.recipe import Recipe, Step
+from whet.training import gradients
+from whet.training.divergence import divergence
 from whet.tuner.goal import MAX_DROP_TRAINING, Goal
+from whet.tuner.records import TrainingEvidence
+from whet.tuner.training.context import Neighbours, TrainingContext, timed
+from whet.tuner.training.facts import ORIGINAL, REFERENCE, KnownTraining, TrainingFacts
+from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
+from whet.tuner.training.steps_process import StepsRequest, time_steps
+from whet.tuner.training.trial import TrainingTrial, run_training_trial
 from whet.tuner.tuning import tune
 from whet.workload import TrainingWorkload
 from whet.workloads.target import is_training, resolve, resolve_any
 
 SCRIPT = """
+import os
 import torch
 import torch.nn.functional as F
 from whet import Quality, TrainingWorkload
@@ -54,6 +65,31 @@ def random_weights():
 
 def diverges():
     return workload(loss=lambda model, batch: model(batch[0]).sum() * float("inf"))
+
+
+def random_batches():
+    return workload(batches=[(a + torch.Generator().seed() % 7, b) for a, b in batches()])
+
+
+def random_step():
+    return workload(optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=float(os.urandom(1)[0] + 1) / 500))
+
+
+def nan_weights():
+    made = workload()
+    with torch.no_grad():
+        made.model[2].weight[1, 2] = float("nan")
+    return made
+
+
+def nan_batches():
+    found = batches()
+    found[1][0][3] = float("inf")
+    return workload(batches=found)
+
+
+def too_large():
+    return workload(loss=lambda model, batch: (model(batch[0])[:1, :1] * torch.ones(1, 10**12)).sum())
 
 
 def random_forward():
@@ -98,9 +134,13 @@ def test_a_search_proves_what_it_tries_and_writes_a_recipe(
         assert trial.training.gradients.is_same
         assert trial.training.memory.parameter_bytes == 4 * (32 * 64 + 64 + 64 * 4 + 4)
         assert trial.training.throughput_per_s > 0
+        assert trial.training.set_up_s is not None and trial.training.set_up_s < trial.seconds
     refused = {one.technique: one.reason for one in result.refused}
     assert "no convolutions" in refused["channels_last"]
     assert refused["compile"] == "left out by --exclude"
+    assert set(summary["phases_s"]) == {"data", "products", "attention", "loss", "other", "optimizer"}
+    assert summary["report"] == str(out / "report.html")
+    assert "prefers-color-scheme" in (out / "report.html").read_text()
     recipe = Recipe.read(out)
     assert recipe.kind == "training"
     assert "whet.prepare" in (out / "recipe.toml").read_text().splitlines()[0]
@@ -114,8 +154,17 @@ def test_a_search_proves_what_it_tries_and_writes_a_recipe(
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        ("random_weights", TargetError, r"not reproducible from its seed: step \d had a loss of"),
-        ("diverges", ModelError, r"the gradient of 0.weight is not finite in the first batches"),
+        ("random_weights", TargetError, r"not reproducible from its seed: the weights differ .* first in 0.weight"),
+        ("random_batches", TargetError, r"the weights are the same .* but the batches differ, first batch 1"),
+        ("random_step", TargetError, r"weights and batches are the same .* but the step differs: step 2 had a loss"),
+        ("diverges", ModelError, r"gradient of 0.weight is not finite in batch 1: the step itself diverges"),
+        ("nan_weights", ModelError, r"the weights are not finite: 2.weight holds NaN or infinity"),
+        ("nan_batches", ModelError, r"not finite in batch 2: the batches are not finite: batch 2 holds NaN"),
+        (
+            "too_large",
+            ModelError,
+            r"does not fit into memory: too large is the step: forward and backward",
+        ),
         ("random_forward", TargetError, r"draws outside of dropout layers"),
         ("raises", ModelError, r"a first step of the training failed: mat1 and mat2 shapes cannot be multiplied"),
         ("no_batches", TargetError, r"batches gives no batch"),
@@ -127,6 +176,77 @@ def test_what_cannot_be_tuned_is_refused_with_its_reason(
     with pytest.raises(error, match=message):
         tune(f"{script}:{function}", out=tmp_path / "out", budget_s=60, on_busy="go-on")
     assert not (tmp_path / "out").exists(), "nothing is half-written"
+
+
+def test_names_and_options_are_refused_before_the_first_line(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for wrong in (["nosuch"], ["nosuch.py:f"], ["docs-gpt-training", "--objective", "size"],
+                  ["docs-gpt-training", "--exclude", "bf16"], [f"{script}:workload", "--budget", "0s"]):  # fmt: skip
+        with pytest.raises(SystemExit, match="2"):
+            main(["tune", *wrong])
+        shown = capsys.readouterr()
+        assert not shown.out, wrong
+        assert shown.err.startswith("error: ")
+
+
+def run_of(seconds: float, first: int = 3) -> Run:
+    return Run(seconds=seconds, num_calls=9, calls_s=dict.fromkeys(range(first, first + 9), seconds))
+
+
+def test_a_trial_is_compared_with_the_original_before_and_after_it(tmp_path: Path) -> None:
+    """A machine that becomes slower and slower changes no ranking: half of a drift falls on each neighbour."""
+    answers = iter((run_of(0.110), None, run_of(0.130)))
+
+    def run(function: object, request: StepsRequest, folder: Path, limit_s: float) -> Outcome:
+        assert function is time_steps
+        assert request.steps == ()
+        assert limit_s == 7.0
+        answer = next(answers)
+        value = None if answer is None else answer.model_dump(mode="json")
+        return Outcome(value, None if value else Failure(FailureKind.TIMEOUT, "slow"), 1.0, 0)
+
+    facts = TrainingFacts.model_construct(num_samples=16.0)
+    context = TrainingContext("train.py:workload", facts, tmp_path, run, trial_limit_s=30.0)
+    originals = Neighbours(context, run_of(0.100))
+    evidence = TrainingEvidence(set_up_s=1.0)
+    found = timed(facts, originals.around(7.0), run_of(0.105), evidence)
+    assert found["speedup"] == pytest.approx((0.100 * 0.110) ** 0.5 / 0.105)
+    assert found["baseline_latency_ms"] == pytest.approx(1e3 * (0.100 * 0.110) ** 0.5)
+    alone = timed(facts, originals.around(7.0), run_of(0.110), evidence)
+    assert alone["speedup"] == pytest.approx(1.0), "where it fails, the one before stands alone"
+    last = timed(facts, originals.around(7.0), run_of(0.120, first=8), evidence)
+    assert last["speedup"] == pytest.approx((0.110 * 0.130) ** 0.5 / 0.120), "on the steps that both made"
+
+
+def test_a_loss_that_diverges_is_told_with_its_step() -> None:
+    assert divergence([2.0, 1.9, 2.1]) == ""
+    assert divergence([2.0, math.nan]) == "the loss of step 2 is nan"
+    assert (
+        divergence([2.0, 15.0, 21.0], most=20.0)
+        == "the loss of step 3 is 21, more than 10 times the original's largest"
+    )
+
+
+def test_a_candidate_that_diverges_is_a_failure_with_its_step(script: Path, tmp_path: Path) -> None:
+    """The original's largest loss is about 1.5: a limit far below that makes every run a diverging one."""
+    target = f"{script}:workload"
+    made = open_training(target)
+    data = first_batches(made, NUM_DIGESTS)
+    found = [
+        of(made.model, made.loss, data[: gradients.NUM_BATCHES], seed=0)
+        for of in (gradients.gradients_of, gradients.reference_gradients)
+    ]
+    for name, one in zip((ORIGINAL, REFERENCE), found, strict=True):
+        gradients.write(one, tmp_path / name)
+    known = KnownTraining(target=target, directory=tmp_path, batches=digests(data))
+    sound = run_training_trial(TrainingTrial(known=known, timing_s=0.01))
+    assert sound.outcome.status == "done"
+    assert sound.run is not None and sound.outcome.training is not None and sound.outcome.training.memory is not None
+    assert sound.run.peak_bytes == sound.outcome.training.memory.peak_bytes, "without what the process held before"
+    assert min(sound.run.calls_s) >= 5, "numbered from the first step of the training, the proof's steps included"
+    failed = run_training_trial(TrainingTrial(known=known, timing_s=0.01, most_loss=0.1))
+    assert failed.outcome.status == "failed"
+    assert failed.outcome.reason.startswith("the loss of step 1 is 1.")
+    assert failed.run is None
 
 
 def test_wrong_options_are_refused_before_the_work(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Find what bounds a model, a training loop, or a recorded trace: whet profile."""
 
+import contextlib
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,13 +9,14 @@ import typer
 
 from whet.cli.busy import BusyWaitOption, OnBusyOption
 from whet.cli.units import seconds
-from whet.errors import OptionError
+from whet.errors import OptionError, TrainingTarget
 
 _Target = Annotated[
     str | None,
     typer.Argument(
         metavar="TARGET",
-        help="the target: digits-cnn, docs-encoder, docs-gpt, hf:DIR, FILE.py:FUNCTION or package.module:FUNCTION",
+        help="the target: digits-cnn, docs-encoder, docs-gpt, docs-gpt-training, hf:DIR, FILE.py:FUNCTION or "
+        "package.module:FUNCTION",
     ),
 ]
 _Others = Annotated[list[str] | None, typer.Argument(metavar="FILE", hidden=True)]
@@ -48,7 +50,8 @@ def profile(
     """Say what bounds a model, how far it is from the machine's limit, and what would make it faster.
 
     The profile has the time, operations, bytes and bound of each layer, the slowest operators, the memory by the line
-    that allocated it, and what grows from call to call. --out also writes a trace for ui.perfetto.dev.
+    that allocated it, and what grows from call to call. --out also writes a trace for ui.perfetto.dev. For a training
+    run it has the parts of a step, and the forward and backward of each layer.
     """
     paths = [*(trace or ()), *(Path(other) for other in others or ())]
     if trace:  # `--trace A B` gives B as an argument
@@ -80,7 +83,16 @@ def profile(
     elif nvtx:
         import_module("whet.target_profiler.model").profile_nvtx(target)
     else:
-        _run("profile_target", "run_target", target, out=out, depth=depth, rows=rows, **options)
+        _profile_target(target, {"out": out, "rows": rows, **options}, depth)
+
+
+def _profile_target(target: str, options: dict[str, Any], depth: int) -> None:
+    """Profile calls of a model, or the steps of a training run where the target turns out to be one."""
+    if not import_module("whet.workloads.target").is_training(target):
+        with contextlib.suppress(TrainingTarget):
+            _run("profile_target", "run_target", target, depth=depth, **options)
+            return
+    _run("profile_training", "run_training", target, **options)
 
 
 def _run(module: str, function: str, *args: Any, **kwargs: Any) -> None:

@@ -16,13 +16,7 @@ from whet.tuner.training.words import proof_of
 
 def memory_line(memory: StepMemory) -> str:
     """Return what the memory of a step is made of, in one line."""
-    parts = {
-        "parameters": memory.parameter_bytes,
-        "gradients": memory.gradient_bytes,
-        "optimiser": memory.optimizer_bytes,
-        "activations and the rest": memory.other_bytes,
-    }
-    told = ", ".join(f"{num_bytes(value)} {name}" for name, value in parts.items())
+    told = ", ".join(f"{num_bytes(value)} {name}" for name, value in memory.parts.items())
     return f"It takes {num_bytes(memory.peak_bytes)}: {told}."
 
 
@@ -44,9 +38,25 @@ def show_result(console: Console, result: Result) -> None:
     console.print(Text.assemble((word, style), "  ", figures.one_line(result.sentence)))
     if result.best.steps and (proof := proof_of(result.best)):
         console.print(Text(figures.one_line(proof), "dim"))
+    for line in _lines(result):
+        console.print(Text(line, "dim"))
     if result.out:
-        path = figures.one_line(str(figures.shortened(result.directory / RECIPE)))
-        console.print(Text.assemble(("recipe  ", "dim"), path), overflow="fold")
+        for name, file in (("recipe", RECIPE), ("report", "report.html")):
+            path = figures.one_line(str(figures.shortened(result.directory / file)))
+            console.print(Text.assemble((f"{name}  ", "dim"), path), overflow="fold")
+
+
+def _lines(result: Result) -> list[str]:
+    """Return what is known of the best recipe beside its times: memory, set-up, and energy where it was counted."""
+    best, evidence = result.best, result.best.training
+    if evidence is None:
+        return []
+    lines = [memory_line(evidence.memory)] if evidence.memory is not None and best.steps else []
+    if best.steps and evidence.set_up_s is not None:
+        lines.append(f"Set-up, once: {figures.duration(evidence.set_up_s * 1e3)}, compilation included.")
+    if evidence.joules_per_step is not None:
+        lines.append(f"A step takes {figures.digits(evidence.joules_per_step)} J, of the whole processor.")
+    return lines
 
 
 def _others(result: Result) -> list[MeasuredVariant]:

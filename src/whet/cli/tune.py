@@ -235,15 +235,22 @@ class _Live(Listener):
         )
         self._target = target
         self._began = time.monotonic()
+        self._task = self._progress.add_task("looking", total=self._budget_s)
+        self._has_begun = False
 
     def __enter__(self) -> "_Live":
-        self._console.print(f"[bold]{escape(one_line(self._target))}[/bold]: looking at the model and the machine")
-        self._progress.start()
-        self._task = self._progress.add_task("looking", total=self._budget_s)
         return self
 
+    def begins(self) -> None:
+        if self._has_begun:  # a function of the user's turned out to describe a training run
+            return
+        self._has_begun = True
+        self._console.print(f"[bold]{escape(one_line(self._target))}[/bold]: looking at the model and the machine")
+        self._progress.start()
+
     def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
+        if self._has_begun:
+            self._progress.stop()
 
     def looked(self, facts: TargetFacts) -> None:
         self._console.print(facts.diagnosis.sentence, markup=False)
@@ -262,7 +269,7 @@ class _Live(Listener):
         self._advance("searching")
 
     def proved(self, num_pairs: int) -> None:
-        self._advance(f"held-out loss, {count(num_pairs, 'pair')} of runs")
+        self._advance(f"comparing losses, {count(num_pairs, 'pair')} of runs")
 
     def planned(self, outlook: Outlook) -> None:
         self._console.print(outlook.sentence, markup=False, highlight=False)

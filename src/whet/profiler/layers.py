@@ -117,7 +117,7 @@ def _num_elements(sizes: Sequence[torch.Size]) -> int:
 def _profiles(examined: ExaminedWorkload, batches: Sequence[Batch], repeats: int) -> list[Profile]:
     """Profile each batch. Only the first is timed; the times of the others are 0."""
     model = examined.workload.model
-    named = list(_modules(model))
+    named = list(modules_of(model))
     calls = [partial(_call, model, batch) for batch in batches]
     with torch.no_grad():
         total_s, spans, seconds = _time(
@@ -147,7 +147,7 @@ def _count(
         counter = WorkCounter(model, flops)
         with watched(run, [module for _, module in named], counter) as watched_run:
             count_work(counter, watched_run)
-    work = _fold(counter, spans)
+    work = fold(counter, spans)
     model_weight_bytes = sum(sum(w.weights.values()) for w in work.values())
     return tuple(
         _layer(name, module, spans.calls[i], times.get(i, 0.0), work.get(i, Work()), model_weight_bytes)
@@ -184,7 +184,7 @@ def kind_of(module: nn.Module) -> str:
     return str(type(module).__name__)
 
 
-def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the model and each module in it whose `forward` can be watched, with their names, each once.
 
     Modules inside a compiled or scripted module are left out: it counts as a whole.
@@ -219,7 +219,7 @@ def _time(
         spans = Spans(device)
         with watched(run, modules, spans) as watched_run:
             watched_run()
-        samples.append(_without_watching(spans, device))
+        samples.append(without_watching(spans, device))
     return _middle_mean(totals), spans, _typical(samples)
 
 
@@ -253,7 +253,8 @@ def _bare_s(run: Callable[[], Any], device: str) -> float:
     return (time.perf_counter_ns() - start) / 1e9
 
 
-def _without_watching(spans: Spans, device: str) -> dict[int, float]:
+def without_watching(spans: Spans, device: str) -> dict[int, float]:
+    """Return the seconds of each module, by its index, without what it cost to watch them."""
     own_s, around_s = watching_cost_s(device)
     inner_calls = Counter[int]()
     for index, calls in spans.calls.items():
@@ -264,7 +265,7 @@ def _without_watching(spans: Spans, device: str) -> dict[int, float]:
     }
 
 
-def _fold(counter: WorkCounter, spans: Spans) -> dict[int, Work]:
+def fold(counter: WorkCounter, spans: Spans) -> dict[int, Work]:
     """Attribute the work to the modules that were timed.
 
     A module that ran only because fused paths were off has no time: its work is attributed to its caller.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_flop_count
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 # Operators that read no more of their first input than they write.
 _GATHERS = frozenset(
@@ -31,10 +31,18 @@ def _attention_flops(query: Any, key: Any, value: Any, *args: Any, out_shape: An
     return int(sdpa_flop_count(query, key, value))
 
 
+def _attention_backward_flops(gradient: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    """Return the operations of the backward pass of one call of fused attention."""
+    return int(sdpa_backward_flop_count(gradient, query, key, value))
+
+
 # PyTorch 2.13 has a formula for every fused attention except the CPU's.
 FORMULAS = {
-    operator: _attention_flops
-    for operator in (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,)
+    operator: formula
+    for operator, formula in (
+        (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu, _attention_flops),
+        (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward, _attention_backward_flops),
+    )
     if operator not in flop_registry
 }
 
@@ -194,3 +202,8 @@ def count_work(counter: WorkCounter, run: Callable[[], Any]) -> None:
             run()
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+def bytes_at(tree: Any) -> int:
+    """Return the bytes of all tensors in an operator's arguments and output; those that share memory count once."""
+    return sum({_key(tensor): _num_bytes(tensor) for tensor in _tensors(tree)}.values())

@@ -70,7 +70,7 @@ def profile_target(
         raise OptionError(f"--depth must be 1 or more, not {depth}")
     directory = None if out is None else Path(out)
     if directory is not None:
-        _check_out(directory)
+        check_out(directory)
     check_name(target)
     patience = patience or Patience(OnBusy.checked(on_busy), busy_wait_s)
     patience.begin()
@@ -83,7 +83,7 @@ def profile_target(
         report, failure = _judged(seen, patience)
         try:
             if directory is not None:
-                _write(report, folder / TRACE, directory)
+                write_profile(as_json(report), folder / TRACE, directory)
         except OutputError as error:
             failure = failure or error
     if failure is not None:
@@ -174,14 +174,24 @@ def _report(data: Mapping[str, Any], why: str) -> Report:
     return replace(report, partial=why) if why else report
 
 
-def _check_out(out: Path) -> None:
+def check_out(out: Path) -> None:
+    """Raise OutputError where a directory for a profile exists already or cannot be made."""
     if names_in(out):
         raise OutputError(f"{out} exists already; choose another --out")
     writable_parent(out.absolute())
 
 
-def _write(report: Report, trace: Path, out: Path) -> None:
-    """Write the directory with all its files, or nothing."""
+def write_profile(report: Mapping[str, Any], trace: Path, out: Path) -> None:
+    """Write the directory of a profile with all its files, or nothing.
+
+    Args:
+        report: The content of profile.json.
+        trace: The trace to copy; there may be none.
+        out: The directory.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
     try:
         out.absolute().parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
@@ -189,7 +199,7 @@ def _write(report: Report, trace: Path, out: Path) -> None:
         raise OutputError(f"cannot write {out}: {error.strerror or error}") from error
     try:
         unfinished.chmod(0o755)  # only its owner can read a temporary directory
-        write_whole(unfinished / PROFILE, json.dumps(as_json(report), indent=1) + "\n")
+        write_whole(unfinished / PROFILE, json.dumps(report, indent=1) + "\n")
         if trace.is_file():
             write_whole(unfinished / TRACE, trace.read_bytes())
         replace_directory(unfinished, out.absolute())

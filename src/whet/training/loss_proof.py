@@ -16,6 +16,7 @@ from scipy.special import stdtrit
 LEAST, MOST = 3, 8  # pairs
 LOOKS = (3, 4, 6, 8)  # numbers of pairs after which the claim is judged
 ERROR = 0.05  # of all looks together
+HELD_OUT, TRAINING_LOSS = "held-out loss", "training loss"
 _LEAST_LEARNT = 10.0  # times the allowed drop that the original has to learn: who learns nothing loses nothing
 
 
@@ -52,6 +53,8 @@ class LossProof(BaseModel):
         allowed: The drop that is allowed.
         pairs: The pairs.
         doubt: Why the pairs cannot tell, whatever the interval; "" where they can.
+        failure: How a run failed, where that proves that the trainings differ; "" where none did.
+        score: What the pairs compare: the name of the held-out score, or "training loss" where a workload has none.
     """
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
@@ -63,31 +66,40 @@ class LossProof(BaseModel):
     allowed: float
     pairs: tuple[LossPair, ...] = ()
     doubt: str = ""
+    failure: str = ""
+    score: str = HELD_OUT
 
     @property
     def words(self) -> str:
         """Return the result in words."""
-        told = f"{self.drop:+.2%} over {len(self.pairs)} pairs, {self.most:+.2%} at most; {self.allowed:.2%} is allowed"
+        drop = round(self.drop, 4) + 0.0  # no negative zero
+        told = f"{drop:+.2%} over {len(self.pairs)} pairs, {self.most:+.2%} at most; {self.allowed:.2%} is allowed"
         if self.is_same:
-            return f"same held-out loss: {told}"
+            return f"same {self.score}: {told}"
+        if self.failure:
+            return f"worse {self.score}: {self.failure}"
         if self.doubt:
-            return f"the held-out loss is open: {self.doubt}"
+            return f"the {self.score} is open: {self.doubt}"
         if self.is_same is None:
-            return f"the held-out loss is open: {told}"
-        return f"worse held-out loss: {told}"
+            return f"the {self.score} is open: {told}"
+        return f"worse {self.score}: {told}"
 
 
-def judge(pairs: Sequence[LossPair], *, allowed: float, higher_is_better: bool = False) -> LossProof:
+def judge(
+    pairs: Sequence[LossPair], *, allowed: float, higher_is_better: bool = False, score: str = HELD_OUT
+) -> LossProof:
     """Judge pairs of runs.
 
     Args:
         pairs: The pairs so far.
         allowed: The drop that is allowed, as a fraction of the original's score.
         higher_is_better: Whether a higher score is a better one.
+        score: What the scores are, in words.
     """
     if not all(math.isfinite(value) for pair in pairs for value in (pair.new, pair.new_middle)):
+        worst = math.inf
         return LossProof(
-            is_same=False, drop=math.inf, most=math.inf, grown=math.inf, allowed=allowed, pairs=tuple(pairs)
+            is_same=False, drop=worst, most=worst, grown=worst, allowed=allowed, pairs=tuple(pairs), score=score
         )
     sign = -1.0 if higher_is_better else 1.0
     drops = [sign * (pair.new - pair.old) / abs(pair.old) for pair in pairs]
@@ -107,6 +119,7 @@ def judge(pairs: Sequence[LossPair], *, allowed: float, higher_is_better: bool =
         allowed=allowed,
         pairs=tuple(pairs),
         doubt=doubt if len(pairs) in LOOKS else "",
+        score=score,
     )
 
 

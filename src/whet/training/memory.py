@@ -1,10 +1,20 @@
 """Say what the memory of a training step is made of."""
 
+from collections.abc import Iterable, Iterator
+
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from whet.training.masters import has_master, value_of
+
+PARTS = {
+    "parameter_bytes": "parameters",
+    "gradient_bytes": "gradients",
+    "optimizer_bytes": "optimiser",
+    "other_bytes": "activations and the rest",
+}
 
 
 class StepMemory(BaseModel):
@@ -14,7 +24,8 @@ class StepMemory(BaseModel):
         peak_bytes: The most that the process held during a step, above what it held before the model was built; on a
             GPU, the peak of the allocator.
         parameter_bytes: The model's parameters and buffers.
-        gradient_bytes: Their gradients.
+        gradient_bytes: The gradients that are held after an update. Those that a technique frees within the step, as
+            the optimiser in backward does, are part of the rest.
         optimizer_bytes: The optimiser's state, and its float32 copies of parameters that are bfloat16.
         other_bytes: The rest of the peak: activations, temporary tensors, generated code, batches.
     """
@@ -27,14 +38,21 @@ class StepMemory(BaseModel):
     optimizer_bytes: int
     other_bytes: int
 
+    @property
+    def parts(self) -> dict[str, int]:
+        """Return the bytes of each part, by its name in words."""
+        return {words: getattr(self, name) for name, words in PARTS.items()}
+
 
 def step_memory(model: nn.Module, optimizer: Optimizer, peak_bytes: int) -> StepMemory:
     """Divide a peak among parameters, gradients, the optimiser's state and the rest. Call it after an update."""
     parameters = _num_bytes([*model.parameters(), *model.buffers()])
-    trained = [p for p in model.parameters() if p.requires_grad]
-    gradients = _num_bytes([p if p.grad is None else p.grad for p in trained])
-    state = _num_bytes([x for one in optimizer.state.values() for x in one.values() if isinstance(x, Tensor)])
-    state += _num_bytes([value_of(p) for p in trained if has_master(p)])
+    gradients = _num_bytes([p.grad for p in model.parameters() if p.grad is not None])
+    state = _num_bytes(
+        [x for x in tree_leaves([dict(one) for one in optimizer.state.values()]) if isinstance(x, Tensor)]
+        + [value_of(p) for p in model.parameters() if has_master(p)]
+    )
+    peak_bytes = max(0, peak_bytes)
     other = max(0, peak_bytes - parameters - gradients - state)
     return StepMemory(
         peak_bytes=peak_bytes,
@@ -45,6 +63,16 @@ def step_memory(model: nn.Module, optimizer: Optimizer, peak_bytes: int) -> Step
     )
 
 
-def _num_bytes(tensors: list[Tensor]) -> int:
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the bytes of tensors; storages that several of them share count once."""
-    return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values())
+    storages = [x.untyped_storage() for tensor in tensors for x in _plain(tensor)]
+    return sum({(x.device, x.data_ptr()): x.nbytes() for x in storages}.values())
+
+
+def _plain(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors that hold a tensor's numbers: an 8-bit optimiser's state is made of codes and their scales."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from _plain(getattr(tensor, name))

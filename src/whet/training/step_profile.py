@@ -18,6 +18,14 @@ from whet.workload.training import Trainer
 _PRODUCTS = ("mm", "bmm", "addmm", "addbmm", "baddbmm", "convolution", "mkldnn", "linear", "onednn")
 _ATTENTION = ("attention",)
 _LOSS = ("log_softmax", "nll_loss", "cross_entropy", "logsumexp")
+_PARTS = {
+    "data_s": "data",
+    "products_s": "products",
+    "attention_s": "attention",
+    "loss_s": "loss",
+    "other_s": "other operators",
+    "optimizer_s": "optimiser",
+}
 
 
 class StepProfile(BaseModel):
@@ -52,6 +60,11 @@ class StepProfile(BaseModel):
     parameter_bytes: int = 0
     num_parameters: int = 0
     dtype: str = "float32"
+
+    @property
+    def parts(self) -> dict[str, tuple[str, float]]:
+        """Return the parts of a step in the order of the loop: field -> (the part in words, seconds)."""
+        return {name: (words, getattr(self, name)) for name, words in _PARTS.items()}
 
     def bound(self, **left_s: float) -> float:
         """Return the highest speedup where some parts take only so many seconds any more.

@@ -69,7 +69,8 @@ def _reason(sentence: str) -> str:
 def _gained(result: Result) -> list[str]:
     """Return the parts of a gain's headline: what was asked for first, then the rest."""
     best, baseline = result.best, result.baseline
-    speed, quality = speed_words(best, result.objective), quality_words(result)
+    speed = speed_words(best, result.objective)
+    quality = _same_training(best) if result.kind == "training" else quality_words(result)
     size = share_words(best.size_bytes, baseline.size_bytes, "size")
     memory = share_words(best.peak_bytes, baseline.peak_bytes, "memory")
     if result.objective == "size":
@@ -81,6 +82,11 @@ def _gained(result: Result) -> list[str]:
     if result.objective != "memory" and best.peak_bytes > (1 + _MORE_MEMORY) * baseline.peak_bytes > 0:
         parts.append(memory)
     return [part for part in parts if part]
+
+
+def _same_training(point: MeasuredVariant) -> str:
+    """Say what proves that a recipe trains as the original does."""
+    return "same gradients and updates" if point.losses is None else f"same {figures.one_line(point.losses.score)}"
 
 
 def speed_words(point: MeasuredVariant, objective: str = "latency") -> str:

@@ -35,18 +35,19 @@ def key_figures(result: Result) -> list[Tile]:
     The objective's own figure comes first.
     """
     tiles = [
-        _speed_tile(result),
+        speed_tile(result),
         _latency_tile(result),
         _quality_tile(result),
         *_byte_tiles(result),
-        _compile_tile(result),
+        compile_tile(result),
     ]
     return sorted(tiles, key=lambda tile: not tile.main)
 
 
-def _speed_tile(result: Result) -> Tile:
+def speed_tile(result: Result) -> Tile:
+    """Return the speedup of the best variant, or what is known of the nearest one."""
     best = result.best
-    main = result.objective == "latency"
+    main = result.objective == ("throughput" if result.kind == "training" else "latency")
     if best.steps:
         detail = f"95% interval {figures.interval(best.speedup_ci95)}"
         if best.p_value is not None:
@@ -121,7 +122,7 @@ def _byte_tiles(result: Result) -> list[Tile]:
     return tiles
 
 
-def _compile_tile(result: Result) -> Tile:
+def compile_tile(result: Result) -> Tile:
     """Return the gain over torch.compile alone, so that no gain is claimed over eager mode only."""
     other, title = result.compile_only, "Speedup over torch.compile alone"
     if other is None:

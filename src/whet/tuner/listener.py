@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 class Listener:
     """Watch the progress of tuning. Each method does nothing here; the command line overrides them to show progress."""
 
+    def begins(self) -> None:
+        """Note that the work begins. What a name and options show to be wrong has been refused by then."""
+
     def looked(self, facts: TargetFacts) -> None:
         """Note that the target has been examined."""
 

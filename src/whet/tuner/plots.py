@@ -141,6 +141,40 @@ def predicted_measured(result: Result) -> str | None:
         return finish()
 
 
+def time_memory(result: Result) -> str | None:
+    """Draw trials of a training by the time of a step and by its peak memory.
+
+    Returns:
+        The SVG; None with fewer than two trials that have both.
+    """
+    trials = [t for t in result.trials if t.latency_ms and t.peak_bytes]
+    memory = result.baseline.training.memory if result.baseline.training is not None else None
+    if len(trials) < 2:
+        return None
+    with _plot("memory") as (axes, finish):
+        for name in ("x", "y"):
+            _number_axis(axes, name, _plain, logarithmic=False)
+        if memory is not None:
+            axes.scatter(
+                [result.baseline.latency_ms], [memory.peak_bytes / 1e6], s=48, marker="D", facecolor=PAPER,
+                edgecolor=INK, label="original", zorder=3,
+            )  # fmt: skip
+        for status, (colour, marker) in {"done": (ACCENT, "o"), "rejected": (BAD, "X")}.items():
+            chosen = [t for t in trials if t.status == status]
+            if chosen:
+                axes.scatter(
+                    [t.latency_ms for t in chosen], [(t.peak_bytes or 0) / 1e6 for t in chosen], s=38, marker=marker,
+                    color=colour, alpha=0.85, linewidth=0, label=_STATUS[status], zorder=3,
+                )  # fmt: skip
+        _number(axes, [(t.latency_ms or 0.0, (t.peak_bytes or 0) / 1e6, f"#{t.number}") for t in trials])
+        axes.set_xlim(left=0)
+        axes.set_ylim(0, 1.12 * axes.get_ylim()[1])
+        axes.set_xlabel("time of a step in the screening, ms", color=MUTED)
+        axes.set_ylabel("peak memory of a step, MB", color=MUTED)
+        _legend(axes, loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3)
+        return finish()
+
+
 _STATUS = {"done": "kept quality", "rejected": "rejected"}
 
 

@@ -136,6 +136,9 @@ class TrainingEvidence(BaseModel):
             another one.
         memory: What the memory of a step is made of.
         throughput_per_s: Samples or tokens per second.
+        set_up_s: Seconds that a run spends once on the recipe: techniques are applied, and code is compiled. They are
+            part of no step's time. None in results of earlier versions.
+        joules_per_step: Energy of a step, of the whole package; None where no counter can be read.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -144,6 +147,8 @@ class TrainingEvidence(BaseModel):
     updates: UpdateProof | None = None
     memory: StepMemory | None = None
     throughput_per_s: float = 0.0
+    set_up_s: float | None = None
+    joules_per_step: float | None = None
 
 
 class TrialOutcome(Built, Judgement):

@@ -8,7 +8,7 @@ import datetime
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ from whet.tuner.verdict import noise_in_words
 from whet.workloads.model_directory import model_directory
 
 _HERE = Path(__file__).parent
-_VERDICTS = {"gain": "gain", "no-gain": "no gain", "inconclusive": "inconclusive", "failed": "failed"}
-_TONES = {"gain": "good", "no-gain": "", "inconclusive": "busy", "failed": "bad"}
+VERDICTS = {"gain": "gain", "no-gain": "no gain", "inconclusive": "inconclusive", "failed": "failed"}
+TONES = {"gain": "good", "no-gain": "", "inconclusive": "busy", "failed": "bad"}
 _ORDER = ("done", "rejected", "stopped", "failed", "refused", "running")
 _MEANINGS = {
     "compute": "arithmetic is the limit: fewer operations, or a data type the machine multiplies faster, would help",
@@ -73,17 +73,17 @@ def write_report(result: Result, path: Path) -> None:
 
 def render(result: Result, toml: str) -> str:
     """Return the page as text. `toml` is the recipe as it lies on disk."""
-    trials = sorted(result.trials, key=lambda t: (_ORDER.index(t.status), -(t.speedup or 0.0), t.number))
+    trials = in_order(result.trials)
     layers = plots.main_layers(result)
     every_layer = result.diagnosis.layers if result.diagnosis else []
     points = figures.final_points(result)
-    return _environment().get_template("report.html.j2").render(
+    return environment().get_template("report.html.j2").render(
         r=result,
         css=Markup(look.style((_HERE / "report.css").read_text(encoding="utf-8"))),
-        verdict_word=_VERDICTS[result.verdict],
-        tone=_TONES[result.verdict],
+        verdict_word=VERDICTS[result.verdict],
+        tone=TONES[result.verdict],
         said=headline(result),
-        day=_day(result.started_at),
+        day=day(result.started_at),
         noise=noise_in_words(result.baseline),
         tiles=key_figures(result),
         has_metric=figures.has_metric(result),
@@ -100,22 +100,22 @@ def render(result: Result, toml: str) -> str:
             "count": len(every_layer) - len(layers),
             "time_ms": sum(layer.time_ms for layer in every_layer) - sum(layer.time_ms for layer in layers),
         },
-        limits=_limits(result),
-        machine=_machine(result),
+        limits=limit_rows(result),
+        machine=machine_rows(result),
         trials=trials,
-        trial_counts=_counts(trials),
+        trial_counts=counts(trials),
         any_memory=any(t.peak_bytes for t in trials),
         plots={
-            "roofline": _figure("Roofline", plots.roofline, result),
-            "pareto": _figure("Latency against quality", plots.pareto, result),
-            "predicted": _figure("Predicted against measured", plots.predicted_measured, result),
+            "roofline": figure_of("Roofline", plots.roofline, result),
+            "pareto": figure_of("Latency against quality", plots.pareto, result),
+            "predicted": figure_of("Predicted against measured", plots.predicted_measured, result),
         },
         recipe_path=shlex.quote(str(result.directory / RECIPE)),
         target_argument=shlex.quote(result.target),
         serve_call=_serve_call(result),
         load_call=figures.load_call(str(result.directory / MODEL), result.libraries),
         toml=toml,
-        spread=_spread(points),
+        spread=spread(points),
     )  # fmt: skip
 
 
@@ -130,7 +130,8 @@ def recipe_text(result: Result, directory: Path) -> str:
     return tomli_w.dumps(recipe.model_dump(exclude_none=True, exclude={"machine"}, mode="json")).strip()
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Return what renders the templates, with the filters that they use."""
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -151,7 +152,8 @@ def _unbroken(text: str) -> Markup:
     return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', str(escape(text))))
 
 
-def _figure(title: str, draw: Callable[[Result], str | None], result: Result) -> Figure:
+def figure_of(title: str, draw: Callable[[Result], str | None], result: Result) -> Figure:
+    """Draw a plot, or say what is missing to draw it."""
     try:
         svg = draw(result)
     except MissingExtra:
@@ -193,7 +195,8 @@ def _serve_call(result: Result) -> str:
     return f"whet serve {shlex.quote(model)} --recipe {shlex.quote(str(result.directory / RECIPE))}"
 
 
-def _limits(result: Result) -> list[tuple[str, str]]:
+def limit_rows(result: Result) -> list[tuple[str, str]]:
+    """Return the machine's limits, each with its name."""
     rows = []
     bandwidth = result.limits.get("read_bandwidth")
     if bandwidth:
@@ -206,7 +209,8 @@ def _limits(result: Result) -> list[tuple[str, str]]:
     return rows
 
 
-def _machine(result: Result) -> list[tuple[str, str]]:
+def machine_rows(result: Result) -> list[tuple[str, str]]:
+    """Return what is known of the machine, each fact with its name."""
     rows = []
     for name, value in result.machine.items():
         if name.endswith("_bytes") and isinstance(value, int):
@@ -219,21 +223,28 @@ def _machine(result: Result) -> list[tuple[str, str]]:
     return rows
 
 
-def _counts(trials: list[TrialRecord]) -> str:
-    counts = Counter[str](t.status for t in trials)
-    parts = [f"{counts[status]} {status}" for status in _ORDER if counts[status]]
+def in_order(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Return trials with those that were measured first, the fastest before the others."""
+    return sorted(trials, key=lambda t: (_ORDER.index(t.status), -(t.speedup or 0.0), t.number))
+
+
+def counts(trials: list[TrialRecord]) -> str:
+    """Return how many trials ended in which way, in words."""
+    found = Counter[str](t.status for t in trials)
+    parts = [f"{found[status]} {status}" for status in _ORDER if found[status]]
     noun = "trial" if len(trials) == 1 else "trials"
     return f"{len(trials)} {noun}: {', '.join(parts)}" if parts else "No trials"
 
 
-def _day(started_at: str) -> str:
+def day(started_at: str) -> str:
+    """Return the day of a time in ISO format, for people; "" where it is none."""
     try:
         return datetime.datetime.fromisoformat(started_at).strftime("%d %B %Y").lstrip("0")
     except ValueError:
         return ""
 
 
-def _spread(points: list[MeasuredVariant]) -> Callable[[MeasuredVariant], Markup]:
+def spread(points: list[MeasuredVariant]) -> Callable[[MeasuredVariant], Markup]:
     """Return a function that draws the median of each process of a point as a dot.
 
     All points share one scale from zero.

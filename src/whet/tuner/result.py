@@ -14,6 +14,7 @@ from whet.errors import ArtefactError
 from whet.recipe import FILE as RECIPE
 from whet.recipe import Recipe, Step
 from whet.training.loss_proof import LossProof
+from whet.training.step_profile import StepProfile
 from whet.tuner.records import Agreement, QualityChange, TrainingEvidence, TrialRecord
 
 FILE = RESULT
@@ -109,7 +110,12 @@ class UntriedTechnique(BaseModel):
 
 
 class LayerRow(BaseModel):
-    """Describe one layer of the original, for the roofline and the table of layers."""
+    """Describe one layer of the original, for the roofline and the table of layers.
+
+    Attributes:
+        time_ms: Milliseconds of a call; for a training, of forward and backward of a step.
+        backward_ms: The part of them that is backward; None for inference.
+    """
 
     name: str
     kind: str
@@ -119,6 +125,7 @@ class LayerRow(BaseModel):
     bytes: int
     bound: str
     share_of_limit: float
+    backward_ms: float | None = None
 
 
 class Diagnosed(BaseModel):
@@ -147,6 +154,8 @@ class Result(BaseModel):
         limits: The machine's limits: `read_bandwidth` in bytes/s, `gemm` as dtype -> operations/s.
         libraries: The libraries that whet.load needs for the saved model.
         unsaved: Why there is no model to load, and what to do instead; "" where there is one.
+        profile: For training: where the time of the original's steps goes, in seconds; None for inference, and in
+            results of earlier versions.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -188,6 +197,7 @@ class Result(BaseModel):
     out: str = ""
     libraries: list[str] = Field(default_factory=list)
     unsaved: str = ""
+    profile: StepProfile | None = None
     _original: Any = PrivateAttr(None)
 
     @property
@@ -233,6 +243,7 @@ class Result(BaseModel):
 
     def summary(self) -> dict[str, Any]:
         """Return what `--json` prints: flat figures first, then everything else. Its fields are a public contract."""
+        report = self.directory / "report.html"
         return {
             "format": self.format,
             "kind": self.kind,
@@ -260,11 +271,18 @@ class Result(BaseModel):
             "model": str(self.directory / MODEL) if self.has_model else None,
             "libraries": self.libraries,
             "unsaved": self.unsaved,
-            "report": str(self.directory / "report.html") if self.kind == "inference" else None,
+            "report": str(report) if self.kind == "inference" or report.is_file() else None,
+            "unit": self.unit,
+            "phases_s": _phases(self.profile),
             "fingerprint": self.fingerprint,
             "num_trials": len(self.trials),
             "seconds": self.seconds,
         }
+
+
+def _phases(profile: StepProfile | None) -> dict[str, float] | None:
+    """Return the seconds of each part of the original's step as JSON; None where they are not known."""
+    return None if profile is None else {name.removesuffix("_s"): s for name, (_, s) in profile.parts.items()}
 
 
 def _figures(point: MeasuredVariant | None) -> dict[str, Any] | None:

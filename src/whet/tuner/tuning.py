@@ -172,12 +172,13 @@ def tune(
 def _trained(plan: Plan, preparing: AbstractContextManager[Prepared], patience: Patience, listener: Listener) -> Result:
     """Tune a training run."""
     check_excluded(plan.exclude, TRAINING_TABLE)
-    directory = plan.checked_directory()
+    goal, directory = plan.goal.for_training(), plan.checked_directory()
+    listener.begins()
     with preparing as target:
         # The user's own malloc: how it keeps memory is one of the techniques.
         run = isolated(plan.memory_limit_bytes or describe().most_bytes, malloc={})
         asked = TrainingPlan(
-            goal=plan.goal.for_training(),
+            goal=goal,
             budget_s=plan.budget_s,
             directory=directory or Path(tempfile.mkdtemp(prefix="whet-")),
             storage=plan.storage,
@@ -194,6 +195,7 @@ def _tuned(plan: Plan, preparing: AbstractContextManager[Prepared], patience: Pa
     """Examine the target, search, conclude, and write everything into the output directory."""
     began = datetime.datetime.now(datetime.UTC)
     chosen = plan.checked_directory()
+    listener.begins()
     budget = Budget(plan.budget_s, clock=lambda: time.monotonic() - patience.spent_s)
     with preparing as target, forking(plan.memory_limit_bytes or describe().most_bytes) as unbounded:
         run = budget.bounded(unbounded)

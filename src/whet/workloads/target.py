@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
-from whet.errors import MissingExtra, TargetError, TrainingTarget, WhetError, type_name
+from whet.errors import MissingExtra, TargetError, TrainingTarget, WhetError, is_out_of_memory, type_name
 from whet.workload import InferenceWorkload, Quality, TrainingWorkload
 from whet.workload.measurables import AnyWorkload
 from whet.workloads import BUILTIN, BUILTIN_TRAINING, huggingface, huggingface_training
@@ -178,6 +178,9 @@ def _call(function: Callable[..., Any], name: str, place: str, given: Mapping[st
     except WhetError:
         raise
     except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            said = "ran out of memory while it made the weights and the batches; make them smaller"
+            raise TargetError(f"{place}:{name} {said}: {what_and_where(error)}") from error
         raise TargetError(f"{place}:{name} raised {what_and_where(error)}") from error
     stem = Path(place).stem if place.endswith(".py") else place.rpartition(".")[2]
     return _as_workload(returned, f"{place}:{name}", f"{stem}.{name}")

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from whet.errors import TargetError, reason
+from whet.errors import TargetError, memory_shortage, reason
 
 _LIBRARIES = (*(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")), str(Path(__file__).parents[1]))
 
@@ -47,7 +47,7 @@ def what_and_where(error: BaseException) -> str:
     """Return `ValueError: no such thing (line 3 of model.py)`, with the deepest line that is the user's own, if any."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} (line {error.lineno} of {Path(error.filename or '').name})"
-    said = reason(error)
+    said = memory_shortage(reason(error))
     what = type(error).__name__ + (f": {said}" if said != type(error).__name__ else "")
     own = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
     return f"{what} (line {own[-1].lineno} of {Path(own[-1].filename).name})" if own else what

@@ -1,6 +1,9 @@
 """Run the trials of a search for training, and turn what their processes found into records."""
 
+import math
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +17,12 @@ from whet.tuner.records import TrainingEvidence, TrialRecord
 from whet.tuner.search import without_answer
 from whet.tuner.space import Space
 from whet.tuner.training.facts import KnownTraining, TrainingFacts
+from whet.tuner.training.steps_process import StepsRequest, time_steps
 from whet.tuner.training.trial import TrainingMeasured, TrainingTrial, run_training_trial
 
 COMPILE = Step(technique="compile")
 TIMING_S = 3.0
+NEIGHBOUR_S = 2.0  # seconds of timing of the original after each trial
 _LIMIT_S = 300.0
 _LEAST_GAIN = 1.03  # of a technique's bound
 
@@ -32,6 +37,7 @@ class TrainingContext:
         directory: Where trials write, and where the gradients lie.
         run: Runs a function in a child process.
         trial_limit_s: Seconds after which a trial is ended.
+        most_loss: The size of a loss beyond which a trial diverges.
     """
 
     target: str
@@ -39,6 +45,7 @@ class TrainingContext:
     directory: Path
     run: Runner
     trial_limit_s: float = _LIMIT_S
+    most_loss: float = math.inf
 
     @property
     def space(self) -> Space:
@@ -63,20 +70,51 @@ class TrainingContext:
 
     def measure(self, steps: tuple[Step, ...], folder: Path, left_s: float) -> TrainingMeasured:
         """Try a recipe in a process of its own; empty for the original. A failure there is part of the answer."""
-        request = TrainingTrial(known=self.known, steps=steps, timing_s=TIMING_S)
+        request = TrainingTrial(known=self.known, steps=steps, timing_s=TIMING_S, most_loss=self.most_loss)
         outcome = run_within(self.run, run_training_trial, request, folder, limit_s=self.trial_limit_s, left_s=left_s)
         return outcome.answer(TrainingMeasured) or TrainingMeasured(outcome=without_answer(outcome))
 
 
+class Neighbours:
+    """Time the original anew after each trial, so that a trial is compared with what ran just before and after it.
+
+    The speed of a machine drifts by more than most techniques gain. The original's processes are short: they build the
+    training, make the first steps, and time some more. They prove and compile nothing.
+    """
+
+    def __init__(self, context: TrainingContext, first: Run) -> None:
+        """Begin with the original as it was timed before the first trial."""
+        self._context = context
+        self._before = first
+        self._num_runs = 0
+
+    def around(self, left_s: float) -> list[Run]:
+        """Return the original's runs just before and just after a trial that has now ended.
+
+        Where the one after it fails or finds no time, the one before it stands alone.
+        """
+        self._num_runs += 1
+        context = self._context
+        request = StepsRequest(target=context.target, timing_s=NEIGHBOUR_S)
+        folder = context.directory / f"neighbour-{self._num_runs}"
+        limit_s = context.trial_limit_s
+        after = run_within(context.run, time_steps, request, folder, limit_s=limit_s, left_s=left_s).answer(Run)
+        before = self._before
+        if after is None:
+            return [before]
+        self._before = after
+        return [before, after]
+
+
 def record_of(
-    context: TrainingContext, goal: Goal, original: TrainingMeasured, number: int, recipe: Recipe, left_s: float
+    context: TrainingContext, goal: Goal, originals: Neighbours, number: int, recipe: Recipe, left_s: float
 ) -> TrialRecord:
     """Try a recipe, and judge it by the goal's limits.
 
     Args:
         context: Where the search works.
         goal: What the search is to reach.
-        original: The original as measured before.
+        originals: Times the original beside each trial.
         number: The trial's number.
         recipe: The recipe.
         left_s: Seconds of the budget that are left.
@@ -90,22 +128,34 @@ def record_of(
         predicted=context.space.bound(recipe.steps),
         fingerprint=context.facts.fingerprint,
     )
-    if found.run is not None and original.run is not None:
-        record = record.model_copy(update=timed(context.facts, original.run, found.run, found.outcome.training))
+    if found.run is not None:
+        beside = originals.around(left_s - (time.perf_counter() - began))
+        record = record.model_copy(update=timed(context.facts, beside, found.run, found.outcome.training))
         record = _within_limits(goal, record)
     return record.model_copy(update={"seconds": time.perf_counter() - began})
 
 
-def timed(facts: TrainingFacts, original: Run, run: Run, evidence: TrainingEvidence | None) -> dict[str, object]:
-    """Return the fields of a record that come from its times beside the original's, on the same steps."""
-    old, new = on_common_calls(original, run) or (original, run)
+def timed(
+    facts: TrainingFacts, originals: Sequence[Run], run: Run, evidence: TrainingEvidence | None
+) -> dict[str, object]:
+    """Return the fields of a record that come from its times beside the original's, on the same steps.
+
+    Args:
+        facts: What is known of the training.
+        originals: The original's runs beside the trial, at least one; their ratios are averaged.
+        run: The trial's.
+        evidence: What was found out about it otherwise.
+    """
+    pairs = [on_common_calls(original, run) or (original, run) for original in originals]
+    speedup = statistics.geometric_mean(old.seconds / new.seconds for old, new in pairs)
     assert evidence is not None
     return {
-        "latency_ms": new.seconds * 1e3,
-        "baseline_latency_ms": old.seconds * 1e3,
-        "speedup": old.seconds / new.seconds,
+        "latency_ms": run.seconds * 1e3,
+        "baseline_latency_ms": speedup * run.seconds * 1e3,
+        "speedup": speedup,
+        "busy": run.busy or originals[-1].busy,
         "peak_bytes": evidence.memory.peak_bytes if evidence.memory is not None else None,
-        "training": evidence.model_copy(update={"throughput_per_s": facts.num_samples / new.seconds}),
+        "training": evidence.model_copy(update={"throughput_per_s": facts.num_samples / run.seconds}),
     }
 
 

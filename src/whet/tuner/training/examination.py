@@ -2,7 +2,6 @@
 
 import gc
 import hashlib
-import math
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -23,21 +22,34 @@ from whet.techniques.applicability import options_that_apply
 from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
 from whet.training.applied import refusals
+from whet.training.divergence import batches_fault, weights_fault
+from whet.training.layer_profile import profile_training_layers
 from whet.training.memory import step_memory
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile, profile_steps
 from whet.training.technique import TrainingTechnique
 from whet.tuner.known_target import digest_of
-from whet.tuner.result import Diagnosed, RefusedTechnique
+from whet.tuner.result import Diagnosed, LayerRow, RefusedTechnique
 from whet.tuner.space import ApplicableTechnique, Variant
 from whet.tuner.training.facts import ORIGINAL, REFERENCE, TrainingFacts
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
+from whet.tuner.training.soundness import (
+    BUILDING,
+    COMPARING,
+    COMPUTING,
+    READING,
+    STEPPING,
+    check_reproducible,
+    diverged,
+    first_losses,
+    note_stage,
+    sums_of,
+)
 from whet.workload import TrainingWorkload
 from whet.workload.training import Trainer, num_samples_of
 
-_FIRST_STEPS = 3
+_LONGEST_STEP_S = 2.0  # of a step whose layers are profiled: that takes four forward and backward passes
 _NOT_PLAIN = "the loop clips or accumulates gradients, which needs all of them at once"
-_SAME_LOSS = 1e-3  # relative: two runs of one seed differ by rounding at most
 
 
 class TrainingRequest(BaseModel):
@@ -63,11 +75,15 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         WhetError: The run cannot be tuned; the message says why.
     """
     began = time.perf_counter()
+    reset_peak_rss()  # what imports needed for a moment is no part of the training
     before = peak_rss_bytes()
+    note_stage(request.directory, BUILDING)
     workload = open_training(request.target)
     open_s = time.perf_counter() - began
     machine = describe()
+    note_stage(request.directory, READING)
     batches = first_batches(workload, NUM_DIGESTS)
+    sums = sums_of(workload.model)
     model = digest_of(workload.model.named_parameters())
     _write_gradients(workload, request.directory)
     parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
@@ -75,13 +91,15 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     give_back()
     reset_peak_rss()
     trainer = Trainer(workload)
-    losses = _first_losses(trainer)
+    note_stage(request.directory, STEPPING)
+    losses = first_losses(trainer, batches)
     memory = step_memory(trainer.model, trainer.optimizer, peak_rss_bytes() - before)
-    _check_reproducible(request.target, losses)
+    check_reproducible(request.target, sums, digests(batches), losses)
     limits_began = time.perf_counter()
     limits = load_limits(machine, device="cuda" if parts.device_type == "cuda" else "cpu")
     limits_s = time.perf_counter() - limits_began
     profile, _ = undisturbed(lambda: profile_steps(trainer))
+    layers = _layers(workload, trainer, profile, limits)
     applicable, refused = applicable_techniques(
         parts, machine, limits, profile, request.exclude, updates_plainly=updates_plainly(workload)
     )
@@ -96,7 +114,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         applicable=tuple(applicable),
         refused=tuple(refused),
         profile=profile,
-        diagnosis=diagnosed(profile),
+        diagnosis=diagnosed(profile).model_copy(update={"layers": layers}),
         memory=memory,
         losses=losses,
         batches=digests(batches),
@@ -122,6 +140,7 @@ def _write_gradients(workload: TrainingWorkload, directory: Path) -> None:
     """Write the gradients of the first batches: the original's, and those in float64."""
     batches = first_batches(workload, gradients.NUM_BATCHES)
     model = workload.model.train()
+    note_stage(directory, COMPUTING)
     try:
         original = gradients.gradients_of(model, workload.loss, batches, seed=workload.seed)
         again = gradients.gradients_of(model, workload.loss, batches, seed=workload.seed + 1)
@@ -129,34 +148,18 @@ def _write_gradients(workload: TrainingWorkload, directory: Path) -> None:
         raise ModelError(f"a first step of the training failed: {error}") from error
     for name, gradient in original.items():
         if not torch.isfinite(gradient).all():
-            raise ModelError(f"the gradient of {name.partition('.')[2]} is not finite in the first batches")
+            number, _, parameter = name.removeprefix("norm.").partition(".")
+            what = f"the gradient of {parameter} is not finite in batch {int(number) + 1}"
+            raise diverged(what, weights_fault(model) or batches_fault(batches), "look at the loss")
         if not torch.allclose(gradient, again[name], rtol=1e-3, atol=1e-9 + 1e-3 * float(gradient.abs().max())):
             raise TargetError(
                 "the gradients depend on numbers that forward draws outside of dropout layers, so that no variant can "
                 f"be held against float64 ({name.partition('.')[2]}); give a workload without them, or nn.Dropout"
             )
     gradients.write(original, directory / ORIGINAL)
+    note_stage(directory, COMPARING)
     reference = gradients.reference_gradients(model, workload.loss, batches, seed=workload.seed)
     gradients.write(reference, directory / REFERENCE)
-
-
-def _first_losses(trainer: Trainer) -> tuple[float, ...]:
-    losses = tuple(float(trainer.step()) for _ in range(_FIRST_STEPS))
-    for number, loss in enumerate(losses, 1):
-        if not math.isfinite(loss):
-            raise ModelError(f"the loss of step {number} is {loss}: the original diverges, so nothing can be compared")
-    return losses
-
-
-def _check_reproducible(target: str, losses: tuple[float, ...]) -> None:
-    """Raise TargetError where a second run from the same seed trains otherwise."""
-    again = _first_losses(Trainer(open_training(target)))
-    for number, (first, second) in enumerate(zip(losses, again, strict=True), 1):
-        if abs(first - second) > _SAME_LOSS * max(abs(first), 1e-12):
-            raise TargetError(
-                f"the training is not reproducible from its seed: step {number} had a loss of {first:.6g}, and of "
-                f"{second:.6g} in a second run. Draw weights and batches from seeded generators"
-            )
 
 
 def applicable_techniques(
@@ -215,14 +218,7 @@ def refusal(workload: TrainingWorkload, parts: Parts, steps: Sequence[Step], mac
 
 def diagnosed(profile: StepProfile) -> Diagnosed:
     """Return where the time of a step goes, in words."""
-    shares = {
-        "data": profile.data_s,
-        "products": profile.products_s,
-        "attention": profile.attention_s,
-        "loss": profile.loss_s,
-        "other operators": profile.other_s,
-        "optimiser": profile.optimizer_s,
-    }
+    shares = dict(profile.parts.values())
     total = sum(shares.values()) or 1.0
     ranked = sorted(shares, key=lambda name: -shares[name])
     told = ", ".join(f"{shares[name] / total:.0%} {name}" for name in ranked if shares[name] >= 0.02 * total)
@@ -232,6 +228,31 @@ def diagnosed(profile: StepProfile) -> Diagnosed:
         shares={name: value / total for name, value in shares.items()},
         share_of_limit=0.0,
     )
+
+
+def _layers(workload: TrainingWorkload, trainer: Trainer, profile: StepProfile, limits: Limits) -> list[LayerRow]:
+    """Return the layers of forward and backward for the report, where that costs little of the budget, on a CPU."""
+    is_on_cpu = all(p.device.type == "cpu" for p in trainer.model.parameters())
+    if profile.total_s > _LONGEST_STEP_S or not is_on_cpu:
+        return []
+    try:
+        found = profile_training_layers(workload, trainer, limits, repeats=1).layers
+    except Exception:  # noqa: BLE001 - a report without layers is better than no search
+        return []
+    return [
+        LayerRow(
+            name=layer.name,
+            kind=layer.kind,
+            calls=layer.calls,
+            time_ms=layer.time_s * 1e3,
+            flops=layer.flops + layer.backward_flops,
+            bytes=layer.num_bytes + layer.backward_bytes,
+            bound=layer.bound,
+            share_of_limit=layer.share_of_limit or 0.0,
+            backward_ms=layer.backward_s * 1e3,
+        )
+        for layer in found
+    ]
 
 
 def _tokens(batch: object) -> int:

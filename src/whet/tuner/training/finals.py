@@ -13,7 +13,7 @@ from whet.comparison.stopping import Fixed
 from whet.comparison.variant import in_words
 from whet.measure.quiet import Patience
 from whet.recipe import Step
-from whet.training.loss_proof import LossPair, LossProof, is_over, judge
+from whet.training.loss_proof import TRAINING_LOSS, LossPair, LossProof, is_over, judge
 from whet.training.technique import Exactness
 from whet.tuner.records import TrialRecord
 from whet.tuner.training.context import TrainingContext
@@ -105,7 +105,7 @@ def prove_losses(
     seed = 0
     while proof is None or not is_over(proof):
         seed += 1
-        old, new = (_loss_run(context, chosen, seed, num_steps, left_s()) for chosen in ((), steps))
+        (old, _), (new, why) = (_loss_run(context, chosen, seed, num_steps, left_s()) for chosen in ((), steps))
         if old is None or (new is None and left_s() <= 0):
             break
         pairs.append(
@@ -118,16 +118,28 @@ def prove_losses(
                 begin=old.begin,
             )
         )
-        proof = judge(pairs, allowed=allowed, higher_is_better=context.facts.higher_is_better)
+        proof = judge(
+            pairs,
+            allowed=allowed,
+            higher_is_better=context.facts.higher_is_better,
+            score=context.facts.evaluation or TRAINING_LOSS,
+        )
+        if old.failure:
+            doubt = f"the original itself diverges with seed {seed}: {old.failure}"
+            return proof.model_copy(update={"is_same": None, "doubt": doubt})
+        if why := why or (new.failure if new is not None else ""):
+            return proof.model_copy(update={"is_same": False, "failure": f"{why} (seed {seed})"})
         report(len(pairs))
     return proof
 
 
 def _loss_run(
     context: TrainingContext, steps: tuple[Step, ...], seed: int, num_steps: int, left_s: float
-) -> LossRun | None:
+) -> tuple[LossRun | None, str]:
+    """Return what a run of so many steps scored, or why its process failed."""
     if left_s <= 0:
-        return None
+        return None, ""
     request = LossRequest(target=context.target, steps=steps, seed=seed, num_steps=num_steps)
     folder: Path = context.directory / f"loss-{seed}-{len(steps)}"
-    return context.run(train_for_loss, request, folder, min(left_s, _LIMIT_S)).answer(LossRun)
+    outcome = context.run(train_for_loss, request, folder, min(left_s, _LIMIT_S))
+    return outcome.answer(LossRun), "" if outcome.failure is None else in_words(outcome.failure)

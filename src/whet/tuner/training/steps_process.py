@@ -4,8 +4,9 @@ from pydantic import BaseModel, ConfigDict
 
 from whet.comparison.child import run_alone
 from whet.comparison.run import Run
-from whet.measure.memory import peak_rss_bytes
+from whet.measure.memory import peak_rss_bytes, reset_peak_rss
 from whet.recipe import Step
+from whet.training.divergence import divergence
 from whet.tuner.training.opening import PreparedTrainer, open_training
 from whet.workload.measurables import TrainingSteps
 
@@ -28,8 +29,11 @@ class StepsRequest(BaseModel):
 
 def time_steps(request: StepsRequest) -> Run:
     """Train from the seed, and time the steps after the first ones. The peak is what the training adds."""
+    reset_peak_rss()  # what imports needed for a moment is no part of the training
     before = peak_rss_bytes()
     workload = open_training(request.target)
     trainer = PreparedTrainer(workload, request.steps).trainer
     run = run_alone(TrainingSteps(workload, trainer), request.timing_s)
+    if why := divergence([float(loss) for loss in trainer.losses]):
+        return Run(failure=why)
     return run.model_copy(update={"peak_bytes": max(0, run.peak_bytes - before)})

@@ -14,11 +14,14 @@ from torch import Tensor
 from whet.comparison.child import run_alone
 from whet.comparison.run import Run
 from whet.machine import describe
+from whet.machine.power import EnergyMeter
 from whet.measure.malloc import give_back
 from whet.measure.memory import cuda_peak_bytes, peak_rss_bytes, reset_peak_rss
 from whet.recipe import Step
 from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
+from whet.training.compile_time import compile_s
+from whet.training.divergence import FAR, divergence
 from whet.training.memory import StepMemory, step_memory
 from whet.training.parts import Parts
 from whet.training.technique import Exactness
@@ -41,13 +44,15 @@ class TrainingTrial(BaseModel):
         known: The target.
         steps: The recipe; empty for the original.
         timing_s: Seconds of timing.
+        most_loss: The size of a loss beyond which the run diverges.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
 
     known: KnownTraining
     steps: tuple[Step, ...] = ()
     timing_s: float = 2.0
+    most_loss: float = math.inf
 
 
 class TrainingMeasured(BaseModel):
@@ -56,14 +61,24 @@ class TrainingMeasured(BaseModel):
     Attributes:
         outcome: Whether the training is the same, with the evidence.
         run: Its times; None where it was refused or rejected.
+        largest_loss: The largest size of a loss in any of its steps.
     """
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
 
     outcome: TrialOutcome
     run: Run | None = None
+    largest_loss: float = math.inf
+
+    @property
+    def most_loss(self) -> float:
+        """Return the size of a loss that tells, in another variant's run, that it diverges."""
+        return FAR * self.largest_loss
 
 
 def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     """Apply a recipe, prove that it trains as the original does, and time its steps."""
+    reset_peak_rss()  # what imports needed for a moment is no part of the training
     before = peak_rss_bytes()
     workload = open_training(request.known.target)
     parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
@@ -73,6 +88,7 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     began = time.perf_counter()
     dropped = _gradients_with_dropout(workload, request.steps)
     prepared = PreparedTrainer(workload, request.steps)
+    applied_s = time.perf_counter() - began
     proof = _gradients(workload, prepared.trainer, exactness, request.known)
     if not proof.is_same:
         return _rejected(proof.words, TrainingEvidence(gradients=proof), prepared.notes)
@@ -85,13 +101,17 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
         return _rejected(why, TrainingEvidence(gradients=proof, updates=updates), prepared.notes)
     first_s = time.perf_counter() - began
     memory = _memory(prepared.trainer, before)
-    run = run_alone(TrainingSteps(workload, prepared.trainer), request.timing_s)
+    run, joules = _timed(workload, prepared.trainer, request.timing_s)
     losses = [float(loss) for loss in prepared.trainer.losses]
-    wrong = next((number for number, loss in enumerate(losses, 1) if not math.isfinite(loss)), None)
-    if wrong is not None:
-        outcome = TrialOutcome(status="failed", reason=f"the loss of step {wrong} is {losses[wrong - 1]}")
-        return TrainingMeasured(outcome=outcome)
-    evidence = TrainingEvidence(gradients=proof, updates=updates, memory=memory)
+    if why := divergence(losses, request.most_loss):
+        return TrainingMeasured(outcome=TrialOutcome(status="failed", reason=why, notes=prepared.notes))
+    evidence = TrainingEvidence(
+        gradients=proof,
+        updates=updates,
+        memory=memory,
+        set_up_s=applied_s + compile_s(),
+        joules_per_step=joules,
+    )
     outcome = TrialOutcome(
         status="done",
         notes=prepared.notes,
@@ -101,7 +121,24 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
         busy=run.busy,
         training=evidence,
     )
-    return TrainingMeasured(outcome=outcome, run=run)
+    run = run.model_copy(
+        update={"peak_bytes": memory.peak_bytes}
+    )  # above what the process held before, as in the finals
+    return TrainingMeasured(outcome=outcome, run=run, largest_loss=max(map(abs, losses)))
+
+
+def _timed(workload: TrainingWorkload, trainer: Trainer, timing_s: float) -> tuple[Run, float | None]:
+    """Time the next steps, and return the joules of each of them, None without a counter.
+
+    The run's calls are numbered from the training's first step on, so that they compare with those of any other run.
+    """
+    meter, num_before = EnergyMeter(), len(trainer.losses)
+    if meter.is_available:
+        meter.start()
+    run = run_alone(TrainingSteps(workload, trainer), timing_s)
+    total_j = meter.stop().total_j
+    run = run.model_copy(update={"calls_s": {number + num_before: s for number, s in run.calls_s.items()}})
+    return run, None if total_j is None else total_j / max(1, len(trainer.losses) - num_before)
 
 
 def exactness_of(steps: Sequence[Step]) -> Exactness:
@@ -184,6 +221,7 @@ class LossRun(BaseModel):
         held_out: The held-out score at the end, and in the middle; without one, the mean loss of the last steps.
         middle: The same in the middle of the run.
         begin: The same before the first step, or in the first one.
+        failure: At which step the loss was no number any more; "" where it stayed one.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
@@ -191,6 +229,7 @@ class LossRun(BaseModel):
     held_out: float
     middle: float
     begin: float
+    failure: str = ""
 
 
 def train_for_loss(request: LossRequest) -> LossRun:
@@ -208,6 +247,7 @@ def train_for_loss(request: LossRequest) -> LossRun:
         held_out=_score(workload, trainer),
         middle=middle,
         begin=float(trainer.losses[0]) if begin is None else begin,
+        failure=divergence([float(loss) for loss in trainer.losses]),
     )
 
 

@@ -5,7 +5,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from whet.comparison.claim import Claim, Verdict
@@ -18,6 +18,7 @@ from whet.measure.isolate import FailureKind
 from whet.measure.quiet import Patience
 from whet.measure.stats import noise_floor
 from whet.recipe import FILE as RECIPE
+from whet.training.loss_proof import TRAINING_LOSS
 from whet.training.technique import Exactness
 from whet.tuner.budget import Budget, BudgetEnded, Runner
 from whet.tuner.goal import Goal, ranked
@@ -27,7 +28,7 @@ from whet.tuner.records import TrialRecord
 from whet.tuner.result import FILE, MeasuredVariant, Result
 from whet.tuner.search import SearchTime, search_space
 from whet.tuner.study import Study, default_storage
-from whet.tuner.training.context import TrainingContext, record_of
+from whet.tuner.training.context import Neighbours, TrainingContext, record_of
 from whet.tuner.training.examination import TrainingRequest, examine_training
 from whet.tuner.training.facts import TrainingFacts
 from whet.tuner.training.finals import (
@@ -38,6 +39,8 @@ from whet.tuner.training.finals import (
     needs_losses,
     prove_losses,
 )
+from whet.tuner.training.report import write_training_report
+from whet.tuner.training.soundness import out_of_memory
 from whet.tuner.training.trial import TrainingMeasured, exactness_of
 from whet.tuner.training.words import gain_sentence, no_gain_sentence
 from whet.tuner.verdict import untried
@@ -106,7 +109,9 @@ def tune_training(
         plan.directory.mkdir(parents=True, exist_ok=True)
         title = f"whet training {name} {plan.goal.objective} {facts.model} {facts.loop} {facts.fingerprint}"
         study = Study.open(plan.storage or default_storage(plan.directory), title, must_exist=plan.resume)
-        records = _searched(context, study, plan.goal, budget, original, listener, patience)
+        context = replace(context, most_loss=original.most_loss)
+        originals = Neighbours(context, original.run)
+        records = _searched(context, study, plan.goal, budget, originals, listener, patience)
         result = _concluded(context, plan.goal, budget, original, records, listener, patience)
     result.target, result.out, result.started_at = name, str(plan.directory), began.isoformat(timespec="seconds")
     result.budget_s, result.seconds, result.command = plan.budget_s, budget.elapsed_s, command
@@ -126,6 +131,8 @@ def _examined(run: Runner, address: str, plan: TrainingPlan, scratch: Path, pati
     if outcome.failure is not None:
         if outcome.failure.kind is FailureKind.TIMEOUT:
             raise ModelError(f"to build and examine the training {outcome.failure.message}")
+        if outcome.failure.kind is FailureKind.MEMORY:
+            raise out_of_memory(scratch, outcome.failure)
         raise outcome.failure.as_error()
     facts = outcome.answer(TrainingFacts)
     assert facts is not None
@@ -137,7 +144,7 @@ def _searched(
     study: Study,
     goal: Goal,
     budget: Budget,
-    original: TrainingMeasured,
+    originals: Neighbours,
     listener: Listener,
     patience: Patience,
 ) -> list[TrialRecord]:
@@ -151,7 +158,7 @@ def _searched(
         study,
         goal,
         limit,
-        lambda number, recipe, left_s: record_of(context, goal, original, number, recipe, left_s),
+        lambda number, recipe, left_s: record_of(context, goal, originals, number, recipe, left_s),
         patience=patience,
         report=listener.tried,
     )
@@ -193,7 +200,7 @@ def _concluded(
         verdict=word,  # type: ignore[arg-type]
         sentence=sentence,
         busy=patience.sentence if word == "inconclusive" and patience.cause else "",
-        quality_name=facts.evaluation or "training loss",
+        quality_name=facts.evaluation or TRAINING_LOSS,
         higher_is_better=facts.higher_is_better,
         baseline=baseline,
         compile_only=None if compile_only is None else _screened(facts, compile_only),
@@ -203,6 +210,7 @@ def _concluded(
         refused=list(facts.refused),
         untried=untried(goal, context.space, records),
         diagnosis=facts.diagnosis,
+        profile=facts.profile,
         machine=facts.machine.facts(),
         fingerprint=facts.fingerprint,
         limits=asdict(facts.limits),
@@ -361,6 +369,7 @@ def _verdict(
 
 
 def _write(result: Result, directory: Path) -> None:
-    """Write the recipe and, last, the result."""
+    """Write the recipe, the report and, last, the result."""
     recipe_of(result).write(directory / RECIPE)
+    write_training_report(result, directory / "report.html")
     write_whole(directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")

@@ -20,16 +20,22 @@ def gain_sentence(goal: Goal, facts: TrainingFacts, baseline: MeasuredVariant, b
 
 
 def proof_of(point: MeasuredVariant) -> str:
-    """Return what is known about a recipe's gradients, updates and losses."""
-    evidence = point.training
-    told = []
+    """Return what is known about a recipe's gradients, updates and losses, in one sentence."""
+    told = "; ".join(words for name, words in proofs_of(point) if name != "data")
+    return f"{told[:1].upper()}{told[1:]}." if told else ""
+
+
+def proofs_of(point: MeasuredVariant) -> list[tuple[str, str]]:
+    """Return what is known of a recipe's gradients, updates, data and losses: a name and words for each."""
+    evidence, told = point.training, []
     if evidence is not None and evidence.gradients is not None:
-        told.append(evidence.gradients.words)
-    if evidence is not None and evidence.updates is not None:
-        told.append(evidence.updates.words)
+        told.append(("gradients", evidence.gradients.words))
+        updates = "another optimiser: its updates are other ones, and the loss alone can tell"
+        told.append(("updates", evidence.updates.words if evidence.updates is not None else updates))
+        told.append(("data", "the first batches of a pass are the original's"))
     if point.losses is not None:
-        told.append(point.losses.words)
-    return "; ".join(told).capitalize() + "." if told else ""
+        told.append((point.losses.score, point.losses.words))
+    return told
 
 
 def no_gain_sentence(facts: TrainingFacts, records: Sequence[TrialRecord]) -> str:

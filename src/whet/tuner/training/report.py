@@ -1,0 +1,223 @@
+"""Write report.html of a training: one page that opens offline, in the style of the report of a model's calls."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from whet import look
+from whet.files import write_whole
+from whet.recipe import FILE as RECIPE
+from whet.training.memory import PARTS
+from whet.tuner import figures, plots
+from whet.tuner.figures import DASH
+from whet.tuner.headline import headline
+from whet.tuner.key_figures import Tile, compile_tile, record_of, speed_tile
+from whet.tuner.records import TrialRecord
+from whet.tuner.report import (
+    TONES,
+    VERDICTS,
+    counts,
+    day,
+    environment,
+    figure_of,
+    in_order,
+    limit_rows,
+    machine_rows,
+    recipe_text,
+    spread,
+)
+from whet.tuner.result import MeasuredVariant, Result
+from whet.tuner.training.loss_chart import loss_chart
+from whet.tuner.training.words import proofs_of
+from whet.tuner.verdict import noise_in_words
+
+_STYLES = (Path(__file__).parents[1] / "report.css", Path(__file__).parent / "report.css")
+_COLOURS = {"data": 1, "products": 0, "attention": 5, "loss": 4, "other operators": 3, "optimiser": 2}  # --c0 to --c6
+_TEMPLATE = "training/report.html.j2"
+
+
+def write_training_report(result: Result, path: Path) -> None:
+    """Write the page, whole or not at all.
+
+    Raises:
+        OutputError: The file cannot be written.
+    """
+    write_whole(path, render(result, recipe_text(result, path.parent)))
+
+
+def render(result: Result, toml: str) -> str:
+    """Return the page as text. `toml` is the recipe as it lies on disk."""
+    trials = in_order(result.trials)
+    points = figures.final_points(result)
+    every_layer = result.diagnosis.layers if result.diagnosis else []
+    page = environment()
+    page.filters |= {"joules": _joules, "memory_parts": _memory_cells}
+    return page.get_template(_TEMPLATE).render(
+        r=result,
+        css=Markup(look.style("\n".join(path.read_text(encoding="utf-8") for path in _STYLES))),
+        verdict_word=VERDICTS[result.verdict],
+        tone=TONES[result.verdict],
+        said=headline(result),
+        day=day(result.started_at),
+        noise=noise_in_words(result.baseline),
+        tiles=_tiles(result),
+        points=points,
+        proofs=_proofs(result),
+        memory=_memory(points),
+        memory_names=tuple(PARTS.values()),
+        shares=_shares(result),
+        layers=(main := plots.main_layers(result)),
+        layers_ms=(layers_ms := sum(layer.time_ms for layer in every_layer)),
+        other_layers={
+            "count": len(every_layer) - len(main),
+            "time_ms": layers_ms - sum(layer.time_ms for layer in main),
+        },
+        any_energy=any(_joules(point) != DASH for point in points) or any(_joules(trial) != DASH for trial in trials),
+        compile_steps=result.compile_only.steps if result.compile_only else None,
+        finalist_steps={point.steps for point in result.finalists},
+        winner_notes=list(record.notes) if (record := record_of(result, result.best)) else [],
+        trials=trials,
+        trial_counts=counts(trials),
+        limits=limit_rows(result),
+        machine=machine_rows(result),
+        plots={
+            "time_memory": figure_of("Time and memory of a step", plots.time_memory, result),
+            "predicted": figure_of("Predicted against measured", plots.predicted_measured, result),
+        },
+        recipe_path=shlex.quote(str(result.directory / RECIPE)),
+        recipe_literal=repr(str(result.directory / RECIPE)),
+        toml=toml,
+        spread=spread(points),
+    )
+
+
+def _tiles(result: Result) -> list[Tile]:
+    """Return the key figures: speed, a step, memory, the proof, the set-up, and the gain over torch.compile alone."""
+    tiles = [
+        speed_tile(result),
+        _step_tile(result),
+        _memory_tile(result),
+        _proof_tile(result),
+        _set_up_tile(result),
+        compile_tile(result),
+    ]
+    return sorted(tiles, key=lambda tile: not tile.main)
+
+
+def _step_tile(result: Result) -> Tile:
+    best, baseline = result.best, result.baseline
+    before, rates = figures.duration(baseline.latency_ms), figures.digits(baseline.throughput_per_s)
+    energy = "" if _joules(best) == DASH else f"; {_joules(best)} of energy"
+    if not best.steps:
+        return Tile("Time of a step", before, f"{rates} {result.unit}/s{energy}; the original stays")
+    after = figures.duration(best.latency_ms, like=baseline.latency_ms)
+    rates += f" → {figures.digits(best.throughput_per_s)} {result.unit}/s"
+    return Tile("Time of a step", figures.from_to(before, after), rates + energy)
+
+
+def _memory_tile(result: Result) -> Tile:
+    best, baseline, title = result.best, result.baseline, "Peak memory of the training"
+    main = result.objective == "memory"
+    before = figures.num_bytes(baseline.peak_bytes or None)
+    if not best.steps or not best.peak_bytes or not baseline.peak_bytes:
+        return Tile(title, before, "above what the process held before", main)
+    after = figures.num_bytes(best.peak_bytes, like=baseline.peak_bytes)
+    low, high = sorted((baseline.peak_bytes, best.peak_bytes))
+    word = "less" if best.peak_bytes < baseline.peak_bytes else "more"
+    detail = "the same" if low == high else f"{figures.ratio(high / low)} {word}"
+    return Tile(title, figures.from_to(before, after), detail, main, "good" if best.is_smaller else "")
+
+
+def _proof_tile(result: Result) -> Tile:
+    best = result.best
+    if best.losses is not None:
+        proof = best.losses
+        value = f"{round(proof.drop, 4) + 0.0:+.2%}".replace("-", "−")
+        detail = f"worse at most {figures.percent(proof.most)}, allowed {figures.percent(proof.allowed)}; "
+        return Tile(figures.capital(proof.score), value, f"{detail}{len(proof.pairs)} pairs of runs", tone="good")
+    if best.steps and best.training is not None and best.training.gradients is not None:
+        found = best.training.gradients
+        detail = f"relative error {found.error:.1e} against float64; the original’s own is {found.original_error:.1e}"
+        return Tile("Gradients", "the same", detail, tone="good")
+    return Tile("The same training", DASH, "the original stays")
+
+
+def _set_up_tile(result: Result) -> Tile:
+    evidence = result.best.training
+    if not result.best.steps or evidence is None or evidence.set_up_s is None:
+        return Tile("Set-up, once", DASH, "nothing is compiled")
+    gained_s = (result.baseline.latency_ms - result.best.latency_ms) / 1e3
+    value = figures.duration(evidence.set_up_s * 1e3)
+    if gained_s <= 0 or evidence.set_up_s < gained_s:
+        return Tile("Set-up, once", value, "techniques and compilation; part of no step")
+    steps = f"{evidence.set_up_s / gained_s:,.0f}"
+    return Tile("Set-up, once", value, f"techniques and compilation; made good after {steps} steps")
+
+
+def _proofs(result: Result) -> list[dict[str, Any]]:
+    """Return what is known of each recipe that was compared: facts in words, and the pairs of runs as a chart."""
+    return [
+        {
+            "steps": point.steps,
+            "facts": proofs_of(point),
+            "chart": _chart(result, point),
+        }
+        for point in figures.final_points(result)
+        if point.steps and proofs_of(point)
+    ]
+
+
+def _chart(result: Result, point: MeasuredVariant) -> Markup | None:
+    """Return the pairs of runs of a point as a chart; None where there are none."""
+    if point.losses is None or not point.losses.pairs:
+        return None
+    return Markup(loss_chart(point.losses, higher_is_better=result.higher_is_better))  # it escapes the text it draws
+
+
+def _memory(points: list[MeasuredVariant]) -> list[dict[str, Any]]:
+    """Return a row of the chart of memory for each point, all on one scale."""
+    known = [(point.steps, point.training.memory) for point in points if point.training and point.training.memory]
+    most = max((memory.peak_bytes for _, memory in known), default=0) or 1
+    return [
+        {
+            "steps": steps,
+            "total": memory.peak_bytes,
+            "width": f"{100 * memory.peak_bytes / most:.2f}",
+            "parts": [
+                {"name": name, "bytes": value, "width": f"{100 * value / (sum(memory.parts.values()) or 1):.2f}"}
+                for name, value in memory.parts.items()
+            ],
+        }
+        for steps, memory in known
+    ]
+
+
+def _memory_cells(trial: TrialRecord) -> list[tuple[str, int | None]]:
+    """Return the parts of a trial's memory, None each where it was not measured."""
+    memory = trial.training.memory if trial.training is not None else None
+    return list(memory.parts.items()) if memory is not None else [(name, None) for name in PARTS.values()]
+
+
+def _shares(result: Result) -> list[dict[str, Any]]:
+    """Return the parts of the original's step, in the order of the loop."""
+    shares = result.diagnosis.shares if result.diagnosis else {}
+    total = sum(shares.values()) or 1.0
+    seconds = dict(result.profile.parts.values()) if result.profile is not None else {}
+    return [
+        {
+            "name": name,
+            "colour": _COLOURS.get(name, 0),
+            "value": value,
+            "width": f"{100 * value / total:.2f}",
+            "ms": seconds[name] * 1e3 if name in seconds else None,
+        }
+        for name, value in shares.items()
+    ]
+
+
+def _joules(one: MeasuredVariant | TrialRecord) -> str:
+    """Return the energy of a step with its unit; a dash where no counter could be read."""
+    energy = one.training.joules_per_step if one.training is not None else None
+    return DASH if energy is None else f"{figures.digits(energy)} J"
