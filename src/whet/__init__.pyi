@@ -35,6 +35,7 @@ from .target_profiler.training import profile_step as profile_step
 from .techniques.catalogue import describe_technique as describe_technique
 from .techniques.catalogue import list_techniques as list_techniques
 from .techniques.prepare import prepare as prepare
+from .techniques.prepare_trainer import prepare_trainer as prepare_trainer
 from .trace_profiler.profile_trace import profile_trace as profile_trace
 from .tuner.apply import apply as apply
 from .tuner.apply import apply_recipe as apply_recipe

@@ -11,6 +11,7 @@ Source          PyTorch documentation, torch.optim.AdamW, "fused".
 from dataclasses import dataclass
 
 import torch
+from torch.optim import Optimizer
 
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
@@ -33,7 +34,7 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     if type(optimizer) not in _FUSED:
         return NotApplicable(f"{type(optimizer).__name__} has no fused kernel")
     if all(group.get("fused") for group in optimizer.param_groups):
-        return NotApplicable("the optimiser is fused already")
+        return NotApplicable("the optimiser is fused already", is_so=True)
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return NotApplicable("the optimiser's step is differentiated")
     if not all(p.is_floating_point() for group in optimizer.param_groups for p in group["params"]):
@@ -48,7 +49,12 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
 
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with the same optimiser, which is fused from its next step on."""
-    optimizer = parts.optimizer
+    _fuse(parts.optimizer)
+    parts.optimizer.register_load_state_dict_post_hook(_fuse)  # a checkpoint brings its own settings
+    return parts
+
+
+def _fuse(optimizer: Optimizer) -> None:
     optimizer.defaults.update(fused=True, foreach=False)
     for group in optimizer.param_groups:
         group.update(fused=True, foreach=False)
@@ -56,7 +62,6 @@ def apply(parts: Parts, options: Options) -> Parts:
         if isinstance(step := state.get("step"), torch.Tensor):
             state["step"] = step.to(device=p.device, dtype=torch.float32)
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-    return parts
 
 
 TECHNIQUE = TrainingTechnique(
