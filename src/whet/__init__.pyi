@@ -47,6 +47,7 @@ from .workload import Quality as Quality
 from .workload import StreamWorkload as StreamWorkload
 from .workload import TrainingWorkload as TrainingWorkload
 from .workload import Workload as Workload
+from .workload.micro_batches import micro_batches as micro_batches
 
 __version__: str
 __all__: list[str]

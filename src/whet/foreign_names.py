@@ -44,7 +44,7 @@ PATCHED: dict[str, str] = {
             "wait_tensor",
         )
     },
-    "torch.autograd.backward": "the backward pass is timed; fix_trials/child.py reads the loss there",
+    "torch.autograd.backward": "the backward pass is timed; fix_trials/child.py, micro_batches.py: the loss",
     "torch.autograd.grad": "the backward pass is timed",
     "torch.nn.Module.zero_grad": "time of the optimiser",
     "torch.nn.Module.__call__": "the forward pass is timed, where every module is watched",
@@ -56,6 +56,20 @@ PATCHED: dict[str, str] = {
     "torch.amp.GradScaler.scale": "fix_trials/child.py reads the scale of the loss",
     "torch.utils.data.DataLoader.__iter__": "time of the data",
     "torch.utils.data.dataloader._BaseDataLoaderIter.__next__": "time of the data",
+    # workload/micro_batches.py watches these while a part of a batch is computed.
+    **{
+        f"torch.nn.functional.{name}": "over how many targets a loss is a mean"
+        for name in (
+            "cross_entropy",
+            "nll_loss",
+            "mse_loss",
+            "l1_loss",
+            "smooth_l1_loss",
+            "huber_loss",
+            "binary_cross_entropy",
+            "binary_cross_entropy_with_logits",
+        )
+    },
     # Another file changes this one.
     "torch._inductor.constant_folding._dont_constant_fold": "artefact/inductor.py keeps packed weights packed",
 }
@@ -71,6 +85,7 @@ PRIVATE: dict[str, str] = {
     "torch._C._dispatch_has_kernel_for_dispatch_key": "kernels/register.py: whether a library implements an operator",
     "torch._dynamo.reset": "measure/effects.py: forget what was compiled for an examination",
     "torch._dynamo.utils.counters": "artefact/in_process.py: graphs and graph breaks",
+    "torch._foreach_mul_": "workload/micro_batches.py: one factor for many gradients",
     "torch._inductor.aoti_compile_and_package": "artefact/inductor.py: PyTorch's documented way to a package",
     "torch._inductor.config.get_config_copy": "artefact/inductor.py: which settings there are",
     "torch._inductor.config.patch": "artefact/inductor.py: settings for one compilation",

@@ -54,6 +54,11 @@ def _why_not(trainer: Any, recipe: Recipe) -> str:
         return "the Trainer makes its model anew in train() (model_init); give it a model"
     if getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False):
         return "the Trainer shards its model in train(), where whet cannot change it; train without FSDP and DeepSpeed"
+    if any(step.technique == "accumulation" for step in recipe):
+        return (
+            "this Trainer splits batches itself: leave accumulation out of the recipe, divide "
+            "per_device_train_batch_size by its num_parts, and multiply gradient_accumulation_steps by it"
+        )
     early = [s.technique for s in recipe if s.technique in TRAINING_TABLE and TRAINING_TABLE[s.technique].updates_early]
     needs_all = args.gradient_accumulation_steps > 1 or (args.max_grad_norm or 0) > 0 or args.fp16
     if early and needs_all:

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from whet.errors import RecipeError
 
 OPTIMIZER = "optimizer"  # the group of techniques that choose the algorithm
+GRADIENTS = "gradients"  # the group of those that decide when gradients are summed and used
 
 # What each algorithm keeps for a parameter. A checkpoint with anything else is another algorithm's.
 _STATES = {

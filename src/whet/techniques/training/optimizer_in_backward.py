@@ -20,12 +20,10 @@ from whet.errors import RecipeError
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.gradients import are_kept
-from whet.training.optimizers import OPTIMIZER
+from whet.training.optimizers import GRADIENTS, OPTIMIZER
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
-
-GRADIENTS = "gradients"
 
 
 @dataclass(frozen=True, kw_only=True)
