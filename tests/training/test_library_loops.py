@@ -61,6 +61,21 @@ def test_a_rounded_recipe_in_each_loop(name: str, tmp_path: Path) -> None:
     assert ran.rates == alone.rates
 
 
+@pytest.mark.parametrize("name", ["plain", "accelerate", "fabric"])
+def test_parts_of_a_batch_in_the_users_own_loop(name: str, tmp_path: Path) -> None:
+    alone = quietly(LOOPS[name], None, tmp_path / "alone")
+    ran = quietly(LOOPS[name], recipe_of(*EXACT, "accumulation"), tmp_path / "whet")
+    assert ran.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert ran.rates == alone.rates
+
+
+def test_trainers_that_own_the_loop_refuse_parts(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="the loop computes whole ones"):
+        quietly(LOOPS["lightning"], recipe_of("accumulation"), tmp_path / "lightning")
+    with pytest.raises(RecipeError, match="multiply gradient_accumulation_steps by it"):
+        quietly(LOOPS["transformers"], recipe_of("accumulation"), tmp_path / "transformers")
+
+
 def parts() -> tuple[nn.Module, torch.optim.Optimizer, list[Any]]:
     workload = tiny_workload(clip_norm=None)
     return workload.model, workload.optimizer(workload.model.parameters()), list(workload.batches)
