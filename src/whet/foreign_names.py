@@ -44,7 +44,7 @@ PATCHED: dict[str, str] = {
             "wait_tensor",
         )
     },
-    "torch.autograd.backward": "the backward pass is timed; fix_trials/child.py, micro_batches.py: the loss",
+    "torch.autograd.backward": "the backward pass is timed; fix_trials/child.py and training techniques: the loss",
     "torch.autograd.grad": "the backward pass is timed",
     "torch.nn.Module.zero_grad": "time of the optimiser",
     "torch.nn.Module.__call__": "the forward pass is timed, where every module is watched",
@@ -83,6 +83,8 @@ PRIVATE: dict[str, str] = {
     "torch._C._dispatch_key_for_device": "kernels/register.py: under which key an implementation is registered",
     "torch._C._dispatch_has_kernel": "artefact/operators.py: whether an operator is registered",
     "torch._C._dispatch_has_kernel_for_dispatch_key": "kernels/register.py: whether a library implements an operator",
+    "torch._amp_foreach_non_finite_check_and_unscale_": "training/loss_scale.py: as GradScaler does",
+    "torch._amp_update_scale_": "training/loss_scale.py: GradScaler's rule",
     "torch._dynamo.reset": "measure/effects.py: forget what was compiled for an examination",
     "torch._dynamo.utils.counters": "artefact/in_process.py: graphs and graph breaks",
     "torch._foreach_mul_": "workload/micro_batches.py: one factor for many gradients",

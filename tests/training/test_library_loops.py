@@ -13,8 +13,9 @@ from torch import nn
 
 import whet
 from whet.errors import OptionError, RecipeError
-from whet.machine import describe
+from whet.machine import Machine, describe
 from whet.recipe import Recipe, Step
+from whet.training.loss_scale import loss_scale_of
 
 EXACT = ("chunked_loss", "checkpointing", "fused_optimizer")
 ROUNDED = (*EXACT, "autocast")
@@ -58,6 +59,22 @@ def test_a_rounded_recipe_in_each_loop(name: str, tmp_path: Path) -> None:
     ran = quietly(LOOPS[name], recipe_of(*ROUNDED), tmp_path / "whet")
     assert ran.losses == pytest.approx(alone.losses, rel=1e-2)
     assert ran.losses != alone.losses, "autocast had no effect"
+    assert ran.rates == alone.rates
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_float16_in_each_loop(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of four steps overflows: it is skipped, and the schedule steps all the same."""
+    monkeypatch.setattr(Machine, "computes_float16", lambda *_: True)
+    alone = quietly(LOOPS[name], None, tmp_path / "alone")
+    options = {"init_scale": 2.0**20, "backoff_factor": 2.0**-8}
+    steps = (Step(technique="checkpointing"), Step(technique="autocast_fp16", options=options))
+    ran = quietly(LOOPS[name], Recipe(kind="training", steps=steps), tmp_path / "whet")
+    scale = loss_scale_of(ran.model)
+    assert scale is not None
+    assert scale.num_skipped == 1
+    assert float(scale.scale) == 2.0**12
+    assert ran.losses == pytest.approx(alone.losses, rel=2e-2)
     assert ran.rates == alone.rates
 
 

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from whet.errors import RecipeError
 from whet.machine import describe
 from whet.recipe import Recipe, Step
+from whet.technique import named
 from whet.techniques.training import TRAINING_TABLE
 from whet.training.applied import applied, unfit
 from whet.training.optimizers import guard_state
@@ -61,6 +62,7 @@ def prepare(
     steps = _still_to_apply(parts, read.steps)
     if not steps:
         return parts
+    _check_groups(read.steps)
     machine = describe()
     done = []
     for step, verdict in unfit(parts, steps, TRAINING_TABLE, machine):
@@ -94,6 +96,20 @@ def _still_to_apply(parts: Parts, steps: Sequence[Step]) -> list[Step]:
             "backward; make the model anew for another optimiser"
         )
     return kept if has_model or has_optimizer else list(steps)
+
+
+def _check_groups(steps: Sequence[Step]) -> None:
+    """Check that no two techniques of a recipe exclude each other.
+
+    Raises:
+        RecipeError: Two of them do.
+    """
+    claimed: dict[str, str] = {}
+    for step in steps:
+        name = step.technique
+        for group in named(step, TRAINING_TABLE).groups:
+            if claimed.setdefault(group, name) != name:
+                raise RecipeError(f"{claimed[group]} and {name} exclude each other; leave one out of the recipe")
 
 
 def _changes_optimizer(step: Step) -> bool:

@@ -11,6 +11,7 @@ from whet.errors import RecipeError
 
 OPTIMIZER = "optimizer"  # the group of techniques that choose the algorithm
 GRADIENTS = "gradients"  # the group of those that decide when gradients are summed and used
+EARLY = "early"  # the group of those that cannot wait until all gradients are known to be finite, and that must
 
 # What each algorithm keeps for a parameter. A checkpoint with anything else is another algorithm's.
 _STATES = {

@@ -220,7 +220,7 @@ class _Part:
 
     def losses_of(self, name: str, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Compute a loss of torch.nn.functional, and take note of how many targets it is a mean of."""
-        given = inspect.signature(original).bind(*args, **kwargs)
+        given = _SIGNATURES[name].bind(*args, **kwargs)
         given.apply_defaults()
         values = given.arguments
         count, is_sum = _count(name, values, self._num_samples), values["reduction"] == "sum"
@@ -271,17 +271,17 @@ def _check_graph(roots: Sequence[Any], losses: Sequence[Any], parameters: Sequen
     Raises:
         RecipeError: There are other terms, or other parameters, whose gradients would be wrong.
     """
-    if any(hasattr(node, "variable") for node in _reached(roots, losses)):
+    if any(hasattr(node, "variable") for node in graph_nodes(roots, losses)):
         raise RecipeError(
             "the loss has terms beside those of torch.nn.functional, and whet cannot see how they depend on the "
             f"batch; {_OMIT}"
         )
     known = {id(p) for p in parameters}
-    if any(hasattr(node, "variable") and id(node.variable) not in known for node in _reached(losses, ())):
+    if any(hasattr(node, "variable") and id(node.variable) not in known for node in graph_nodes(losses, ())):
         raise RecipeError(f"backward reaches tensors that are neither the model's nor the optimiser's; {_OMIT}")
 
 
-def _reached(roots: Sequence[Any], ends: Sequence[Any]) -> Iterator[Any]:
+def graph_nodes(roots: Sequence[Any], ends: Sequence[Any]) -> Iterator[Any]:
     """Yield the nodes of a graph, from its roots to some of its nodes, which are not passed."""
     todo, seen = list(roots), {None, *ends}
     while todo:
@@ -337,6 +337,7 @@ def _watching(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compiler.disable(loss)  # type: ignore[no-any-return]
 
 
+_SIGNATURES = {name: inspect.signature(getattr(F, name)) for name in _LOSSES}
 _WATCHED = {name: _watching(name, getattr(F, name)) for name in _LOSSES}
 
 

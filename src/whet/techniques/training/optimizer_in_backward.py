@@ -20,7 +20,7 @@ from whet.errors import RecipeError
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.gradients import are_kept
-from whet.training.optimizers import GRADIENTS, OPTIMIZER
+from whet.training.optimizers import EARLY, GRADIENTS, OPTIMIZER
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
@@ -112,7 +112,7 @@ TECHNIQUE = TrainingTechnique(
     check=check,
     predict=predict,
     apply=apply,
-    groups=frozenset({GRADIENTS, OPTIMIZER}),
+    groups=frozenset({EARLY, GRADIENTS, OPTIMIZER}),
     saves_memory=True,
     updates_early=True,
 )
