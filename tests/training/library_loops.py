@@ -122,7 +122,7 @@ def with_fabric(recipe: Recipe | None, directory: Path, begin: int, end: int) ->
             loss = loss_of(model, part)
             fabric.backward(loss)
             losses.append(loss.detach())
-        fabric.clip_gradients(model, optimizer, max_norm=1.0)
+        fabric.clip_gradients(model, optimizer, max_norm=1.0, error_if_nonfinite=False)
         ran.note(parts.whole(losses), optimizer)
         optimizer.step()
         schedule.step()
