@@ -56,20 +56,6 @@ PATCHED: dict[str, str] = {
     "torch.amp.GradScaler.scale": "fix_trials/child.py reads the scale of the loss",
     "torch.utils.data.DataLoader.__iter__": "time of the data",
     "torch.utils.data.dataloader._BaseDataLoaderIter.__next__": "time of the data",
-    # workload/micro_batches.py watches these while a part of a batch is computed.
-    **{
-        f"torch.nn.functional.{name}": "over how many targets a loss is a mean"
-        for name in (
-            "cross_entropy",
-            "nll_loss",
-            "mse_loss",
-            "l1_loss",
-            "smooth_l1_loss",
-            "huber_loss",
-            "binary_cross_entropy",
-            "binary_cross_entropy_with_logits",
-        )
-    },
     # Another file changes this one.
     "torch._inductor.constant_folding._dont_constant_fold": "artefact/inductor.py keeps packed weights packed",
 }

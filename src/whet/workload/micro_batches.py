@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 
 from whet.errors import RecipeError
 
@@ -191,19 +192,16 @@ class _Part:
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
         """Watch what the loop does in the block."""
-        patched: list[tuple[Any, str, Any]] = [(F, name, _WATCHED[name]) for name in _LOSSES]
+        original = torch.autograd.backward
         if not self._plan.is_checked:
-            patched.append(
-                (torch.autograd, "backward", wraps(torch.autograd.backward)(self._checked(torch.autograd.backward)))
-            )
-        originals = [(owner, name, getattr(owner, name)) for owner, name, _ in patched]
+            torch.autograd.backward = wraps(original)(self._checked(original))
         _current.part = self
-        _set(patched)
         try:
-            yield
+            with _WATCHER:
+                yield
         finally:
             _current.part = None
-            _set(originals)
+            torch.autograd.backward = original
 
     def _checked(self, backward: Callable[..., None]) -> Callable[..., None]:
         """Return a backward that looks at the loss's graph first. Tensor.backward calls it."""
@@ -292,11 +290,6 @@ def graph_nodes(roots: Sequence[Any], ends: Sequence[Any]) -> Iterator[Any]:
             todo += [following for following, _ in node.next_functions]
 
 
-def _set(values: Sequence[tuple[Any, str, Any]]) -> None:
-    for owner, name, value in values:
-        setattr(owner, name, value)
-
-
 def _count(name: str, values: Mapping[str, Any], num_samples: int) -> float:
     """Return how many targets a loss is a mean of; 1 for a sum.
 
@@ -328,17 +321,24 @@ def _count(name: str, values: Mapping[str, Any], num_samples: int) -> float:
     return float(len(valid) if weight is None else weight[valid].sum())
 
 
-def _watching(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def loss(*args: Any, **kwargs: Any) -> Any:
-        part = getattr(_current, "part", None)  # None in other threads
-        return original(*args, **kwargs) if part is None else part.losses_of(name, original, args, kwargs)
+class _Watcher(TorchFunctionMode):
+    """Hand the losses of torch.nn.functional to the part that this thread computes."""
 
-    return torch.compiler.disable(loss)  # type: ignore[no-any-return]
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch, and watch it where it is a loss."""
+        kwargs = kwargs or {}
+        name = _NAMES.get(function)
+        return function(*args, **kwargs) if name is None else _watched_loss(name, function, args, kwargs)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _watched_loss(name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return _current.part.losses_of(name, function, args, kwargs)
 
 
 _SIGNATURES = {name: inspect.signature(getattr(F, name)) for name in _LOSSES}
-_WATCHED = {name: _watching(name, getattr(F, name)) for name in _LOSSES}
+_NAMES = {getattr(F, name): name for name in _LOSSES}
+_WATCHER = _Watcher()
 
 
 def _scale(parameters: Iterable[nn.Parameter], factor: float) -> None:
