@@ -136,7 +136,7 @@ REFUSED = {
     "scaled": (lambda y, t: F.mse_loss(y, t) * len(y), "multiplies the loss by 2"),
     "sum / n": (lambda y, t: F.mse_loss(y, t, reduction="sum") / len(y), "multiplies the loss by 0.5"),
     "more": (lambda y, t: F.mse_loss(y, t) + y.var(), "terms beside those of torch.nn.functional"),
-    "not used": (lambda y, t: (F.mse_loss(y, t), F.l1_loss(y, t))[0], "with every loss that it takes"),
+    "not used": (lambda y, t: (F.mse_loss(y, t), F.l1_loss(y, t))[0], "with every loss it takes"),
     "contrastive": (lambda y, t: F.cross_entropy(y @ t.T, torch.arange(len(y))), "as many classes as there are sam"),
     "two": (lambda y, t: F.cross_entropy(y, t.argmax(1)) + F.cross_entropy(y, (t > 0).long()[:, 0] * -100), "proport"),
     "mixed": (lambda y, t: F.mse_loss(y, t) + F.l1_loss(y, t, reduction="sum"), "proportional"),

@@ -2,8 +2,7 @@
 
 The losses of torch.nn.functional are watched while a part is computed, so that it is known over how many valid targets
 each one is a mean. The gradients are then those of the mean over the whole batch, not a mean of means. While the parts
-are computed, the gradients hold the sum so far, divided by the number of targets of the latest part; one factor at the
-end makes it a mean. So no second copy of the gradients is needed.
+are computed, the gradients hold the sum so far, divided by the targets of the latest part: no second copy is needed.
 """
 
 import contextlib
@@ -244,9 +243,7 @@ class _Part:
                 f"batch cannot be weighed; take one of {', '.join(_LOSSES)}, or {_OMIT}"
             )
         if len(self._factors) != len(self._losses) or not (self._plan.is_checked or self._num_checked == 1):
-            raise RecipeError(
-                f"the loop must call backward once for each part, with every loss that it takes, or {_OMIT}"
-            )
+            raise RecipeError(f"the loop must call backward once for each part, with every loss it takes, or {_OMIT}")
         if not self._counts[0][0]:  # no valid target: nothing is to be added, not even other terms
             _taken(self._plan.parameters)
             _given_back(self._held)
