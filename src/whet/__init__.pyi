@@ -35,6 +35,7 @@ from .target_profiler.training import profile_step as profile_step
 from .techniques.catalogue import describe_technique as describe_technique
 from .techniques.catalogue import list_techniques as list_techniques
 from .techniques.prepare import prepare as prepare
+from .techniques.prepare_trainer import prepare_trainer as prepare_trainer
 from .trace_profiler.profile_trace import profile_trace as profile_trace
 from .tuner.apply import apply as apply
 from .tuner.apply import apply_recipe as apply_recipe
@@ -48,6 +49,7 @@ from .workload import Quality as Quality
 from .workload import StreamWorkload as StreamWorkload
 from .workload import TrainingWorkload as TrainingWorkload
 from .workload import Workload as Workload
+from .workload.micro_batches import micro_batches as micro_batches
 
 __version__: str
 __all__: list[str]

@@ -52,9 +52,11 @@ class NotApplicable:
 
     Attributes:
         reason: Why, as a text for the user.
+        is_so: Whether what the technique would do is done already, so that leaving it out changes nothing.
     """
 
     reason: str
+    is_so: bool = False
 
 
 Applicability = Applies | NotApplicable

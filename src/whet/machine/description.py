@@ -20,6 +20,9 @@ from whet.measure.cores import allowed_cores
 BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16", "arm_bf16"})
 """Instruction sets that multiply bfloat16 natively. Without one of them it is emulated."""
 
+FLOAT16 = frozenset({"avx512_fp16", "amx_fp16"})
+"""Instruction sets that multiply float16 natively."""
+
 _AMPERE = (8, 0)  # compute capability of the first CUDA chips with bfloat16 in hardware
 
 
@@ -54,6 +57,10 @@ class Machine:
         if device_type != "cuda":
             return not BFLOAT16.isdisjoint(self.isa)
         return bool(self.gpus) and (self.gpus[0].capability or (0, 0)) >= _AMPERE
+
+    def computes_float16(self, device_type: str = "cpu") -> bool:
+        """Return whether a device of this kind multiplies float16 natively, as every GPU does."""
+        return bool(self.gpus) if device_type == "cuda" else not FLOAT16.isdisjoint(self.isa)
 
     def facts(self) -> dict[str, Any]:
         """Return the facts as files hold them, by name. The GPUs are in them as `gpu`."""

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,23 @@ from torch.optim import Optimizer
 
 from whet.errors import RecipeError
 from whet.machine import describe
-from whet.recipe import Recipe
+from whet.recipe import Recipe, Step
+from whet.technique import named
 from whet.techniques.training import TRAINING_TABLE
-from whet.training.applied import applied, refusals
+from whet.training.applied import applied, unfit
+from whet.training.optimizers import guard_state
 from whet.training.parts import Parts
+from whet.training.prepared import current, is_prepared, remember
+from whet.training.technique import TrainingStage
 
 _LOG = logging.getLogger("whet")
+_WRAPPERS = {  # modules of classes that wrap a model or an optimiser, and the call that does
+    "accelerate.optimizer": "accelerator.prepare(...)",
+    "lightning.fabric.wrappers": "fabric.setup(...)",
+    "lightning_fabric.wrappers": "fabric.setup(...)",
+    "lightning.pytorch.core.optimizer": "the Trainer does, in configure_optimizers",
+    "pytorch_lightning.core.optimizer": "the Trainer does, in configure_optimizers",
+}
 
 
 def prepare(
@@ -28,7 +39,8 @@ def prepare(
 
     The model stays the object that it was, with its class, its parameters and their names, so that checkpoints load
     before and after, with and without whet. The optimiser stays the same object too, unless the recipe names another
-    algorithm. Call this after the model is on its device and the optimiser is made, before the first step.
+    algorithm. Call this after the model is on its device and the optimiser is made, before the first step and before
+    another library wraps them. A second call with the same recipe changes nothing.
 
     Args:
         model: The model, on its device.
@@ -40,14 +52,88 @@ def prepare(
         The model, the optimiser and the loader, to be unpacked.
 
     Raises:
-        RecipeError: The recipe is damaged, is not for training, or a technique of it does not apply here.
+        RecipeError: The recipe is damaged, is not for training, or a technique of it does not apply here; or another
+            recipe has changed these parts.
     """
     read = recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe))
     read = read.checked_for("training")
-    parts = Parts(model, optimizer, loader)
+    _check_unwrapped(model, optimizer)
+    parts = current(Parts(model, optimizer, loader))
+    steps = _still_to_apply(parts, read.steps)
+    if not steps:
+        return parts
+    _check_groups(read.steps)
     machine = describe()
-    for step, reason in refusals(parts, read.steps, TRAINING_TABLE, machine):
-        raise RecipeError(f"{step.technique} does not apply here: {reason}; leave it out of the recipe")
+    done = []
+    for step, verdict in unfit(parts, steps, TRAINING_TABLE, machine):
+        if not verdict.is_so:
+            raise RecipeError(f"{step.technique} does not apply here: {verdict.reason}; leave it out of the recipe")
+        _LOG.info("%s: %s", step.technique, verdict.reason)
+        done.append(step)
     if read.fingerprint and read.fingerprint != machine.fingerprint:
         _LOG.warning("the recipe was proved on another machine: its speed here is not known")
-    return applied(parts, read.steps, TRAINING_TABLE)
+    made = applied(parts, [step for step in steps if step not in done], TRAINING_TABLE)
+    guard_state(made.optimizer)
+    remember(parts, made, read.steps)
+    return made
+
+
+def _still_to_apply(parts: Parts, steps: Sequence[Step]) -> list[Step]:
+    """Return the steps that have not changed these parts yet.
+
+    Raises:
+        RecipeError: Another recipe has changed them, or an earlier optimiser still updates the model.
+    """
+    has_model, has_optimizer = is_prepared(parts, steps)
+    if has_model and has_optimizer:
+        _LOG.info("the model and the optimiser are prepared with this recipe already")
+        return []
+    kept = [step for step in steps if _changes_optimizer(step) != has_optimizer] if has_model or has_optimizer else []
+    early = [step for step in kept if has_model and TRAINING_TABLE[step.technique].updates_early]
+    if early:
+        raise RecipeError(
+            f"the model is prepared with {early[0].technique} already, so that its first optimiser still updates it in "
+            "backward; make the model anew for another optimiser"
+        )
+    return kept if has_model or has_optimizer else list(steps)
+
+
+def _check_groups(steps: Sequence[Step]) -> None:
+    """Check that no two techniques of a recipe exclude each other.
+
+    Raises:
+        RecipeError: Two of them do.
+    """
+    claimed: dict[str, str] = {}
+    for step in steps:
+        name = step.technique
+        for group in named(step, TRAINING_TABLE).groups:
+            if claimed.setdefault(group, name) != name:
+                raise RecipeError(f"{claimed[group]} and {name} exclude each other; leave one out of the recipe")
+
+
+def _changes_optimizer(step: Step) -> bool:
+    return step.technique in TRAINING_TABLE and TRAINING_TABLE[step.technique].stage is TrainingStage.OPTIMIZER
+
+
+def _check_unwrapped(model: nn.Module, optimizer: Optimizer) -> None:
+    """Check that whet sees the loop's own model and optimiser, and that the model has a forward to change.
+
+    Raises:
+        RecipeError: Another library has wrapped one of them, or the model has no forward.
+    """
+    for part in (model, optimizer):
+        if call := _WRAPPERS.get(type(part).__module__):
+            raise RecipeError(f"{type(part).__name__} is a wrapper already; call whet.prepare before {call}")
+    for kind in type(model).__mro__:
+        if "forward" in vars(kind):
+            if kind is nn.Module or _is_lightning_module(kind):
+                raise RecipeError(
+                    f"{type(model).__name__} has no forward that could be changed; give whet.prepare the network that "
+                    "its training_step calls, such as self.model"
+                )
+            return
+
+
+def _is_lightning_module(kind: type) -> bool:
+    return kind.__name__ == "LightningModule" and "lightning" in kind.__module__

@@ -17,12 +17,23 @@ def refusals(
     Raises:
         RecipeError: The table has no such technique, or a technique no such option.
     """
+    return [(step, verdict.reason) for step, verdict in unfit(parts, steps, table, machine)]
+
+
+def unfit(
+    parts: Parts, steps: Sequence[Step], table: Mapping[str, TrainingTechnique], machine: Machine
+) -> list[tuple[Step, NotApplicable]]:
+    """Return the steps that do not apply to these parts on this machine, with what their techniques say.
+
+    Raises:
+        RecipeError: The table has no such technique, or a technique no such option.
+    """
     found = []
     for step in steps:
         technique = named(step, table)
         verdict = technique.check(parts, machine, options_of(step, technique.options, technique.space))
         if isinstance(verdict, NotApplicable):
-            found.append((step, verdict.reason))
+            found.append((step, verdict))
     return found
 
 

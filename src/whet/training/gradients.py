@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from whet.training.technique import Exactness
+from whet.workload.micro_batches import micro_batches
 from whet.workload.training import Loss, seed_everything
 
 NUM_BATCHES = 3
@@ -82,7 +83,8 @@ def gradients_of(
         for i, batch in enumerate(batches):
             model.zero_grad(set_to_none=True)
             seed_everything(seed)
-            loss(model, batch).backward()
+            for part in micro_batches(model, batch):
+                loss(model, part).backward()
             for name, p in model.named_parameters():
                 if p.grad is not None:
                     found[f"{i}.{name}"] = _sample(p.grad)

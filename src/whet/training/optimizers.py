@@ -1,11 +1,28 @@
 """Put another optimiser in the place of a loop's own, so that schedules and the loop itself notice nothing else."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
+from whet.errors import RecipeError
+
 OPTIMIZER = "optimizer"  # the group of techniques that choose the algorithm
+GRADIENTS = "gradients"  # the group of those that decide when gradients are summed and used
+EARLY = "early"  # the group of those that cannot wait until all gradients are known to be finite, and that must
+
+# What each algorithm keeps for a parameter. A checkpoint with anything else is another algorithm's.
+_STATES = {
+    "Adam": {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
+    "AdamW": {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
+    "AdamW8bit": {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
+    "Adafactor": {"step", "row_var", "col_var", "variance"},
+    "SGD": {"momentum_buffer"},
+    "Adagrad": {"step", "sum"},
+}
+_LEAST_NARROW = 4096  # numbers of a parameter from which on torchao keeps moments in 8 bits
 
 
 def updates_one_by_one(optimizer: Optimizer) -> str:
@@ -50,5 +67,59 @@ def replaced(
     for mine, theirs in zip(groups, made.param_groups, strict=True):
         mine.update(theirs)
     made.param_groups = groups
+    made.register_load_state_dict_post_hook(partial(_keep_groups, groups))
     optimizer._opt_called = True  # type: ignore[attr-defined]  # a schedule that was made for it would warn at each step
     return made
+
+
+def _keep_groups(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
+    """Put loaded settings into the groups that a schedule holds. torch puts new groups in their place."""
+    for mine, loaded in zip(groups, optimizer.param_groups, strict=True):
+        for name, value in loaded.items():
+            if isinstance(mine.get(name), Tensor):
+                mine[name].fill_(float(value))
+            else:
+                mine[name] = value
+    optimizer.param_groups = groups
+
+
+def guard_state(optimizer: Optimizer) -> None:
+    """Have an optimiser refuse the checkpoint of another algorithm, which torch would load without a word."""
+    if type(optimizer).__name__ in _STATES:
+        optimizer.register_load_state_dict_pre_hook(_check_state)
+
+
+def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
+    """Check that a state is of the optimiser's algorithm.
+
+    Raises:
+        RecipeError: It is another algorithm's.
+    """
+    name = type(optimizer).__name__
+    settings = {key for group in saved["param_groups"] for key in group}
+    missing = optimizer.defaults.keys() - settings - {"foreach", "fused", "maximize", "capturable", "differentiable"}
+    found = {key for state in saved["state"].values() for key in state}
+    other = sorted(found - _STATES[name]) or sorted(missing)
+    if other:
+        told = f"it {'holds' if found - _STATES[name] else 'lacks'} {', '.join(other)}"
+    elif not _has_own_widths(optimizer, saved["state"]):
+        told = "its moments are kept in another number of bits"
+    else:
+        return
+    raise RecipeError(
+        f"this checkpoint is of another optimiser than {name}: {told}; load one that the same recipe wrote, or "
+        "train without the recipe's optimiser"
+    )
+
+
+def _has_own_widths(optimizer: Optimizer, states: dict[Any, dict[str, Any]]) -> bool:
+    """Return whether the saved moments are as wide as the optimiser's: torchao's classes, or plain tensors."""
+    moments = [state["exp_avg"] for state in states.values() if "exp_avg" in state]
+    if type(optimizer).__name__ != "AdamW8bit":
+        return not any(_is_narrow(x) for x in moments)
+    size = optimizer.block_size  # type: ignore[attr-defined]
+    return all(_is_narrow(x) for x in moments if x.numel() >= _LEAST_NARROW and x.numel() % size == 0)
+
+
+def _is_narrow(moment: Tensor) -> bool:
+    return type(getattr(moment, "_local_tensor", moment)).__module__.startswith("torchao")

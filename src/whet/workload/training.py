@@ -16,6 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from whet.errors import TargetError, type_name
 from whet.measure.clock import synchronize
+from whet.workload.micro_batches import micro_batches
+from whet.workload.micro_batches import num_samples_of as num_samples_of
 from whet.workload.quality import Quality
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -165,14 +167,6 @@ def kept_generators() -> Iterator[None]:
         _set_states(before)
 
 
-def num_samples_of(batch: Any) -> int:
-    """Return the first dimension of the first tensor in a batch; 1 where there is none."""
-    if isinstance(batch, Tensor):
-        return int(batch.shape[0]) if batch.dim() else 1
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
-    return next((num_samples_of(part) for part in parts if isinstance(part, Tensor | Mapping | tuple | list)), 1)
-
-
 Change = Callable[[nn.Module, Optimizer, Iterable[Any]], Iterable[Any]]
 """Take the model, the optimiser and the batches of a loop, and return what takes their places, in this order."""
 
@@ -264,12 +258,16 @@ class Trainer:
         self.optimizer.zero_grad()
         total: Tensor | None = None
         for batch in batches:
-            loss = self._loss(batch)
-            if len(batches) > 1:
-                loss = loss / len(batches)
-            loss.backward()
-            # The loss is copied, since the next step may write into its memory, as a CUDA graph does.
-            total = loss.detach().clone() if total is None else total + loss.detach()
+            parts = micro_batches(self.model, batch, factor=1 / len(batches))
+            losses = []
+            for part in parts:
+                loss = self._loss(part)
+                if len(batches) > 1:
+                    loss = loss / len(batches)
+                loss.backward()
+                # The loss is copied, since the next step may write into its memory, as a CUDA graph does.
+                losses.append(loss.detach().clone())
+            total = parts.whole(losses) if total is None else total + parts.whole(losses)
         if updates:
             self.update()
         assert total is not None

@@ -31,7 +31,7 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     if not layers:
         return NotApplicable("the model has no convolutions over images")
     if all(layer.weight.is_contiguous(memory_format=torch.channels_last) for layer in layers if layer.in_channels > 1):
-        return NotApplicable("the weights have their channels last already")
+        return NotApplicable("the weights have their channels last already", is_so=True)
     return Applies(f"{len(layers)} convolutions")
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
@@ -51,7 +52,7 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     if options.kind == "foreach" and not (is_torchs and "foreach" in optimizer.defaults):
         return NotApplicable(f"{name} has no implementation over all parameters")
     if all(group.get(options.kind) for group in optimizer.param_groups):
-        return NotApplicable(f"the optimiser is {options.kind} already")
+        return NotApplicable(f"the optimiser is {options.kind} already", is_so=True)
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return NotApplicable("the optimiser's step is differentiated")
     if not all(p.is_floating_point() for group in optimizer.param_groups for p in group["params"]):
@@ -66,11 +67,18 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
 
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with the same optimiser, which is fused from its next step on."""
-    optimizer = parts.optimizer
-    if options.kind == "foreach":
-        for group in (optimizer.defaults, *optimizer.param_groups):
-            group["foreach"] = True
-        return parts
+    use = _take_together if options.kind == "foreach" else _fuse
+    use(parts.optimizer)
+    parts.optimizer.register_load_state_dict_post_hook(use)  # a checkpoint brings its own settings
+    return parts
+
+
+def _take_together(optimizer: Optimizer) -> None:
+    for group in (optimizer.defaults, *optimizer.param_groups):
+        group["foreach"] = True
+
+
+def _fuse(optimizer: Optimizer) -> None:
     optimizer.defaults.update(fused=True, foreach=False)
     for group in optimizer.param_groups:
         group.update(fused=True, foreach=False)
@@ -78,7 +86,6 @@ def apply(parts: Parts, options: Options) -> Parts:
         if isinstance(step := state.get("step"), torch.Tensor):
             state["step"] = step.to(device=p.device, dtype=torch.float32)
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-    return parts
 
 
 TECHNIQUE = TrainingTechnique(

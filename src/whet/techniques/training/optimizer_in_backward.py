@@ -16,15 +16,14 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from whet.errors import RecipeError
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
 from whet.training.gradients import are_kept
-from whet.training.optimizers import OPTIMIZER, updates_one_by_one
+from whet.training.optimizers import EARLY, GRADIENTS, OPTIMIZER, updates_one_by_one
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
-
-GRADIENTS = "gradients"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,22 +48,40 @@ def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with an optimiser that steps in backward. The loop's own calls of it do nothing more."""
     optimizer = parts.optimizer
     update = optimizer.step
-    for group in optimizer.param_groups:
+    updated: set[nn.Parameter] = set()  # since the loop's last call of step
+    for number, group in enumerate(optimizer.param_groups):
         for p in group["params"]:
             if p.requires_grad:
-                p.register_post_accumulate_grad_hook(partial(_update, optimizer, update, group))
-    step = partial(_step, optimizer)
+                p.register_post_accumulate_grad_hook(partial(_update, optimizer, update, number, updated))
+    step = partial(_step, optimizer, updated)
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedules then take it as it is
     optimizer.step = step  # type: ignore[method-assign]
     return parts
 
 
-def _update(optimizer: Optimizer, update: Any, group: dict[str, Any], p: nn.Parameter) -> None:
-    """Update one parameter with the settings that its group has now."""
+def _update(optimizer: Optimizer, update: Any, number: int, updated: set[nn.Parameter], p: nn.Parameter) -> None:
+    """Update one parameter with the settings that its group has now.
+
+    Args:
+        optimizer: The optimiser.
+        update: Its step.
+        number: The index of the parameter's group. A checkpoint that is loaded replaces the groups themselves.
+        updated: The parameters that have been updated since the loop's last call of step.
+        p: The parameter.
+
+    Raises:
+        RecipeError: A second backward came before the loop's call of step.
+    """
     if are_kept():
         return
+    if p in updated:
+        raise RecipeError(
+            "the loop calls backward twice before optimizer.step(), so that its gradients add up, but "
+            "optimizer_in_backward has used the first ones already; leave it out of the recipe"
+        )
+    updated.add(p)
     groups = optimizer.param_groups
-    optimizer.param_groups = [{**group, "params": [p]}]
+    optimizer.param_groups = [{**groups[number], "params": [p]}]
     try:
         update()
     finally:
@@ -72,10 +89,15 @@ def _update(optimizer: Optimizer, update: Any, group: dict[str, Any], p: nn.Para
     p.grad = None
 
 
-def _step(optimizer: Optimizer, closure: Any = None) -> Any:
-    """Do nothing: backward has made the update. A schedule sees a step."""
+def _step(optimizer: Optimizer, updated: set[nn.Parameter], closure: Any = None) -> Any:
+    """Do nothing but allow the next backward: the last one has made the update. A schedule sees a step."""
+    updated.clear()
     optimizer._opt_called = True  # type: ignore[attr-defined]
-    return None if closure is None else closure()
+    if closure is None:
+        return None
+    loss = closure()
+    updated.clear()
+    return loss
 
 
 TECHNIQUE = TrainingTechnique(
@@ -89,7 +111,7 @@ TECHNIQUE = TrainingTechnique(
     predict=predict,
     apply=apply,
     keeps_dropout=True,
-    groups=frozenset({GRADIENTS, OPTIMIZER}),
+    groups=frozenset({EARLY, GRADIENTS, OPTIMIZER}),
     saves_memory=True,
     updates_early=True,
 )

@@ -42,7 +42,7 @@ def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
     if not 1 <= options.num_threads <= machine.cores:
         return NotApplicable(f"{options.num_threads} threads: this machine has {machine.cores} cores")
     if options.num_threads == torch.get_num_threads():
-        return NotApplicable(f"PyTorch uses {options.num_threads} threads already")
+        return NotApplicable(f"PyTorch uses {options.num_threads} threads already", is_so=True)
     return Applies(f"{options.num_threads} in place of {torch.get_num_threads()} threads")
 
 

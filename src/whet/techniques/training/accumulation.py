@@ -1,0 +1,92 @@
+"""Compute each batch in several parts, and sum their gradients: one optimiser step for the same batch.
+
+What            The batch of a step is split by samples. Forward and backward run for one part after the other, so that
+                the activations of one part are in memory at a time. The gradients are the whole batch's.
+When it helps   Activations take most of the memory: they shrink by the number of parts.
+When it hurts   Small parts use the processor less well. A CPU pays little, a GPU with small parts much.
+Numerics        The gradient of the mean over the whole batch's valid targets (ignore_index is respected), not a mean of
+                means; sums in another order: 1e-6 relative. Dropout draws other numbers for the same batch. Refused:
+                batch norms, losses that whet cannot weigh, and those that compare samples of a batch.
+Composes        With everything but optimizer_in_backward (group gradients).
+Source          PyTorch documentation, "Gradient accumulation"; transformers issue 34198 (a mean of means).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from whet.machine import Limits, Machine
+from whet.technique import Applicability, Applies, NotApplicable
+from whet.training.optimizers import GRADIENTS
+from whet.training.parts import Parts
+from whet.training.step_profile import StepProfile
+from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.workload.micro_batches import num_samples_of, split_batches
+
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Hold the options of accumulation.
+
+    Attributes:
+        num_parts: The number of parts of a batch.
+    """
+
+    num_parts: int = 2
+
+
+def check(parts: Parts, machine: Machine, options: Options) -> Applicability:
+    """Check that samples do not see each other, and that a batch has as many of them as parts, where that is known."""
+    if options.num_parts < 2:
+        return NotApplicable(f"{options.num_parts} parts; give 2 or more")
+    if any(isinstance(m, _NORMS) for m in parts.model.modules()):
+        return NotApplicable("batch norms compare the samples of a batch")
+    if (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    ):
+        return NotApplicable("several processes train the model, each of which sees its own targets alone")
+    size = _batch_size(parts.batches)
+    if size is not None and size < options.num_parts:
+        return NotApplicable(f"a batch has {size} samples, fewer than {options.num_parts} parts")
+    return Applies(f"each batch in {options.num_parts} parts")
+
+
+def _batch_size(batches: Any) -> int | None:
+    """Return the samples of a batch, where the loader says so; None where only iterating would tell."""
+    if isinstance(batches, list | tuple):
+        return num_samples_of(batches[0]) if batches else None
+    size = getattr(batches, "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
+    """Return 1.0: nothing becomes faster by it."""
+    return 1.0
+
+
+def apply(parts: Parts, options: Options) -> Parts:
+    """Return the parts of a loop whose batches whet.micro_batches splits."""
+    split_batches(parts.model, parts.optimizer, options.num_parts)
+    return parts
+
+
+TECHNIQUE = TrainingTechnique(
+    name="accumulation",
+    stage=TrainingStage.OPTIMIZER,
+    order=80,  # the optimiser that steps is known
+    card=__doc__,
+    options=Options,
+    exactness=Exactness.EXACT,
+    check=check,
+    predict=predict,
+    apply=apply,
+    space={"num_parts": (2, 4, 8)},
+    groups=frozenset({GRADIENTS}),
+    saves_memory=True,
+)
