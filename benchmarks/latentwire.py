@@ -56,7 +56,7 @@ def main() -> None:
     on_busy = OnBusy.GO_ON if args.print_only else OnBusy.WAIT
     with tempfile.TemporaryDirectory(prefix="whet-latentwire-") as scratch:
         folder = Path(scratch)
-        found = None if args.recipe else tuned(folder / "tuned", args.tune, on_busy)
+        found = {} if args.recipe else tuned(folder / "tuned", args.tune, on_busy)
         recipe = args.recipe.resolve() if args.recipe else folder / "tuned" / "recipe.toml"
         patience = Patience(on_busy, report=lambda text: print(text, file=sys.stderr) if text else None)
         patience.begin()
@@ -64,7 +64,11 @@ def main() -> None:
         rows = [row_of(name, claim) for name, claim in claims.items()]
         label = str(Recipe.read(recipe))
     show(rows, label)
-    failed = [f"{name}: {claim.failure or claim.busy}" for name, claim in claims.items() if claim.failure or claim.busy]
+    failed = [
+        f"{name}: {claim.failure or claim.busy or 'too few pairs'}"
+        for name, claim in claims.items()
+        if claim.failure or claim.busy or claim.ratio is None
+    ]
     if args.print_only:
         return
     if failed:
@@ -77,7 +81,9 @@ def main() -> None:
         "loss_goal": LOSS_GOAL,
         "recipe": label,
         "rows": rows,
-        "tuning": None if found is None else found,
+        "diagnosis": found.get("diagnosis", ""),
+        "losses": found.get("losses", ""),
+        "tuning": found,
     }
     write_whole(RESULT, json.dumps(report, indent=1) + "\n")
 
