@@ -1,8 +1,9 @@
 """Train an encoder that compresses a passage into eight soft tokens, from which a frozen decoder goes on writing.
 
-python train_tuned.py --steps 40 --recipe ../../../trained/recipe.toml
+python train_tuned.py --steps 40 --recipe trained/recipe.toml
 
-This is train.py over a loader, with a recipe of `whet tune` applied: the lines that name whet, model or recipe are new.
+This is train.py over a loader, with a recipe of `whet tune` applied. The lines that name whet, model, batches
+or recipe are new.
 """
 
 import argparse
