@@ -50,6 +50,7 @@ def main() -> None:
         "audit_speed": _audit_speed,
         "limits": _limits,
         "operators": _operators,
+        "latentwire": _latentwire,
         "gpu": _gpu,
     }
     parts = {}
@@ -268,6 +269,26 @@ def _gate(report: dict[str, Any]) -> str:
         f"| {case['median_seconds']:.0f} | {case['scatter']:.1%} | {case['min_5_percent']:.0%} "
         f"| {case['mann_whitney']:.0%} | {case['single_scatter']:.1%} |"
         for case in report["cases"]
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _latentwire(report: dict[str, Any]) -> str:
+    lines = [
+        "## A slow training code base: audited, then tuned",
+        "",
+        *_where(report),
+        "",
+        f"Steps of examples/latentwire; whet's goal is {report['goal']:g}x over the slow script at the same loss. "
+        f"The recipe: {report['recipe']}. {report['diagnosis']} {report['losses']}".strip(),
+        "",
+        "| what | before | after | times as fast (95%) | training loss |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['what']} | {row['old_ms']:.0f} ms | {row['new_ms']:.0f} ms "
+        f"| **{row['ratio']:.2f}x** ({row['ci95'][0]:.2f}–{row['ci95'][1]:.2f}) | {row['loss']} |"
+        for row in report["rows"]
     ]
     return "\n".join([*lines, ""])
 

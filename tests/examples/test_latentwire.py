@@ -9,6 +9,12 @@ import pytest
 from whet.auditor.collect import SourceFile
 from whet.auditor.engine import inspect_files
 from whet.auditor.fixing import apply_fixes
+from whet.recipe import Recipe, Step
+from whet.training import gradients
+from whet.training.technique import Exactness
+from whet.tuner.training.opening import first_batches
+from whet.workload import TrainingWorkload
+from whet.workloads.target import resolve_any
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "latentwire"
 PLANTED = {
@@ -47,24 +53,55 @@ def test_fast_is_slow_with_the_fixes_that_paid() -> None:
         assert apply_fixes(file.text, fixes).source == fast[file.path]
 
 
-RUN_BOTH = """
+RUN_ALL = """
 import runpy, sys
 from pathlib import Path
-example, own = Path(sys.argv[1]), sys.path[1:]
-for folder, samples, batches in (("slow", "1", "4"), ("fast", "4", "1")):
+example, recipe, own = Path(sys.argv[1]), sys.argv[2], sys.path[1:]
+runs = [("slow", "train", "1", "4"), ("fast", "train", "4", "1"), ("fast", "train_tuned", "4", "1")]
+for folder, script, samples, batches in runs:
     sys.path = [str(example / folder), *own]
     sys.argv = ["train.py", "--print_every", "1", "--steps", "3", "--num_held_out", "2"]
     sys.argv += ["--batch_size", samples, "--grad_accum", batches]
-    runpy.run_path(str(example / folder / "train.py"), run_name="__main__")
+    sys.argv += ["--recipe", recipe] if script == "train_tuned" else []
+    runpy.run_path(str(example / folder / f"{script}.py"), run_name="__main__")
     for name in ("data", "losses", "models"):
         assert Path(sys.modules.pop(name).__file__).parent == example / folder
 """
 
 
-def test_both_train_alike() -> None:
-    """Three optimiser steps of four samples each, at the same printed losses."""
+def test_all_train_alike(tmp_path: Path) -> None:
+    """Three optimiser steps of four samples each, at the same printed losses, the last ones with an exact recipe."""
     pytest.importorskip("transformers")
-    done = subprocess.run([sys.executable, "-c", RUN_BOTH, str(EXAMPLE)], capture_output=True, text=True, check=True)
+    recipe = tmp_path / "recipe.toml"
+    Recipe(kind="training", steps=(Step(technique="chunked_loss"), Step(technique="fused_optimizer"))).write(recipe)
+    command = [sys.executable, "-c", RUN_ALL, str(EXAMPLE), str(recipe)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     printed = [line for line in done.stdout.splitlines() if line.startswith("step")]
-    assert len(printed) == 6
-    assert printed[:3] == printed[3:]
+    assert len(printed) == 9
+    assert printed[:3] == printed[3:6] == printed[6:]
+
+
+def test_only_the_loader_and_whet_are_new_in_the_tuned_loop() -> None:
+    """Every line of train_tuned.py that train.py lacks names a batch, the prepared model, the recipe or whet."""
+    old = set((EXAMPLE / "fast" / "train.py").read_text(encoding="utf-8").splitlines())
+    new = (EXAMPLE / "fast" / "train_tuned.py").read_text(encoding="utf-8").partition('"""\n\n')[2].splitlines()
+    added = [line for line in new if line not in old]
+    assert sum(line == "import whet" or "whet." in line for line in added) == 2
+    assert all(any(word in line for word in ("whet", "model", "Batches", "batches", "recipe")) for line in added)
+
+
+def test_the_workload_can_be_held_against_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The frozen decoder is part of the model, so that a copy in float64 is one throughout."""
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    workload = resolve_any(f"{EXAMPLE / 'fast' / 'workload.py'}:workload")
+    for name in ("workload", "data", "losses", "models"):
+        del sys.modules[name]
+    assert isinstance(workload, TrainingWorkload)
+    (batch,) = first_batches(workload, 1)
+    few = [tuple(part[:2] for part in batch)]
+    original = gradients.gradients_of(workload.model, workload.loss, few, seed=0)
+    reference = gradients.reference_gradients(workload.model, workload.loss, few, seed=0)
+    assert original
+    assert not any("decoder" in name for name in original)
+    assert gradients.judged(original, original, reference, Exactness.EXACT).error < 1e-4

@@ -1,8 +1,9 @@
 """Build a training run of a causal language model: `hf:DIR?train=FILE&batch=8&seq=256`.
 
-The text of a file is split into tokens once and cut into windows. The last tenth of them is held out.
+The text of a file is split into tokens once and cut into windows. Every tenth window is held out.
 """
 
+import inspect
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import parse_qsl
@@ -11,13 +12,16 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor, nn
 
-from whet.errors import MissingExtra, TargetError
+from whet.errors import MissingExtra, TargetError, foreign
 from whet.workload import Predict, Quality, TrainingWorkload
 from whet.workloads.huggingface import check_directory, load_model
 from whet.workloads.shuffled import Shuffled
 
+_TOKENIZER = "tokenizer.json"
 _HELD_OUT = 10  # one window of so many is held out
 _LEAST_WINDOWS = 20
+_DEFAULT_TOKENS = 256  # of a window
+_NUM_TRIED = 8  # tokens that show whether a model is causal
 _MOST_SCORED = 64  # held-out windows
 
 
@@ -27,7 +31,7 @@ class TrainingOptions(BaseModel):
     Attributes:
         train: A text file in UTF-8.
         batch: Windows in each batch.
-        seq: Tokens in each window.
+        seq: Tokens in each window; None for 256, or for fewer where the model takes fewer.
         lr: The learning rate of AdamW.
     """
 
@@ -35,8 +39,35 @@ class TrainingOptions(BaseModel):
 
     train: Path
     batch: Annotated[int, Field(ge=1, le=65536)] = 8
-    seq: Annotated[int, Field(ge=2)] = 256
+    seq: Annotated[int, Field(ge=2)] | None = None
     lr: Annotated[float, Field(gt=0)] = 5e-5
+
+
+def check(directory_and_options: str) -> tuple[Path, TrainingOptions]:
+    """Return the directory and the options of `DIR?train=FILE&...`. Nothing is loaded.
+
+    Raises:
+        TargetError: The directory, its tokenizer, the text file or an option is wrong.
+    """
+    name, _, query = directory_and_options.partition("?")
+    options = _parse(query)
+    if not name:
+        raise TargetError("hf: lacks a directory: hf:DIR")
+    directory = Path(name).expanduser()
+    check_directory(directory)
+    if not (directory / _TOKENIZER).is_file():
+        raise TargetError(
+            f"{directory} has no {_TOKENIZER}, which splits the text into tokens: save the model's tokenizer there "
+            "with AutoTokenizer.from_pretrained(...).save_pretrained(DIR)"
+        )
+    file = options.train.expanduser()
+    if not file.is_file():
+        raise TargetError(
+            f"--train takes a text file; {options.train} {'is none' if file.exists() else 'is not there'}"
+        )
+    if not file.stat().st_size:
+        raise TargetError(f"{options.train} is empty; give a file with text to train on")
+    return directory, options
 
 
 def build(directory_and_options: str) -> TrainingWorkload:
@@ -46,17 +77,10 @@ def build(directory_and_options: str) -> TrainingWorkload:
         TargetError: The directory, the file or an option is wrong, or the model is no causal language model.
         MissingExtra: transformers or tokenizers is not installed.
     """
-    name, _, query = directory_and_options.partition("?")
-    options = _parse(query)
-    directory = Path(name).expanduser()
-    check_directory(directory)
-    model = load_model(directory)
-    if "labels" not in model.forward.__code__.co_varnames:
-        raise TargetError(f"{type(model).__name__} takes no labels: whet trains causal language models by itself")
-    limit = getattr(model.config, "max_position_embeddings", None)
-    if isinstance(limit, int) and options.seq > limit:
-        raise TargetError(f"seq={options.seq} is more than the {limit} tokens that this model takes")
-    windows_BT = _windows(directory, options)
+    directory, options = check(directory_and_options)
+    model: Any = load_model(directory)
+    _check_causal(model)
+    windows_BT = _windows(directory, options, _num_tokens(model, options), model.config.get_text_config().vocab_size)
     held_out = torch.arange(len(windows_BT)) % _HELD_OUT == _HELD_OUT - 1
     train_BT, test_BT = windows_BT[~held_out], windows_BT[held_out][:_MOST_SCORED]
 
@@ -80,8 +104,43 @@ def _loss(model: nn.Module, ids_BT: Tensor) -> Tensor:
     return loss
 
 
-def _windows(directory: Path, options: TrainingOptions) -> Tensor:
-    """Return the file's tokens in windows, int64 [N, seq]."""
+def _check_causal(model: Any) -> None:
+    """Raise TargetError where a model does not predict each token from those before it."""
+    from transformers.models.auto import modeling_auto  # loading the model has imported it already
+
+    name = type(model).__name__
+    with_labels = "labels" in inspect.signature(model.forward).parameters
+    if name not in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values() or not with_labels:
+        raise TargetError(
+            f"{name} is no causal language model, and whet trains no other from a text file; write a function that "
+            "returns a whet.TrainingWorkload and name it as FILE.py:FUNCTION"
+        )
+    ids_BT = torch.arange(_NUM_TRIED)[None] % model.config.get_text_config().vocab_size
+    other_BT = ids_BT.clone()
+    other_BT[0, -1] = 0
+    with torch.no_grad():
+        before, after = (model(input_ids=ids).logits[:, :-1].float() for ids in (ids_BT, other_BT))
+    if not torch.allclose(before, after, rtol=0, atol=1e-5 * float(before.abs().max())):
+        raise TargetError(
+            f"{name} sees the tokens that it is to predict: it is no causal language model as its config.json "
+            "describes it (is_decoder of BERT and its kin)"
+        )
+
+
+def _num_tokens(model: Any, options: TrainingOptions) -> int:
+    """Return the tokens of a window."""
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit < 1:
+        return options.seq or _DEFAULT_TOKENS
+    if options.seq is not None and options.seq > limit:
+        raise TargetError(
+            f"seq={options.seq} is more than the {limit} tokens that this model takes; give a smaller seq"
+        )
+    return options.seq or min(_DEFAULT_TOKENS, limit)
+
+
+def _windows(directory: Path, options: TrainingOptions, num_tokens: int, vocab_size: int) -> Tensor:
+    """Return the file's tokens in windows, int64 [N, num_tokens]."""
     try:
         text = options.train.expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -90,17 +149,24 @@ def _windows(directory: Path, options: TrainingOptions) -> Tensor:
         import tokenizers
     except ImportError as error:
         raise MissingExtra("tokenizers", "examples", "training on a text file") from error
-    file = directory / "tokenizer.json"
-    if not file.is_file():
-        raise TargetError(f"{directory} has no tokenizer.json, which splits the text into tokens")
-    ids: list[int] = tokenizers.Tokenizer.from_file(str(file)).encode(text, add_special_tokens=False).ids
-    num_windows = len(ids) // options.seq
-    if num_windows < max(_LEAST_WINDOWS, 2 * options.batch):
+    with foreign(TargetError, f"{directory / _TOKENIZER} cannot be read"):
+        tokenizer = tokenizers.Tokenizer.from_file(str(directory / _TOKENIZER))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    if ids and max(ids) >= vocab_size:
         raise TargetError(
-            f"{options.train} has {len(ids)} tokens, which is {num_windows} windows of {options.seq}: give a longer "
-            "file, or a smaller seq or batch"
+            f"the tokenizer in {directory} makes token {max(ids)}, and the model knows {vocab_size} tokens: they do "
+            "not belong together; save the model's own tokenizer there"
         )
-    return torch.tensor(ids[: num_windows * options.seq]).view(num_windows, options.seq)
+    num_windows = len(ids) // num_tokens
+    least = max(_LEAST_WINDOWS, 2 * options.batch)
+    if num_windows < least:
+        raise TargetError(
+            f"{options.train} has {len(ids)} tokens, which is {num_windows} windows of {num_tokens}; {least} are "
+            "needed: give a longer file, or a smaller seq or batch"
+        )
+    return torch.tensor(ids[: num_windows * num_tokens]).view(num_windows, num_tokens)
 
 
 def _parse(query: str) -> TrainingOptions:

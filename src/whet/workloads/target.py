@@ -75,7 +75,9 @@ def check_name(target: str) -> None:
         _check_extra(address)
         return
     if address.startswith("hf:"):
-        if directory := address.removeprefix("hf:"):
+        if is_training(target):
+            huggingface_training.check(split_device(target)[0].removeprefix("hf:"))
+        elif directory := address.removeprefix("hf:"):
             huggingface.check_directory(Path(directory).expanduser())
         return
     place, colon, _ = target.rpartition(":")
