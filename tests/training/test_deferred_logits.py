@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from whet.training import chunked_cross_entropy
 from whet.training.chunked_cross_entropy import chunked_cross_entropy as chunked
@@ -112,6 +113,31 @@ def test_chunks_are_long_and_even() -> None:
     assert rows(1025, (128_000, 2048), torch.bfloat16) == 513
     assert rows(7, (1000, 64), torch.float32) == 7
     assert rows(0, (1000, 64), torch.float32) == 1
+
+
+class LargestLogits(TorchDispatchMode):
+    """Note the most rows of any tensor whose rows are as long as the vocabulary."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.dim() > 1 and made.shape[-1] == 500:
+            self.most = max(self.most, made.numel() // 500)
+        return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_whole_logits_are_never_in_memory(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked_cross_entropy, "_CHUNK_BYTES", 16 * 500 * dtype.itemsize)
+    x, weight = torch.randn(64, 7, requires_grad=True), torch.randn(500, 7, requires_grad=True)
+    for logits, most in (
+        (DeferredLogits(x, weight, None, torch.float32, dtype), 16),
+        (F.linear(x, weight), 64),  # what is noted is what torch would make
+    ):
+        with LargestLogits() as largest:
+            F.cross_entropy(logits, torch.arange(64)).backward()
+        assert largest.most == most
 
 
 def test_gradients_are_handed_over_and_made_again_for_a_second_backward() -> None:

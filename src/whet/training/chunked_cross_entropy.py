@@ -119,7 +119,8 @@ def _add_product(dw_VD: Tensor, gradient_CV: Tensor, x_CD: Tensor, *, is_first: 
         torch.addmm(dw_VD, gradient_CV.T, x_CD, beta=0 if is_first else 1, out=dw_VD)
         return
     V, D = dw_VD.shape
-    size = max(1, min(V, _TILE_BYTES // (D * x_CD.element_size())))
+    is_cached = x_CD.device.type == "cpu"  # a GPU takes the whole product
+    size = max(1, min(V, _TILE_BYTES // (D * x_CD.element_size()))) if is_cached else V
     room_TD = x_CD.new_empty((size, D))
     for begin in range(0, V, size):
         sum_TD = dw_VD[begin : begin + size]

@@ -4,6 +4,8 @@ A training step needs both, and needs the logits for nothing else. reference.py 
 C rows of a chunk, V vocabulary, D width.
 """
 
+from importlib.util import find_spec
+
 import torch
 from torch import Tensor
 
@@ -29,12 +31,16 @@ def write_gradients_(logits_CV: Tensor, target_C: Tensor, smoothing: float = 0.0
 
     Raises:
         InputsError: Shapes or types do not fit.
-        IndexError: A target is no column.
+        IndexError: A target is no column. On a GPU, its loss is NaN instead.
     """
     _check(logits_CV, target_C)
     C, V = logits_CV.shape
     if C and target_C.device.type == "cpu" and int(target_C.max()) >= V:
         raise IndexError(f"target {int(target_C.max())} is out of bounds for {V} columns")
+    if logits_CV.is_cuda and logits_CV.dtype is not torch.float64 and find_spec("triton"):
+        from whet.kernels.cross_entropy.cuda import cross_entropy_in_triton_
+
+        return cross_entropy_in_triton_(logits_CV, target_C, smoothing, scale)
     library = kernels_for(logits_CV, target_C) if logits_CV.dtype in _KINDS else None
     if library is None:
         return cross_entropy_reference_(logits_CV, target_C, smoothing, scale)
@@ -60,7 +66,7 @@ def add_(sum_VD: Tensor, x_VD: Tensor) -> None:
 
     PyTorch converts the narrow one first, into a copy.
     """
-    is_narrow = sum_VD.dtype is torch.float32 and x_VD.dtype is torch.bfloat16
+    is_narrow = sum_VD.dtype is torch.float32 and x_VD.dtype is torch.bfloat16 and sum_VD.device.type == "cpu"
     is_plain = sum_VD.is_contiguous() and x_VD.is_contiguous() and sum_VD.shape == x_VD.shape and x_VD.dim() == 2
     library = kernels_for(sum_VD, x_VD) if is_narrow and is_plain else None
     if library is None:
