@@ -195,7 +195,9 @@ def _cross_entropy(
         return NotImplemented
     scale: float = 1.0
     num_kept = (target != ignore_index).sum() if reduction == "mean" else None
-    if num_kept is not None and num_kept.device.type == "cpu":
+    # Reading the number on a GPU would wait for it. In float16, the gradient of a mean vanishes before a loss scale
+    # comes in backward.
+    if num_kept is not None and num_kept.device.type == "cpu" and promise.rows_dtype is not torch.float16:
         scale, num_kept = 1.0 / int(num_kept) if num_kept else math.nan, None
     loss = chunked_cross_entropy(
         promise.x_ND,
@@ -207,6 +209,6 @@ def _cross_entropy(
         smoothing=label_smoothing,
         scale=scale,
     )
-    if num_kept is not None:  # reading the number on a GPU would wait for it
+    if num_kept is not None:
         loss = loss / num_kept
     return loss if promise.dtype is torch.float32 else loss.to(promise.dtype)

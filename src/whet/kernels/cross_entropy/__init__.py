@@ -4,6 +4,7 @@ A training step needs both, and needs the logits for nothing else. reference.py 
 C rows of a chunk, V vocabulary, D width.
 """
 
+import functools
 from importlib.util import find_spec
 
 import torch
@@ -37,7 +38,7 @@ def write_gradients_(logits_CV: Tensor, target_C: Tensor, smoothing: float = 0.0
     C, V = logits_CV.shape
     if C and target_C.device.type == "cpu" and int(target_C.max()) >= V:
         raise IndexError(f"target {int(target_C.max())} is out of bounds for {V} columns")
-    if logits_CV.is_cuda and logits_CV.dtype is not torch.float64 and find_spec("triton"):
+    if logits_CV.is_cuda and logits_CV.dtype is not torch.float64 and _has_triton():
         from whet.kernels.cross_entropy.cuda import cross_entropy_in_triton_
 
         return cross_entropy_in_triton_(logits_CV, target_C, smoothing, scale)
@@ -73,6 +74,11 @@ def add_(sum_VD: Tensor, x_VD: Tensor) -> None:
         sum_VD += x_VD
     else:
         library.functions.whet_add_bf16(pointer(sum_VD), pointer(x_VD), *x_VD.shape)
+
+
+@functools.cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def _check(logits_CV: Tensor, target_C: Tensor) -> None:
