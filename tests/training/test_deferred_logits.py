@@ -107,12 +107,12 @@ def test_rounded_products_give_gradients_as_near_as_torchs_own(
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_small_gradients_of_a_mean_do_not_vanish(dtype: torch.dtype) -> None:
     """A scaled loss keeps them in float16's range, if the mean's factor comes no sooner than the loss's."""
-    x, weight = torch.randn(3000, 8), torch.randn(600, 8, requires_grad=True)
-    target = torch.randint(0, 600, (3000,))
+    x, weight = torch.randn(2000, 8) / 4, torch.randn(4000, 8, requires_grad=True)
+    target = torch.randint(0, 10, (2000,))  # the gradients of all other columns are small
     loss = F.cross_entropy(DeferredLogits(x, weight, None, torch.float32, dtype), target)
     (found,) = torch.autograd.grad(loss * 2**14, weight)
     (exact,) = torch.autograd.grad(F.cross_entropy(F.linear(x.double(), weight.double()), target), weight)
-    assert (found / 2**14 - exact).norm() <= 2e-2 * exact.norm()
+    assert (found / 2**14 - exact)[10:].norm() <= 5e-3 * exact[10:].norm()
 
 
 def test_chunks_are_long_and_even() -> None:
