@@ -1,5 +1,6 @@
 """docs/results/operators.json as lines of docs/results.md."""
 
+from collections.abc import Callable
 from typing import Any
 
 _OURS = ("whet", "kernel")
@@ -58,3 +59,26 @@ def _joined(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for way, us in case["us"].items():
             row["us"][way] = row["us"].get(way, 0.0) + us
     return list(joined.values())
+
+
+def loss_kernel_lines(report: dict[str, Any], told: Callable[[dict[str, Any]], str]) -> list[str]:
+    """Return the lines of the table of the last layer with its loss.
+
+    Args:
+        report: What benchmarks/loss_kernel.py wrote.
+        told: Returns a ratio with its interval in words.
+    """
+    lines = [
+        f"Forward and backward of {report['rows']:,} rows. The peak is above what the process held before. The limit "
+        "is that of the three matrix products. Errors are relative to float64.",
+        "",
+        "| products, vocabulary, width | contender | ms | of the limit | peak, MB | error of loss | of dW | whet is |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in report["cases"]:
+        for name, ms in row["ms"].items():
+            over = "" if name not in row["over"] else told(row["over"][name])
+            errors = " | ".join(f"{error:.1e}" for error in row["errors"][name])
+            cells = f"{name} | {ms:,.1f} | {row['products_ms'] / ms:.0%} | {row['peak_bytes'][name] / 1e6:,.0f}"
+            lines.append(f"| {row['case'].replace('-', ', ')} | {cells} | {errors} | {over} |")
+    return lines

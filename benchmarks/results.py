@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from operator_tables import operator_lines
+from operator_tables import loss_kernel_lines, operator_lines
 from serving_peers.section import serving_lines
 from technique_rows import machines_table, technique_rows
 
@@ -51,6 +51,7 @@ def main() -> None:
         "limits": _limits,
         "operators": _operators,
         "latentwire": _latentwire,
+        "loss_kernel": _loss_kernel,
         "gpu": _gpu,
     }
     parts = {}
@@ -374,6 +375,11 @@ def _limits(report: dict[str, Any]) -> str:
 
 def _operators(report: dict[str, Any]) -> str:
     return "\n".join(["## The operators", "", *_where(report), "", *operator_lines(report), ""])
+
+
+def _loss_kernel(report: dict[str, Any]) -> str:
+    heading = "## The last layer and its cross-entropy"
+    return "\n".join([heading, "", *_where(report), "", *loss_kernel_lines(report, _ratio), ""])
 
 
 def _where(report: dict[str, Any]) -> list[str]:

@@ -16,7 +16,11 @@ from whet.kernels import build, dispatch
 from whet.kernels.build import Isa, library, supported
 
 Compiler = Callable[[str], Path]
-SMALL = 'extern "C" __attribute__((visibility("default"))) void whet_set_threads(int) {}'
+SMALL = """
+#define EXPORT extern "C" __attribute__((visibility("default")))
+EXPORT void whet_set_threads(int) {}
+EXPORT void whet_use_openmp(void*) {}
+"""
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from whet.training import chunked_cross_entropy
 from whet.training.chunked_cross_entropy import chunked_cross_entropy as chunked
@@ -34,10 +35,11 @@ def promise(x: Tensor, weight: Tensor, bias: Tensor | None) -> DeferredLogits:
     chunk=st.integers(1, 17),
     ignored=st.lists(st.integers(0, 39), max_size=20),
     has_bias=st.booleans(),
+    smoothing=st.sampled_from([0.0, 0.2]),
 )
 @settings(max_examples=60, deadline=None)
 def test_any_chunks_give_the_loss_and_the_gradients_of_torch(
-    rows: int, vocabulary: int, chunk: int, ignored: list[int], has_bias: bool
+    rows: int, vocabulary: int, chunk: int, ignored: list[int], has_bias: bool, smoothing: float
 ) -> None:
     generator = torch.Generator().manual_seed(rows * 31 + vocabulary)
     x, weight, bias = (
@@ -51,8 +53,9 @@ def test_any_chunks_give_the_loss_and_the_gradients_of_torch(
     theirs = [leaf.clone().requires_grad_() for leaf in leaves]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunked_cross_entropy, "_CHUNK_BYTES", chunk * vocabulary * 8)
-        found = chunked(*mine[:2], mine[2] if has_bias else None, target, ignore_index=-100, dtype=torch.float64)
-    expected = F.cross_entropy(F.linear(*theirs), target, reduction="sum")
+        bias = mine[2] if has_bias else None
+        found = chunked(*mine[:2], bias, target, ignore_index=-100, dtype=torch.float64, smoothing=smoothing)
+    expected = F.cross_entropy(F.linear(*theirs), target, reduction="sum", label_smoothing=smoothing)
     torch.testing.assert_close(found, expected)
     (3 * found).backward()
     (3 * expected).backward()
@@ -65,11 +68,121 @@ def test_gradients_by_finite_differences() -> None:
     target = torch.tensor([0, 3, -100, 10, 7, 7, 2, 1, -100, 5])
 
     def total(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return chunked(x.reshape(-1, D), weight, bias, target, ignore_index=-100, dtype=torch.float64)
+        rows = x.reshape(-1, D)
+        return chunked(rows, weight, bias, target, ignore_index=-100, dtype=torch.float64, smoothing=0.1, scale=0.3)
 
     assert torch.autograd.gradcheck(total, (x, weight, bias))
 
 
+@pytest.mark.parametrize("chunk_rows", [1, 3, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounded_products_give_gradients_as_near_as_torchs_own(
+    dtype: torch.dtype, chunk_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weight's gradient is summed over chunks and tiles in float32, so that rounding does not add up."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(shape, generator=generator).div(4).to(dtype).float() for shape in ((60, 40), (500, 40)))
+    bias = torch.randn(500, generator=generator)
+    target = torch.randint(0, 500, (60,), generator=generator)
+    target[5] = -100
+    monkeypatch.setattr(chunked_cross_entropy, "_CHUNK_BYTES", chunk_rows * 500 * dtype.itemsize)
+    monkeypatch.setattr(chunked_cross_entropy, "_COLUMN_BYTES", 1)
+    monkeypatch.setattr(chunked_cross_entropy, "_TILE_BYTES", 128 * 40 * dtype.itemsize)
+
+    def gradients(loss_of: Callable[..., Tensor], wide: torch.dtype) -> list[Tensor]:
+        leaves = [leaf.to(wide).requires_grad_() for leaf in (x, weight, bias)]
+        return [g.double() for g in torch.autograd.grad(loss_of(*leaves), leaves)]
+
+    exact = gradients(lambda *leaves: F.cross_entropy(F.linear(*leaves), target), torch.float64)
+    own = gradients(
+        lambda *leaves: F.cross_entropy(F.linear(*(leaf.to(dtype) for leaf in leaves)).float(), target), torch.float32
+    )
+    found = gradients(
+        lambda *leaves: F.cross_entropy(DeferredLogits(*leaves, torch.float32, dtype), target), torch.float32
+    )
+    for a, b, c in zip(found, own, exact, strict=True):
+        assert (a - c).norm() <= 1.2 * (b - c).norm() + 1e-6 * c.norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_small_gradients_of_a_mean_do_not_vanish(dtype: torch.dtype) -> None:
+    """A scaled loss keeps them in float16's range, if the mean's factor comes no sooner than the loss's."""
+    x, weight = torch.randn(2000, 8) / 4, torch.randn(4000, 8, requires_grad=True)
+    target = torch.randint(0, 10, (2000,))  # the gradients of all other columns are small
+    loss = F.cross_entropy(DeferredLogits(x, weight, None, torch.float32, dtype), target)
+    (found,) = torch.autograd.grad(loss * 2**14, weight)
+    (exact,) = torch.autograd.grad(F.cross_entropy(F.linear(x.double(), weight.double()), target), weight)
+    assert (found / 2**14 - exact)[10:].norm() <= 5e-3 * exact[10:].norm()
+
+
+def test_chunks_are_long_and_even() -> None:
+    rows = chunked_cross_entropy.rows_of_a_chunk
+    assert rows(2048, (32_000, 512), torch.bfloat16) == 512  # 32 MiB would be 524
+    assert rows(2048, (128_000, 2048), torch.bfloat16) == 1024
+    assert rows(2048, (128_000, 2048), torch.float32) == 512
+    assert rows(2048, (128_000, 64), torch.float32) == 64  # 32 MiB
+    assert rows(1025, (128_000, 2048), torch.bfloat16) == 513
+    assert rows(7, (1000, 64), torch.float32) == 7
+    assert rows(0, (1000, 64), torch.float32) == 1
+
+
+class LargestLogits(TorchDispatchMode):
+    """Note the most rows of any tensor whose rows are as long as the vocabulary."""
+
+    most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, Tensor) and made.dim() > 1 and made.shape[-1] == 500:
+            self.most = max(self.most, made.numel() // 500)
+        return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_the_whole_logits_are_never_in_memory(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked_cross_entropy, "_CHUNK_BYTES", 16 * 500 * dtype.itemsize)
+    x, weight = torch.randn(64, 7, requires_grad=True), torch.randn(500, 7, requires_grad=True)
+    for logits, most in (
+        (DeferredLogits(x, weight, None, torch.float32, dtype), 16),
+        (F.linear(x, weight), 64),  # what is noted is what torch would make
+    ):
+        with LargestLogits() as largest:
+            F.cross_entropy(logits, torch.arange(64)).backward()
+        assert largest.most == most
+
+
+def test_gradients_are_handed_over_and_made_again_for_a_second_backward() -> None:
+    x, weight, bias = layer(torch.float32)
+    target = torch.randint(0, V, (B * T,), generator=torch.Generator().manual_seed(0))
+    expected = torch.autograd.grad(
+        F.cross_entropy(F.linear(x, weight, bias).flatten(0, 1), target) * 3, (x, weight, bias)
+    )
+    loss = F.cross_entropy(promise(x, weight, bias).flatten(0, 1), target) * 3
+    first = [g.clone() for g in torch.autograd.grad(loss, (x, weight, bias), retain_graph=True)]
+    second = torch.autograd.grad(loss, (x, weight, bias))
+    for a, b, c in zip(first, second, expected, strict=True):
+        torch.testing.assert_close(a, c)
+        torch.testing.assert_close(b, c)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        torch.autograd.grad(loss, (x, weight, bias))
+
+
+def test_a_batch_that_counts_nothing_trains_as_with_torch() -> None:
+    x, weight, bias = layer(torch.float32)
+    target = torch.full((B * T,), -100)
+    loss = F.cross_entropy(promise(x, weight, bias).flatten(0, 1), target)
+    assert loss.isnan()
+    assert all(g.eq(0).all() for g in torch.autograd.grad(loss, (x, weight, bias)))
+
+
+def test_targets_that_are_no_columns_are_refused() -> None:
+    logits = promise(*layer(torch.float32)).flatten(0, 1)
+    for target in (V, -1):
+        with pytest.raises(IndexError):
+            F.cross_entropy(logits, torch.full((B * T,), target))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize(
     "shape",
@@ -82,13 +195,14 @@ def test_gradients_by_finite_differences() -> None:
     ],
 )
 def test_loops_reach_the_loss_without_the_logits(
-    shape: Callable[[Tensor], Tensor], reduction: str, monkeypatch: pytest.MonkeyPatch
+    shape: Callable[[Tensor], Tensor], reduction: str, smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, weight, bias = layer(torch.float32)
     target = torch.randint(0, V, (B * T,), generator=torch.Generator().manual_seed(0))
-    expected = F.cross_entropy(shape(F.linear(x, weight, bias)), target, reduction=reduction)
+    how: Any = {"reduction": reduction, "label_smoothing": smoothing}
+    expected = F.cross_entropy(shape(F.linear(x, weight, bias)), target, **how)
     monkeypatch.setattr(DeferredLogits, "computed", lambda self: pytest.fail("the logits were computed"))
-    found = F.cross_entropy(shape(promise(x, weight, bias)), target, reduction=reduction)
+    found = F.cross_entropy(shape(promise(x, weight, bias)), target, **how)
     torch.testing.assert_close(found, expected)
 
 
@@ -115,7 +229,8 @@ def test_shifted_logits_as_of_transformers() -> None:
         lambda logits: logits[..., 0],
         lambda logits: logits[:, torch.tensor([1, 0])],
         lambda logits: logits.transpose(0, 1),
-        lambda logits: F.cross_entropy(logits.flatten(0, 1), torch.zeros(B * T, dtype=torch.long), label_smoothing=0.1),
+        lambda logits: F.cross_entropy(logits.flatten(0, 1), torch.arange(B * T), reduction="none"),
+        lambda logits: F.cross_entropy(logits.flatten(0, 1), torch.arange(B * T), weight=torch.ones(V).double()),
         lambda logits: F.cross_entropy(logits.transpose(1, 2), torch.zeros(B, T, dtype=torch.long)),
         lambda logits: F.cross_entropy(logits.flatten(0, 1), torch.full((B * T, V), 1 / V, dtype=torch.float64)),
     ],

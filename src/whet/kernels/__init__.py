@@ -4,6 +4,7 @@
     whet.kernels.paged_attention  attention over a cache in blocks
     whet.kernels.gated_mlp        pack_mlp, gated_mlp
     whet.kernels.sample           sample                         temperature, min-p, top-k, top-p
+    whet.kernels.cross_entropy    cross_entropy_                 losses, and gradients in place of logits
 
 Importing one of these registers its operators with torch (torch.ops.whet.NAME). Without a C++ compiler they run in
 torch, and log that once. Functions that only a decoder calls are not torch operators:

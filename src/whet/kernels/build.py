@@ -82,6 +82,10 @@ class Library:
         """Set the number of threads of the kernels' own pool. A call that is running keeps its threads."""
         self.functions.whet_set_threads(num_threads)
 
+    def use_openmp(self) -> None:
+        """Have kernels that run between torch's operators run on torch's own threads, where these are OpenMP's."""
+        self.functions.whet_use_openmp(_openmp())
+
 
 _loaded: list[Library] = []
 
@@ -115,8 +119,17 @@ def library(isa: Isa | None = None) -> Library:
     declare(functions)
     loaded = Library(functions, wanted)
     loaded.set_threads(torch.get_num_threads())
+    loaded.use_openmp()
     _loaded.append(loaded)
     return loaded
+
+
+def _openmp() -> ctypes.c_void_p:
+    """Return the address of the function by which torch's OpenMP runs its threads; null where there is none."""
+    try:
+        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p)
+    except (AttributeError, OSError):
+        return ctypes.c_void_p(None)
 
 
 def follow_torch() -> None:

@@ -32,6 +32,28 @@ inline std::shared_ptr<Pool> pool_for(Work work) {
   return work.num_bytes < SMALL_BYTES && work.num_ops < SMALL_OPS ? alone : pool();
 }
 
+// What OpenMP calls to run a function on its threads (GOMP_parallel); null where the process has none.
+using OpenMp = void (*)(void (*run)(void*), void* with, unsigned num_threads, unsigned flags);
+OpenMp openmp();
+
+// The items 0..count-1, `work(item)`, on torch's own threads. For work between torch's operators: torch's threads spin
+// for some milliseconds after each, on the cores that the pool's threads would need. Without OpenMP, it is the pool.
+template <typename Function>
+void each_beside_torch(Work work, int count, Function function) {
+  const bool is_small = work.num_bytes < SMALL_BYTES && work.num_ops < SMALL_OPS;
+  if (is_small || openmp() == nullptr) return pool_for(work)->run([&](Team& team) { team.each(count, function); });
+  struct Items {
+    std::atomic<int> next;
+    int count;
+    Function& function;
+  } items{{0}, count, function};
+  const auto run = [](void* with) {
+    auto& items = *static_cast<Items*>(with);
+    for (int item; (item = items.next.fetch_add(1, std::memory_order_relaxed)) < items.count;) items.function(item);
+  };
+  openmp()(run, &items, 0, 0);  // as many threads as torch has set
+}
+
 // A matrix times so many rows.
 inline Work work_of(const Weights& weights, int num_rows) {
   const double num_bytes = static_cast<double>(weights.strip_bytes()) * weights.num_strips;

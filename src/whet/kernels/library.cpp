@@ -11,6 +11,7 @@ namespace {
 std::mutex pool_mutex;
 std::shared_ptr<Pool> the_pool;
 int wanted_threads = 1;
+std::atomic<OpenMp> the_openmp{nullptr};
 
 // A child of fork has none of the threads: it makes its own, and leaves the parent's as they are.
 void forget_pool() {
@@ -29,7 +30,14 @@ std::shared_ptr<Pool> pool() {
   return the_pool;
 }
 
+OpenMp openmp() { return the_openmp.load(std::memory_order_relaxed); }
+
 }  // namespace whet
+
+// parallel: the address of GOMP_parallel in this process, or null.
+WHET_EXPORT void whet_use_openmp(void* parallel) {
+  whet::the_openmp.store(reinterpret_cast<whet::OpenMp>(parallel), std::memory_order_relaxed);
+}
 
 WHET_EXPORT void whet_set_threads(int num_threads) {
   std::lock_guard<std::mutex> lock(whet::pool_mutex);
@@ -43,3 +51,4 @@ WHET_EXPORT void whet_set_threads(int num_threads) {
 #include "qkv_rope/cpu.cpp"
 #include "paged_attention/cpu.cpp"
 #include "decoder/cpu.cpp"
+#include "cross_entropy/cpu.cpp"

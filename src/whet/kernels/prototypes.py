@@ -30,6 +30,7 @@ SIZE = ctypes.c_size_t
 
 PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "whet_set_threads": (None, (Int32,)),
+    "whet_use_openmp": (None, (POINTER,)),
     "whet_pack": (None, (POINTER, Int32, Int32, Int32, POINTER, POINTER)),
     "whet_linear": (None, (POINTER, POINTER, Int32, Int32, Int32, POINTER, POINTER, POINTER, POINTER)),
     "whet_gated_mlp_room": (SIZE, (POINTER, POINTER)),
@@ -41,6 +42,8 @@ PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
         None,
         (POINTER, Int32, Int32, POINTER, POINTER, POINTER, POINTER, POINTER, POINTER, Int32, POINTER, POINTER),
     ),
+    "whet_cross_entropy": (None, (POINTER, Int32, Int32, Int32, POINTER, FLOAT, FLOAT, POINTER)),
+    "whet_add_bf16": (None, (POINTER, POINTER, Int32, Int32)),
     "whet_decoder_new": (POINTER, (POINTER,)),
     "whet_decoder_free": (None, (POINTER,)),
     "whet_decoder_step": (ctypes.c_int, (POINTER, POINTER, POINTER, POINTER, Int32, POINTER)),

@@ -7,6 +7,7 @@ anything else the logits are computed, as the layer would have done.
 Shape suffixes: N rows, D width, V vocabulary.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -189,11 +190,25 @@ def _cross_entropy(
 ) -> Any:
     """Return the cross-entropy chunk by chunk; NotImplemented for what is rarely used."""
     is_plain = weight is None and size_average is None and reduce is None and reduction in ("mean", "sum")
-    if not is_plain or label_smoothing or promise.dim() != 2 or target.is_floating_point():
+    is_usual = target.dtype is torch.int64 and target.shape == promise.shape[:1] and 0 <= label_smoothing <= 1
+    if not is_plain or not is_usual or promise.dim() != 2:
         return NotImplemented
-    total = chunked_cross_entropy(
-        promise.x_ND, promise.weight_VD, promise.bias_V, target, ignore_index=ignore_index, dtype=promise.rows_dtype
+    scale: float = 1.0
+    num_kept = (target != ignore_index).sum() if reduction == "mean" else None
+    # Reading the number on a GPU would wait for it. In float16, the gradient of a mean vanishes before a loss scale
+    # comes in backward.
+    if num_kept is not None and num_kept.device.type == "cpu" and promise.rows_dtype is not torch.float16:
+        scale, num_kept = 1.0 / int(num_kept) if num_kept else math.nan, None
+    loss = chunked_cross_entropy(
+        promise.x_ND,
+        promise.weight_VD,
+        promise.bias_V,
+        target,
+        ignore_index=ignore_index,
+        dtype=promise.rows_dtype,
+        smoothing=label_smoothing,
+        scale=scale,
     )
-    if reduction == "mean":
-        total = total / (target != ignore_index).sum()
-    return total if promise.dtype is torch.float32 else total.to(promise.dtype)
+    if num_kept is not None:
+        loss = loss / num_kept
+    return loss if promise.dtype is torch.float32 else loss.to(promise.dtype)

@@ -19,6 +19,7 @@ _STATES = {
     "AdamW": {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
     "AdamW8bit": {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"},
     "Adafactor": {"step", "row_var", "col_var", "variance"},
+    "MuonWithAdamW": {"step", "exp_avg", "exp_avg_sq", "momentum_buffer"},
     "SGD": {"momentum_buffer"},
     "Adagrad": {"step", "sum"},
 }
@@ -102,6 +103,8 @@ def _check_state(optimizer: Optimizer, saved: dict[str, Any]) -> None:
     other = sorted(found - _STATES[name]) or sorted(missing)
     if other:
         told = f"it {'holds' if found - _STATES[name] else 'lacks'} {', '.join(other)}"
+    elif name == "MuonWithAdamW" and found and "momentum_buffer" not in found:
+        told = "it lacks momentum_buffer"
     elif not _has_own_widths(optimizer, saved["state"]):
         told = "its moments are kept in another number of bits"
     else:

@@ -1,9 +1,12 @@
 """Compute the last layer and the cross-entropy together, chunk by chunk: the whole logits are never in memory.
 
 What            The last layer returns a promise of its logits. Where the loop takes their cross-entropy, the products,
-                the loss and the gradients are computed for a few hundred rows at a time.
-When it helps   Language models: the logits of a batch take tokens x vocabulary numbers, several times over.
-When it hurts   Small vocabularies. A loop that looks at the logits in training computes them after all.
+                the loss and the gradients are computed for a few hundred rows at a time. whet's kernel (C++, or Triton
+                on a GPU) takes a chunk's loss and writes its gradient in the place of its logits.
+When it helps   Language models: the logits of a batch take tokens x vocabulary numbers, several times over. Mean, sum,
+                ignored targets and label smoothing are computed so.
+When it hurts   Small vocabularies. A loop that looks at the logits in training, weighs classes, or takes the loss of
+                each token by itself computes the logits after all.
 Numerics        The loss in float32; sums over chunks in another order: 1e-6 relative.
 Composes        With everything. torch.compile compiles the model up to the last layer.
 Source          Hsu et al., 2024, arXiv:2410.10989 (Liger Kernel); Wijmans et al., 2024, arXiv:2411.09009.
