@@ -68,8 +68,9 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     open_s = time.perf_counter() - began
     machine = describe()
     batches = first_batches(workload, NUM_DIGESTS)
+    next_batches = digests(first_batches(workload, NUM_DIGESTS, later=1))
     model = digest_of(workload.model.named_parameters())
-    _write_gradients(workload, request.directory)
+    write_gradients(workload, request.directory)
     parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
     gc.collect()
     give_back()
@@ -100,6 +101,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         memory=memory,
         losses=losses,
         batches=digests(batches),
+        next_batches=next_batches,
         examined_s=time.perf_counter() - began - limits_s,
         open_s=open_s,
         num_samples=float(tokens or trainer.num_samples) * workload.num_accumulated,
@@ -118,8 +120,12 @@ def _loop_digest(workload: TrainingWorkload, parts: Parts, batches: tuple[str, .
     return hashlib.sha256(found.encode()).hexdigest()[:16]
 
 
-def _write_gradients(workload: TrainingWorkload, directory: Path) -> None:
-    """Write the gradients of the first batches: the original's, and those in float64."""
+def write_gradients(workload: TrainingWorkload, directory: Path) -> None:
+    """Write the gradients of the first batches: the original's, and those in float64.
+
+    Raises:
+        WhetError: They are not finite, or depend on numbers that forward draws.
+    """
     batches = first_batches(workload, gradients.NUM_BATCHES)
     model = workload.model.train()
     try:

@@ -71,14 +71,9 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     exactness = exactness_of(request.steps)
     began = time.perf_counter()
     prepared = PreparedTrainer(workload, request.steps)
-    proof = _gradients(workload, prepared.trainer, exactness, request.known)
-    if not proof.is_same:
-        return _rejected(proof.words, TrainingEvidence(gradients=proof), prepared.notes)
-    updates = None if exactness is Exactness.OTHER else prove_updates(workload, prepared.trainer)
-    if updates is not None and not updates.is_same:
-        return _rejected(updates.words, TrainingEvidence(gradients=proof, updates=updates), prepared.notes)
-    if why := _other_batches(workload, prepared.trainer, request.known):
-        return _rejected(why, TrainingEvidence(gradients=proof, updates=updates), prepared.notes)
+    why, evidence = disproved(workload, prepared.trainer, exactness, request.known)
+    if why:
+        return _rejected(why, evidence, prepared.notes)
     first_s = time.perf_counter() - began
     memory = _memory(prepared.trainer, before)
     run = run_alone(TrainingSteps(workload, prepared.trainer), request.timing_s)
@@ -87,17 +82,43 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     if wrong is not None:
         outcome = TrialOutcome(status="failed", reason=f"the loss of step {wrong} is {losses[wrong - 1]}")
         return TrainingMeasured(outcome=outcome)
-    evidence = TrainingEvidence(gradients=proof, updates=updates, memory=memory)
+    assert evidence.gradients is not None
     outcome = TrialOutcome(
         status="done",
         notes=prepared.notes,
         build_s=first_s,
-        quality=proof.cosine,
+        quality=evidence.gradients.cosine,
         drop=0.0,
         busy=run.busy,
-        training=evidence,
+        training=evidence.model_copy(update={"memory": memory}),
     )
     return TrainingMeasured(outcome=outcome, run=run)
+
+
+def disproved(
+    workload: TrainingWorkload, trainer: Trainer, exactness: Exactness, known: KnownTraining
+) -> tuple[str, TrainingEvidence]:
+    """Hold the gradients, the first updates and the data of a changed loop against the original's.
+
+    Args:
+        workload: What is trained.
+        trainer: The changed loop, before its first step.
+        exactness: What its techniques promise.
+        known: What the examination wrote of the original.
+
+    Returns:
+        Why it is another training, "" where nothing says so; and the evidence.
+    """
+    proof = _gradients(workload, trainer, exactness, known)
+    evidence = TrainingEvidence(gradients=proof)
+    if not proof.is_same:
+        return proof.words, evidence
+    if exactness is not Exactness.OTHER:
+        updates = prove_updates(workload, trainer)
+        evidence = TrainingEvidence(gradients=proof, updates=updates)
+        if not updates.is_same:
+            return updates.words, evidence
+    return _other_batches(trainer, known), evidence
 
 
 def exactness_of(steps: Sequence[Step]) -> Exactness:
@@ -116,16 +137,22 @@ def _gradients(
     return gradients.judged(found, original, reference, exactness)
 
 
-def _other_batches(workload: TrainingWorkload, trainer: Trainer, known: KnownTraining) -> str:
+def _other_batches(trainer: Trainer, known: KnownTraining) -> str:
     """Return what is wrong with the data that a changed loop trains on; "" where it is the original's."""
     found = digests(trainer.first_batches(NUM_DIGESTS))
-    if found == known.batches:
-        return ""
-    where = next(
-        (i for i, (a, b) in enumerate(zip(found, known.batches, strict=False)) if a != b),
-        min(map(len, (found, known.batches))),
-    )
-    return f"other data: batch {where + 1} of a pass is not the original's"
+    if found != known.batches:
+        return f"other data: batch {_first_difference(found, known.batches)} of a pass is not the original's"
+    found = digests(trainer.first_batches(NUM_DIGESTS, later=1))
+    if found != known.next_batches:
+        where = _first_difference(found, known.next_batches)
+        return f"other data: batch {where} of the second pass is not the original's"
+    return ""
+
+
+def _first_difference(found: Sequence[str], known: Sequence[str]) -> int:
+    """Return the number of the first digest that differs, from 1."""
+    same = (i for i, (a, b) in enumerate(zip(found, known, strict=False)) if a != b)
+    return next(same, min(len(found), len(known))) + 1
 
 
 def _memory(trainer: Trainer, before: int) -> StepMemory:
