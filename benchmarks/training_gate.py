@@ -4,11 +4,12 @@
     python benchmarks/training_gate.py --minutes 0        # only writes the page anew
 
 Small training runs (training_gate_targets.py), whose weights and data are drawn anew for each seed, are changed by
-techniques that are harmless, and by faults (tests/training/planted_faults.py). The whole proof of `whet tune` judges each
-change: gradients, updates, data, and for what rounds the held-out loss. No time is measured, so the machine may be busy.
+techniques that are harmless, and by faults (tests/training/planted_faults.py). The whole proof of `whet tune` judges
+each change: gradients, updates, data, and for what rounds the held-out loss. No time is measured, so the machine may
+be busy.
 
-Seeds are added to docs/results/training_gate.json as they are judged; a run cut off loses nothing, and the next one goes
-on. Then docs/training-gate.md is written whole.
+Seeds are added to docs/results/training_gate.json as they are judged. A run cut off loses nothing, and the next one
+goes on. Then docs/training-gate.md is written whole.
 """
 
 import argparse
@@ -31,7 +32,6 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "tests" / "training")]
 import torch
 from circumstances import circumstances
 from planted_faults import FAULTS, Fault
-from scipy import stats
 
 from whet.files import write_whole
 from whet.machine import describe
@@ -40,7 +40,7 @@ from whet.recipe import Step
 from whet.technique import Applies
 from whet.techniques.training import TRAINING_TABLE
 from whet.training.parts import Parts
-from whet.training.technique import Exactness, TrainingStage, TrainingTechnique
+from whet.training.technique import TrainingStage, TrainingTechnique
 from whet.tuner.goal import MAX_DROP_TRAINING
 from whet.tuner.training import trial
 from whet.tuner.training.context import TrainingContext
@@ -67,7 +67,7 @@ HARMLESS: dict[str, tuple[Step, ...]] = {
     "autocast, fused optimiser": (Step(technique=AUTOCAST), Step(technique="fused_optimizer")),
 }
 COMPILED = {"compile": (Step(technique="compile"),)}
-COMPILED_SEEDS = 3  # a compilation takes many times as long as everything else
+COMPILED_SEEDS = 1  # a compilation takes many times as long as everything else
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class Case:
             return needs_losses(self.steps)
 
 
-def page(report): return ""
+def page(report):
+    return ""
 
 
 def main() -> None:
@@ -233,7 +234,10 @@ def _look_into(targets: list[str], text: str, num_seeds: int) -> None:
         for target in targets:
             cases = [case for case in _cases(seed) if text in case.name]
             for row in judge_seed(target, seed, cases):
-                print(*(row[name] for name in ("target", "seed", "case", "is_rounded", "verdict", "by", "words")))
+                print(
+                    *(row[name] for name in ("target", "seed", "case", "is_rounded", "verdict", "by", "words")),
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

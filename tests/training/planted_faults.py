@@ -54,7 +54,9 @@ def by_mean_of_means(loss: Loss) -> Loss:
     def total(model: nn.Module, batch: Any) -> Tensor:
         first = batch[0] if isinstance(batch, tuple) else batch
         rows = max(1, len(first) // 4)
-        parts = (tree_map_only(Tensor, lambda x, part=part: x[part], batch) for part in (slice(rows), slice(rows, None)))
+        parts = (
+            tree_map_only(Tensor, lambda x, part=part: x[part], batch) for part in (slice(rows), slice(rows, None))
+        )
         return sum(loss(model, part) for part in parts) / 2
 
     return total

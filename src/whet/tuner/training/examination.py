@@ -25,12 +25,13 @@ from whet.training import gradients
 from whet.training.applied import refusals
 from whet.training.memory import step_memory
 from whet.training.parts import Parts
+from whet.training.sensitivity import sensitivity
 from whet.training.step_profile import StepProfile, profile_steps
 from whet.training.technique import TrainingTechnique
 from whet.tuner.known_target import digest_of
 from whet.tuner.result import Diagnosed, RefusedTechnique
 from whet.tuner.space import ApplicableTechnique, Variant
-from whet.tuner.training.facts import ORIGINAL, REFERENCE, TrainingFacts
+from whet.tuner.training.facts import MOVED, ORIGINAL, REFERENCE, TrainingFacts
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
 from whet.workload import TrainingWorkload
 from whet.workload.training import Trainer, num_samples_of
@@ -121,7 +122,7 @@ def _loop_digest(workload: TrainingWorkload, parts: Parts, batches: tuple[str, .
 
 
 def write_gradients(workload: TrainingWorkload, directory: Path) -> None:
-    """Write the gradients of the first batches: the original's, and those in float64.
+    """Write the gradients of the first batches: the original's, those in float64, and how far rounding moves them.
 
     Raises:
         WhetError: They are not finite, or depend on numbers that forward draws.
@@ -144,6 +145,8 @@ def write_gradients(workload: TrainingWorkload, directory: Path) -> None:
     gradients.write(original, directory / ORIGINAL)
     reference = gradients.reference_gradients(model, workload.loss, batches, seed=workload.seed)
     gradients.write(reference, directory / REFERENCE)
+    moved = sensitivity(model, workload.loss, batches, reference, seed=workload.seed)
+    gradients.write(moved, directory / MOVED)
 
 
 def _first_losses(trainer: Trainer) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ from whet.tuner.result import Diagnosed, RefusedTechnique
 from whet.tuner.space import ApplicableTechnique
 
 REFERENCE, ORIGINAL = "reference.safetensors", "original.safetensors"  # gradients: in float64, and the original's
+MOVED = "moved.safetensors"  # how far rounding moves them
 
 
 class TrainingFacts(BaseModel):

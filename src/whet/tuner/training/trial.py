@@ -18,13 +18,14 @@ from whet.measure.memory import cuda_peak_bytes, peak_rss_bytes, reset_peak_rss
 from whet.recipe import Step
 from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
+from whet.training.first_update import first_gradients, judged_first
 from whet.training.memory import StepMemory, step_memory
 from whet.training.parts import Parts
 from whet.training.technique import Exactness
-from whet.training.updates import prove_updates
+from whet.training.updates import UpdateProof, prove_updates
 from whet.tuner.records import TrainingEvidence, TrialOutcome
 from whet.tuner.training.examination import refusal
-from whet.tuner.training.facts import ORIGINAL, REFERENCE, KnownTraining
+from whet.tuner.training.facts import MOVED, ORIGINAL, REFERENCE, KnownTraining
 from whet.tuner.training.opening import NUM_DIGESTS, PreparedTrainer, digests, first_batches, open_training
 from whet.workload import TrainingWorkload, measure_quality
 from whet.workload.measurables import TrainingSteps
@@ -109,12 +110,20 @@ def disproved(
     Returns:
         Why it is another training, "" where nothing says so; and the evidence.
     """
-    proof = _gradients(workload, trainer, exactness, known)
+    batches = first_batches(workload, gradients.NUM_BATCHES)
+    found = gradients.gradients_of(trainer.model, workload.loss, batches, seed=workload.seed)
+    original, reference, moved = (gradients.read(known.directory / name) for name in (ORIGINAL, REFERENCE, MOVED))
+    proof = gradients.judged(found, original, reference, exactness, moved)
     evidence = TrainingEvidence(gradients=proof)
     if not proof.is_same:
         return proof.words, evidence
     if exactness is not Exactness.OTHER:
-        updates = prove_updates(workload, trainer)
+        with first_gradients(trainer) as seen:
+            updates = prove_updates(workload, trainer)
+        given = judged_first(seen, found, workload, original, reference, exactness, moved)
+        if given is not None and not given.is_same:
+            words = f"the first update is given {given.words}"
+            updates = UpdateProof(is_same=False, words=words, error=given.error, parameter=given.parameter)
         evidence = TrainingEvidence(gradients=proof, updates=updates)
         if not updates.is_same:
             return updates.words, evidence
@@ -126,15 +135,6 @@ def exactness_of(steps: Sequence[Step]) -> Exactness:
     order = list(Exactness)
     kinds = [TRAINING_TABLE[step.technique].exactness for step in steps]
     return max(kinds, key=order.index, default=Exactness.EXACT)
-
-
-def _gradients(
-    workload: TrainingWorkload, trainer: Trainer, exactness: Exactness, known: KnownTraining
-) -> gradients.GradientProof:
-    batches = first_batches(workload, gradients.NUM_BATCHES)
-    found = gradients.gradients_of(trainer.model, workload.loss, batches, seed=workload.seed)
-    original, reference = (gradients.read(known.directory / name) for name in (ORIGINAL, REFERENCE))
-    return gradients.judged(found, original, reference, exactness)
 
 
 def _other_batches(trainer: Trainer, known: KnownTraining) -> str:
