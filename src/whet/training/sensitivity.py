@@ -36,7 +36,9 @@ def sensitivity(
     """
     found: dict[str, Tensor] = {}
     for size, kinds in ((_SUMS, ("error",)), (_BFLOAT16, ("bend", "length"))):
-        moved = _moved_gradients(model, loss, batches, size, seed=seed)
+        moved: dict[str, Tensor] = {}
+        for number, batch in enumerate(batches):
+            moved |= _moved_gradients(model, loss, batch, size, number, seed=seed)
         for key in (key for key in reference if not key.startswith("norm.")):
             distances = gradients.distances(moved, reference, key)
             for kind in kinds:
@@ -46,17 +48,21 @@ def sensitivity(
 
 
 def _moved_gradients(
-    model: nn.Module, loss: Loss, batches: Sequence[Any], size: float, *, seed: int
+    model: nn.Module, loss: Loss, batch: Any, size: float, number: int, *, seed: int
 ) -> dict[str, Tensor]:
-    """Return the gradients with parameters that are moved by at most this part of them; they are put back."""
-    generator = torch.Generator().manual_seed(seed)
+    """Return the gradients of one batch with parameters moved by at most this part of them; they are put back.
+
+    Each batch, by its number, has another move.
+    """
+    generator = torch.Generator().manual_seed(number)
     before = [p.detach().clone() for p in model.parameters()]
     try:
         with torch.no_grad():
             for p in model.parameters():
                 p.mul_(1 + size * (2 * torch.rand(p.shape, generator=generator) - 1).to(p.device, p.dtype))
-        return gradients.gradients_of(model, loss, batches, seed=seed)
+        found = gradients.gradients_of(model, loss, [batch], seed=seed)
     finally:
         with torch.no_grad():
             for p, value in zip(model.parameters(), before, strict=True):
                 p.copy_(value)
+    return {name.replace("0.", f"{number}.", 1): value for name, value in found.items()}
