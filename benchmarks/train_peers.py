@@ -52,6 +52,7 @@ from whet.recipe import Recipe, Step
 from whet.tuner.tuning import tune
 
 WHET, SMALL = "whet", "whet, for memory"
+PEERS = (*BY_HAND, TRAINER, LIGHTNING)
 HANDMADE = tuple(name for name in BY_HAND if name != "fp32")
 LADDER = "autocast,fused_optimizer,compile,chunked_loss,checkpointing,adamw_8bit"
 _READY_S = 600.0
@@ -64,7 +65,7 @@ def main() -> None:
     os.environ[VARIABLE] = json.dumps(TINY if arguments.tiny else SHAPE)
     with tempfile.TemporaryDirectory(prefix="whet-train-peers-") as scratch:
         recipes = _recipes(arguments, Path(scratch))
-        contenders = [*BY_HAND, TRAINER, LIGHTNING, *recipes]
+        contenders = [*(arguments.peers.split(";") if arguments.peers else PEERS), *recipes]
         found: Measured = {name: [] for name in contenders}
         for number in range(arguments.sets):
             one = _one_set(contenders, recipes, arguments, number)
@@ -88,6 +89,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="in each set (default: 6; 5 with --quick)")
     parser.add_argument("--steps", type=int, default=3, help="of each contender in a round")
     parser.add_argument("--ladder", help=f"techniques, comma-separated; '' for none (default: {LADDER})")
+    parser.add_argument("--peers", help=f"some of them, with semicolons (default: {'; '.join(PEERS)})")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--tiny", action="store_true", help="only show that it runs")
     arguments = parser.parse_args()
@@ -95,6 +97,8 @@ def _arguments() -> argparse.Namespace:
     for name, usual, quick in (("budget", 240.0, 60.0), ("sets", 2, 1), ("rounds", 6, 5), ("ladder", LADDER, "")):
         if getattr(arguments, name) is None:
             setattr(arguments, name, quick if short else usual)
+    if unknown := set((arguments.peers or PEERS[0]).split(";")) - set(PEERS):
+        parser.error(f"no peer {', '.join(unknown)}; there are: {'; '.join(PEERS)}")
     if arguments.rounds < 2 or arguments.steps < 1 or arguments.sets < 1:
         parser.error("--rounds must be 2 or more, --sets and --steps 1 or more")
     return arguments

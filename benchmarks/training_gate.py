@@ -70,8 +70,6 @@ HARMLESS: dict[str, tuple[Step, ...]] = {
     "autocast, fused optimiser": (Step(technique=AUTOCAST), Step(technique="fused_optimizer")),
 }
 COMPILED = {"compile": (Step(technique="compile"),)}
-COMPILED_SEEDS = 1  # a compilation takes many times as long as everything else
-COMPILED_TARGETS = ("cnn", "mlp_adamw", "mlp_sgd")
 
 
 @dataclass(frozen=True)
@@ -93,11 +91,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=15.0, help="to add seeds for; 0 only writes the page")
     parser.add_argument("--seeds", type=int, default=20, help="of each training run, those judged before included")
     parser.add_argument("--targets", default=",".join(LOSS_STEPS), help="comma-separated: %(default)s")
+    parser.add_argument("--compile", action="store_true", help="try torch.compile too; takes much longer")
     parser.add_argument("--only", help="cases whose name holds this; prints, and writes nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.only is not None:
-        _look_into(arguments.targets.split(","), arguments.only, arguments.seeds)
+        _look_into(arguments.targets.split(","), arguments.only, arguments.seeds, arguments.compile)
         return
     rows = _known()
     ends = time.monotonic() + 60 * arguments.minutes
@@ -106,15 +105,15 @@ def main() -> None:
             if any(row["target"] == target and row["seed"] == seed for row in rows):
                 continue
             if time.monotonic() < ends:
-                rows += judge_seed(target, seed, _cases(target, seed))
+                rows += judge_seed(target, seed, _cases(arguments.compile))
                 _write(rows)
                 print(f"seed {seed} of {target}: {sum(row['target'] == target for row in rows)} changes", flush=True)
     if rows:
         write_whole(PAGE, page(json.loads(RESULTS.read_text(encoding="utf-8"))))
 
 
-def _cases(target: str, seed: int) -> list[Case]:
-    harmless = {**HARMLESS, **(COMPILED if seed <= COMPILED_SEEDS and target in COMPILED_TARGETS else {})}
+def _cases(compiles: bool) -> list[Case]:
+    harmless = {**HARMLESS, **(COMPILED if compiles else {})}
     cases = [Case(name, steps) for name, steps in harmless.items()]
     planted_step = Step(technique=FAULT)
     for name, fault in FAULTS.items():
@@ -230,10 +229,10 @@ def _write(rows: list[dict[str, Any]]) -> None:
     write_whole(RESULTS, json.dumps(report, indent=1) + "\n")
 
 
-def _look_into(targets: list[str], text: str, num_seeds: int) -> None:
+def _look_into(targets: list[str], text: str, num_seeds: int, compiles: bool) -> None:
     for seed in range(1, num_seeds + 1):
         for target in targets:
-            cases = [case for case in _cases(target, seed) if text in case.name]
+            cases = [case for case in _cases(compiles) if text in case.name]
             for row in judge_seed(target, seed, cases):
                 print(
                     *(row[name] for name in ("target", "seed", "case", "is_rounded", "verdict", "by", "words")),
