@@ -36,7 +36,7 @@ _TAIL = """## What the proof does not see
 
 
 _HARMLESS = "Of {n} harmless changes, {k} were rejected: {share}. At most 5 % was the goal."
-_FOUND = "Of {n} planted faults, {k} were found: {share}. At least 90 % of each was the goal."
+_FOUND = "Of {n} planted faults, {k} were found: {share}. At least 90 % was the goal."
 
 
 def page(report: dict[str, Any]) -> str:
@@ -66,7 +66,7 @@ def page(report: dict[str, Any]) -> str:
 
 
 def _targets(rows: Sequence[dict[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(row["target"] for row in rows))
+    return list(dict.fromkeys(["gpt", "cnn", "mlp_adamw", "mlp_sgd", *(row["target"] for row in rows)]))
 
 
 def _interval(k: int, n: int) -> str:
@@ -76,7 +76,10 @@ def _interval(k: int, n: int) -> str:
 
 def _sentence(rows: Sequence[dict[str, Any]], verdict: str, words: str) -> str:
     k = sum(row["verdict"] == verdict for row in rows)
-    return words.format(n=len(rows), k=k, share=_interval(k, len(rows))) + "\n"
+    found = stats.binomtest(k, len(rows)).proportion_ci(0.95, method="exact")
+    is_shown = found.high <= 0.05 if words is _HARMLESS else found.low >= 0.9
+    more = "" if is_shown else " The interval does not show that yet: more seeds are needed."
+    return words.format(n=len(rows), k=k, share=_interval(k, len(rows))) + more + "\n"
 
 
 def _open_sentence(rows: Sequence[dict[str, Any]]) -> str:
