@@ -209,7 +209,7 @@ def _claims(found: Measured) -> list[dict[str, Any]]:
     """Judge each goal by its whole interval; only goals whose two sides were measured."""
 
     def fastest(names: Sequence[str]) -> str:
-        there = [name for name in names if found[name]]
+        there = [name for name in names if found.get(name)]
         return min(there, key=lambda name: statistics.median(row["step_s"] for row in found[name]), default="")
 
     best, first = fastest(HANDMADE), fastest([name for name in found if name != SMALL])
