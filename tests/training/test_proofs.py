@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from planted_faults import by_mean_of_means, scaled, with_group, without_masters
 from tiny_training import TinyLM, adamw, changed_trainer, image_workload, loss_of, tiny_workload, trainer_with
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -56,29 +57,18 @@ def test_gradients_leave_parameters_and_statistics_as_they_are() -> None:
     assert all(p.grad is None for p in workload.model.parameters())
 
 
-def zeroed(model: nn.Module, batch: Tensor) -> Tensor:
-    """A loss whose gradient does not reach one layer's weight."""
-    weight = model.blocks[1].up.weight  # type: ignore[union-attr,index]
-    weight.requires_grad_(False)
-    try:
-        loss = loss_of(model, batch)
-    finally:
-        weight.requires_grad_(True)
-    return loss + 0 * weight.sum()  # type: ignore[operator]
-
-
 FAULTY_LOSSES = {
-    "gradients doubled": lambda model, batch: 2 * loss_of(model, batch),
-    "one layer's gradient zeroed": zeroed,
-    "a mean over another number of tokens": lambda model, batch: loss_of(model, batch) * 17 / 16,
-    "fp16 without a scaler": lambda model, batch: (loss_of(model, batch) * 1e-9).half().float() * 1e9,
+    "gradients doubled": scaled(2.0),
+    "a mean of means": by_mean_of_means,
+    "a mean over another number of tokens": scaled(17 / 16),
+    "fp16 without a scaler": lambda loss: lambda model, batch: (loss(model, batch) * 1e-9).half().float() * 1e9,
 }
 
 
 @pytest.mark.parametrize("exactness", [Exactness.EXACT, Exactness.ROUNDED])
 @pytest.mark.parametrize("fault", FAULTY_LOSSES)
 def test_faults_in_gradients_are_found(fault: str, exactness: Exactness) -> None:
-    workload = replace(tiny_workload(), loss=FAULTY_LOSSES[fault])
+    workload = replace(tiny_workload(), loss=FAULTY_LOSSES[fault](loss_of))
     proof = gradient_proof(workload, Trainer(workload), exactness)
     assert not proof.is_same, proof.words
 
@@ -90,28 +80,6 @@ def test_bfloat16_is_no_exact_technique_but_a_rounded_one() -> None:
     proof = gradient_proof(workload, trainer, Exactness.ROUNDED)
     assert proof.is_same, proof.words
     assert 0.98 < proof.cosine < 1
-
-
-def with_group(**changes: Any) -> Callable[[Parts], Parts]:
-    """Change the settings of the optimiser behind the workload's back."""
-
-    def change(parts: Parts) -> Parts:
-        for group in parts.optimizer.param_groups:
-            group.update({name: factor * group[name] for name, factor in changes.items()})
-        return parts
-
-    return change
-
-
-def without_masters(parts: Parts) -> Parts:
-    """Round the parameters to bfloat16 after each update, as training in pure bfloat16 does."""
-
-    def round_all(optimizer: Any, args: Any, kwargs: Any) -> None:
-        for p in parts.model.parameters():
-            p.data = p.data.bfloat16().float()
-
-    parts.optimizer.register_step_post_hook(round_all)
-    return parts
 
 
 def stepping_twice(parts: Parts) -> Parts:

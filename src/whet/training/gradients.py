@@ -10,8 +10,9 @@ Large gradients are compared in a fixed sample of their numbers; their norms are
 import contextlib
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,7 +34,13 @@ _LEAST_COSINE = 0.98  # of a gradient with 8 bits of mantissa throughout
 _MOST_NORM = 0.05  # the same gradient's length may differ by this part
 _ROUNDING = 0.1  # the original's own error from which on a gradient is rounding alone, as a bias before a batch norm
 _MOST_OTHER_DROPOUT = 1e-3  # relative difference of all gradients from the same seed with dropout on
+_TIMES_MOVED = {"error": 4.0, "bend": 8.0, "length": 4.0}  # a move is one draw, and a variant rounds throughout
+_MOST_BENT, _MOST_LONG = 0.5, 0.4  # whatever moves: a zeroed gradient is bent by 1, a doubled one longer by 1
 _MOST_EXACT_NORM = 1e-3  # the norm of all numbers, those outside of the sample included, for exact techniques
+
+
+Moves = Callable[[str, str], float]
+"""Take "error", "bend" or "length" and a gradient's name, and return how far rounding alone may move it."""
 
 
 class GradientProof(BaseModel):
@@ -87,7 +94,7 @@ def gradients_of(
                 loss(model, part).backward()
             for name, p in model.named_parameters():
                 if p.grad is not None:
-                    found[f"{i}.{name}"] = _sample(p.grad)
+                    found[f"{i}.{name}"] = sample(p.grad)
                     found[f"norm.{i}.{name}"] = p.grad.double().norm().reshape(1).cpu()
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
@@ -118,7 +125,11 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def judged(
-    found: dict[str, Tensor], original: dict[str, Tensor], reference: dict[str, Tensor], exactness: Exactness
+    found: dict[str, Tensor],
+    original: dict[str, Tensor],
+    reference: dict[str, Tensor],
+    exactness: Exactness,
+    moved: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> GradientProof:
     """Judge the gradients of a changed loop.
 
@@ -127,6 +138,7 @@ def judged(
         original: Those of the original.
         reference: Those in float64.
         exactness: What its techniques promise.
+        moved: How far the original's own gradients move under rounding; see whet.training.sensitivity.
     """
     if found.keys() != reference.keys():
         missing = sorted(reference.keys() - found.keys()) or sorted(found.keys() - reference.keys())
@@ -136,28 +148,38 @@ def judged(
     counts = [name for name in names if _error(original[name], reference[name]) < _ROUNDING]
     worst = next((name for name in names if not _is_finite(found, name)), None)
     if worst is not None:
-        name = _plain(worst)
+        name = plain(worst)
         return GradientProof(is_same=False, words=f"the gradient of {name} is not finite", parameter=name)
     own = {name: _error(original[name], reference[name]) for name in counts}
     errors = {name: _error(found[name], reference[name]) for name in counts}
+
+    def moves(kind: str, name: str) -> float:
+        value = moved.get(f"{kind}.{plain(name)}")
+        return 0.0 if value is None else _TIMES_MOVED[kind] * float(value)
+
     if exactness is Exactness.EXACT:
         ratios = {name: float(found[f"norm.{name}"] / reference[f"norm.{name}"]) for name in counts}
-        return _judged_exact(errors, own, ratios)
-    return _judged_rounded(found, reference, counts, errors, own)
+        return _judged_exact(errors, own, ratios, moves)
+    return _judged_rounded(found, reference, errors, own, moves)
 
 
-def _judged_exact(errors: dict[str, float], own: dict[str, float], ratios: dict[str, float]) -> GradientProof:
+def _judged_exact(
+    errors: dict[str, float], own: dict[str, float], ratios: dict[str, float], moves: Moves
+) -> GradientProof:
     """Judge by the error of each parameter, beside the original's own, and by the norm of all its numbers."""
-    long = next((name for name, ratio in ratios.items() if abs(ratio - 1) > _MOST_EXACT_NORM), None)
-    if long is not None:
-        words = f"other gradients: the norm of {_plain(long)}'s is {ratios[long]:.4f} times that in float64"
-        return GradientProof(is_same=False, words=words, norm_ratio=ratios[long], parameter=_plain(long))
     typical = sorted(own.values())[len(own) // 2] if own else 0.0
-    allowed = {name: max(_EXACT * own[name], _EXACT * typical, _LEAST_ERROR) for name in own}
+    allowed = {
+        name: max(_EXACT * own[name], _EXACT * typical, _LEAST_ERROR, min(moves("error", name), _ROUNDING))
+        for name in own
+    }
+    long = next((name for name, x in ratios.items() if abs(x - 1) > max(_MOST_EXACT_NORM, allowed[name])), None)
+    if long is not None:
+        words = f"other gradients: the norm of {plain(long)}'s is {ratios[long]:.4f} times that in float64"
+        return GradientProof(is_same=False, words=words, norm_ratio=ratios[long], parameter=plain(long))
     worst = max(errors, key=lambda name: errors[name] / allowed[name], default="")
     error, most = errors.get(worst, 0.0), max(own.values(), default=0.0)
     is_same = all(errors[name] <= allowed[name] for name in errors)
-    name = _plain(worst)
+    name = plain(worst)
     told = f"relative error {error:.1e} against float64 in {name}; the original's own is {own.get(worst, 0.0):.1e}"
     words = (
         f"same gradients: {told}"
@@ -170,27 +192,30 @@ def _judged_exact(errors: dict[str, float], own: dict[str, float], ratios: dict[
 def _judged_rounded(
     found: dict[str, Tensor],
     reference: dict[str, Tensor],
-    names: Sequence[str],
     errors: dict[str, float],
     own: dict[str, float],
+    moves: Moves,
 ) -> GradientProof:
     """Judge by the direction and the length of each parameter's gradient."""
-    cosines = {name: _cosine(found[name], reference[name]) for name in names}
-    ratios = {name: float(found[f"norm.{name}"] / reference[f"norm.{name}"]) for name in names}
-    bent = min(cosines, key=lambda name: cosines[name], default="")
-    long = max(ratios, key=lambda name: abs(math.log(max(ratios[name], 1e-12))), default="")
-    cosine, ratio = cosines.get(bent, 1.0), ratios.get(long, 1.0)
-    is_bent, is_long = cosine < _LEAST_COSINE, abs(ratio - 1) > _MOST_NORM
-    told = f"cosine {cosine:.4f} at least ({_plain(bent)}), norms within {abs(ratio - 1):.1%} ({_plain(long)})"
-    words = f"{'other' if is_bent or is_long else 'same'} gradients, rounded: {told}"
+    apart = {name: distances(found, reference, name) for name in own}
+    bends = {name: max(1 - _LEAST_COSINE, min(moves("bend", name), _MOST_BENT)) for name in own}
+    lengths = {name: max(_MOST_NORM, min(moves("length", name), _MOST_LONG)) for name in own}
+    is_bent = any(apart[name]["bend"] > bends[name] for name in own)
+    is_long = any(apart[name]["length"] > lengths[name] for name in own)
+    bent = max(own, key=lambda name: apart[name]["bend"] / (bends[name] if is_bent else 1), default="")
+    long = max(own, key=lambda name: apart[name]["length"] / (lengths[name] if is_long else 1), default="")
+    cosine = 1 - apart[bent]["bend"] if bent else 1.0
+    length = apart[long]["length"] if long else 0.0
+    told = f"cosine {cosine:.4f} {'' if is_bent else 'at least '}({plain(bent)}), "
+    told += f"{'norm off by' if is_long else 'norms within'} {length:.1%} ({plain(long)})"
     return GradientProof(
         is_same=not (is_bent or is_long),
-        words=words,
+        words=f"{'other' if is_bent or is_long else 'same'} gradients, rounded: {told}",
         error=max(errors.values(), default=0.0),
         original_error=max(own.values(), default=0.0),
         cosine=cosine,
-        norm_ratio=ratio,
-        parameter=_plain(bent if is_bent else long),
+        norm_ratio=float(found[f"norm.{long}"] / reference[f"norm.{long}"]) if long else 1.0,
+        parameter=plain(bent if is_bent or not is_long else long),
     )
 
 
@@ -247,7 +272,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
             layer.p = rate
 
 
-def _sample(gradient: Tensor) -> Tensor:
+def sample(gradient: Tensor) -> Tensor:
     """Return at most 65,536 numbers of a tensor, spread evenly, in float64 [n]."""
     flat = gradient.detach().reshape(-1)
     if len(flat) > _MOST_SAMPLED:
@@ -268,6 +293,17 @@ def _cosine(found: Tensor, reference: Tensor) -> float:
     return float(found @ reference) / norms if norms else 0.0
 
 
-def _plain(name: str) -> str:
+def distances(found: dict[str, Tensor], reference: dict[str, Tensor], name: str) -> dict[str, float]:
+    """Return the relative error of a gradient, 1 - cosine ("bend"), and the relative change of its norm ("length")."""
+    if not float(found[f"norm.{name}"]) and not float(reference[f"norm.{name}"]):
+        return {"error": 0.0, "bend": 0.0, "length": 0.0}
+    return {
+        "error": _error(found[name], reference[name]),
+        "bend": 1 - _cosine(found[name], reference[name]),
+        "length": abs(float(found[f"norm.{name}"] / reference[f"norm.{name}"]) - 1),
+    }
+
+
+def plain(name: str) -> str:
     """Return a parameter's name without the batch before it."""
     return name.partition(".")[2]

@@ -222,10 +222,15 @@ class Trainer:
         self.num_samples = self.num_samples or float(num_samples_of(batches[0]))
         return batches
 
-    def first_batches(self, number: int) -> list[Any]:
-        """Return the first batches of a pass from the seed, beside the run. The generators go on where they were."""
+    def first_batches(self, number: int, *, later: int = 0) -> list[Any]:
+        """Return the first batches of a pass from the seed, beside the run. The generators go on where they were.
+
+        Args:
+            number: How many batches.
+            later: What is added to the seed, for another pass.
+        """
         with kept_generators():
-            seed_everything(self._workload.seed)
+            seed_everything(self._workload.seed + later)
             return list(itertools.islice(self._passes, number))
 
     def timed_step(self) -> dict[str, float]:

@@ -62,7 +62,12 @@ class TrainingContext:
     @property
     def known(self) -> KnownTraining:
         """Return what a trial's process needs to know."""
-        return KnownTraining(target=self.target, directory=self.directory, batches=self.facts.batches)
+        return KnownTraining(
+            target=self.target,
+            directory=self.directory,
+            batches=self.facts.batches,
+            next_batches=self.facts.next_batches,
+        )
 
     def original(self, left_s: float) -> TrainingMeasured:
         """Measure the original as a trial is measured."""

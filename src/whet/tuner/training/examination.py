@@ -26,12 +26,13 @@ from whet.training.divergence import batches_fault, weights_fault
 from whet.training.layer_profile import profile_training_layers
 from whet.training.memory import step_memory
 from whet.training.parts import Parts
+from whet.training.sensitivity import sensitivity
 from whet.training.step_profile import StepProfile, profile_steps
 from whet.training.technique import TrainingTechnique
 from whet.tuner.known_target import digest_of
 from whet.tuner.result import Diagnosed, LayerRow, RefusedTechnique
 from whet.tuner.space import ApplicableTechnique, Variant
-from whet.tuner.training.facts import ORIGINAL, REFERENCE, TrainingFacts
+from whet.tuner.training.facts import MOVED, ORIGINAL, REFERENCE, TrainingFacts
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
 from whet.tuner.training.soundness import (
     BUILDING,
@@ -84,8 +85,9 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
     note_stage(request.directory, READING)
     batches = first_batches(workload, NUM_DIGESTS)
     sums = sums_of(workload.model)
+    next_batches = digests(first_batches(workload, NUM_DIGESTS, later=1))
     model = digest_of(workload.model.named_parameters())
-    _write_gradients(workload, request.directory)
+    write_gradients(workload, request.directory)
     parts = Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
     gc.collect()
     give_back()
@@ -118,6 +120,7 @@ def examine_training(request: TrainingRequest) -> TrainingFacts:
         memory=memory,
         losses=losses,
         batches=digests(batches),
+        next_batches=next_batches,
         examined_s=time.perf_counter() - began - limits_s,
         open_s=open_s,
         num_samples=float(tokens or trainer.num_samples) * workload.num_accumulated,
@@ -136,8 +139,12 @@ def _loop_digest(workload: TrainingWorkload, parts: Parts, batches: tuple[str, .
     return hashlib.sha256(found.encode()).hexdigest()[:16]
 
 
-def _write_gradients(workload: TrainingWorkload, directory: Path) -> None:
-    """Write the gradients of the first batches: the original's, and those in float64."""
+def write_gradients(workload: TrainingWorkload, directory: Path) -> None:
+    """Write the gradients of the first batches: the original's, those in float64, and how far rounding moves them.
+
+    Raises:
+        WhetError: They are not finite, or depend on numbers that forward draws.
+    """
     batches = first_batches(workload, gradients.NUM_BATCHES)
     model = workload.model.train()
     note_stage(directory, COMPUTING)
@@ -160,6 +167,8 @@ def _write_gradients(workload: TrainingWorkload, directory: Path) -> None:
     note_stage(directory, COMPARING)
     reference = gradients.reference_gradients(model, workload.loss, batches, seed=workload.seed)
     gradients.write(reference, directory / REFERENCE)
+    moved = sensitivity(model, workload.loss, batches, reference, seed=workload.seed)
+    gradients.write(moved, directory / MOVED)
 
 
 def applicable_techniques(

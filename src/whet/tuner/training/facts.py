@@ -11,6 +11,7 @@ from whet.tuner.result import Diagnosed, RefusedTechnique
 from whet.tuner.space import ApplicableTechnique
 
 REFERENCE, ORIGINAL = "reference.safetensors", "original.safetensors"  # gradients: in float64, and the original's
+MOVED = "moved.safetensors"  # how far rounding moves them
 
 
 class TrainingFacts(BaseModel):
@@ -30,6 +31,7 @@ class TrainingFacts(BaseModel):
         memory: What the memory of a step is made of.
         losses: The losses of the first steps.
         batches: A digest of each of the first batches.
+        next_batches: The same of a second pass.
         examined_s: Seconds of the examination.
         open_s: Seconds to build the model and its batches.
         num_samples: Samples of an optimiser step.
@@ -53,6 +55,7 @@ class TrainingFacts(BaseModel):
     memory: StepMemory
     losses: tuple[float, ...]
     batches: tuple[str, ...]
+    next_batches: tuple[str, ...] = ()
     examined_s: float
     open_s: float
     num_samples: float
@@ -68,6 +71,7 @@ class KnownTraining(BaseModel):
         target: The target's name or address.
         directory: Where the files of the examination lie.
         batches: A digest of each of the first batches.
+        next_batches: The same of a second pass.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -75,3 +79,4 @@ class KnownTraining(BaseModel):
     target: str
     directory: Path
     batches: tuple[str, ...] = ()
+    next_batches: tuple[str, ...] = ()

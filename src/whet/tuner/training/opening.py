@@ -60,13 +60,18 @@ class PreparedTrainer:
         return parts
 
 
-def first_batches(workload: TrainingWorkload, number: int) -> list[Any]:
+def first_batches(workload: TrainingWorkload, number: int, *, later: int = 0) -> list[Any]:
     """Return the first batches of a pass, as a run from the seed sees them.
+
+    Args:
+        workload: What is trained.
+        number: How many batches.
+        later: What is added to the seed. A loop that shuffles anew for each pass then gives another order.
 
     Raises:
         TargetError: There are none.
     """
-    seed_everything(workload.seed)
+    seed_everything(workload.seed + later)
     batches = list(islice(workload.batches, number))
     if not batches:
         raise TargetError("batches gives no batch")

@@ -22,13 +22,14 @@ from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
 from whet.training.compile_time import compile_s
 from whet.training.divergence import FAR, divergence
+from whet.training.first_update import first_gradients, judged_first
 from whet.training.memory import StepMemory, step_memory
 from whet.training.parts import Parts
 from whet.training.technique import Exactness
-from whet.training.updates import prove_updates
+from whet.training.updates import UpdateProof, prove_updates
 from whet.tuner.records import TrainingEvidence, TrialOutcome
 from whet.tuner.training.examination import refusal
-from whet.tuner.training.facts import ORIGINAL, REFERENCE, KnownTraining
+from whet.tuner.training.facts import MOVED, ORIGINAL, REFERENCE, KnownTraining
 from whet.tuner.training.opening import NUM_DIGESTS, PreparedTrainer, digests, first_batches, open_training
 from whet.workload import TrainingWorkload, measure_quality
 from whet.workload.measurables import TrainingSteps
@@ -89,28 +90,21 @@ def run_training_trial(request: TrainingTrial) -> TrainingMeasured:
     dropped = _gradients_with_dropout(workload, request.steps)
     prepared = PreparedTrainer(workload, request.steps)
     applied_s = time.perf_counter() - began
-    proof = _gradients(workload, prepared.trainer, exactness, request.known)
-    if not proof.is_same:
-        return _rejected(proof.words, TrainingEvidence(gradients=proof), prepared.notes)
-    if dropped and (why := gradients.other_dropout(_gradients_with_dropout(workload, request.steps), dropped)):
-        return _rejected(why, TrainingEvidence(gradients=proof), prepared.notes)
-    updates = None if exactness is Exactness.OTHER else prove_updates(workload, prepared.trainer)
-    if updates is not None and not updates.is_same:
-        return _rejected(updates.words, TrainingEvidence(gradients=proof, updates=updates), prepared.notes)
-    if why := _other_batches(workload, prepared.trainer, request.known):
-        return _rejected(why, TrainingEvidence(gradients=proof, updates=updates), prepared.notes)
+    dropped_now = _gradients_with_dropout(workload, request.steps) if dropped else {}
+    why, evidence = disproved(workload, prepared.trainer, exactness, request.known)
+    why = why or (gradients.other_dropout(dropped_now, dropped) if dropped else "")
+    if why:
+        return _rejected(why, evidence, prepared.notes)
     first_s = time.perf_counter() - began
     memory = _memory(prepared.trainer, before)
     run, joules = _timed(workload, prepared.trainer, request.timing_s)
     losses = [float(loss) for loss in prepared.trainer.losses]
     if why := divergence(losses, request.most_loss):
         return TrainingMeasured(outcome=TrialOutcome(status="failed", reason=why, notes=prepared.notes))
-    evidence = TrainingEvidence(
-        gradients=proof,
-        updates=updates,
-        memory=memory,
-        set_up_s=applied_s + compile_s(),
-        joules_per_step=joules,
+    proof = evidence.gradients
+    assert proof is not None
+    evidence = evidence.model_copy(
+        update={"memory": memory, "set_up_s": applied_s + compile_s(), "joules_per_step": joules}
     )
     outcome = TrialOutcome(
         status="done",
@@ -141,21 +135,46 @@ def _timed(workload: TrainingWorkload, trainer: Trainer, timing_s: float) -> tup
     return run, None if total_j is None else total_j / max(1, len(trainer.losses) - num_before)
 
 
+def disproved(
+    workload: TrainingWorkload, trainer: Trainer, exactness: Exactness, known: KnownTraining
+) -> tuple[str, TrainingEvidence]:
+    """Hold the gradients, the first updates and the data of a changed loop against the original's.
+
+    Args:
+        workload: What is trained.
+        trainer: The changed loop, before its first step.
+        exactness: What its techniques promise.
+        known: What the examination wrote of the original.
+
+    Returns:
+        Why it is another training, "" where nothing says so; and the evidence.
+    """
+    batches = first_batches(workload, gradients.NUM_BATCHES)
+    found = gradients.gradients_of(trainer.model, workload.loss, batches, seed=workload.seed)
+    original, reference, moved = (gradients.read(known.directory / name) for name in (ORIGINAL, REFERENCE, MOVED))
+    proof = gradients.judged(found, original, reference, exactness, moved)
+    evidence = TrainingEvidence(gradients=proof)
+    if not proof.is_same:
+        return proof.words, evidence
+    if exactness is not Exactness.OTHER:
+        with first_gradients(trainer) as seen:
+            updates = prove_updates(workload, trainer)
+        given = judged_first(seen, found, workload, original, reference, exactness, moved)
+        if given is not None and not given.is_same:
+            words = f"the first update is given {given.words}"
+            updates = UpdateProof(is_same=False, words=words, error=given.error, parameter=given.parameter)
+        evidence = TrainingEvidence(gradients=proof, updates=updates)
+        if not updates.is_same:
+            return updates.words, evidence
+    return _other_batches(trainer, known), evidence
+
+
 def exactness_of(steps: Sequence[Step]) -> Exactness:
     """Return the weakest promise of a recipe's techniques."""
     order = list(Exactness)
     techniques = [(TRAINING_TABLE[step.technique], step) for step in steps]
     kinds = [technique.promise(technique.options(**step.options)) for technique, step in techniques]
     return max(kinds, key=order.index, default=Exactness.EXACT)
-
-
-def _gradients(
-    workload: TrainingWorkload, trainer: Trainer, exactness: Exactness, known: KnownTraining
-) -> gradients.GradientProof:
-    batches = first_batches(workload, gradients.NUM_BATCHES)
-    found = gradients.gradients_of(trainer.model, workload.loss, batches, seed=workload.seed)
-    original, reference = (gradients.read(known.directory / name) for name in (ORIGINAL, REFERENCE))
-    return gradients.judged(found, original, reference, exactness)
 
 
 def _gradients_with_dropout(workload: TrainingWorkload, steps: Sequence[Step]) -> dict[str, Tensor]:
@@ -168,16 +187,22 @@ def _gradients_with_dropout(workload: TrainingWorkload, steps: Sequence[Step]) -
     return gradients.gradients_of(workload.model.train(), workload.loss, batches, seed=workload.seed, drops=True)
 
 
-def _other_batches(workload: TrainingWorkload, trainer: Trainer, known: KnownTraining) -> str:
+def _other_batches(trainer: Trainer, known: KnownTraining) -> str:
     """Return what is wrong with the data that a changed loop trains on; "" where it is the original's."""
     found = digests(trainer.first_batches(NUM_DIGESTS))
-    if found == known.batches:
-        return ""
-    where = next(
-        (i for i, (a, b) in enumerate(zip(found, known.batches, strict=False)) if a != b),
-        min(map(len, (found, known.batches))),
-    )
-    return f"other data: batch {where + 1} of a pass is not the original's"
+    if found != known.batches:
+        return f"other data: batch {_first_difference(found, known.batches)} of a pass is not the original's"
+    found = digests(trainer.first_batches(NUM_DIGESTS, later=1))
+    if found != known.next_batches:
+        where = _first_difference(found, known.next_batches)
+        return f"other data: batch {where} of the second pass is not the original's"
+    return ""
+
+
+def _first_difference(found: Sequence[str], known: Sequence[str]) -> int:
+    """Return the number of the first digest that differs, from 1."""
+    same = (i for i, (a, b) in enumerate(zip(found, known, strict=False)) if a != b)
+    return next(same, min(len(found), len(known))) + 1
 
 
 def _memory(trainer: Trainer, before: int) -> StepMemory:

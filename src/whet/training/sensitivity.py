@@ -1,0 +1,68 @@
+"""Measure how far a model's gradients move when its parameters move by a rounding error.
+
+A gradient can jump: where an input of a ReLU lies next to 0, the least rounding switches it on or off, and thousands of
+gradients change with it. Two trainings that are the same then differ by percents, and the original's own error, which
+is that of one run, does not tell. So the original is also run with its parameters moved: by 1e-5, as an algorithm that
+sums in another order moves what follows, and by 2^-8, as bfloat16 rounds.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whet.training import gradients
+from whet.workload.training import Loss
+
+_SUMS, _BFLOAT16 = 1e-5, 2.0**-8  # relative
+
+
+def sensitivity(
+    model: nn.Module, loss: Loss, batches: Sequence[Any], reference: dict[str, Tensor], *, seed: int
+) -> dict[str, Tensor]:
+    """Return how far each parameter's gradient moves; the worst batch counts.
+
+    Args:
+        model: The original, in training mode.
+        loss: Called as loss(model, batch).
+        batches: One gradient is taken for each.
+        reference: The gradients of the same batches in float64.
+        seed: The seed before each batch.
+
+    Returns:
+        "error.NAME" -> the relative error [1] after the small move; "bend.NAME" -> 1 - cosine [1], and "length.NAME" ->
+        the relative change of the norm [1], after the large one.
+    """
+    found: dict[str, Tensor] = {}
+    for size, kinds in ((_SUMS, ("error",)), (_BFLOAT16, ("bend", "length"))):
+        moved: dict[str, Tensor] = {}
+        for number, batch in enumerate(batches):
+            moved |= _moved_gradients(model, loss, batch, size, number, seed=seed)
+        for key in (key for key in reference if not key.startswith("norm.")):
+            distances = gradients.distances(moved, reference, key)
+            for kind in kinds:
+                name = f"{kind}.{gradients.plain(key)}"
+                found[name] = torch.maximum(found.get(name, torch.zeros(1)), torch.tensor([distances[kind]]))
+    return found
+
+
+def _moved_gradients(
+    model: nn.Module, loss: Loss, batch: Any, size: float, number: int, *, seed: int
+) -> dict[str, Tensor]:
+    """Return the gradients of one batch with parameters moved by at most this part of them; they are put back.
+
+    Each batch, by its number, has another move.
+    """
+    generator = torch.Generator().manual_seed(number)
+    before = [p.detach().clone() for p in model.parameters()]
+    try:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(1 + size * (2 * torch.rand(p.shape, generator=generator) - 1).to(p.device, p.dtype))
+        found = gradients.gradients_of(model, loss, [batch], seed=seed)
+    finally:
+        with torch.no_grad():
+            for p, value in zip(model.parameters(), before, strict=True):
+                p.copy_(value)
+    return {name.replace("0.", f"{number}.", 1): value for name, value in found.items()}
