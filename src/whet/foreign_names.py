@@ -44,7 +44,7 @@ PATCHED: dict[str, str] = {
             "wait_tensor",
         )
     },
-    "torch.autograd.backward": "the backward pass is timed; fix_trials/child.py reads the loss there",
+    "torch.autograd.backward": "the backward pass is timed; scripts/losses.py reads the loss there",
     "torch.autograd.grad": "the backward pass is timed",
     "torch.nn.Module.zero_grad": "time of the optimiser",
     "torch.nn.Module.__call__": "the forward pass is timed, where every module is watched",
@@ -53,7 +53,7 @@ PATCHED: dict[str, str] = {
     "torch.amp.GradScaler.unscale_": "time of the optimiser",
     "torch.amp.GradScaler.update": "time of the optimiser",
     "torch.amp.GradScaler.step": "time of the optimiser; a skipped step is no step",
-    "torch.amp.GradScaler.scale": "fix_trials/child.py reads the scale of the loss",
+    "torch.amp.GradScaler.scale": "scripts/losses.py reads the scale of the loss",
     "torch.utils.data.DataLoader.__iter__": "time of the data",
     "torch.utils.data.dataloader._BaseDataLoaderIter.__next__": "time of the data",
     # Another file changes this one.

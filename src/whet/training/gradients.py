@@ -81,13 +81,17 @@ def gradients_of(model: nn.Module, loss: Loss, batches: Sequence[Any], *, seed: 
             loss(model, batch).backward()
             for name, p in model.named_parameters():
                 if p.grad is not None:
-                    found[f"{i}.{name}"] = _sample(p.grad)
-                    found[f"norm.{i}.{name}"] = p.grad.double().norm().reshape(1).cpu()
+                    found |= noted(f"{i}.{name}", p.grad)
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
     return found
+
+
+def noted(key: str, gradient: Tensor) -> dict[str, Tensor]:
+    """Return what is kept of one gradient: a sample under its key, and its norm under "norm." and the key."""
+    return {key: _sample(gradient), f"norm.{key}": gradient.double().norm().reshape(1).cpu()}
 
 
 def reference_gradients(model: nn.Module, loss: Loss, batches: Sequence[Any], *, seed: int) -> dict[str, Tensor]:

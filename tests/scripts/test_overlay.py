@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from whet.fix_trials import overlay
-from whet.fix_trials.overlay import make_overlay
+from whet.scripts import overlay
+from whet.scripts.overlay import make_overlay
 
 
 @pytest.fixture
