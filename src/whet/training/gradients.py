@@ -116,7 +116,12 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def judged(
-    found: dict[str, Tensor], original: dict[str, Tensor], reference: dict[str, Tensor], exactness: Exactness
+    found: dict[str, Tensor],
+    original: dict[str, Tensor],
+    reference: dict[str, Tensor],
+    exactness: Exactness,
+    *,
+    against: str = "float64",
 ) -> GradientProof:
     """Judge the gradients of a changed loop.
 
@@ -125,6 +130,7 @@ def judged(
         original: Those of the original.
         reference: Those in float64.
         exactness: What its techniques promise.
+        against: What the reference is, in words.
     """
     if found.keys() != reference.keys():
         missing = sorted(reference.keys() - found.keys()) or sorted(found.keys() - reference.keys())
@@ -140,15 +146,17 @@ def judged(
     errors = {name: _error(found[name], reference[name]) for name in counts}
     if exactness is Exactness.EXACT:
         ratios = {name: float(found[f"norm.{name}"] / reference[f"norm.{name}"]) for name in counts}
-        return _judged_exact(errors, own, ratios)
+        return _judged_exact(errors, own, ratios, against)
     return _judged_rounded(found, reference, counts, errors, own)
 
 
-def _judged_exact(errors: dict[str, float], own: dict[str, float], ratios: dict[str, float]) -> GradientProof:
+def _judged_exact(
+    errors: dict[str, float], own: dict[str, float], ratios: dict[str, float], against: str
+) -> GradientProof:
     """Judge by the error of each parameter, beside the original's own, and by the norm of all its numbers."""
     long = next((name for name, ratio in ratios.items() if abs(ratio - 1) > _MOST_EXACT_NORM), None)
     if long is not None:
-        words = f"other gradients: the norm of {_plain(long)}'s is {ratios[long]:.4f} times that in float64"
+        words = f"other gradients: the norm of {_plain(long)}'s is {ratios[long]:.4f} times that in {against}"
         return GradientProof(is_same=False, words=words, norm_ratio=ratios[long], parameter=_plain(long))
     typical = sorted(own.values())[len(own) // 2] if own else 0.0
     allowed = {name: max(_EXACT * own[name], _EXACT * typical, _LEAST_ERROR) for name in own}
@@ -156,7 +164,7 @@ def _judged_exact(errors: dict[str, float], own: dict[str, float], ratios: dict[
     error, most = errors.get(worst, 0.0), max(own.values(), default=0.0)
     is_same = all(errors[name] <= allowed[name] for name in errors)
     name = _plain(worst)
-    told = f"relative error {error:.1e} against float64 in {name}; the original's own is {own.get(worst, 0.0):.1e}"
+    told = f"relative error {error:.1e} against {against} in {name}; the original's own is {own.get(worst, 0.0):.1e}"
     words = (
         f"same gradients: {told}"
         if is_same

@@ -52,6 +52,7 @@ class LossProof(BaseModel):
         allowed: The drop that is allowed.
         pairs: The pairs.
         doubt: Why the pairs cannot tell, whatever the interval; "" where they can.
+        name: What the losses are.
     """
 
     model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
@@ -63,18 +64,19 @@ class LossProof(BaseModel):
     allowed: float
     pairs: tuple[LossPair, ...] = ()
     doubt: str = ""
+    name: str = "held-out loss"
 
     @property
     def words(self) -> str:
         """Return the result in words."""
         told = f"{self.drop:+.2%} over {len(self.pairs)} pairs, {self.most:+.2%} at most; {self.allowed:.2%} is allowed"
         if self.is_same:
-            return f"same held-out loss: {told}"
+            return f"same {self.name}: {told}"
         if self.doubt:
-            return f"the held-out loss is open: {self.doubt}"
+            return f"the {self.name} is open: {self.doubt}"
         if self.is_same is None:
-            return f"the held-out loss is open: {told}"
-        return f"worse held-out loss: {told}"
+            return f"the {self.name} is open: {told}"
+        return f"worse {self.name}: {told}"
 
 
 def judge(pairs: Sequence[LossPair], *, allowed: float, higher_is_better: bool = False) -> LossProof:
