@@ -23,6 +23,7 @@ from whet.techniques.training import TRAINING_TABLE
 MOST_WRITTEN = 2**30  # bytes that a run may add to its copy
 _POLL_S, _SIZE_S, _GRACE_S = 0.05, 0.5, 20.0
 _LOG_TAIL = 8192
+_MOST_NEIGHBOURS = 1000
 _HOW = "write it as: python train.py ARGUMENTS"
 
 
@@ -99,11 +100,11 @@ def run_bounded(
     """
     directory = next(path for i in itertools.count() if not (path := scratch / f"run-{i}").exists())
     directory.mkdir(parents=True)
-    copy = make_overlay(command.directory, directory / "copy", {})
+    copy = _copied(command.directory, directory / "tree")
     messages = directory / "messages"
     messages.mkdir()
     (directory / "tmp").mkdir()
-    own = {"writable": (str(scratch),), "protected": str(command.directory)}
+    own = {"writable": (str(scratch),), "protected": str(command.directory.parent)}
     request.model_copy(update=own).write(messages)
     added = {
         **load.environment(),
@@ -134,8 +135,18 @@ def run_bounded(
         end_tree(child)
     record = ScriptRecord.read(messages)
     failure = ended_by or _failure(command, child.wait(), directory, record)
-    shutil.rmtree(copy, ignore_errors=True)
+    shutil.rmtree(copy.parent, ignore_errors=True)
     return ScriptOutcome(messages, None if failure else record, failure)
+
+
+def _copied(source: Path, tree: Path) -> Path:
+    """Return a copy of a directory, with links to its neighbours beside it, for scripts that read ../data."""
+    tree.mkdir()
+    copy = make_overlay(source, tree / (source.name or "copy"), {})
+    for neighbour in itertools.islice(source.parent.iterdir(), _MOST_NEIGHBOURS):
+        if neighbour != source and neighbour.name != copy.name:
+            (tree / neighbour.name).symlink_to(neighbour)
+    return copy
 
 
 def _watched(child: "subprocess.Popen[bytes]", messages: Path, copy: Path, most_bytes: int, limit_s: float) -> str:

@@ -27,7 +27,7 @@ class FileGuard:
 
     Args:
         writable: The directories that hold the run's own files, such as the script's copy.
-        protected: The user's directory, of which the copy was made.
+        protected: The directory that holds the user's own, of which the copy was made.
         refuse: Ends the process with the reason.
     """
 
@@ -35,6 +35,7 @@ class FileGuard:
         caches = [Path.home() / name for name in (".cache", ".config", ".triton", ".nv", ".local")]
         caches += [Path(os.environ[name]) for name in _CACHES if os.environ.get(name)]
         self._own = _resolved([*map(Path, writable), *caches, Path(sys.prefix), Path(sys.base_prefix)])
+        self._own += _SYSTEM
         self._protected = _resolved([Path(protected)])
         self._others = [*_resolved([Path(tempfile.gettempdir()), Path("/tmp")]), *_SYSTEM]
         self._refuse = refuse

@@ -34,7 +34,7 @@ class ScriptRequest(BaseModel):
         is_proof: Whether dropout is turned off, and gradients and updates of the first steps are recorded.
         is_watched: Whether the phases of the steps are timed.
         writable: Directories that hold the run's own files; empty where the script may write anywhere.
-        protected: The user's directory, of which the run has a copy.
+        protected: The directory that holds the user's own, of which the run has a copy.
     """
 
     model_config = ConfigDict(frozen=True)
