@@ -72,9 +72,7 @@ def apply(found: FoundLoop, steps: Sequence[Step], machine: Machine) -> Parts:
     """
     for step in steps:
         if reason := why_not(found, step, machine):
-            raise RecipeError(
-                f"{step.technique} cannot be applied to this script: {reason}; leave it out of the recipe"
-            )
+            raise RecipeError(f"{step.technique} cannot be applied here: {reason}; leave it out of the recipe")
     return applied(found.parts, steps, TRAINING_TABLE)
 
 

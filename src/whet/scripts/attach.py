@@ -1,4 +1,4 @@
-"""Work inside a script's process: find its loop, apply a recipe to it, record its steps, and end it after enough.
+"""Find the loop of a script from inside its process, apply a recipe, record the steps, and end it after enough.
 
 `inject/sitecustomize.py` calls `begin` once torch is loaded, before the script goes on.
 """
@@ -39,7 +39,7 @@ class ScriptStopped(SystemExit):
 
 
 def begin(directory: str) -> None:
-    """Begin to work in this process, as the request in a directory asks."""
+    """Begin in this process, as the request in a directory asks."""
     ScriptLoop(Path(directory), ScriptRequest.read(Path(directory)))
 
 

@@ -5,14 +5,14 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from whet.errors import RecipeError, TargetError
 from whet.figures import num_bytes
 from whet.measure import load
-from whet.measure.isolate import QUIET, end_tree
+from whet.measure.isolate import LOG, QUIET, Child, end_tree
 from whet.recipe import Recipe, Step
 from whet.scripts.launching import SignalsToChild, environment, name_of, runs_python, script_index, signal_name
 from whet.scripts.messages import PROBLEM, SEED_VARIABLE, VARIABLE, ScriptRecord, ScriptRequest
@@ -116,19 +116,10 @@ def run_bounded(
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "compiled"),  # all runs share it
     }
     before = _written(copy)
-    with (directory / "log.txt").open("wb") as log:
-        try:
-            child = subprocess.Popen(
-                command.in_copy(copy),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=copy,
-                env=environment(added),
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise TargetError(f"cannot run {command.words[0]}: {error.strerror or error}") from error
+    try:
+        child = _started(command.in_copy(copy), copy, environment(added), directory)
+    except OSError as error:
+        raise TargetError(f"cannot run {command.words[0]}: {error.strerror or error}") from error
     try:
         ended_by = _watched(child, messages, copy, before + most_written, limit_s)
     finally:
@@ -137,6 +128,20 @@ def run_bounded(
     failure = ended_by or _failure(command, child.wait(), directory, record)
     shutil.rmtree(copy.parent, ignore_errors=True)
     return ScriptOutcome(messages, None if failure else record, failure)
+
+
+def _started(words: Sequence[str], working_directory: Path, variables: Mapping[str, str], directory: Path) -> Child:
+    """Start a run's process, which can read no input and writes to the run's log."""
+    with (directory / LOG).open("wb") as log:
+        return subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=working_directory,
+            env=variables,
+            start_new_session=True,
+        )
 
 
 def _copied(source: Path, tree: Path) -> Path:
@@ -149,7 +154,7 @@ def _copied(source: Path, tree: Path) -> Path:
     return copy
 
 
-def _watched(child: "subprocess.Popen[bytes]", messages: Path, copy: Path, most_bytes: int, limit_s: float) -> str:
+def _watched(child: Child, messages: Path, copy: Path, most_bytes: int, limit_s: float) -> str:
     """Wait for a run, and return why it has to be ended; "" where it ended by itself."""
     began, looked, recorded = time.monotonic(), time.monotonic(), 0.0
     while True:
@@ -200,7 +205,7 @@ def _failure(command: ScriptCommand, code: int, directory: Path, record: ScriptR
     problem = directory / "messages" / PROBLEM
     if problem.is_file():
         return problem.read_text(encoding="utf-8")
-    last = _last_line(directory / "log.txt")
+    last = _last_line(directory / LOG)
     if code < 0:
         return f"it was ended by {signal_name(-code)}{f': {last}' if last else ''}"
     if code and last.startswith("EOFError"):

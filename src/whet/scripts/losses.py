@@ -1,4 +1,4 @@
-"""Hear the loss of every backward pass, and add up those of one optimiser step."""
+"""Record the loss of every backward pass, and add up those of one optimiser step."""
 
 from typing import Any
 from weakref import WeakKeyDictionary

@@ -78,10 +78,12 @@ class Examined:
 
     Attributes:
         watched: A run whose phases were timed.
+        timed: A run that was timed as a whole.
         original: Runs with dropout off, for the proofs.
     """
 
     watched: ScriptRecord
+    timed: Run
     original: Original
 
 
@@ -131,7 +133,8 @@ def examine(runs: ScriptRuns, name: str) -> Examined:
         )
     if (bad := first_not_finite(losses)) is not None:
         raise ModelError(f"the loss of step {bad} of {name} as it is is {losses[bad - 1]}; mend that first")
-    again = _recorded(runs.timed(), name).losses
+    second = runs.timed()
+    again = _recorded(second, name).losses
     gaps = relative_gaps(losses, again)
     apart = next((i for i, gap in enumerate(gaps) if gap > SAME_LOSS), None)
     if apart is not None:
@@ -144,7 +147,7 @@ def examine(runs: ScriptRuns, name: str) -> Examined:
     _recorded(run, name)
     other = run if describe().cores < 2 else runs.proof(num_threads=1)
     _recorded(other, name)
-    return Examined(first, Original(run, other))
+    return Examined(first, timed_run(second), Original(run, other))
 
 
 def _recorded(outcome: ScriptOutcome, name: str) -> ScriptRecord:
@@ -171,8 +174,8 @@ def _concluded(
     chosen = finalists(search.records)
     is_rounded = any(exactness_of(record.steps) is not Exactness.EXACT for record in chosen)
     losses_s = _LOSSES_SHARE * budget.seconds if is_rounded else 0.0
-    found = _finals(runs, chosen, budget, losses_s, patience, listener)
-    own = [run for run in found.runs.get("original", ()) if run.counts] or [timed_run(examined.original.run)]
+    found = _finals(runs, chosen, budget, losses_s, patience, listener) if chosen else Comparison([], {})
+    own = [run for run in found.runs.get("original", ()) if run.counts] or [examined.timed]
     baseline = _baseline(own)
     points = [_point(r, claim) for r, claim in zip(chosen, found.claims, strict=True) if claim.num_pairs]
     for point in sorted((p for p in points if p.verdict == Verdict.PASS), key=lambda p: -p.speedup):
@@ -216,12 +219,11 @@ def _finals(
     original = ScriptSide(runs, "original")
     now = budget.clock()
     limit = TimeLimit(now + budget.left_s - losses_s, now + budget.left_at_most_s - losses_s, budget.clock)
-    stop = Fixed(_ROUNDS, _MIN_ROUNDS, noise_from="pairs") if chosen else Fixed(3, 1)
+    stop = Fixed(_ROUNDS, _MIN_ROUNDS, noise_from="pairs")
     return compare_all(
         [(original, ScriptSide(runs, f"final-{record.number}", record.steps)) for record in chosen],
         schedule=ABBA(),
         stop=stop,
-        alone=() if chosen else [original],
         patience=patience,
         limit=limit,
         report=lambda done, _: listener.measured(min(done, stop.most), stop.most),
