@@ -57,7 +57,7 @@ PATCHED: dict[str, str] = {
     "torch.utils.data.DataLoader.__iter__": "time of the data",
     "torch.utils.data.dataloader._BaseDataLoaderIter.__next__": "time of the data",
     "torch.optim.Optimizer.__init__": "scripts/loop_finder.py notes every optimiser of a script",
-    # scripts/file_guard.py checks where these write, and scripts/applying.py shifts the seeds, in a script's bounded run.
+    # In bounded runs of a script, scripts/file_guard.py checks what is written, scripts/applying.py shifts the seeds.
     "torch.save": "a file outside a script's copy is not written",
     "safetensors.torch.save_file": "a file outside a script's copy is not written",
     "torch.manual_seed": "pairs of runs train with other seeds",

@@ -26,7 +26,7 @@ from whet.tuner.scripts import tuning
 from whet.tuner.scripts.proof import Original, judge
 from whet.tuner.scripts.runs import ScriptRuns
 from whet.tuner.scripts.search import Candidate, ScriptSearch, candidates
-from whet.tuner.scripts.tuning import ScriptPlan, examine, tune_script
+from whet.tuner.scripts.tuning import ScriptPlan, examine, tune_planned
 
 TRAIN = """
 import torch
@@ -70,7 +70,7 @@ def test_a_script_is_tuned_and_nothing_of_the_users_changes(
     monkeypatch.setattr(tuning, "_MIN_ROUNDS", 2)
     others = tuple(TRAINING_TABLE.keys() - {"fused_optimizer"})
     plan = ScriptPlan(scripts(TRAIN), tmp_path / "out", num_steps=8, budget_s=120, exclude=others)
-    result = tune_script(plan, Patience("go-on"), Listener())
+    result = tune_planned(plan, Patience("go-on"), Listener())
     assert [(trial.status, trial.label) for trial in result.trials] in ([("done", "fused_optimizer")], [])
     assert result.kind == "training" and result.baseline.throughput_per_s > 0
     for trial in result.trials:

@@ -1,14 +1,12 @@
 """Run a training script with a recipe applied to its loop: whet run."""
 
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from whet.recipe import Recipe
-from whet.scripts.command import ScriptCommand, run_with_recipe
+from whet.scripts.command import run_script
 
 _Command = Annotated[
     list[str], typer.Argument(metavar="-- COMMAND...", help="the command, as: -- python train.py --epochs 3")
@@ -23,7 +21,4 @@ def run(command: _Command, recipe: _RecipeFile) -> None:
 
     What is applied is said on standard error. The exit code is the script's; 2 if the recipe cannot be applied.
     """
-    found = ScriptCommand.checked(command)
-    with tempfile.TemporaryDirectory(prefix="whet-run-") as scratch:
-        code = run_with_recipe(found, Recipe.read(recipe), Path(scratch))
-    sys.exit(code)
+    sys.exit(run_script(command, recipe))

@@ -121,18 +121,15 @@ def tune(
             "--storage": storage,
             "--resume": resume,
         }
-        result = tune_script.tune_command(
-            targets,
-            for_models,
-            num_steps=steps,
-            max_drop=drop,
-            budget=budget,
-            out=out,
-            exclude=excluded,
-            on_busy=on_busy,
-            busy_wait=busy_wait,
-            as_json=as_json,
-        )
+        chosen = {
+            "num_steps": steps,
+            "max_drop": drop,
+            "budget_s": seconds("--budget", budget),
+            "out": out,
+            "exclude": excluded,
+        }
+        how = {"on_busy": on_busy, "busy_wait": busy_wait}
+        result = tune_script.tune_command(targets, for_models, chosen, **how, as_json=as_json)
         raise typer.Exit(_EXIT_CODES.get(result.verdict, 0))
     if steps is not None:
         raise OptionError("--steps goes with a script: whet tune --steps 40 -- python train.py")

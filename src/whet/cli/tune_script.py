@@ -1,25 +1,23 @@
 """Tune a training script that stays as it is: whet tune -- python train.py ARGUMENTS."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from whet.auditor.report import count
 from whet.cli import tables, training_tables
 from whet.cli.busy import patience_of, show_waiting
-from whet.cli.units import seconds
-from whet.errors import OptionError, OutputError
-from whet.files import names_in, writable_parent
-from whet.scripts.command import ScriptCommand
+from whet.errors import OptionError
 from whet.scripts.launching import runs_python
-from whet.tuner.goal import MAX_DROP_TRAINING
 from whet.tuner.listener import Listener
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import Result
-from whet.tuner.scripts.tuning import NUM_STEPS, ScriptPlan, tune_script
+from whet.tuner.scripts.tune_script import tune_script
+from whet.tuner.scripts.tuning import NUM_STEPS
+
+__all__ = ["NUM_STEPS", "is_command", "tune_command"]
 
 
 def is_command(targets: Sequence[str]) -> bool:
@@ -31,13 +29,9 @@ def is_command(targets: Sequence[str]) -> bool:
 
 def tune_command(
     words: Sequence[str],
-    given: Mapping[str, object],
+    for_models: Mapping[str, object],
+    options: Mapping[str, Any],
     *,
-    num_steps: int | None,
-    max_drop: float | None,
-    budget: str,
-    out: Path | None,
-    exclude: Sequence[str],
     on_busy: str,
     busy_wait: str,
     as_json: bool,
@@ -46,37 +40,20 @@ def tune_command(
 
     Args:
         words: The command.
-        given: Options that are for models alone, by their names, and whether they were given.
-        num_steps: The most optimiser steps of a run.
-        max_drop: How much of the training loss may be lost, as a fraction.
-        budget: The time for everything, as text.
-        out: A new directory for the results.
-        exclude: Techniques that are not tried.
+        for_models: Options that are for models alone, by their names, and whether they were given.
+        options: Those of `whet.tune_script`.
         on_busy: What to do on a busy machine.
         busy_wait: How long to wait for a quiet machine, as text.
         as_json: Whether to print one JSON object as the last line.
 
     Raises:
         OptionError: An option does not go with a script.
-        OutputError: The directory cannot be used.
     """
-    for name, value in given.items():
+    for name, value in for_models.items():
         if value:
             raise OptionError(f"{name} does not go with a script; leave it out")
-    command = ScriptCommand.checked(words)
-    directory = _directory(command, out)
-    plan = ScriptPlan(
-        command=command,
-        directory=directory,
-        num_steps=NUM_STEPS if num_steps is None else num_steps,
-        budget_s=seconds("--budget", budget),
-        max_drop=MAX_DROP_TRAINING if max_drop is None else max_drop,
-        exclude=tuple(exclude),
-    )
     console = Console(stderr=as_json)
-    patience = patience_of(on_busy, busy_wait, console)
-    console.print(f"{command.name}: running it as it is, in a copy", markup=False, highlight=False)
-    result = tune_script(plan, patience, _Lines(console))
+    result = tune_script(words, **options, patience=patience_of(on_busy, busy_wait, console), listener=_Lines(console))
     training_tables.show_result(console, result)
     if result.verdict == "gain":
         console.print(result.unsaved.rpartition(": ")[2], markup=False, highlight=False, soft_wrap=True)
@@ -105,19 +82,3 @@ class _Lines(Listener):
 
     def _say(self, text: str) -> None:
         self._console.print(text, style="dim", markup=False, highlight=False)
-
-
-def _directory(command: ScriptCommand, out: Path | None) -> Path:
-    """Return the directory for the results: --out, or a new one below whet-out.
-
-    Raises:
-        OutputError: It holds something already, or cannot be written.
-    """
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", command.name).lstrip(".") or "script"
-    directory, number = out or Path("whet-out") / name, 2
-    while out is None and directory.exists():
-        directory, number = Path("whet-out") / f"{name}-{number}", number + 1
-    if names_in(directory):
-        raise OutputError(f"{directory} is not empty; choose another --out")
-    writable_parent(directory)
-    return directory

@@ -4,6 +4,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -269,3 +270,25 @@ def run_with_recipe(command: ScriptCommand, recipe: Recipe, scratch: Path) -> in
     finally:
         signals.restore()
     return code if code >= 0 else 128 - code
+
+
+def run_script(command: Sequence[str], recipe: Recipe | str | os.PathLike[str]) -> int:
+    """Run a training script to its end with a recipe applied to its loop. No line of the script changes.
+
+    Call this in the main thread, because signals are forwarded to the script.
+
+    Args:
+        command: The Python command, as ["python", "train.py", "--epochs", "3"].
+        recipe: A recipe for training, the file that holds it, or the directory of a tuning run.
+
+    Returns:
+        The script's exit code; 2 where the recipe does not apply to its loop.
+
+    Raises:
+        TargetError: The command cannot be run.
+        RecipeError: The recipe cannot be read, or is not for training.
+    """
+    found = ScriptCommand.checked(command)
+    read = recipe if isinstance(recipe, Recipe) else Recipe.read(Path(recipe))
+    with tempfile.TemporaryDirectory(prefix="whet-run-") as scratch:
+        return run_with_recipe(found, read, Path(scratch))

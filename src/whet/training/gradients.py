@@ -90,7 +90,7 @@ def gradients_of(model: nn.Module, loss: Loss, batches: Sequence[Any], *, seed: 
 
 
 def noted(key: str, gradient: Tensor) -> dict[str, Tensor]:
-    """Return what is kept of one gradient: a sample under its key, and its norm under "norm." and the key."""
+    """Return a sample of a gradient under its key, and the norm under "norm." and the key."""
     return {key: _sample(gradient), f"norm.{key}": gradient.double().norm().reshape(1).cpu()}
 
 

@@ -87,7 +87,7 @@ class Examined:
     original: Original
 
 
-def tune_script(plan: ScriptPlan, patience: Patience, listener: Listener) -> Result:
+def tune_planned(plan: ScriptPlan, patience: Patience, listener: Listener) -> Result:
     """Find the fastest recipe for a training script that stays as it is, and prove it.
 
     Raises:
