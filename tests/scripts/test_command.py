@@ -197,6 +197,8 @@ def test_neighbours_can_be_read(place: Path) -> None:
         (["torchrun", "train.py"], "torchrun is not a Python command"),
         ([sys.executable, "missing.py"], "there is no script missing.py"),
         ([sys.executable, "-c", "print(1)"], "names no script"),
+        ([sys.executable, "-I", "train.py"], "a Python with -I ignores what whet adds from outside"),
+        ([sys.executable, "-uE", "train.py"], "a Python with -uE ignores"),
         (["python-that-is-missing", "train.py"], "is not found"),
     ],
 )
@@ -227,6 +229,16 @@ def test_the_page_s_script_runs_with_its_recipe(place: Path, capfd: pytest.Captu
     out, err = capfd.readouterr()
     assert (out, err) == ("", "whet: fused_optimizer applied to Sequential\n")
     assert (place / "model.pt").is_file()
+
+
+def test_a_recipe_that_is_applied_to_nothing_is_said(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (place / "train.py").write_text("print('nothing is trained')")
+    command = ScriptCommand.checked([sys.executable, "train.py"])
+    recipe = Recipe(kind="training", steps=(Step(technique="fused_optimizer"),))
+    scratch = place.parent / "messages"
+    scratch.mkdir()
+    assert run_with_recipe(command, recipe, scratch) == 0
+    assert "the recipe was applied to nothing: no training loop of PyTorch was seen" in capfd.readouterr().err
 
 
 def test_a_recipe_that_does_not_apply_is_refused_before_training(

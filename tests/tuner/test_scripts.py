@@ -10,6 +10,7 @@ import pytest
 import script_process
 import torch
 
+from whet.cli import main
 from whet.errors import ModelError, OptionError, TargetError
 from whet.measure.quiet import Patience
 from whet.recipe import Recipe, Step
@@ -224,3 +225,26 @@ def test_the_verdict(points: list[MeasuredVariant], word: str, label: str, said:
     found = tuning._verdict(baseline, points, records, Patience("go-on"), has_untried=False)
     assert (found[0], found[2].label) == (word, label)
     assert said in found[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--", "bash", "train.py"], "bash is not a Python command; write it as: python train.py ARGUMENTS"),
+        (["--", sys.executable, "missing.py"], "there is no script missing.py"),
+        (["--objective", "memory", "--", sys.executable, "train.py"], "--objective memory does not go with a script"),
+        (["--resume", "--", sys.executable, "train.py"], "--resume does not go with a script"),
+        (["--steps", "20", "digits-cnn"], "--steps goes with a script"),
+        (["--out", ".", "--", sys.executable, "train.py"], "is not empty; choose another --out"),
+    ],
+)
+def test_the_command_line_refuses(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRAIN)
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", *words])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert [path.name for path in Path.cwd().iterdir()] == ["train.py"]

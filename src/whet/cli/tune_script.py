@@ -21,10 +21,9 @@ __all__ = ["NUM_STEPS", "is_command", "tune_command"]
 
 
 def is_command(targets: Sequence[str]) -> bool:
-    """Return whether the words after `whet tune` are a command: a program, and a script that ends in .py or -m."""
-    return runs_python(targets[0]) or (
-        ":" not in targets[0] and any(word.endswith(".py") or word == "-m" for word in targets)
-    )
+    """Return whether the words after `whet tune` are a command: a program, then a script that ends in .py, or -m."""
+    others = any(word.endswith(".py") or word == "-m" for word in targets[1:])
+    return runs_python(targets[0]) or (others and ":" not in targets[0])
 
 
 def tune_command(

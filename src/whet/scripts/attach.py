@@ -23,7 +23,7 @@ from whet.recipe import Recipe
 from whet.scripts.applying import applicable, apply, shift_seeds
 from whet.scripts.file_guard import FileGuard
 from whet.scripts.first_steps import FirstSteps
-from whet.scripts.loop_finder import FoundLoop, LoopFinder
+from whet.scripts.loop_finder import ONE_LOOP, FoundLoop, LoopFinder
 from whet.scripts.losses import BackwardLosses
 from whet.scripts.messages import GRADIENTS, PROBLEM, TRAINER, ScriptRecord, ScriptRequest
 from whet.scripts.step_times import StepTimes
@@ -62,7 +62,7 @@ class ScriptLoop:
         self._first: FirstSteps | None = None
         self._times: StepTimes | None = None
         self._last_ns = 0
-        self._has_ended = False
+        self._has_ended = self._has_met_another = False
         self._watching = contextlib.ExitStack()
         if request.is_bounded:
             self._prepare_bounded()
@@ -115,14 +115,13 @@ class ScriptLoop:
             sys.stderr.write(f"whet: {recipe} applied to {type(parts.model).__name__}\n")
 
     def _claim(self) -> None:
-        """Note that this process trains, and refuse if another one does already."""
-        if not self._request.is_bounded:
-            return
+        """Note that this process trains. In a bounded run, refuse if another one does already."""
         try:
             with (self._directory / TRAINER).open("x", encoding="ascii") as file:
                 file.write(str(os.getpid()))
         except FileExistsError:
-            self.refuse("the script trains in several processes; start it so that one process trains")
+            if self._request.is_bounded:
+                self.refuse("the script trains in several processes; start it so that one process trains")
 
     def _is_loop(self, optimizer: Optimizer) -> bool:
         return self._first is None or not self._first.is_mine(optimizer)
@@ -134,14 +133,22 @@ class ScriptLoop:
         found = self._finder.found
         assert found is not None
         if optimizer is not found.parts.optimizer:
-            kinds = f"{type(found.parts.optimizer).__name__}, {type(optimizer).__name__}"
-            self.refuse(
-                f"the script has several optimisers ({kinds}). whet works on one model that one optimiser trains"
-            )
+            self._meet_another(type(optimizer).__name__)
+            return
         if self._first is not None:
             self._first.before_step(optimizer)
         if self._request.is_bounded:
             self._rates.append([float(group["lr"]) for group in optimizer.param_groups])
+
+    def _meet_another(self, kind: str) -> None:
+        """Refuse a second optimiser in a bounded run. A long training goes on, and it is said that this one is not."""
+        if self._request.is_bounded:
+            self.refuse(f"the script has several optimisers (another {kind} steps). {ONE_LOOP}")
+        if not self._has_met_another:
+            self._has_met_another = True
+            sys.stderr.write(
+                f"whet: another optimiser ({kind}) steps too; the recipe is not applied to what it trains\n"
+            )
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self._has_ended or not self._request.is_bounded or not self._is_loop(optimizer):

@@ -2,8 +2,10 @@
 
 import itertools
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,7 @@ from whet.measure import load
 from whet.measure.isolate import LOG, QUIET, Child, end_tree
 from whet.recipe import Recipe, Step
 from whet.scripts.launching import SignalsToChild, environment, name_of, runs_python, script_index, signal_name
-from whet.scripts.messages import PROBLEM, SEED_VARIABLE, VARIABLE, ScriptRecord, ScriptRequest
+from whet.scripts.messages import PROBLEM, SEED_VARIABLE, TRAINER, VARIABLE, ScriptRecord, ScriptRequest
 from whet.scripts.overlay import make_overlay
 from whet.technique import named, options_of
 from whet.techniques.training import TRAINING_TABLE
@@ -24,6 +26,7 @@ from whet.techniques.training import TRAINING_TABLE
 MOST_WRITTEN = 2**30  # bytes that a run may add to its copy
 _POLL_S, _SIZE_S, _GRACE_S = 0.05, 0.5, 20.0
 _LOG_TAIL = 8192
+_ISOLATED = re.compile("-[A-Za-z]*[IES][A-Za-z]*")  # options of Python
 _MOST_NEIGHBOURS = 1000
 _HOW = "write it as: python train.py ARGUMENTS"
 
@@ -57,6 +60,10 @@ class ScriptCommand:
         place = script_index(words)
         if place is None:
             raise TargetError(f"{' '.join(words)!r} names no script that ends in .py, and no module after -m; {_HOW}")
+        if isolated := next((word for word in words[1:place] if _ISOLATED.fullmatch(word)), None):
+            raise TargetError(
+                f"a Python with {isolated} ignores what whet adds to it from outside; leave {isolated} out"
+            )
         if words[place - 1] != "-m" and not Path(words[place]).is_file():
             raise TargetError(f"there is no script {words[place]}; name a Python file that exists")
         return cls(tuple(words), place, Path.cwd().resolve())
@@ -269,6 +276,8 @@ def run_with_recipe(command: ScriptCommand, recipe: Recipe, scratch: Path) -> in
         raise TargetError(f"cannot run {command.words[0]}: {error.strerror or error}") from error
     finally:
         signals.restore()
+    if not (scratch / TRAINER).exists() and not (scratch / PROBLEM).exists():
+        sys.stderr.write("whet: the recipe was applied to nothing: no training loop of PyTorch was seen\n")
     return code if code >= 0 else 128 - code
 
 

@@ -14,6 +14,7 @@ from whet.training import gradients
 from whet.training.updates import UpdateFollower, UpdateProof
 
 NUM_STEPS = 3
+_MOST_FOLLOWED = 300_000_000  # numbers: with its state, AdamW takes 32 bytes for each in float64
 
 
 class FirstSteps:
@@ -28,10 +29,15 @@ class FirstSteps:
     def __init__(self, found: FoundLoop) -> None:
         self._trained = found.trained
         without_dropout(found.parts.model)
-        self._follower: UpdateFollower | None = UpdateFollower(self._trained, _fresh(found.parts.optimizer))
         self._gradients: dict[str, Tensor] = {}
         self._num_steps = 0
+        self._follower: UpdateFollower | None = None
         self.updates: UpdateProof | None = None
+        if sum(p.numel() for _, p in self._trained) > _MOST_FOLLOWED:
+            words = "updates are not compared: copies of so many parameters in float64 may not fit into memory"
+            self.updates = UpdateProof(is_same=None, words=words)
+        else:
+            self._follower = UpdateFollower(self._trained, _fresh(found.parts.optimizer))
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Record the gradients that the optimiser is about to use, and make the same update in float64."""

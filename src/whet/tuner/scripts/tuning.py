@@ -177,7 +177,7 @@ def _concluded(
     found = _finals(runs, chosen, budget, losses_s, patience, listener) if chosen else Comparison([], {})
     own = [run for run in found.runs.get("original", ()) if run.counts] or [examined.timed]
     baseline = _baseline(own)
-    points = [_point(r, claim) for r, claim in zip(chosen, found.claims, strict=True) if claim.num_pairs]
+    points = [_point(r, claim) for r, claim in zip(chosen, found.claims, strict=True) if claim.ratio is not None]
     for point in sorted((p for p in points if p.verdict == Verdict.PASS), key=lambda p: -p.speedup):
         if exactness_of(point.steps) is not Exactness.EXACT:
             point.losses = _prove(plan, runs, budget, point.steps, listener)
