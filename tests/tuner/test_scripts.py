@@ -20,6 +20,7 @@ from whet.techniques.training import TRAINING_TABLE
 from whet.training import gradients
 from whet.training.loss_proof import LossProof
 from whet.training.technique import Exactness
+from whet.tuner.budget import Budget
 from whet.tuner.listener import Listener
 from whet.tuner.records import TrialRecord
 from whet.tuner.result import MeasuredVariant
@@ -225,6 +226,17 @@ def test_the_verdict(points: list[MeasuredVariant], word: str, label: str, said:
     found = tuning._verdict(baseline, points, records, Patience("go-on"), has_untried=False)
     assert (found[0], found[2].label) == (word, label)
     assert said in found[1]
+
+
+def test_the_training_loss_is_proved_in_pairs_with_other_seeds(
+    scripts: Callable[[str], ScriptCommand], tmp_path: Path
+) -> None:
+    plan = ScriptPlan(scripts(TRAIN), tmp_path / "out", num_steps=40, budget_s=300, max_drop=0.02)
+    runs = ScriptRuns(plan.command, tmp_path / "scratch", num_steps=40, limit_s=60)
+    same = tuning._prove(plan, runs, Budget(300), (FUSED,), Listener())
+    assert same is not None and same.is_same is True, same
+    assert len({pair.old for pair in same.pairs}) == len(same.pairs) == 3
+    assert same.words.startswith("same training loss")
 
 
 @pytest.mark.parametrize(

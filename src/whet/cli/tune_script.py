@@ -52,6 +52,7 @@ def tune_command(
         if value:
             raise OptionError(f"{name} does not go with a script; leave it out")
     console = Console(stderr=as_json)
+    console.print(f"{' '.join(words)}: running it as it is, in copies", markup=False, highlight=False)
     result = tune_script(words, **options, patience=patience_of(on_busy, busy_wait, console), listener=_Lines(console))
     training_tables.show_result(console, result)
     if result.verdict == "gain":
