@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from latentwire_table import latentwire_lines
 from operator_tables import loss_kernel_lines, operator_lines
 from serving_peers.section import serving_lines
 from technique_rows import machines_table, technique_rows
@@ -274,26 +275,6 @@ def _gate(report: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _latentwire(report: dict[str, Any]) -> str:
-    lines = [
-        "## A slow training code base: audited, then tuned",
-        "",
-        *_where(report),
-        "",
-        f"Steps of examples/latentwire; whet's goal is {report['goal']:g}x over the slow script at the same loss. "
-        f"The recipe: {report['recipe']}. {report['diagnosis']} {report['losses']}".strip(),
-        "",
-        "| what | before | after | times as fast (95%) | training loss |",
-        "|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row['what']} | {row['old_ms']:.0f} ms | {row['new_ms']:.0f} ms "
-        f"| **{row['ratio']:.2f}x** ({row['ci95'][0]:.2f}–{row['ci95'][1]:.2f}) | {row['loss']} |"
-        for row in report["rows"]
-    ]
-    return "\n".join([*lines, ""])
-
-
 def _overhead(report: dict[str, Any]) -> str:
     lines = ["## What measuring costs", "", *_where(report), "", "| one use, nothing in it | µs |", "|---|---|"]
     lines += [f"| {name} | {us:.2f} |" for name, us in report["uses_us"].items()]
@@ -375,6 +356,11 @@ def _limits(report: dict[str, Any]) -> str:
 
 def _operators(report: dict[str, Any]) -> str:
     return "\n".join(["## The operators", "", *_where(report), "", *operator_lines(report), ""])
+
+
+def _latentwire(report: dict[str, Any]) -> str:
+    heading = "## A slow training code base: audited, then tuned"
+    return "\n".join([heading, "", *_where(report), "", *latentwire_lines(report), ""])
 
 
 def _loss_kernel(report: dict[str, Any]) -> str:

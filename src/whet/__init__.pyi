@@ -22,6 +22,7 @@ from .monitor import Monitor as Monitor
 from .monitor.monitor_command import monitor_command as monitor_command
 from .profiler.session import profile as profile
 from .recipe import Recipe as Recipe
+from .scripts.command import run_script as run_script
 from .server.conversation import chat as chat
 from .server.engine import Engine as Engine
 from .server.options import EngineOptions as EngineOptions
@@ -40,6 +41,7 @@ from .trace_profiler.profile_trace import profile_trace as profile_trace
 from .tuner.apply import apply as apply
 from .tuner.apply import apply_recipe as apply_recipe
 from .tuner.result import Result as Result
+from .tuner.scripts.tune_script import tune_script as tune_script
 from .tuner.training.largest_batch import LargestBatch as LargestBatch
 from .tuner.training.largest_batch import largest_batch as largest_batch
 from .tuner.tuning import tune as tune

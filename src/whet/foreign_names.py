@@ -44,7 +44,7 @@ PATCHED: dict[str, str] = {
             "wait_tensor",
         )
     },
-    "torch.autograd.backward": "the backward pass is timed; fix_trials/child.py and training techniques: the loss",
+    "torch.autograd.backward": "the backward pass is timed; scripts/losses.py and training techniques: the loss",
     "torch.autograd.grad": "the backward pass is timed",
     "torch.nn.Module.zero_grad": "time of the optimiser",
     "torch.nn.Module.__call__": "the forward pass is timed, where every module is watched",
@@ -53,13 +53,21 @@ PATCHED: dict[str, str] = {
     "torch.amp.GradScaler.unscale_": "time of the optimiser",
     "torch.amp.GradScaler.update": "time of the optimiser",
     "torch.amp.GradScaler.step": "time of the optimiser; a skipped step is no step",
-    "torch.amp.GradScaler.scale": "fix_trials/child.py reads the scale of the loss",
+    "torch.amp.GradScaler.scale": "scripts/losses.py reads the scale of the loss",
     "torch.utils.data.DataLoader.__iter__": "time of the data",
     "torch.utils.data.dataloader._BaseDataLoaderIter.__next__": "time of the data",
+    "torch.optim.Optimizer.__init__": "scripts/loop_finder.py notes every optimiser of a script",
+    # In bounded runs of a script, scripts/file_guard.py checks what is written, scripts/applying.py shifts the seeds.
+    "torch.save": "a file outside a script's copy is not written",
+    "safetensors.torch.save_file": "a file outside a script's copy is not written",
+    "torch.manual_seed": "pairs of runs train with other seeds",
+    "torch.random.manual_seed": "pairs of runs train with other seeds",
+    "random.seed": "pairs of runs train with other seeds",
+    "numpy.random.seed": "pairs of runs train with other seeds",
     # Another file changes this one.
     "torch._inductor.constant_folding._dont_constant_fold": "artefact/inductor.py keeps packed weights packed",
 }
-"""List each name that whet replaces or changes for a time, and why. Only `openvino.Core` is outside PyTorch."""
+"""List each name that whet replaces or changes for a time, and why. Some are outside PyTorch."""
 
 PRIVATE: dict[str, str] = {
     "torch._C.DisableTorchFunctionSubclass": "training/deferred_logits.py: facts of a promise, which need no logits",

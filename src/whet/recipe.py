@@ -16,7 +16,10 @@ from whet.files import write_whole
 
 FILE = "recipe.toml"
 _APPLY = "whet apply recipe.toml TARGET --out DIR"
-_PREPARE = "model, optimizer, loader = whet.prepare(model, optimizer, loader, recipe='recipe.toml')"
+_PREPARE = (
+    "model, optimizer, loader = whet.prepare(model, optimizer, loader, recipe='recipe.toml'), "
+    "or: whet run --recipe recipe.toml -- python train.py"
+)
 
 
 class Step(BaseModel):

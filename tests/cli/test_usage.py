@@ -37,7 +37,7 @@ def refusal(capsys: pytest.CaptureFixture[str], words: list[str]) -> str:
         ("tune --max-drop 100% a", "--max-drop '100%': write a fraction from 0 to below 1, such as 0.01 or 1%"),
         ("bench --tolerance x a", "--tolerance 'x': write a fraction such as 0.03, or 3%"),
         ("bench --tolerance 300% a", "--tolerance must lie between 0 and 1: 0.02 or 2% allows two percent; got 3"),
-        ("tune --fast a", "there is no option --fast; whet tune --help lists what there is"),
+        ("tune --quick a", "there is no option --quick; whet tune --help lists what there is"),
         ("audit --steps abc .", "--steps takes a whole number; got 'abc'"),
         ("audit --steps", "--steps takes a value, and none is given"),
         ("audit --fix=3", "--fix takes no value; got '3'"),

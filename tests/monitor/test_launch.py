@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from whet.monitor.launch import INJECT, Launch, environment, name_of
+from whet.monitor.launch import Launch
+from whet.scripts.launching import INJECT, environment, name_of
 
 TRAIN = """
 import sys, torch
@@ -225,15 +226,15 @@ def test_what_a_command_is_called() -> None:
 
 def test_the_commands_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PYTHONPATH", "/given")
-    found = environment(tmp_path / "socket")
+    found = environment({"WHET_MONITOR_SOCKET": str(tmp_path / "socket")})
     assert found["PYTHONPATH"] == f"{INJECT}{os.pathsep}/given"
     assert found["WHET_MONITOR_SOCKET"] == str(tmp_path / "socket")
     monkeypatch.delenv("PYTHONPATH")
-    assert environment(tmp_path)["PYTHONPATH"] == str(INJECT)
+    assert environment({})["PYTHONPATH"] == str(INJECT)
 
 
 def test_no_terminal_no_foreground() -> None:
-    code = "from whet.monitor.launch import in_foreground; print(in_foreground())"
+    code = "from whet.scripts.launching import in_foreground; print(in_foreground())"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, start_new_session=True, capture_output=True, text=True, timeout=60)
     assert done.stdout == "False\n", done.stderr

@@ -76,8 +76,13 @@ def _cells(result: Result, point: MeasuredVariant) -> list[Text]:
     return [
         name,
         Text(figures.duration(point.latency_ms, like=result.baseline.latency_ms)),
-        Text(f"{point.throughput_per_s:,.0f}"),
+        Text(_rate(point.throughput_per_s)),
         speedup,
         Text(word, style),
         Text(num_bytes(point.peak_bytes) if point.peak_bytes else figures.DASH),
     ]
+
+
+def _rate(per_s: float) -> str:
+    """Return a rate with three digits at least."""
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from whet.auditor.report import count
-from whet.cli import tables, training_tables
+from whet.cli import tables, training_tables, tune_script
 from whet.cli.busy import INCONCLUSIVE, BusyWaitOption, OnBusyOption, show_waiting
 from whet.cli.units import fraction, num_bytes, seconds
 from whet.errors import OptionError
@@ -41,7 +41,7 @@ _Targets = Annotated[
     typer.Argument(
         metavar="TARGET...",
         help="the targets: a built-in name such as digits-cnn or docs-gpt-training, hf:DIR, FILE.py:FUNCTION or "
-        "package.module:FUNCTION",
+        "package.module:FUNCTION; or a training script as it is: -- python train.py ARGUMENTS",
     ),
 ]
 _Train = Annotated[
@@ -80,6 +80,12 @@ _Exclude = Annotated[
         metavar="NAMES", help="techniques that are not tried, separated by commas; `whet techniques` lists all"
     ),
 ]
+_Steps = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="for a script: the most optimiser steps of each run", show_default=f"{tune_script.NUM_STEPS}"
+    ),
+]
 _AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object as the last line")]
 
 
@@ -95,24 +101,47 @@ def tune(
     storage: _Storage = None,
     resume: _Resume = False,
     exclude: _Exclude = "",
+    steps: _Steps = None,
     on_busy: OnBusyOption = "wait",
     busy_wait: BusyWaitOption = "2m",
     as_json: _AsJson = False,
 ) -> None:
-    """Find the fastest recipe for a model or a training run on this machine, and prove it.
+    """Find the fastest recipe for a model, a training run or a training script on this machine, and prove it.
 
     The exit code is 0 with a verdict, 3 if the machine was too busy, or the budget too short, for one,
     and 1 if nothing could be measured.
     """
+    drop = None if max_drop is None else _max_drop(max_drop)
+    excluded = [name.strip() for name in exclude.split(",") if name.strip()]
+    if tune_script.is_command(targets):
+        for_models = {
+            "--train": train,
+            f"--objective {objective}": objective not in ("latency", "throughput"),
+            "--max-memory": max_memory,
+            "--storage": storage,
+            "--resume": resume,
+        }
+        chosen = {
+            "num_steps": steps,
+            "max_drop": drop,
+            "budget_s": seconds("--budget", budget),
+            "out": out,
+            "exclude": excluded,
+        }
+        how = {"on_busy": on_busy, "busy_wait": busy_wait}
+        result = tune_script.tune_command(targets, for_models, chosen, **how, as_json=as_json)
+        raise typer.Exit(_EXIT_CODES.get(result.verdict, 0))
+    if steps is not None:
+        raise OptionError("--steps goes with a script: whet tune --steps 40 -- python train.py")
     console = Console(stderr=as_json)
     options: dict[str, Any] = {
         "objective": objective,
-        "max_drop": None if max_drop is None else _max_drop(max_drop),
+        "max_drop": drop,
         "max_slowdown": max_slowdown,
         "max_memory_bytes": num_bytes("--max-memory", max_memory) if max_memory is not None else None,
         "budget_s": seconds("--budget", budget),
         "storage": storage,
-        "exclude": [name.strip() for name in exclude.split(",") if name.strip()],
+        "exclude": excluded,
     }
     wait_s = seconds("--busy-wait", busy_wait)
     OnBusy.checked(on_busy)

@@ -2,28 +2,20 @@
 
 import runpy
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
-
-import torch
-from torch import Tensor
 
 from whet.errors import TargetError
-from whet.measure.load import Load, meter
 from whet.measure.memory import cuda_peak_bytes, peak_rss_bytes
+from whet.scripts.losses import BackwardLosses
+from whet.scripts.step_times import StepTimes
 from whet.step_profiler.log import StepRecord
-from whet.step_profiler.patches import Patches, patched
+from whet.step_profiler.patches import patched
 from whet.step_profiler.run import LoopStoppedError
 from whet.step_profiler.watch import watch_everything
 from whet.workload.training import seed_everything
-
-_LEAST_STEPS = 7
-_BLOCK_S = 0.1  # between two readings of the load, which take less than a thousandth of it
-_ENOUGH_S = 5.0  # slow steps need no large number: their times scatter less
 
 
 def run_script(script: str, arguments: Sequence[str], num_steps: int, limit_s: float, seed: int) -> dict[str, Any]:
@@ -40,11 +32,12 @@ def run_script(script: str, arguments: Sequence[str], num_steps: int, limit_s: f
         TargetError: The script makes no optimiser step, or asks for input. Its own exceptions pass through.
     """
     seed_everything(seed)
-    stop = _Stop(num_steps, limit_s)
+    losses = BackwardLosses()
+    stop = _Stop(num_steps, limit_s, losses)
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))
     report = None
-    with patched(stop.listen), watch_everything(stop, with_memory=False) as steps:
+    with patched(losses.listen), watch_everything(stop, with_memory=False) as steps:
         try:
             runpy.run_path(script, run_name="__main__")
         except LoopStoppedError:
@@ -57,14 +50,14 @@ def run_script(script: str, arguments: Sequence[str], num_steps: int, limit_s: f
                     f"{Path(script).name} ended itself: {error.code}; give it arguments with which it trains, after --"
                 ) from error
         report = steps.report()
-    if not stop.seconds:
+    if not stop.times.seconds:
         raise TargetError(
             f"{Path(script).name} made no two optimiser steps; give it arguments with which it trains a few steps"
         )
     return {
-        "seconds": stop.seconds,
+        "seconds": stop.times.seconds,
         "losses": stop.losses,
-        "blocks": [{"num_steps": num, "load": asdict(load)} for num, load in stop.blocks],
+        "blocks": stop.times.blocks_to_json(),
         "report": asdict(report),
         "peak_bytes": peak_rss_bytes(),
         "cuda_peak_bytes": cuda_peak_bytes(),
@@ -72,59 +65,15 @@ def run_script(script: str, arguments: Sequence[str], num_steps: int, limit_s: f
 
 
 class _Stop:
-    """Note each step, and raise once there are enough steps or the time is over."""
+    """Note each step and its loss, and raise once there are enough steps or the time is over."""
 
-    def __init__(self, num_steps: int, limit_s: float) -> None:
-        self.seconds: list[float] = []
+    def __init__(self, num_steps: int, limit_s: float, losses: BackwardLosses) -> None:
+        self.times = StepTimes(num_steps, limit_s)
         self.losses: list[float | None] = []
-        self.blocks: list[tuple[int, Load]] = []  # how many steps, and the load beside them
-        self._read = meter()
-        self._reading = self._read()
-        self._num_steps = num_steps
-        self._ends = time.monotonic() + limit_s
-        self._began = 0.0
-        self._sum: Tensor | float | None = None
-        self._scales: WeakKeyDictionary[Tensor, float] = WeakKeyDictionary()
+        self._heard = losses
 
     def __call__(self, record: StepRecord) -> None:
-        self.seconds.append(record.seconds)
-        self.losses.append(None if self._sum is None else float(self._sum))
-        self._sum = None
-        now = time.monotonic()
-        is_over = self._is_over(now)
-        if is_over or time.perf_counter() - self._reading.at_s >= _BLOCK_S:
-            self._end_block()
-        if is_over:
+        loss = self._heard.take()
+        self.losses.append(None if loss is None else float(loss))
+        if self.times.add(record.seconds):
             raise LoopStoppedError
-
-    def _is_over(self, now: float) -> bool:
-        self._began = self._began or now
-        is_enough = len(self.seconds) >= _LEAST_STEPS and now - self._began > _ENOUGH_S
-        return len(self.seconds) >= self._num_steps or is_enough or now > self._ends
-
-    def _end_block(self) -> None:
-        """Note the load beside the steps since the last reading."""
-        reading = self._read()
-        num_before = sum(num for num, _ in self.blocks)
-        self.blocks.append((len(self.seconds) - num_before, self._reading.until(reading)))
-        self._reading = reading
-
-    def listen(self, patches: Patches) -> None:
-        """Record the loss of every backward pass, and the factor by which a gradient scaler multiplied it."""
-        backward, scale = torch.autograd.backward, torch.amp.GradScaler.scale
-
-        def heard(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            for tensor in [tensors] if isinstance(tensors, Tensor) else tensors:
-                if tensor.numel() == 1:
-                    value = tensor.detach() / self._scales.get(tensor, 1.0)
-                    self._sum = value if self._sum is None else self._sum + value
-            return backward(tensors, *args, **kwargs)
-
-        def scaled(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
-            result = scale(scaler, outputs)
-            if isinstance(result, Tensor):
-                self._scales[result] = scaler.get_scale()
-            return result
-
-        patches.set(torch.autograd, "backward", heard)
-        patches.set(torch.amp.GradScaler, "scale", scaled)

@@ -21,10 +21,10 @@ from whet.comparison.schedules import ABBA
 from whet.comparison.stopping import Fixed, UntilClear
 from whet.errors import TargetError
 from whet.fix_trials.child import run_script
-from whet.fix_trials.overlay import make_overlay
 from whet.fix_trials.version import ScriptVersion, middle
 from whet.measure.isolate import Outcome, run_isolated
 from whet.measure.quiet import Patience
+from whet.scripts.overlay import make_overlay
 
 Look = Callable[[Sequence[SourceFile]], Sequence[Finding]]
 

@@ -1,17 +1,14 @@
 """Compare versions of a training script: a fresh process runs each version for some optimiser steps."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from whet.comparison.run import Run
 from whet.measure.evidence import Losses
 from whet.measure.isolate import Outcome
-from whet.measure.load import Load, cause_of, quiet_blocks, total
-
-NUM_WARM_UP = 3  # steps of each process that fill caches and start workers
-_ENOUGH = 0.5  # of a process's steps have to be quiet
+from whet.measure.load import Load, total
+from whet.scripts.step_times import quiet_steps
 
 
 @dataclass(frozen=True)
@@ -38,7 +35,7 @@ def run_of(outcome: Outcome) -> Run:
         return Run(failure=outcome.failure.message)
     value = outcome.value
     blocks = value.get("blocks", ())
-    seconds, busy = _quiet_steps(value["seconds"], blocks)
+    seconds, busy = quiet_steps(value["seconds"], blocks)
     return Run(
         seconds=statistics.median(seconds),
         num_calls=len(seconds),
@@ -49,20 +46,6 @@ def run_of(outcome: Outcome) -> Run:
         evidence=Losses(by_step=tuple(value["losses"])),
         details={"report": value["report"]},
     )
-
-
-def _quiet_steps(seconds: Sequence[float], blocks: Sequence[Mapping[str, Any]]) -> tuple[Sequence[float], str]:
-    """Return the seconds of the steps that count, and what disturbed too many of them ("" for nothing)."""
-    loads = [Load(**block["load"]) for block in blocks]
-    flags = [
-        is_quiet for block, is_quiet in zip(blocks, quiet_blocks(loads), strict=True) for _ in range(block["num_steps"])
-    ]
-    flags += [True] * (len(seconds) - len(flags))
-    warm = list(zip(seconds, flags, strict=True))[NUM_WARM_UP:] or [(seconds[-1], flags[-1])]
-    quiet = [step_s for step_s, is_quiet in warm if is_quiet]
-    if len(quiet) >= _ENOUGH * len(warm):
-        return quiet, ""
-    return [step_s for step_s, _ in warm], cause_of(loads)
 
 
 def middle(runs: Sequence[Run]) -> Run:

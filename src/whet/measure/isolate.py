@@ -265,7 +265,7 @@ def _run(
     try:
         peak, ended_by = _watch(child, started + time_limit_s, memory_limit_bytes, failed)
     finally:
-        _end(child)
+        end_tree(child)
     seconds = time.perf_counter() - started
     value, failure = _read_result(directory, child.wait(), ended_by, time_limit_s, memory_limit_bytes)
     return Outcome(value, failure, seconds, peak)
@@ -352,7 +352,7 @@ def _pss(tree: list[psutil.Process]) -> int:
     return total
 
 
-def _end(child: Child) -> None:
+def end_tree(child: Child) -> None:
     """End the child and all it started: compilers and worker processes, in its session or in their own."""
     tree = _tree(child.pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,17 +1,13 @@
 """Start a command, watch it and all processes that it starts from outside, and return its exit code.
 
-Python processes among them find `inject/` on their path and report their steps (see `attach`). The command keeps
-standard input, output and error, and receives the signals that are sent to this process.
+Python processes among them report their steps (see `attach`). The command keeps standard input, output and error, and
+receives the signals that are sent to this process.
 """
 
 import contextlib
-import os
-import signal
 import subprocess
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from types import FrameType
 
 from whet.errors import TargetError
 from whet.monitor.gpu import GpuCollector
@@ -22,10 +18,7 @@ from whet.monitor.receiver import Receiver
 from whet.monitor.run import Run
 from whet.monitor.sampler import Sampler
 from whet.monitor.server import PageServer
-
-INJECT = Path(__file__).parent / "inject"
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from whet.scripts.launching import SignalsToChild, environment, name_of, signal_name
 
 
 class Launch:
@@ -49,9 +42,9 @@ class Launch:
         self.run = Run(facts(name or name_of(words), words, 0, interval_s))
         self._server = PageServer(self.run, *address) if address else None
         self._receiver = Receiver(self.run)
-        self._signals = _SignalsToChild()  # first, so that no signal ends this process and leaves the child unwatched
+        self._signals = SignalsToChild()  # first, so that no signal ends this process and leaves the child unwatched
         try:
-            self._child = subprocess.Popen(words, env=environment(self._receiver.path))
+            self._child = subprocess.Popen(words, env=environment({SOCKET_VARIABLE: str(self._receiver.path)}))
             self._signals.forward_to(self._child)
         except OSError as error:
             self._signals.restore()
@@ -102,75 +95,3 @@ class Launch:
         """Stop the page, once it knows of the end."""
         if self._server is not None:
             self._server.stop()
-
-
-def environment(socket_path: Path) -> dict[str, str]:
-    """Return the command's environment: this process's own, with `inject/` on PYTHONPATH and the path of the socket."""
-    given = os.environ.get("PYTHONPATH")
-    path = f"{INJECT}{os.pathsep}{given}" if given else str(INJECT)
-    return {**os.environ, "PYTHONPATH": path, SOCKET_VARIABLE: str(socket_path)}
-
-
-def name_of(words: Sequence[str]) -> str:
-    """Return the name of a command: the script or module that a Python runs, or the program."""
-    program = Path(words[0]).name
-    if program.startswith("python") or program == "torchrun":
-        rest = list(words[1:])
-        for i, word in enumerate(rest):
-            if word == "-m" and i + 1 < len(rest):
-                return rest[i + 1]
-            if word.endswith(".py"):
-                return Path(word).name
-    return program
-
-
-def in_foreground() -> bool:
-    """Return whether a Ctrl-C comes from the terminal, which sends it to every process of the foreground group."""
-    with contextlib.suppress(OSError):  # there is no terminal
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-        try:
-            return os.tcgetpgrp(terminal) == os.getpgrp()
-        finally:
-            os.close(terminal)
-    return False
-
-
-def signal_name(number: int) -> str:
-    """Return the name of a signal, as "SIGTERM"."""
-    known = number in list(signal.Signals)
-    return signal.Signals(number).name if known else f"signal {number}"
-
-
-class _SignalsToChild:
-    """Forward the signals of this process to the child. This process ends when the child has ended.
-
-    A Ctrl-C at a terminal reaches the child directly, and must not reach it twice. Signals that arrive before the child
-    starts are sent to it as it starts.
-    """
-
-    def __init__(self) -> None:
-        self._child: subprocess.Popen[bytes] | None = None
-        self._early: list[int] = []
-        self._before = {number: signal.signal(number, self._forward) for number in _SIGNALS}
-
-    def forward_to(self, child: "subprocess.Popen[bytes]") -> None:
-        """Forward signals to this child from now on, and send it those that came early."""
-        self._child = child
-        while self._early:
-            self._send(child, self._early.pop(0))
-
-    def restore(self) -> None:
-        """Restore the former signal handlers."""
-        for number, former in self._before.items():
-            signal.signal(number, former)
-
-    def _forward(self, number: int, frame: FrameType | None) -> None:
-        if self._child is None:
-            self._early.append(number)
-        elif number != signal.SIGINT or not in_foreground():
-            self._send(self._child, number)
-
-    @staticmethod
-    def _send(child: "subprocess.Popen[bytes]", number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            child.send_signal(number)

@@ -94,13 +94,17 @@ def gradients_of(
                 loss(model, part).backward()
             for name, p in model.named_parameters():
                 if p.grad is not None:
-                    found[f"{i}.{name}"] = sample(p.grad)
-                    found[f"norm.{i}.{name}"] = p.grad.double().norm().reshape(1).cpu()
+                    found |= noted(f"{i}.{name}", p.grad)
     model.zero_grad(set_to_none=True)
     with torch.no_grad():
         for name, buffer in model.named_buffers():
             buffer.copy_(buffers[name])
     return found
+
+
+def noted(key: str, gradient: Tensor) -> dict[str, Tensor]:
+    """Return a sample of a gradient under its key, and the norm under "norm." and the key."""
+    return {key: sample(gradient), f"norm.{key}": gradient.double().norm().reshape(1).cpu()}
 
 
 def reference_gradients(model: nn.Module, loss: Loss, batches: Sequence[Any], *, seed: int) -> dict[str, Tensor]:
@@ -130,6 +134,8 @@ def judged(
     reference: dict[str, Tensor],
     exactness: Exactness,
     moved: Mapping[str, Tensor] = MappingProxyType({}),
+    *,
+    against: str = "float64",
 ) -> GradientProof:
     """Judge the gradients of a changed loop.
 
@@ -139,6 +145,7 @@ def judged(
         reference: Those in float64.
         exactness: What its techniques promise.
         moved: How far the original's own gradients move under rounding; see whet.training.sensitivity.
+        against: What the reference is, in words.
     """
     if found.keys() != reference.keys():
         missing = sorted(reference.keys() - found.keys()) or sorted(found.keys() - reference.keys())
@@ -159,12 +166,12 @@ def judged(
 
     if exactness is Exactness.EXACT:
         ratios = {name: float(found[f"norm.{name}"] / reference[f"norm.{name}"]) for name in counts}
-        return _judged_exact(errors, own, ratios, moves)
+        return _judged_exact(errors, own, ratios, moves, against)
     return _judged_rounded(found, reference, errors, own, moves)
 
 
 def _judged_exact(
-    errors: dict[str, float], own: dict[str, float], ratios: dict[str, float], moves: Moves
+    errors: dict[str, float], own: dict[str, float], ratios: dict[str, float], moves: Moves, against: str
 ) -> GradientProof:
     """Judge by the error of each parameter, beside the original's own, and by the norm of all its numbers."""
     typical = sorted(own.values())[len(own) // 2] if own else 0.0
@@ -174,13 +181,13 @@ def _judged_exact(
     }
     long = next((name for name, x in ratios.items() if abs(x - 1) > max(_MOST_EXACT_NORM, allowed[name])), None)
     if long is not None:
-        words = f"other gradients: the norm of {plain(long)}'s is {ratios[long]:.4f} times that in float64"
+        words = f"other gradients: the norm of {plain(long)}'s is {ratios[long]:.4f} times that in {against}"
         return GradientProof(is_same=False, words=words, norm_ratio=ratios[long], parameter=plain(long))
     worst = max(errors, key=lambda name: errors[name] / allowed[name], default="")
     error, most = errors.get(worst, 0.0), max(own.values(), default=0.0)
     is_same = all(errors[name] <= allowed[name] for name in errors)
     name = plain(worst)
-    told = f"relative error {error:.1e} against float64 in {name}; the original's own is {own.get(worst, 0.0):.1e}"
+    told = f"relative error {error:.1e} against {against} in {name}; the original's own is {own.get(worst, 0.0):.1e}"
     words = (
         f"same gradients: {told}"
         if is_same

@@ -5,7 +5,7 @@ with its own schedule, on copies of the parameters in float64. That sees what gr
 learning rate, a lost weight decay, an update that rounds away.
 """
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from pydantic import BaseModel, ConfigDict
@@ -37,6 +37,48 @@ class UpdateProof(BaseModel):
     parameter: str = ""
 
 
+class UpdateFollower:
+    """Make the updates of a loop once more, in float64, and judge how the loop's own differ.
+
+    Args:
+        parameters: The parameters that are updated, with their names.
+        optimizer: An optimiser of the original's kind over these parameters. It is taken over: from here on it updates
+            the copies in float64.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[str, nn.Parameter]], optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self._parameters = list(parameters)
+        self._precise = [nn.Parameter(value_of(p).double().clone()) for _, p in parameters]
+        self._begin = [p.detach().clone() for p in self._precise]
+        self._twins = {id(p): twin for twin, (_, p) in zip(self._precise, parameters, strict=True)}
+        self._updated: set[int] = set()  # in this step: nothing is updated twice
+        groups = optimizer.param_groups
+        self.has_others = any(p.requires_grad and id(p) not in self._twins for group in groups for p in group["params"])
+        for group in groups:
+            group["params"] = [self._twins[id(p)] for p in group["params"] if id(p) in self._twins]
+
+    def begin_step(self) -> None:
+        """Begin the next step."""
+        self._updated.clear()
+
+    def follow(self, changed: Optimizer) -> None:
+        """Make the update that `changed` is about to make, from the same gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
+        for p in (p for group in changed.param_groups for p in group["params"]):
+            if p.grad is not None and id(p) in self._twins and id(p) not in self._updated:
+                self._twins[id(p)].grad = p.grad.detach().double().clone()
+                self._updated.add(id(p))
+        self.optimizer.step()
+
+    def judged(self) -> UpdateProof:
+        """Judge the changes of the parameters since the beginning."""
+        if self.has_others:
+            return UpdateProof(is_same=None, words="updates cannot be compared: the optimiser has other parameters")
+        names = [name for name, _ in self._parameters]
+        return _judged(names, [p for _, p in self._parameters], self._precise, self._begin)
+
+
 def prove_updates(workload: TrainingWorkload, trainer: Trainer, *, num_steps: int = NUM_STEPS) -> UpdateProof:
     """Make the first steps of a loop, and judge how they change the parameters.
 
@@ -46,36 +88,21 @@ def prove_updates(workload: TrainingWorkload, trainer: Trainer, *, num_steps: in
         num_steps: How many steps are made.
     """
     parameters = [(name, p) for name, p in trainer.model.named_parameters() if p.requires_grad]
-    precise = [nn.Parameter(value_of(p).double().clone()) for _, p in parameters]
-    begin = [p.detach().clone() for p in precise]
-    twins = {id(p): twin for twin, (_, p) in zip(precise, parameters, strict=True)}
     optimizer = workload.optimizer(workload.model.parameters())
-    for group in optimizer.param_groups:
-        if any(p.requires_grad and id(p) not in twins for p in group["params"]):
-            return UpdateProof(is_same=None, words="updates cannot be compared: the optimiser has other parameters")
-        group["params"] = [twins[id(p)] for p in group["params"] if id(p) in twins]
+    follower = UpdateFollower(parameters, optimizer)
+    if follower.has_others:
+        return follower.judged()
     schedule = workload.schedule(optimizer) if workload.schedule is not None else None
-
-    updated: set[int] = set()  # in this step: nothing is updated twice
-
-    def follow(changed: Optimizer, args: Any, kwargs: Any) -> None:
-        optimizer.zero_grad(set_to_none=True)
-        for p in (p for group in changed.param_groups for p in group["params"]):
-            if p.grad is not None and id(p) in twins and id(p) not in updated:
-                twins[id(p)].grad = p.grad.detach().double().clone()
-                updated.add(id(p))
-        optimizer.step()
-
-    hook = trainer.optimizer.register_step_pre_hook(follow)
+    hook = trainer.optimizer.register_step_pre_hook(lambda changed, args, kwargs: follower.follow(changed))
     try:
         for _ in range(num_steps):
-            updated.clear()
+            follower.begin_step()
             trainer.step()
             if schedule is not None:
                 schedule.step()
     finally:
         hook.remove()
-    return _judged([name for name, _ in parameters], [p for _, p in parameters], precise, begin)
+    return follower.judged()
 
 
 def _judged(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from whet.fix_trials import overlay
-from whet.fix_trials.overlay import make_overlay
+from whet.scripts import overlay
+from whet.scripts.overlay import make_overlay
 
 
 @pytest.fixture
@@ -61,3 +61,9 @@ def test_a_changed_file_that_would_be_a_link_is_a_file(
     copy = make_overlay(source, tmp_path / "copy", {source / "package" / "model.py": "SIZE = 3\n"})
     assert (copy / "package" / "model.py").read_text() == "SIZE = 3\n"
     assert (source / "package" / "model.py").read_text() == "SIZE = 1\n"
+
+
+def test_files_beyond_the_total_are_links(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overlay, "_MOST_BYTES", 0)
+    copy = make_overlay(source, tmp_path / "copy", {})
+    assert (copy / "data.bin").is_symlink()

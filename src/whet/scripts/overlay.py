@@ -1,7 +1,7 @@
 """Copy a directory to run changed code in, and leave the original alone.
 
-Code and other small files are copied. Large files, and large folders that hold no code, become links. New files that a
-script writes are made in the copy.
+Code and other small files are copied, up to 512 MB in all. Large files, and folders such as .git, become links.
+New files that a script writes are made in the copy.
 """
 
 import shutil
@@ -10,6 +10,7 @@ from pathlib import Path
 
 _COPIED_BYTES = 16 * 2**20  # a file that is larger is linked
 _MOST_FILES = 20_000
+_MOST_BYTES = 512 * 2**20  # of all copied files
 _LINKED = frozenset(".git .hg .svn .venv venv node_modules __pycache__ .mypy_cache .ruff_cache .pytest_cache".split())
 
 
@@ -33,7 +34,7 @@ def make_overlay(source: Path, target: Path, changed: Mapping[Path, str | bytes]
     source, target = source.resolve(), target.resolve()
     inside = {path.resolve().relative_to(source): content for path, content in changed.items()}
     needed = {parent for path in inside for parent in path.parents}
-    budget = [_MOST_FILES]
+    budget = [_MOST_FILES, _MOST_BYTES]
     _copy(source, target, Path(), needed, budget)
     for path, content in inside.items():
         place = target / path
@@ -56,8 +57,9 @@ def _copy(source: Path, target: Path, inside: Path, needed: set[Path], budget: l
                 place.symlink_to(entry)
             else:
                 _copy(entry, place, path, needed, budget)
-        elif entry.stat().st_size > _COPIED_BYTES:
+        elif entry.stat().st_size > min(_COPIED_BYTES, budget[1]):
             place.symlink_to(entry)
         else:
             shutil.copy2(entry, place)
             budget[0] -= 1
+            budget[1] -= entry.stat().st_size

@@ -1,13 +1,14 @@
-"""Watch the steps of every Python process that a command under `whet monitor` starts.
+"""Begin to watch or change every Python process that a command under `whet` starts, once it has loaded torch.
 
-`whet monitor` puts this file first on PYTHONPATH. It uses the standard library only, and does nothing that could
-disturb the program: it removes itself from the path, runs the sitecustomize that it hides, and waits until torch is
-loaded.
+`whet monitor`, `whet tune -- COMMAND` and `whet run` put this file first on PYTHONPATH. It uses the standard library
+only, and does nothing that could disturb the program: it removes itself from the path, runs the sitecustomize that it
+hides, and waits until torch is loaded.
 """
 
 import importlib
 import json
 import os
+import random
 import socket
 import sys
 from collections.abc import Sequence
@@ -16,11 +17,12 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-_SOCKET = os.environ.get("WHET_MONITOR_SOCKET", "")
+_SOCKET = os.environ.get("WHET_MONITOR_SOCKET", "")  # of `whet monitor`
+_REQUEST = os.environ.get("WHET_SCRIPT_REQUEST", "")  # a directory, of `whet tune` and `whet run`
 
 
 class _TorchFinder(MetaPathFinder):
-    """Begin to watch once torch is loaded.
+    """Begin once torch is loaded.
 
     The finder stays until then, because a program may find torch and not load it.
     """
@@ -46,18 +48,29 @@ class _TorchFinder(MetaPathFinder):
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                _begin()
+                if _SOCKET:
+                    _begin_to_watch()
+                if _REQUEST:
+                    _begin_to_change()
 
         vars(loader)["exec_module"] = execute_and_begin
 
 
-def _begin() -> None:
+def _begin_to_watch() -> None:
     try:
-        from whet.monitor.attach import begin
-
-        begin(_SOCKET)
+        importlib.import_module("whet.monitor.attach").begin(_SOCKET)
     except Exception as error:  # noqa: BLE001 - the program must go on even if it cannot be watched
         _report(f"{type(error).__name__}: {error} (in {sys.executable})")
+
+
+def _begin_to_change() -> None:
+    try:
+        importlib.import_module("whet.scripts.attach").begin(_REQUEST)
+    except Exception as error:
+        problem = f"whet cannot work inside {sys.executable}: {type(error).__name__}: {error}"
+        (Path(_REQUEST) / "problem.txt").write_text(problem[:2000], encoding="utf-8")
+        sys.stderr.write(f"error: {problem}; install whet beside the torch of the script\n")
+        raise SystemExit(2) from error
 
 
 def _report(problem: str) -> None:
@@ -88,5 +101,7 @@ def _run_the_other() -> None:
 try:
     _run_the_other()
 finally:  # if it raises, the site module reports the error as usual
-    if _SOCKET:
+    if "WHET_SCRIPT_SEED" in os.environ:
+        random.seed(int(os.environ["WHET_SCRIPT_SEED"]))  # for what a script draws before it loads torch
+    if _SOCKET or _REQUEST:
         sys.meta_path.insert(0, _TorchFinder())

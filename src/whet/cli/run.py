@@ -1,0 +1,24 @@
+"""Run a training script with a recipe applied to its loop: whet run."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from whet.scripts.command import run_script
+
+_Command = Annotated[
+    list[str], typer.Argument(metavar="-- COMMAND...", help="the command, as: -- python train.py --epochs 3")
+]
+_RecipeFile = Annotated[
+    Path, typer.Option(metavar="FILE", help="a recipe.toml for training, or the directory of a tuning run")
+]
+
+
+def run(command: _Command, recipe: _RecipeFile) -> None:
+    """Run a training script to its end, with a recipe applied to its loop. No line of the script changes.
+
+    What is applied is said on standard error. The exit code is the script's; 2 if the recipe cannot be applied.
+    """
+    sys.exit(run_script(command, recipe))

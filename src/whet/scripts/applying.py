@@ -1,0 +1,106 @@
+"""Apply a recipe to a script's loop, or say why that cannot be done."""
+
+import functools
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from whet.errors import RecipeError
+from whet.machine import Machine
+from whet.recipe import Step
+from whet.scripts.loop_finder import FoundLoop
+from whet.step_profiler.patches import Patches
+from whet.technique import PRECISION, named, options_of
+from whet.techniques.training import TRAINING_TABLE
+from whet.training.applied import applied, refusals
+from whet.training.parts import Parts
+from whet.training.technique import COMPILER, Exactness
+
+_UPDATES_EARLY = "it updates during backward, where a script may accumulate or clip gradients later"
+_SPLITS = "the script's loop has to go over the parts of a batch itself; use whet.micro_batches in it"
+_OTHER = "it is another optimiser, and a script's own training loss cannot show that it trains as well"
+
+
+def applicable(found: FoundLoop, machine: Machine) -> tuple[list[Step], dict[str, str]]:
+    """Return the techniques that can be applied to a script's loop, and why the others cannot.
+
+    Args:
+        found: The loop.
+        machine: This machine.
+
+    Returns:
+        The steps to try, with each choice of their options; the reasons by the technique's name.
+    """
+    steps, reasons = list[Step](), dict[str, str]()
+    for technique in TRAINING_TABLE.values():
+        choices = itertools.product(*([(name, value) for value in values] for name, values in technique.space.items()))
+        for choice in choices:
+            step = Step(technique=technique.name, options=dict(choice))
+            if reason := why_not(found, step, machine):
+                reasons.setdefault(technique.name, reason)
+            else:
+                steps.append(step)
+    used = {step.technique for step in steps}
+    return steps, {name: reason for name, reason in reasons.items() if name not in used}
+
+
+def why_not(found: FoundLoop, step: Step, machine: Machine) -> str:
+    """Return why a technique cannot be applied to a script's loop; "" where it can.
+
+    Raises:
+        RecipeError: There is no such technique, or no such option.
+    """
+    technique = named(step, TRAINING_TABLE)
+    if reason := _why_never(step):
+        return reason
+    if COMPILER in technique.groups and found.is_compiled:
+        return "the script compiles its model already"
+    if PRECISION in technique.groups and found.is_autocast:
+        return "the script computes in autocast already"
+    return next((reason for _, reason in refusals(found.parts, [step], TRAINING_TABLE, machine)), "")
+
+
+def apply(found: FoundLoop, steps: Sequence[Step], machine: Machine) -> Parts:
+    """Apply a recipe to a loop, and return its parts.
+
+    Raises:
+        RecipeError: A technique does not apply.
+    """
+    for step in steps:
+        if reason := why_not(found, step, machine):
+            raise RecipeError(f"{step.technique} cannot be applied here: {reason}; leave it out of the recipe")
+    return applied(found.parts, steps, TRAINING_TABLE)
+
+
+def _why_never(step: Step) -> str:
+    """Return why a technique cannot be used from outside of any loop; "" where it can."""
+    technique = named(step, TRAINING_TABLE)
+    if technique.promise(options_of(step, technique.options, technique.space)) is Exactness.OTHER:
+        return _OTHER
+    if technique.name == "accumulation":
+        return _SPLITS
+    return _UPDATES_EARLY if technique.updates_early else ""
+
+
+def shift_seeds(patches: Patches, shift: int) -> None:
+    """Add a number to every seed that the script sets from now on, so that it trains another run."""
+
+    def shifted(seed: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(seed)
+        def call(value: Any = None, *args: Any, **kwargs: Any) -> Any:
+            return seed((value + shift) % 2**32 if isinstance(value, int) else value, *args, **kwargs)
+
+        return call
+
+    seed_torch = shifted(torch.manual_seed)
+    for owner, name, call in (
+        (torch, "manual_seed", seed_torch),
+        (torch.random, "manual_seed", seed_torch),
+        (random, "seed", shifted(random.seed)),
+        (np.random, "seed", shifted(np.random.seed)),
+    ):
+        patches.set(owner, name, call)

@@ -1,0 +1,93 @@
+"""Record the gradients and judge the updates of a loop's first steps, with its dropout turned off."""
+
+import copy
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from whet.errors import reason
+from whet.scripts.loop_finder import FoundLoop
+from whet.training import gradients
+from whet.training.updates import UpdateFollower, UpdateProof
+
+NUM_STEPS = 3
+_MOST_FOLLOWED = 300_000_000  # numbers: with its state, AdamW takes 32 bytes for each in float64
+
+
+class FirstSteps:
+    """Follow the first steps of a loop.
+
+    Create this before techniques change the loop: what the optimiser should do is what it was before.
+
+    Args:
+        found: The loop.
+    """
+
+    def __init__(self, found: FoundLoop) -> None:
+        self._trained = found.trained
+        without_dropout(found.parts.model)
+        self._gradients: dict[str, Tensor] = {}
+        self._num_steps = 0
+        self._follower: UpdateFollower | None = None
+        self.updates: UpdateProof | None = None
+        if sum(p.numel() for _, p in self._trained) > _MOST_FOLLOWED:
+            words = "updates are not compared: copies of so many parameters in float64 may not fit into memory"
+            self.updates = UpdateProof(is_same=None, words=words)
+        else:
+            self._follower = UpdateFollower(self._trained, _fresh(found.parts.optimizer))
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Record the gradients that the optimiser is about to use, and make the same update in float64."""
+        if self._num_steps >= NUM_STEPS:
+            return
+        for name, p in self._trained:
+            if p.grad is not None:
+                self._gradients |= gradients.noted(f"{self._num_steps}.{name}", p.grad)
+        if self._follower is not None:
+            self._follow(self._follower, optimizer)
+
+    def _follow(self, follower: UpdateFollower, optimizer: Optimizer) -> None:
+        """Make the update that the optimiser is about to make, in float64."""
+        try:
+            for mine, theirs in zip(follower.optimizer.param_groups, optimizer.param_groups, strict=True):
+                mine["lr"] = theirs["lr"]  # a schedule may have changed it
+            follower.begin_step()
+            follower.follow(optimizer)
+        except Exception as error:  # noqa: BLE001 - optimisers of all kinds; it is said in the proof
+            self._follower = None
+            words = f"updates cannot be compared: {type(optimizer).__name__} cannot run in float64: {reason(error)}"
+            self.updates = UpdateProof(is_same=None, words=words)
+
+    def after_step(self) -> None:
+        """Judge the updates once all steps are made, and let go of the copies."""
+        self._num_steps += 1
+        if self._num_steps == NUM_STEPS and self._follower is not None:
+            self.updates = self._follower.judged()
+            self._follower = None
+
+    def is_mine(self, optimizer: Optimizer) -> bool:
+        """Return whether an optimiser is the one that follows in float64."""
+        return self._follower is not None and optimizer is self._follower.optimizer
+
+    def write(self, path: Path) -> None:
+        """Write the gradients."""
+        gradients.write(self._gradients, path)
+
+
+def without_dropout(model: nn.Module) -> None:
+    """Let the model's dropout layers drop nothing from now on: another variant would draw other numbers."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+
+
+def _fresh(optimizer: Optimizer) -> Optimizer:
+    """Return an optimiser of the same kind and settings, with groups and a state of its own."""
+    fresh = copy.copy(optimizer)
+    fresh.param_groups = [{**group, "params": list(group["params"])} for group in optimizer.param_groups]
+    fresh.state = defaultdict(dict)
+    fresh.defaults = dict[str, Any](optimizer.defaults)
+    return fresh

@@ -1,0 +1,121 @@
+"""Judge whether a script with a recipe trains as the script does: its first gradients and updates, and its losses.
+
+The reference is the script itself. How far rounding alone moves it is known from a run of the script on one thread,
+which adds in another order.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from whet.measure.evidence import Losses, agreement_between
+from whet.scripts.command import ScriptOutcome
+from whet.scripts.messages import GRADIENTS, ScriptRecord
+from whet.training import gradients
+from whet.training.gradients import GradientProof
+from whet.training.technique import Exactness
+from whet.tuner.records import TrainingEvidence
+
+SAME_LOSS = 1e-4  # relative: sums in another order move a loss of the first steps by less
+_SPREAD = 3.0  # times the difference that another number of threads makes
+_AGAINST = "the script's own"
+
+
+@dataclass(frozen=True)
+class Original:
+    """Hold what is known of the script as it is, with its dropout off.
+
+    Attributes:
+        run: A run.
+        other: A run on one thread; the same run where the machine has one core.
+    """
+
+    run: ScriptOutcome
+    other: ScriptOutcome
+
+    @property
+    def losses(self) -> list[float | None]:
+        """Return the loss of each step."""
+        return _record(self.run).losses
+
+    @property
+    def loss_spread(self) -> float:
+        """Return the largest relative difference that rounding alone makes to a loss."""
+        return max((gap for gap in relative_gaps(self.losses, _record(self.other).losses)), default=0.0)
+
+
+def judge(original: Original, found: ScriptOutcome, exactness: Exactness) -> tuple[str, TrainingEvidence]:
+    """Judge a run with a recipe.
+
+    Args:
+        original: The script as it is.
+        found: The run.
+        exactness: What the recipe's techniques promise.
+
+    Returns:
+        Why it does not train as the script does, "" where it does; and the evidence.
+    """
+    record, own = _record(found), _record(original.run)
+    proof = _gradients(original, found, exactness)
+    evidence = TrainingEvidence(gradients=proof, updates=record.updates)
+    if not proof.is_same:
+        return proof.words, evidence
+    if record.updates is not None and record.updates.is_same is False:
+        return record.updates.words, evidence
+    if any(a != b for a, b in zip(own.learning_rates, record.learning_rates, strict=False)):
+        return "other learning rates than the script's own", evidence
+    return _other_losses(original, record.losses, exactness), evidence
+
+
+def first_not_finite(losses: Sequence[float | None]) -> int | None:
+    """Return the number of the first step, from 1 on, whose loss is NaN or infinite; None where all are finite."""
+    return next((i for i, loss in enumerate(losses, 1) if loss is not None and not math.isfinite(loss)), None)
+
+
+def relative_gaps(old: Sequence[float | None], new: Sequence[float | None]) -> list[float]:
+    """Return the differences of the losses that both have, relative to the old ones' mean size."""
+    both = [(a, b) for a, b in zip(old, new, strict=False) if a is not None and b is not None]
+    scale = sum(abs(a) for a, _ in both) / len(both) if both else 1.0
+    return [abs(a - b) / (scale or 1.0) for a, b in both]
+
+
+def _gradients(original: Original, found: ScriptOutcome, exactness: Exactness) -> GradientProof:
+    """Judge the first step as the techniques promise, and, for exact ones, later steps by direction and length.
+
+    The parameters of later steps differ already, since an optimiser such as Adam turns rounding into whole updates.
+    """
+    own, other, new = (
+        gradients.read(outcome.directory / GRADIENTS) for outcome in (original.run, original.other, found)
+    )
+    first = gradients.judged(_of([0], new), _of([0], other), _of([0], own), exactness, against=_AGAINST)
+    if not first.is_same or exactness is not Exactness.EXACT:
+        return first
+    later = gradients.judged(
+        _of([1, 2], new), _of([1, 2], other), _of([1, 2], own), Exactness.ROUNDED, against=_AGAINST
+    )
+    return first if later.is_same else later
+
+
+def _of(steps: Sequence[int], found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the gradients of some steps."""
+    return {key: value for key, value in found.items() if int(key.removeprefix("norm.").partition(".")[0]) in steps}
+
+
+def _other_losses(original: Original, losses: Sequence[float | None], exactness: Exactness) -> str:
+    """Return how the losses differ from the original's beyond rounding; "" where they do not."""
+    if exactness is not Exactness.EXACT:
+        agreement = agreement_between(Losses(by_step=tuple(original.losses)), Losses(by_step=tuple(losses)))
+        return "" if agreement.is_same else agreement.words
+    allowed = max(SAME_LOSS, _SPREAD * original.loss_spread)
+    gaps = relative_gaps(original.losses, losses)
+    worst = max(range(len(gaps)), key=gaps.__getitem__, default=0)
+    if not gaps or gaps[worst] <= allowed:
+        return ""
+    return f"another loss: {gaps[worst]:.1e} apart in step {worst + 1}, and {allowed:.1e} is allowed"
+
+
+def _record(outcome: ScriptOutcome) -> ScriptRecord:
+    assert outcome.record is not None
+    return outcome.record

@@ -1,0 +1,99 @@
+"""Run variants of a script for tuning: to prove them, to time them, and to train pairs for their loss."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from whet.comparison.run import Run
+from whet.measure.load import Load, total
+from whet.recipe import Step
+from whet.scripts.command import ScriptCommand, ScriptOutcome, run_bounded
+from whet.scripts.messages import ScriptRequest
+from whet.scripts.step_times import quiet_steps
+
+PROOF_STEPS = 12
+LEAST_STEPS = 8
+RUN_S = 2.0  # seconds of steps that are enough to time a process
+_NEVER = 1e9
+
+
+@dataclass
+class ScriptRuns:
+    """Start runs of one script.
+
+    Attributes:
+        command: The command.
+        scratch: The directory for copies and messages.
+        num_steps: The most steps of a run.
+        limit_s: Seconds after which a run is ended.
+        longest_s: Seconds that the longest run took so far.
+    """
+
+    command: ScriptCommand
+    scratch: Path
+    num_steps: int
+    limit_s: float
+    longest_s: float = field(default=0.0)
+
+    def proof(self, steps: Sequence[Step] = (), *, num_threads: int = 0) -> ScriptOutcome:
+        """Run the first steps with dropout off, and record gradients and updates."""
+        number = min(self.num_steps, PROOF_STEPS)
+        return self._run(
+            ScriptRequest(steps=tuple(steps), num_steps=number, enough_s=RUN_S, is_proof=True, num_threads=num_threads)
+        )
+
+    def timed(self, steps: Sequence[Step] = (), *, is_watched: bool = False) -> ScriptOutcome:
+        """Run as many steps as a timing needs."""
+        return self._run(
+            ScriptRequest(steps=tuple(steps), num_steps=self.num_steps, enough_s=RUN_S, is_watched=is_watched)
+        )
+
+    def for_loss(self, steps: Sequence[Step], seed: int, num_steps: int) -> ScriptOutcome:
+        """Train all steps of a run with other seeds."""
+        return self._run(
+            ScriptRequest(steps=tuple(steps), num_steps=num_steps, enough_s=_NEVER, seed=seed, shift=1009 * seed)
+        )
+
+    def _run(self, request: ScriptRequest) -> ScriptOutcome:
+        began = time.monotonic()
+        request = request.model_copy(update={"limit_s": 0.9 * self.limit_s})
+        outcome = run_bounded(self.command, request, self.scratch, limit_s=self.limit_s)
+        self.longest_s = max(self.longest_s, time.monotonic() - began)
+        return outcome
+
+
+@dataclass(frozen=True)
+class ScriptSide:
+    """Describe the script as it is (no steps) or with a recipe as a side of a comparison.
+
+    Attributes:
+        runs: Starts the runs.
+        name: The side's name.
+        steps: The recipe.
+    """
+
+    runs: ScriptRuns
+    name: str
+    steps: tuple[Step, ...] = ()
+
+    def run(self) -> Run:
+        """Time the script in a process of its own."""
+        return timed_run(self.runs.timed(self.steps))
+
+
+def timed_run(outcome: ScriptOutcome) -> Run:
+    """Return what a run measured, for a comparison."""
+    record = outcome.record
+    if record is None:
+        return Run(failure=outcome.failure)
+    seconds, busy = quiet_steps(record.seconds, record.blocks)
+    return Run(
+        seconds=statistics.median(seconds),
+        num_calls=len(seconds),
+        load=total(Load(**block["load"]) for block in record.blocks),
+        busy=busy,
+        peak_bytes=record.cuda_peak_bytes or record.peak_bytes,
+        cuda_peak_bytes=record.cuda_peak_bytes,
+    )

@@ -1,0 +1,341 @@
+"""Tune a training script from end to end, from outside: examine, search, compare, prove the loss, write the recipe."""
+
+import datetime
+import json
+import math
+import shlex
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from whet.comparison.claim import Claim, Verdict
+from whet.comparison.compare import Comparison, TimeLimit, compare_all
+from whet.comparison.run import Run
+from whet.comparison.schedules import ABBA
+from whet.comparison.stopping import Fixed
+from whet.errors import ModelError, OptionError, TargetError
+from whet.files import write_whole
+from whet.machine import describe
+from whet.machine.library_versions import versions
+from whet.measure.quiet import Patience
+from whet.recipe import FILE as RECIPE
+from whet.recipe import Step
+from whet.scripts.command import ScriptCommand, ScriptOutcome
+from whet.scripts.messages import ScriptRecord
+from whet.training.loss_proof import TRAINING_LOSS, LossPair, LossProof, is_over, judge
+from whet.training.technique import Exactness
+from whet.tuner.budget import Budget
+from whet.tuner.goal import MAX_DROP_TRAINING
+from whet.tuner.listener import Listener
+from whet.tuner.proven_recipe import recipe_of
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import FILE, MeasuredVariant, RefusedTechnique, Result
+from whet.tuner.scripts.proof import SAME_LOSS, Original, first_not_finite, relative_gaps
+from whet.tuner.scripts.runs import LEAST_STEPS, ScriptRuns, ScriptSide, timed_run
+from whet.tuner.scripts.search import ScriptSearch, candidates, finalists
+from whet.tuner.scripts.words import gain_sentence, no_gain_sentence
+from whet.tuner.training.trial import exactness_of
+
+NUM_STEPS = 40
+_ROUNDS, _MIN_ROUNDS = 8, 6
+_RUN_LIMIT_S = 300.0
+_FINALS_SHARE, _LOSSES_SHARE = 0.4, 0.25  # of the budget
+
+
+@dataclass(frozen=True)
+class ScriptPlan:
+    """Hold what a search for a script is asked for.
+
+    Attributes:
+        command: The command.
+        directory: The directory for the results.
+        num_steps: The most optimiser steps of a run.
+        budget_s: Seconds for everything.
+        max_drop: How much of the training loss may be lost, as a fraction.
+        exclude: Techniques that are not tried.
+    """
+
+    command: ScriptCommand
+    directory: Path
+    num_steps: int = NUM_STEPS
+    budget_s: float = 300.0
+    max_drop: float = MAX_DROP_TRAINING
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_steps < LEAST_STEPS:
+            raise OptionError(f"--steps {self.num_steps} are too few to time and to prove; give {LEAST_STEPS} or more")
+        if not 0 <= self.max_drop < 1 or self.budget_s <= 0:
+            raise OptionError("--max-drop lies from 0 to below 1, and --budget is more than 0 seconds")
+
+
+@dataclass(frozen=True)
+class Examined:
+    """Hold what was found out about the script as it is.
+
+    Attributes:
+        watched: A run whose phases were timed.
+        timed: A run that was timed as a whole.
+        original: Runs with dropout off, for the proofs.
+    """
+
+    watched: ScriptRecord
+    timed: Run
+    original: Original
+
+
+def tune_planned(plan: ScriptPlan, patience: Patience, listener: Listener) -> Result:
+    """Find the fastest recipe for a training script that stays as it is, and prove it.
+
+    Raises:
+        TargetError: The script cannot be run, or its loop cannot be recognised.
+        ModelError: It does not train the same twice, or its loss is not finite.
+    """
+    began = datetime.datetime.now(datetime.UTC)
+    budget = Budget(plan.budget_s, clock=lambda: time.monotonic() - patience.spent_s)
+    with tempfile.TemporaryDirectory(prefix="whet-script-") as scratch:
+        runs = ScriptRuns(plan.command, Path(scratch), plan.num_steps, min(_RUN_LIMIT_S, plan.budget_s))
+        patience.begin()
+        examined = examine(runs, plan.command.name)
+        search = ScriptSearch(runs, examined.original, patience, listener)
+        todo, cannot = candidates(examined.watched, plan.exclude)
+        search.go(todo, (1 - _FINALS_SHARE - _LOSSES_SHARE) * budget.seconds - budget.elapsed_s)
+        result = _concluded(plan, runs, budget, examined, search, patience, listener)
+    result.untried = [*search.untried, *cannot]
+    result.refused = [RefusedTechnique(technique=n, reason=why) for n, why in examined.watched.refused.items()]
+    result.out, result.started_at = str(plan.directory), began.isoformat(timespec="seconds")
+    result.budget_s, result.seconds = plan.budget_s, budget.elapsed_s
+    plan.directory.mkdir(parents=True, exist_ok=True)
+    recipe_of(result).write(plan.directory / RECIPE)
+    write_whole(plan.directory / FILE, json.dumps(result.model_dump(mode="json"), indent=1) + "\n")
+    return result
+
+
+def examine(runs: ScriptRuns, name: str) -> Examined:
+    """Run the script as it is four times: watched, once more, and with dropout off on all threads and on one.
+
+    Raises:
+        TargetError: It cannot be run, or its loop cannot be recognised.
+        ModelError: It does not train the same twice, or its loss is not finite.
+    """
+    first = _recorded(runs.timed(is_watched=True), name)
+    losses = first.losses
+    if len(losses) < LEAST_STEPS:
+        raise TargetError(
+            f"{name} makes {len(losses)} optimiser steps; give it arguments with which it makes {LEAST_STEPS} or more"
+        )
+    if all(loss is None for loss in losses):
+        raise TargetError(
+            f"no loss of {name} was seen: it calls backward on no single number; use whet.prepare in its own loop"
+        )
+    if (bad := first_not_finite(losses)) is not None:
+        raise ModelError(f"the loss of step {bad} of {name} as it is is {losses[bad - 1]}; mend that first")
+    second = runs.timed()
+    again = _recorded(second, name).losses
+    gaps = relative_gaps(losses, again)
+    apart = next((i for i, gap in enumerate(gaps) if gap > SAME_LOSS), None)
+    if apart is not None:
+        raise ModelError(
+            f"{name} does not train the same twice: step {apart + 1} has the losses {losses[apart]:.6g} and "
+            f"{again[apart]:.6g} from the same seeds. Seed every generator of its own "
+            "(numpy.random.default_rng, torch.Generator), and sort the files that it reads"
+        )
+    run = runs.proof()
+    _recorded(run, name)
+    other = run if describe().cores < 2 else runs.proof(num_threads=1)
+    _recorded(other, name)
+    return Examined(first, timed_run(second), Original(run, other))
+
+
+def _recorded(outcome: ScriptOutcome, name: str) -> ScriptRecord:
+    """Return the record of a run of the script as it is.
+
+    Raises:
+        TargetError: The run failed.
+    """
+    if outcome.record is None:
+        raise TargetError(f"{name} cannot be tuned from outside: {outcome.failure}")
+    return outcome.record
+
+
+def _concluded(
+    plan: ScriptPlan,
+    runs: ScriptRuns,
+    budget: Budget,
+    examined: Examined,
+    search: ScriptSearch,
+    patience: Patience,
+    listener: Listener,
+) -> Result:
+    """Compare the best recipes with the script as it is, prove their loss, and say what was found."""
+    chosen = finalists(search.records)
+    is_rounded = any(exactness_of(record.steps) is not Exactness.EXACT for record in chosen)
+    losses_s = _LOSSES_SHARE * budget.seconds if is_rounded else 0.0
+    found = _finals(runs, chosen, budget, losses_s, patience, listener) if chosen else Comparison([], {})
+    own = [run for run in found.runs.get("original", ()) if run.counts] or [examined.timed]
+    baseline = _baseline(own)
+    points = [_point(r, claim) for r, claim in zip(chosen, found.claims, strict=True) if claim.ratio is not None]
+    for point in sorted((p for p in points if p.verdict == Verdict.PASS), key=lambda p: -p.speedup):
+        if exactness_of(point.steps) is not Exactness.EXACT:
+            point.losses = _prove(plan, runs, budget, point.steps, listener)
+    machine = describe()
+    word, sentence, best = _verdict(baseline, points, search.records, patience, has_untried=bool(search.untried))
+    command = shlex.join(plan.command.words)
+    return Result(
+        kind="training",
+        unit="steps",
+        target=command,
+        objective="throughput",
+        max_drop=plan.max_drop,
+        verdict=word,  # type: ignore[arg-type]
+        sentence=sentence,
+        busy=patience.sentence if word == "inconclusive" and patience.cause else "",
+        quality_name=TRAINING_LOSS,
+        higher_is_better=False,
+        baseline=baseline,
+        best=best,
+        finalists=points,
+        trials=search.records,
+        machine=machine.facts(),
+        fingerprint=machine.fingerprint,
+        versions=versions(),
+        command=shlex.join(["whet", "tune", "--out", str(plan.directory), "--", *plan.command.words]),
+        unsaved=f"a training recipe changes the loop: whet run --recipe {plan.directory} -- {command}",
+    )
+
+
+def _finals(
+    runs: ScriptRuns,
+    chosen: Sequence[TrialRecord],
+    budget: Budget,
+    losses_s: float,
+    patience: Patience,
+    listener: Listener,
+) -> Comparison:
+    """Measure the script as it is and with each recipe in pairs of processes, one after the other and back."""
+    original = ScriptSide(runs, "original")
+    now = budget.clock()
+    limit = TimeLimit(now + budget.left_s - losses_s, now + budget.left_at_most_s - losses_s, budget.clock)
+    stop = Fixed(_ROUNDS, _MIN_ROUNDS, noise_from="pairs")
+    return compare_all(
+        [(original, ScriptSide(runs, f"final-{record.number}", record.steps)) for record in chosen],
+        schedule=ABBA(),
+        stop=stop,
+        patience=patience,
+        limit=limit,
+        report=lambda done, _: listener.measured(min(done, stop.most), stop.most),
+    )
+
+
+def _prove(
+    plan: ScriptPlan, runs: ScriptRuns, budget: Budget, steps: tuple[Step, ...], listener: Listener
+) -> LossProof | None:
+    """Train pairs of runs with other seeds until their training losses tell; None where no pair fits the budget."""
+    pairs: list[LossPair] = []
+    proof: LossProof | None = None
+    while (proof is None or not is_over(proof)) and budget.left_at_most_s > 2 * runs.longest_s:
+        seed = len(pairs) + 1
+        old, new = (runs.for_loss(chosen, seed, plan.num_steps) for chosen in ((), steps))
+        if old.record is None:
+            return proof
+        before, after = (_scores(outcome) for outcome in (old, new))
+        pairs.append(
+            LossPair(
+                seed=seed,
+                old=before[1],
+                new=after[1],
+                old_middle=before[0],
+                new_middle=after[0],
+                begin=float(old.record.losses[0] or math.nan),
+            )
+        )
+        proof = judge(pairs, allowed=plan.max_drop, score=TRAINING_LOSS)
+        listener.proved(len(pairs))
+    return proof
+
+
+def _scores(outcome: ScriptOutcome) -> tuple[float, float]:
+    """Return the mean loss of a quarter of the steps before the middle, and of the last quarter; infinite if failed."""
+    losses = [loss for loss in outcome.record.losses if loss is not None] if outcome.record is not None else []
+    if not losses:
+        return math.inf, math.inf
+    half, quarter = len(losses) // 2, max(1, len(losses) // 4)
+    middle, last = losses[max(0, half - quarter) : max(1, half)], losses[-quarter:]
+    return sum(middle) / len(middle), sum(last) / len(last)
+
+
+def _baseline(runs: Sequence[Run]) -> MeasuredVariant:
+    seconds = sorted(run.seconds for run in runs)[len(runs) // 2]
+    return MeasuredVariant(
+        latency_ms=seconds * 1e3,
+        throughput_per_s=1 / seconds,
+        peak_bytes=sorted(run.peak_bytes for run in runs)[len(runs) // 2],
+        size_bytes=0,
+        process_latencies_ms=[run.seconds * 1e3 for run in runs],
+    )
+
+
+def _point(record: TrialRecord, claim: Claim) -> MeasuredVariant:
+    seconds = sorted(claim.new_s)[len(claim.new_s) // 2]
+    return MeasuredVariant(
+        steps=record.steps,
+        label=record.label,
+        number=record.number,
+        latency_ms=seconds * 1e3,
+        throughput_per_s=1 / seconds,
+        peak_bytes=sorted(new.peak_bytes for _, new in claim.pairs)[len(claim.pairs) // 2],
+        size_bytes=0,
+        process_latencies_ms=[s * 1e3 for s in claim.new_s],
+        speedup=claim.ratio or 1.0,
+        speedup_ci95=claim.ci95 or (1.0, 1.0),
+        p_value=claim.p_value,
+        noise=claim.noise,
+        verdict=claim.verdict.value,
+        load=asdict(claim.load),
+        training=record.training,
+    )
+
+
+def _verdict(
+    baseline: MeasuredVariant,
+    points: Sequence[MeasuredVariant],
+    records: Sequence[TrialRecord],
+    patience: Patience,
+    *,
+    has_untried: bool,
+) -> tuple[str, str, MeasuredVariant]:
+    """Return the verdict in a word and a sentence, and what is kept."""
+    faster = sorted((p for p in points if p.verdict == Verdict.PASS), key=lambda p: -p.speedup)
+    open_points = [p for p in faster if exactness_of(p.steps) is not Exactness.EXACT]
+    proved = [p for p in faster if p not in open_points or (p.losses is not None and p.losses.is_same is True)]
+    if proved:
+        left_out = [p for p in faster if p.speedup > proved[0].speedup]
+        why = "".join(f" {p.label} is left out: {_open(p)}." for p in left_out)
+        return "gain", gain_sentence(baseline, proved[0]) + why, proved[0]
+    if open_points and any(p.losses is None or p.losses.is_same is None for p in open_points):
+        told = _open(open_points[0])
+        return "inconclusive", f"{open_points[0].label} is faster, but {told}. The original stays.", baseline
+    if open_points:
+        return (
+            "no-gain",
+            f"{open_points[0].label} is faster, but {_open(open_points[0])}. The original stays.",
+            baseline,
+        )
+    if patience.has_run_out:
+        return "inconclusive", f"No verdict: {patience.sentence}. The original stays.", baseline
+    if not records and has_untried:
+        return "inconclusive", "The budget ended before anything was tried; give a larger --budget.", baseline
+    if any(p.verdict == Verdict.INCONCLUSIVE for p in points) or (not points and finalists(records)):
+        told = "The times of the finals do not tell. The original stays; give a larger --budget."
+        return "inconclusive", told, baseline
+    if records and all(record.status == "failed" for record in records):
+        return "failed", f"Every trial failed; the first: {records[0].reason}", baseline
+    return "no-gain", no_gain_sentence(records), baseline
+
+
+def _open(point: MeasuredVariant) -> str:
+    if point.losses is None:
+        return "no pair of runs for its training loss fitted into the budget; give a larger --budget"
+    return point.losses.words

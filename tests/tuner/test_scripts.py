@@ -1,0 +1,262 @@
+"""whet tune -- python train.py: the search, the proof and the verdict, on scripts that nobody has changed."""
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import script_process
+import torch
+
+from whet.cli import main
+from whet.errors import ModelError, OptionError, TargetError
+from whet.measure.quiet import Patience
+from whet.recipe import Recipe, Step
+from whet.scripts.command import ScriptCommand, ScriptOutcome
+from whet.scripts.messages import GRADIENTS, ScriptRecord
+from whet.techniques.training import TRAINING_TABLE
+from whet.training import gradients
+from whet.training.loss_proof import LossProof
+from whet.training.technique import Exactness
+from whet.tuner.budget import Budget
+from whet.tuner.listener import Listener
+from whet.tuner.records import TrialRecord
+from whet.tuner.result import MeasuredVariant
+from whet.tuner.scripts import tuning
+from whet.tuner.scripts.proof import Original, judge
+from whet.tuner.scripts.runs import ScriptRuns
+from whet.tuner.scripts.search import Candidate, ScriptSearch, candidates
+from whet.tuner.scripts.tuning import ScriptPlan, examine, tune_planned
+
+TRAIN = """
+import torch
+
+torch.manual_seed(7)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+x, y = torch.randn(64, 8), torch.randint(0, 4, (64,))
+for step in range(40):
+    optimizer.zero_grad()
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    open("log.txt", "a").write("step")
+"""
+FUSED = Step(technique="fused_optimizer")
+AUTOCAST = Step(technique="autocast")
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, children_server: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ScriptCommand]:
+    """Write a script into the user's directory, and return its command. Its runs are forks."""
+    script_process.use(monkeypatch)
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+
+    def made(source: str) -> ScriptCommand:
+        Path("train.py").write_text(source)
+        return ScriptCommand.checked([sys.executable, "train.py"])
+
+    return made
+
+
+def runs_of(command: ScriptCommand, tmp_path: Path) -> ScriptRuns:
+    return ScriptRuns(command, tmp_path / "scratch", num_steps=8, limit_s=60)
+
+
+def test_a_script_is_tuned_and_nothing_of_the_users_changes(
+    scripts: Callable[[str], ScriptCommand], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "_ROUNDS", 2)
+    monkeypatch.setattr(tuning, "_MIN_ROUNDS", 2)
+    others = tuple(TRAINING_TABLE.keys() - {"fused_optimizer"})
+    plan = ScriptPlan(scripts(TRAIN), tmp_path / "out", num_steps=8, budget_s=120, exclude=others)
+    result = tune_planned(plan, Patience("go-on"), Listener())
+    assert [(trial.status, trial.label) for trial in result.trials] in ([("done", "fused_optimizer")], [])
+    assert result.kind == "training" and result.baseline.throughput_per_s > 0
+    for trial in result.trials:
+        assert trial.training is not None and trial.training.gradients is not None
+        assert "against the script's own" in trial.training.gradients.words
+    assert Recipe.read(tmp_path / "out").kind == "training"
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["verdict"] == result.verdict
+    assert [path.name for path in Path.cwd().iterdir()] == ["train.py"]
+    assert Path("train.py").read_text() == TRAIN
+
+
+def test_a_script_that_is_not_reproducible_is_named(scripts: Callable[[str], ScriptCommand], tmp_path: Path) -> None:
+    command = scripts(TRAIN.replace("manual_seed(7)", "seed()"))
+    with pytest.raises(
+        ModelError, match=r"train.py does not train the same twice: step 1 has the losses .* Seed every"
+    ):
+        examine(runs_of(command, tmp_path), "train.py")
+
+
+def test_a_script_whose_loss_is_not_finite_is_named(scripts: Callable[[str], ScriptCommand], tmp_path: Path) -> None:
+    command = scripts(TRAIN.replace("model(x), y)", "model(x) / (step != 3), y)"))
+    with pytest.raises(ModelError, match=r"the loss of step 4 of train.py as it is is (nan|inf); mend that first"):
+        examine(runs_of(command, tmp_path), "train.py")
+
+
+def test_too_few_steps_are_named(scripts: Callable[[str], ScriptCommand], tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="makes 5 optimiser steps; give it arguments with which it makes 8 or more"):
+        examine(runs_of(scripts(TRAIN.replace("range(40)", "range(5)")), tmp_path), "train.py")
+    with pytest.raises(OptionError, match="--steps 4 are too few"):
+        ScriptPlan(scripts(TRAIN), tmp_path, num_steps=4)
+
+
+def outcome(directory: Path, scale: float = 1.0, noise: float = 0.0, **facts: object) -> ScriptOutcome:
+    """A run with the gradients of three steps, scaled, with errors of relative size `noise`."""
+    directory.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(1)
+    true = {f"{i}.weight": torch.randn(64, generator=generator) for i in range(3)}
+    found = {key: scale * (g + noise * torch.randn(64, generator=generator)) for key, g in true.items()}
+    gradients.write(
+        {k: v for key, g in found.items() for k, v in gradients.noted(key, g).items()}, directory / GRADIENTS
+    )
+    record = {"seconds": [0.1] * 9, "losses": [2.0 - 0.1 * i for i in range(10)], "learning_rates": [[0.1]] * 10}
+    return ScriptOutcome(directory, ScriptRecord.model_validate({**record, **facts}))
+
+
+@pytest.mark.parametrize(
+    ("exactness", "made", "words"),
+    [
+        (Exactness.EXACT, {"noise": 1e-6}, ""),
+        (Exactness.EXACT, {"noise": 1e-3}, "other gradients"),
+        (Exactness.EXACT, {"scale": 2.0}, "other gradients"),
+        (Exactness.ROUNDED, {"noise": 1e-3}, ""),
+        (Exactness.ROUNDED, {"scale": 0.9}, "other gradients"),
+        (Exactness.EXACT, {"learning_rates": [[0.08]] * 10}, "other learning rates"),
+        (Exactness.EXACT, {"losses": [2.001 - 0.1 * i for i in range(10)]}, "another loss"),
+        (Exactness.ROUNDED, {"losses": [2.001 - 0.1 * i for i in range(10)]}, ""),
+        (Exactness.ROUNDED, {"losses": [2.1 - 0.1 * i for i in range(10)]}, "another loss"),
+    ],
+)
+def test_another_training_is_rejected(tmp_path: Path, exactness: Exactness, made: dict[str, float], words: str) -> None:
+    original = Original(outcome(tmp_path / "a"), outcome(tmp_path / "b", noise=1e-6))
+    why, evidence = judge(original, outcome(tmp_path / "c", **made), exactness)  # type: ignore[arg-type]
+    assert why.startswith(words) and bool(why) == bool(words), why
+    assert evidence.gradients is not None
+
+
+class GivenRuns(ScriptRuns):
+    """Answers with made outcomes."""
+
+    def __init__(self, tmp_path: Path, answers: dict[tuple[Step, ...], ScriptOutcome]) -> None:
+        super().__init__(ScriptCommand(("python", "train.py"), 1, tmp_path), tmp_path, 12, 60.0)
+        self._answers = answers
+
+    def proof(self, steps: object = (), *, num_threads: int = 0) -> ScriptOutcome:
+        return self._answers[tuple(steps)]  # type: ignore[arg-type]
+
+
+def test_the_search_keeps_what_pays_and_records_failures(tmp_path: Path) -> None:
+    fast = {"seconds": [0.05] * 9}
+    original = Original(outcome(tmp_path / "a"), outcome(tmp_path / "b", noise=1e-6))
+    broken = [2.0, 1.9, math.nan, *[1.0] * 7]
+    compiled, threads = Step(technique="compile"), Step(technique="threads", options={"num_threads": 1})
+    answers = {
+        (AUTOCAST,): outcome(tmp_path / "c", noise=1e-3, **fast),
+        (AUTOCAST, compiled): outcome(tmp_path / "d", losses=broken),
+        (AUTOCAST, FUSED): outcome(tmp_path / "e", noise=1e-3),
+        (AUTOCAST, threads): ScriptOutcome(tmp_path, None, "it ended with exit code 1: RuntimeError: no"),
+    }
+    search = ScriptSearch(GivenRuns(tmp_path, answers), original, Patience("go-on"), Listener())
+    search.go([Candidate(step, 1.5) for step in (AUTOCAST, compiled, FUSED, threads)], 60.0)
+    assert [(r.status, r.reason) for r in search.records] == [
+        ("done", ""),
+        ("failed", "the loss of step 3 is nan"),
+        ("done", ""),
+        ("failed", "it ended with exit code 1: RuntimeError: no"),
+    ]
+    assert search.records[0].speedup == pytest.approx(2.0)
+    assert [r.label for r in tuning.finalists(search.records)] == ["autocast"]
+
+
+def test_candidates_are_ordered_by_what_they_change() -> None:
+    steps = [FUSED, AUTOCAST, Step(technique="compile")]
+    shares = {"forward": 0.5, "backward": 0.3, "optimiser": 0.1}
+    record = ScriptRecord(seconds=[], losses=[], applicable=steps, shares=shares)
+    found, cannot = candidates(record, exclude=["compile"])
+    assert [one.step for one in found] == [AUTOCAST, FUSED] and not cannot
+    found, cannot = candidates(record.model_copy(update={"shares": {"forward": 1.0}}), exclude=[])
+    assert FUSED not in [one.step for one in found]
+    assert [(one.technique, one.reason) for one in cannot] == [
+        ("fused_optimizer", "the optimiser takes 0.0% of a step")
+    ]
+
+
+def point(steps: tuple[Step, ...], speedup: float, losses: LossProof | None = None) -> MeasuredVariant:
+    return MeasuredVariant(
+        steps=steps,
+        label=str(Recipe(steps=steps)),
+        latency_ms=1.0,
+        throughput_per_s=1000.0,
+        peak_bytes=0,
+        size_bytes=0,
+        speedup=speedup,
+        verdict="pass" if speedup > 1 else "fail",
+        losses=losses,
+    )
+
+
+def proof(is_same: bool | None) -> LossProof:
+    return LossProof(is_same=is_same, drop=0.0, most=0.001, grown=0.0, allowed=0.0025, name="training loss")
+
+
+@pytest.mark.parametrize(
+    ("points", "word", "label", "said"),
+    [
+        ([point((AUTOCAST,), 1.8, proof(True))], "gain", "autocast", "autocast: 1.80x"),
+        ([point((AUTOCAST,), 1.8, proof(None))], "inconclusive", "original", "the training loss is open"),
+        ([point((AUTOCAST,), 1.8)], "inconclusive", "original", "no pair of runs for its training loss fitted"),
+        ([point((AUTOCAST,), 1.8, proof(False))], "no-gain", "original", "worse training loss"),
+        (
+            [point((AUTOCAST,), 1.8, proof(False)), point((FUSED,), 1.2)],
+            "gain",
+            "fused_optimizer",
+            "autocast is left out: worse training loss",
+        ),
+        ([point((FUSED,), 0.9)], "no-gain", "original", "Nothing is proved to be faster"),
+    ],
+)
+def test_the_verdict(points: list[MeasuredVariant], word: str, label: str, said: str) -> None:
+    records = [TrialRecord(number=1, steps=(FUSED,), status="done", speedup=1.1)]
+    baseline = point((), 1.0).model_copy(update={"label": "original"})
+    found = tuning._verdict(baseline, points, records, Patience("go-on"), has_untried=False)
+    assert (found[0], found[2].label) == (word, label)
+    assert said in found[1]
+
+
+def test_the_training_loss_is_proved_in_pairs_with_other_seeds(
+    scripts: Callable[[str], ScriptCommand], tmp_path: Path
+) -> None:
+    plan = ScriptPlan(scripts(TRAIN), tmp_path / "out", num_steps=40, budget_s=300, max_drop=0.02)
+    runs = ScriptRuns(plan.command, tmp_path / "scratch", num_steps=40, limit_s=60)
+    same = tuning._prove(plan, runs, Budget(300), (FUSED,), Listener())
+    assert same is not None and same.is_same is True, same
+    assert len({pair.old for pair in same.pairs}) == len(same.pairs) == 3
+    assert same.words.startswith("same training loss")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--", "bash", "train.py"], "bash is not a Python command; write it as: python train.py ARGUMENTS"),
+        (["--", sys.executable, "missing.py"], "there is no script missing.py"),
+        (["--objective", "memory", "--", sys.executable, "train.py"], "--objective memory does not go with a script"),
+        (["--resume", "--", sys.executable, "train.py"], "--resume does not go with a script"),
+        (["--steps", "20", "digits-cnn"], "--steps goes with a script"),
+        (["--out", ".", "--", sys.executable, "train.py"], "is not empty; choose another --out"),
+    ],
+)
+def test_the_command_line_refuses(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(TRAIN)
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", *words])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert [path.name for path in Path.cwd().iterdir()] == ["train.py"]
