@@ -319,16 +319,28 @@ def _count(name: str, values: Mapping[str, Any], num_samples: int) -> float:
 
 
 class _Watcher(TorchFunctionMode):
-    """Hand the losses of torch.nn.functional to the part that this thread computes."""
+    """Hand the losses of torch.nn.functional to the part that this thread computes.
+
+    Attributes:
+        hand_over: Calls a loss for the part, outside of what is compiled. It is made on entering, since it loads the
+            compiler, which only loops with parts need.
+    """
+
+    hand_over: Any = None
+
+    def __enter__(self) -> "_Watcher":
+        """Watch from here on."""
+        if self.hand_over is None:
+            self.hand_over = torch.compiler.disable(_watched_loss)
+        return super().__enter__()  # type: ignore[no-untyped-call,no-any-return]
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call a function of torch, and watch it where it is a loss."""
         kwargs = kwargs or {}
         name = _NAMES.get(function)
-        return function(*args, **kwargs) if name is None else _watched_loss(name, function, args, kwargs)
+        return function(*args, **kwargs) if name is None else self.hand_over(name, function, args, kwargs)
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _watched_loss(name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return _current.part.losses_of(name, function, args, kwargs)
 
