@@ -10,7 +10,8 @@ from whet import look
 
 ROOT = Path(whet.__file__).parent
 STYLES = [path for path in ROOT.rglob("*.css") if path.parent.name not in ("look", "charts")]
-PAGES = [*ROOT.rglob("*.html"), *ROOT.rglob("*.html.j2")]
+TEMPLATES = [*ROOT.rglob("*.html"), *ROOT.rglob("*.html.j2")]
+PAGES = [path for path in TEMPLATES if "_parts" not in path.name]
 TOKENS = set(re.findall(r"(--[\w-]+):", look.read(look.TOKENS)))
 
 
@@ -22,6 +23,8 @@ def test_all_pages_are_found() -> None:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: "-".join(path.relative_to(ROOT).parts))
 def test_a_page_begins_with_the_same_head(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
+    for parts in re.findall(r'from "(\w+_parts\.html\.j2)"', page):  # the head and the foot that several pages share
+        page += next(other for other in TEMPLATES if other.name == parts).read_text(encoding="utf-8")
     command = {"tuner": "tune", "auditor": "audit", "monitor": "monitor", "server": "serve"}
     name = command[path.relative_to(ROOT).parts[0]]
     assert re.search(rf'class="masthead"><span class="wordmark">whet <span class="command">{name}</span></span>', page)

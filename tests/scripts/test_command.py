@@ -197,7 +197,7 @@ def test_neighbours_can_be_read(place: Path) -> None:
         (["torchrun", "train.py"], "torchrun is not a Python command"),
         ([sys.executable, "missing.py"], "there is no script missing.py"),
         ([sys.executable, "-c", "print(1)"], "names no script"),
-        ([sys.executable, "-I", "train.py"], "a Python with -I ignores what whet adds from outside"),
+        ([sys.executable, "-I", "train.py"], "a Python with -I ignores what whet adds to it from outside"),
         ([sys.executable, "-uE", "train.py"], "a Python with -uE ignores"),
         (["python-that-is-missing", "train.py"], "is not found"),
     ],

@@ -72,3 +72,22 @@ def test_segments_of_a_gpus_memory_can_grow() -> None:
     kept = torch.empty(64 * 2**20, device="cuda")
     segments = [s for s in torch.cuda.memory_snapshot() if s["total_size"] >= kept.nbytes]
     assert any(segment["is_expandable"] for segment in segments)
+
+
+def test_freed_memory_stays_in_the_process() -> None:
+    """A block of 80 MB, which glibc would give back to the system as it is freed."""
+    code = """
+import sys
+import psutil
+from whet.measure.malloc import keep_all_memory
+if sys.argv[1] == "keeps":
+    keep_all_memory()
+process = psutil.Process()
+block = bytearray(b"1") * 80_000_000
+held = process.memory_info().rss
+del block
+print(held - process.memory_info().rss > 60_000_000)
+"""
+    for given, told in (("keeps", "False"), ("plain", "True")):
+        answer = subprocess.run([sys.executable, "-c", code, given], capture_output=True, text=True, check=True)
+        assert answer.stdout.strip() == told

@@ -55,6 +55,12 @@ def parts_of(workload: TrainingWorkload) -> Parts:
     return Parts(workload.model, workload.optimizer(workload.model.parameters()), workload.batches)
 
 
+@pytest.fixture(autouse=True)
+def plain_malloc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the malloc of this process as it is, since other tests look at what freed memory does."""
+    monkeypatch.setattr("whet.techniques.training.allocator.keep_all_memory", lambda: None)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_contract(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A technique applies, predicts, proves itself over 20 steps, and comes back from a recipe on disk."""

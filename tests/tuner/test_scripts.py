@@ -73,7 +73,7 @@ def test_a_script_is_tuned_and_nothing_of_the_users_changes(
     others = tuple(TRAINING_TABLE.keys() - {"fused_optimizer"})
     plan = ScriptPlan(scripts(TRAIN), tmp_path / "out", num_steps=8, budget_s=120, exclude=others)
     result = tune_planned(plan, Patience("go-on"), Listener())
-    assert [(trial.status, trial.label) for trial in result.trials] in ([("done", "fused_optimizer")], [])
+    assert [(trial.status, trial.label) for trial in result.trials] in ([("done", "fused_optimizer(kind=fused)")], [])
     assert result.kind == "training" and result.baseline.throughput_per_s > 0
     for trial in result.trials:
         assert trial.training is not None and trial.training.gradients is not None
@@ -201,7 +201,7 @@ def point(steps: tuple[Step, ...], speedup: float, losses: LossProof | None = No
 
 
 def proof(is_same: bool | None) -> LossProof:
-    return LossProof(is_same=is_same, drop=0.0, most=0.001, grown=0.0, allowed=0.0025, name="training loss")
+    return LossProof(is_same=is_same, drop=0.0, most=0.001, grown=0.0, allowed=0.0025, score="training loss")
 
 
 @pytest.mark.parametrize(

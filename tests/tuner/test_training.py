@@ -14,12 +14,12 @@ from whet.comparison.run import Run
 from whet.errors import ModelError, OptionError, TargetError
 from whet.measure.isolate import Failure, FailureKind, Outcome
 from whet.recipe import Recipe, Step
-from whet.training import gradients
 from whet.training.divergence import divergence
 from whet.tuner.goal import MAX_DROP_TRAINING, Goal
 from whet.tuner.records import TrainingEvidence
 from whet.tuner.training.context import Neighbours, TrainingContext, timed
-from whet.tuner.training.facts import ORIGINAL, REFERENCE, KnownTraining, TrainingFacts
+from whet.tuner.training.examination import write_gradients
+from whet.tuner.training.facts import KnownTraining, TrainingFacts
 from whet.tuner.training.opening import NUM_DIGESTS, digests, first_batches, open_training
 from whet.tuner.training.steps_process import StepsRequest, time_steps
 from whet.tuner.training.trial import TrainingTrial, run_training_trial
@@ -231,13 +231,9 @@ def test_a_candidate_that_diverges_is_a_failure_with_its_step(script: Path, tmp_
     target = f"{script}:workload"
     made = open_training(target)
     data = first_batches(made, NUM_DIGESTS)
-    found = [
-        of(made.model, made.loss, data[: gradients.NUM_BATCHES], seed=0)
-        for of in (gradients.gradients_of, gradients.reference_gradients)
-    ]
-    for name, one in zip((ORIGINAL, REFERENCE), found, strict=True):
-        gradients.write(one, tmp_path / name)
-    known = KnownTraining(target=target, directory=tmp_path, batches=digests(data))
+    write_gradients(made, tmp_path)
+    later = digests(first_batches(made, NUM_DIGESTS, later=1))
+    known = KnownTraining(target=target, directory=tmp_path, batches=digests(data), next_batches=later)
     sound = run_training_trial(TrainingTrial(known=known, timing_s=0.01))
     assert sound.outcome.status == "done"
     assert sound.run is not None and sound.outcome.training is not None and sound.outcome.training.memory is not None
