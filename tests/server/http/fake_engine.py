@@ -131,10 +131,10 @@ class FakeEngine:
         while self.running:
             self.step()
 
-    def wait_for(self, condition: Callable[[], bool]) -> None:
+    def wait_for(self, condition: Callable[[], bool], limit_s: float = 10) -> None:
         """Until it is so; fails after a while."""
         with self._changed:
-            assert self._changed.wait_for(condition, 10), "waited in vain"
+            assert self._changed.wait_for(condition, limit_s), "waited in vain"
 
     def wait_running(self, count: int) -> None:
         self.wait_for(lambda: len(self.running) == count)
