@@ -99,6 +99,7 @@ PRIVATE: dict[str, str] = {
     "torch.cuda.memory._dump_snapshot": "profiler/session.py: PyTorch's documented memory snapshot",
     "torch.cuda.memory._record_memory_history": "profiler/session.py: PyTorch's documented memory snapshot",
     "torch.library.Library._destroy": "kernels/register.py: takes back an operator that is not its reference",
+    "torch.nn.Module._call_impl": "training/compiled.py: compiled where a forward is PyTorch's own",
     "torch.ops.aten._assert_tensor_metadata.default": "artefact/inductor.py: dropped from graphs",
     "torch.ops.aten._convert_weight_to_int4pack_for_cpu": "quantisation/quantised_linear.py: packed int4 weights",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "profiler/work.py: its arithmetic",

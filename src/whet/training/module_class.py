@@ -69,6 +69,11 @@ def keep_eager(module: nn.Module) -> None:
                 kind.forward = disabled  # type: ignore[attr-defined]
 
 
+def must_stay_eager(module: nn.Module) -> bool:
+    """Return whether torch.compile must leave a forward of a module as it is."""
+    return any(issubclass(kind, AddedForward) and vars(kind).get("is_eager") for kind in type(module).__mro__)
+
+
 def first_class(module: nn.Module) -> type:
     """Return the class that a module had before `extend`."""
     return next(kind for kind in type(module).__mro__ if not issubclass(kind, AddedForward))

@@ -5,7 +5,8 @@ What            The model is compiled in place by nn.Module.compile: forward and
 When it helps   Steps with much work between the products: norms, activations, casts, dropout, the loss.
 When it hurts   Few steps: the first one compiles for seconds to minutes. Batches of ever-changing sizes compile anew.
 Numerics        Sums in another order: 1e-6 relative in float32. Under autocast fewer roundings than eager.
-Composes        With everything; what an operator of another technique does is kept as it is.
+Composes        With everything. A forward that must stay as it is, such as chunked_loss's last layer, is left alone;
+                the parts of the model beside it are compiled one by one.
 Source          Ansel et al., 2024, doi:10.1145/3620665.3640366; PyTorch documentation, torch.compile.
 """
 
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from whet.artefact.inductor import missing_tools
 from whet.machine import Limits, Machine
 from whet.technique import Applicability, Applies, NotApplicable
-from whet.training.module_class import keep_eager
+from whet.training.compiled import compile_in_place
 from whet.training.parts import Parts
 from whet.training.step_profile import StepProfile
 from whet.training.technique import COMPILER, Exactness, TrainingStage, TrainingTechnique
@@ -39,9 +40,7 @@ def predict(profile: StepProfile, limits: Limits, options: Options) -> float:
 
 def apply(parts: Parts, options: Options) -> Parts:
     """Return the parts with a compiled model."""
-    for module in parts.model.modules():
-        keep_eager(module)
-    parts.model.compile()
+    compile_in_place(parts.model)
     return parts
 
 
