@@ -94,6 +94,7 @@ PRIVATE: dict[str, str] = {
     "torch._ops.HigherOrderOperator": "control flow in graphs",
     "torch._ops.OpOverload": "operators in graphs",
     "torch._scaled_mm": "machine/gemm.py: products of 8-bit floats",
+    "torch._softmax_backward_data": "training/product_attention.py: the gradient of a softmax, in one pass",
     "torch._subclasses.fake_tensor.DataDependentOutputException": "artefact/program.py: the values of tensors decide",
     "torch.autograd._get_sequence_nr": "training/layer_profile.py: which operators of forward a module called",
     "torch.cuda.memory._dump_snapshot": "profiler/session.py: PyTorch's documented memory snapshot",
