@@ -76,11 +76,18 @@ class StepProfile(BaseModel):
         return self.total_s / max(self.total_s - saved_s, 1e-9) if self.total_s else 1.0
 
     def bound_in_bfloat16(self, limits: Limits) -> float:
-        """Return the highest speedup in bfloat16: products by the ratio of the limits, all else by half the bytes."""
-        gain = max(limits.gemm.get("bfloat16", 0.0) / limits.gemm.get("float32", 1.0), 1.0)
+        """Return the highest speedup in bfloat16.
+
+        Products and attention take what the machine's limit in bfloat16 allows, or their time now by the ratio of the
+        limits, if that is less: in float32 they may be further from their limit. All else moves half the bytes.
+        """
+        peak = limits.gemm.get("bfloat16", 0.0)
+        gain = max(peak / limits.gemm.get("float32", 1.0), 1.0)
+        now_s = self.products_s + self.attention_s
+        share = min(1 / gain, self.flops / peak / now_s) if self.flops and peak and now_s else 1 / gain
         return self.bound(
-            products_s=self.products_s / gain,
-            attention_s=self.attention_s / gain,
+            products_s=self.products_s * share,
+            attention_s=self.attention_s * share,
             loss_s=self.loss_s / 2,
             other_s=self.other_s / 2,
         )

@@ -53,10 +53,16 @@ class TrainingContext:
         return Space(self.facts.applicable, TRAINING_TABLE, COMPILE)
 
     def worth_trying(self, goal: Goal) -> Space:
-        """Return the space without the techniques that cannot pay: screening could not tell their gain from noise."""
+        """Return the space without the techniques that cannot pay: screening could not tell their gain from noise.
+
+        What a technique saves counts beside the shortest step that any other technique allows: where products in
+        bfloat16 take a quarter of the time, an update that took 1 % of a step takes 4 % of what is left.
+        """
         if not goal.asks_for_speed:
             return self.space
-        kept = [entry for entry in self.facts.applicable if entry.most >= _LEAST_GAIN]
+        entries = self.facts.applicable
+        ceiling = max((entry.most for entry in entries), default=1.0)
+        kept = [entry for entry in entries if (1 - 1 / entry.most) * ceiling >= 1 - 1 / _LEAST_GAIN]
         return Space(kept, TRAINING_TABLE, COMPILE)
 
     @property

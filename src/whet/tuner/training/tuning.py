@@ -48,6 +48,7 @@ from whet.tuner.verdict import untried
 _EXAMINATION_LIMIT_S = 600.0
 _SMALLER = 0.97  # of the original's peak, in each pair: what is called smaller
 _FINALS_SHARE, _LOSSES_SHARE = 0.35, 0.25  # of the budget
+_TRIAL_OVER_ORIGINAL = 1.5  # a trial also times the original anew
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,9 @@ def tune_training(
         facts = _examined(bounded, address, plan, Path(scratch), patience)
         listener.looked_at_training(facts)
         context = TrainingContext(address, facts, Path(scratch), bounded, plan.trial_limit_s)
+        asked_s = budget.elapsed_s
         original = patience.measure(lambda: context.original(budget.left_at_most_s), lambda found: found.outcome.busy)
+        trial_s = _TRIAL_OVER_ORIGINAL * (budget.elapsed_s - asked_s)
         if original.outcome.status != "done" or original.run is None:
             raise ModelError(f"the original cannot be measured: {original.outcome.reason}")
         plan.directory.mkdir(parents=True, exist_ok=True)
@@ -111,7 +114,7 @@ def tune_training(
         study = Study.open(plan.storage or default_storage(plan.directory), title, must_exist=plan.resume)
         context = replace(context, most_loss=original.most_loss)
         originals = Neighbours(context, original.run)
-        records = _searched(context, study, plan.goal, budget, originals, listener, patience)
+        records = _searched(context, study, plan.goal, budget, originals, trial_s, listener, patience)
         result = _concluded(context, plan.goal, budget, original, records, listener, patience)
     result.target, result.out, result.started_at = name, str(plan.directory), began.isoformat(timespec="seconds")
     result.budget_s, result.seconds, result.command = plan.budget_s, budget.elapsed_s, command
@@ -145,14 +148,15 @@ def _searched(
     goal: Goal,
     budget: Budget,
     originals: Neighbours,
+    trial_s: float,
     listener: Listener,
     patience: Patience,
 ) -> list[TrialRecord]:
-    """Try recipes for the part of the budget that is not kept for the proof."""
+    """Try recipes for the part of the budget that is not kept for the proof; the first may take `trial_s` seconds."""
     share = 1 - _FINALS_SHARE - _LOSSES_SHARE
     now = budget.clock()
     search_s = max(0.0, min(budget.left_s, budget.left_s - (1 - share) * budget.seconds))
-    limit = SearchTime(now + search_s, now + budget.left_at_most_s, 20.0, budget.clock)
+    limit = SearchTime(now + search_s, now + budget.left_at_most_s, trial_s, budget.clock)
     return search_space(
         context.worth_trying(goal),
         study,
